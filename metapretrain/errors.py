@@ -1,0 +1,35 @@
+"""The one error that bad input raises, and the check of a name against the allowed ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input in one line: what was given, what is allowed, what to do.
+
+    Scripts print it as ``error: <line>`` and exit with status 2; in Python it is a :class:`ValueError`.
+    """
+
+
+def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
+    """Return `given` if it is one of `allowed`.
+
+    Raises:
+        InputError: it is not; the line names the nearest valid choice.
+
+    Example:
+        >>> one_of("distance", "cosine", ["euclidean", "cosine"])
+        'cosine'
+        >>> one_of("distance", "cosin", ["euclidean", "cosine"])
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: unknown distance 'cosin'; did you mean 'cosine'? allowed: cosine, euclidean
+    """
+    names = sorted(allowed)
+    if given in names:
+        return given
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    raise InputError(f"unknown {what} {given!r}{hint} allowed: {', '.join(names)}")
