@@ -1,1 +1,3 @@
 """Meta-learning for pretraining."""
+
+__version__ = "0.1.0"

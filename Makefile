@@ -1,0 +1,45 @@
+# make demo, make test: each does all of its own set-up first; the second run skips it.
+#
+#   VENV=path      the environment (default .venv); one that exists already is installed into
+#   PYTHON=python  the Python that makes the environment, 3.11 to 3.13 (default: the first that fits)
+#   ARGS="..."     passed on, for example  make test ARGS="-k sampler"  or  make demo ARGS="--smoke"
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+PIP_ARGS ?=
+LEARN2LEARN_PIP_ARGS ?=
+
+BIN := $(VENV)/bin
+# The name holds the checkout: an environment shared by two checkouts is set up again when the other one uses it.
+STAMP := $(VENV)/.metapretrain-$(shell pwd | cksum | cut -d' ' -f1)
+
+.PHONY: help setup demo test lint types clean
+
+help:
+	@echo "make demo     supervised, prototypical and SimCLR pretraining side by side on digits (3 minutes)"
+	@echo "make test     the tests"
+	@echo "make lint     ruff"
+	@echo "make types    mypy"
+	@echo "make clean    remove the environment that make made and all build and cache folders"
+
+setup: $(STAMP)
+
+$(STAMP): setup.py
+	@PIP_ARGS="$(PIP_ARGS)" LEARN2LEARN_PIP_ARGS="$(LEARN2LEARN_PIP_ARGS)" \
+		sh tools/setup-env.sh "$(VENV)" "$(STAMP)" "$(PYTHON)"
+
+demo: $(STAMP)
+	@"$(BIN)/metapretrain" demo $(ARGS)
+
+test: $(STAMP)
+	@"$(BIN)/python" -m pytest $(ARGS)
+
+lint: $(STAMP)
+	@"$(BIN)/python" -m ruff check $(ARGS) .
+
+types: $(STAMP)
+	@"$(BIN)/python" -m mypy $(ARGS)
+
+clean:
+	@sh tools/clean.sh "$(VENV)"

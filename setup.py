@@ -1,0 +1,82 @@
+"""Metadata and dependencies of metapretrain; tool settings are in pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def version() -> str:
+    """The one place of the version is `metapretrain/__init__.py`."""
+    text = (HERE / "metapretrain" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
+    assert found, "metapretrain/__init__.py has no __version__"
+    return found.group(1)
+
+
+CORE = [
+    "torch>=2.6,<3",  # 2.6: the first for Python 3.13, and torch.load that is safe by default
+    "torchvision>=0.21,<1",  # the release that pairs with torch 2.6; ResNet, data readers, reference augmentations
+    "transformers>=4.48,<6",  # BERT, T5 and their tokenizers; 4.48 runs with torch 2.6 on Python 3.13
+    "higher>=0.2.1,<0.3",  # an engine of maml and the peer it is checked against; no release since
+    "numpy>=1.26,<3",  # episode planning; 1.26 is kept for environments whose other packages need it
+    "tensorboard>=2.18,<3",  # event files and the embedding projector; 2.18 is the first for numpy 2.1
+    "accelerate>=1.2,<2",  # devices, mixed precision and ranks under one interface
+    "safetensors>=0.4.5,<1",  # checkpoints without pickle
+    "scikit-learn>=1.5.2,<2",  # digits, t-SNE, k nearest neighbours, silhouette; 1.5.2 is the first for Python 3.13
+    "scipy>=1.14.1,<2",  # Student t intervals; 1.14.1 is the first for Python 3.13
+    "matplotlib>=3.9.2,<4",  # figures; 3.9.2 is the first for Python 3.13
+    "tqdm>=4.66,<5",  # progress bars
+    "pillow>=10.4",  # image files; a new major number every year, the calls used here are stable
+    "pytorch-metric-learning>=2.8,<3",  # NT-Xent, the loss of the SimCLR baseline; 2.8 runs with numpy 2
+]
+
+EXTRAS = {
+    # What `import learn2learn` needs. learn2learn itself is not named here: its source distribution builds only with a
+    # config setting that pip passes to no dependency, and its own requirements would bring numpy below 2. `make`
+    # installs it after this extra (tools/setup-env.sh); by hand, the second line of:
+    #   pip install "metapretrain[learn2learn]"
+    #   pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0
+    "learn2learn": ["gym>=0.26,<0.27", "requests>=2.31,<3"],
+    "umap": ["umap-learn>=0.5.7,<0.6"],  # UMAP figures beside t-SNE
+    "dev": [
+        "build>=1.2",  # the wheel that .ci/run looks into
+        "hypothesis>=6.100,<7",  # property tests
+        "mypy>=1.13",  # strict types; 1.13 is the first for Python 3.13
+        "pytest>=8.2",  # tests and doctests
+        "ruff>=0.8",  # lint
+        "types-tqdm>=4.66",  # stubs for tqdm, which ships no types
+    ],
+}
+
+setup(
+    name="metapretrain",
+    version=version(),
+    description="A meta-learning toolkit for pretraining: episodes, prototypes, MAML and task scheduling, written once",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="metapretrain contributors",
+    license="MIT",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["metapretrain", "metapretrain.*"]),
+    package_data={"metapretrain": ["py.typed"]},
+    python_requires=">=3.11",
+    install_requires=CORE,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["metapretrain = metapretrain.cli:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
