@@ -1,0 +1,158 @@
+"""95% intervals: of a mean over seeds or episodes, of a proportion, and of paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from metapretrain.errors import InputError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its two-sided interval `[low, high]`.
+
+    `half_width` is half of `high - low`; `sd` is the sample standard deviation of the `n` values. One value has no
+    interval: `half_width`, `sd`, `low` and `high` are NaN then, and `known` is false.
+    """
+
+    mean: float
+    half_width: float
+    n: int
+    sd: float
+    low: float
+    high: float
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval at all."""
+        return math.isfinite(self.half_width)
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """Fields as JSON scalars, NaN as None."""
+        fields = {"mean": self.mean, "half_width": self.half_width, "low": self.low, "high": self.high, "sd": self.sd}
+        return {"n": self.n} | {name: value if math.isfinite(value) else None for name, value in fields.items()}
+
+
+def _level(level: float) -> float:
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level must lie between 0 and 1, for example 0.95; got {level}")
+    return level
+
+
+def _finite(values: ArrayLike, what: str) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise InputError(f"{what} needs a list of one or more numbers; got shape {array.shape}")
+    bad = np.flatnonzero(~np.isfinite(array))
+    if bad.size:
+        raise InputError(f"{what}: value {bad[0]} of {array.size} is {array[bad[0]]}; every value must be finite")
+    return array
+
+
+def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
+    """Mean of independent values with Student's t interval, `mean +- t(n - 1) sd / sqrt(n)`.
+
+    Args:
+        values: one number a seed or an episode, (n,).
+        level: coverage, in (0, 1).
+
+    Raises:
+        InputError: there is no value, or one is NaN or infinite.
+
+    Example:
+        >>> interval = mean_interval([0.70, 0.72, 0.74])
+        >>> f"{interval.mean:.2f} +- {interval.half_width:.4f}"
+        '0.72 +- 0.0497'
+        >>> mean_interval([0.70]).known
+        False
+    """
+    array = _finite(list(values), "an interval")
+    n, mean = int(array.size), float(array.mean())
+    if n == 1:
+        return Interval(mean, math.nan, 1, math.nan, math.nan, math.nan)
+    from scipy.special import stdtrit  # not at import: scipy costs a tenth of a second
+
+    sd = float(array.std(ddof=1))
+    half = float(stdtrit(n - 1, 0.5 + _level(level) / 2)) * sd / math.sqrt(n)
+    return Interval(mean, half, n, sd, mean - half, mean + half)
+
+
+def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval:
+    """Share of `n` independent trials that succeeded, with Wilson's score interval (Wilson 1927).
+
+    Args:
+        correct: number of successes, 0..n; need not be whole (a mean over seeds times n).
+        n: number of trials, at least 1.
+
+    Returns:
+        Interval: not symmetric about `mean`; `half_width` is half its length.
+
+    Raises:
+        InputError: `n` is below 1 or `correct` lies outside 0..n.
+
+    Example:
+        >>> interval = proportion_interval(80, 100)
+        >>> f"{interval.mean:.2f} in [{interval.low:.4f}, {interval.high:.4f}]"
+        '0.80 in [0.7112, 0.8666]'
+    """
+    if n < 1 or not 0 <= correct <= n:
+        raise InputError(f"a proportion needs 0 <= correct <= n and n >= 1; got correct={correct}, n={n}")
+    z = NormalDist().inv_cdf(0.5 + _level(level) / 2)
+    p = correct / n
+    scale = 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / scale
+    half = z / scale * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    sd = math.sqrt(p * (1 - p) * n / (n - 1)) if n > 1 else math.nan
+    return Interval(p, half, n, sd, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def paired_interval(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Interval:
+    """Mean of `a - b`, value by value on the same seeds, with Student's t interval.
+
+    Raises:
+        InputError: the two differ in length, or a value is not finite.
+
+    Example:
+        >>> interval = paired_interval([0.72, 0.74, 0.73], [0.70, 0.73, 0.70])
+        >>> f"{interval.mean:.3f} +- {interval.half_width:.3f}"
+        '0.020 +- 0.025'
+    """
+    if len(a) != len(b):
+        raise InputError(f"paired values must be of the same seeds: got {len(a)} and {len(b)} values")
+    return mean_interval(_finite(a, "paired values") - _finite(b, "paired values"), level)
+
+
+def paired_images_interval(correct_a: ArrayLike, correct_b: ArrayLike, level: float = 0.95) -> Interval:
+    """Difference of two accuracies on the same images, from the per-image differences.
+
+    Each image's difference (of the means over seeds, if there are several) is one value; the interval is Student's t
+    over images, which at thousands of images is the normal interval.
+
+    Args:
+        correct_a: right or wrong, 0/1 or bool, (N,) or (seeds, N).
+        correct_b: the same for the other model; the number of seeds may differ, the images may not.
+
+    Raises:
+        InputError: the number of images differs.
+
+    Example:
+        >>> interval = paired_images_interval([1, 1, 1, 0], [1, 0, 1, 0])
+        >>> f"{interval.mean:.2f} +- {interval.half_width:.2f}"
+        '0.25 +- 0.80'
+    """
+    means = []
+    for correct in (correct_a, correct_b):
+        array = np.asarray(correct, dtype=np.float64)
+        if array.ndim not in (1, 2):
+            raise InputError(f"correctness must be (images,) or (seeds, images); got shape {array.shape}")
+        means.append(array if array.ndim == 1 else array.mean(axis=0))
+    a, b = means
+    if a.shape != b.shape:
+        raise InputError(f"a paired difference needs the same images: got {a.size} and {b.size} images")
+    return mean_interval(a - b, level)

@@ -1,0 +1,109 @@
+"""`predictions.csv`: what a run predicted for each test image, so that runs can be compared image by image."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metapretrain.errors import InputError
+from metapretrain.evaluation.files import write_text
+
+HEADER = ("index", "label", "prediction")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Rows of one split, in order of `index`; all int64 (N,)."""
+
+    index: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    predictions: NDArray[np.int64]
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Whether each prediction is right, (N,)."""
+        return np.equal(self.labels, self.predictions)
+
+    @property
+    def images(self) -> str:
+        """A short fingerprint of which images these are: their indices and labels."""
+        return hashlib.sha256(np.stack([self.index, self.labels]).astype("<i8").tobytes()).hexdigest()[:16]
+
+
+def _integers(values: Sequence[int] | NDArray[np.int64] | Tensor, what: str) -> NDArray[np.int64]:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        raise InputError(f"{what} must be a list of whole numbers, (N,); got {array.dtype} of shape {array.shape}")
+    return array.astype(np.int64)
+
+
+def write_predictions(
+    path: Path | str,
+    labels: Sequence[int] | NDArray[np.int64] | Tensor,
+    predictions: Sequence[int] | NDArray[np.int64] | Tensor,
+    index: Sequence[int] | NDArray[np.int64] | Tensor | None = None,
+) -> Path:
+    """Write one line an image: its index in the split, its label and the predicted label.
+
+    Args:
+        path: the file, usually `<run>/predictions.csv`.
+        labels: int (N,).
+        predictions: int (N,).
+        index: rows of the split, int (N,); by default 0..N-1.
+
+    Raises:
+        InputError: the lengths differ, or the file cannot be written.
+    """
+    y, predicted = _integers(labels, "labels"), _integers(predictions, "predictions")
+    rows = np.arange(len(y)) if index is None else _integers(index, "index")
+    if not len(rows) == len(y) == len(predicted):
+        raise InputError(f"{len(y)} labels, {len(predicted)} predictions and {len(rows)} indices: they must be as many")
+    lines = [",".join(HEADER), *(f"{i},{a},{b}" for i, a, b in zip(rows, y, predicted, strict=True))]
+    return write_text(Path(path), "\n".join(lines) + "\n")
+
+
+def read_predictions(path: Path | str) -> Predictions:
+    """Read what `write_predictions` wrote.
+
+    Raises:
+        InputError: there is no such file, its header is another one, or a line is torn.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            header, *lines = list(csv.reader(file)) or [[]]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read predictions {path}: {error}") from error
+    if tuple(header) != HEADER:
+        raise InputError(f"{path}: the first line must be {','.join(HEADER)!r}; got {','.join(header)!r}")
+    for number, line in enumerate(lines, start=2):
+        if len(line) != 3 or not all(field.removeprefix("-").isdecimal() for field in line):
+            raise InputError(f"{path}: line {number} must be three whole numbers; got {','.join(line)!r}")
+    table = np.asarray(lines, dtype=np.int64).reshape(-1, 3)
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    if len(np.unique(table[:, 0])) != len(table):
+        raise InputError(f"{path}: an index appears twice; each image has one line")
+    return Predictions(table[:, 0], table[:, 1], table[:, 2])
+
+
+def confusion(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """Counts of (true class, predicted class), int64 (C, C).
+
+    Example:
+        >>> confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
+        [[1, 1], [0, 1]]
+    """
+    if y.shape != predicted.shape or y.ndim != 1:
+        raise InputError(f"labels {tuple(y.shape)} and predictions {tuple(predicted.shape)} must both be (N,)")
+    for what, values in (("label", y), ("prediction", predicted)):
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < classes:
+            raise InputError(f"each {what} must be 0..{classes - 1}; got {int(values.min())}..{int(values.max())}")
+    pairs = y.long().cpu() * classes + predicted.long().cpu()
+    return torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes)

@@ -1,0 +1,187 @@
+"""How good a feature space is without training a head: nearest prototype, kNN and silhouette."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from metapretrain.errors import InputError
+
+Encode = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def evaluation_mode(encode: Encode) -> Iterator[None]:
+    """Put the module behind `encode` (itself, or the one it is a method of) in evaluation mode, and back again."""
+    owner = encode if isinstance(encode, nn.Module) else getattr(encode, "__self__", None)
+    modules = list(owner.modules()) if isinstance(owner, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def embed(
+    encode: Encode, images: Tensor, batch_size: int = 512, device: torch.device | str | None = None
+) -> Tensor:
+    """Embed all `images` in evaluation mode, without a graph.
+
+    Args:
+        encode: maps a batch of rows of `images` to embeddings (B, D). If it is a module or a method of one, that
+            module is in evaluation mode meanwhile.
+        images: (N, ...), on any device and of any dtype that `encode` takes.
+        batch_size: rows a call.
+        device: where `encode` runs; by default where `images` are.
+
+    Returns:
+        Tensor: float32 (N, D) on that device.
+
+    Raises:
+        InputError: there are no images, or an embedding is not (B, D) or not finite.
+
+    Example:
+        >>> embed(lambda x: x.flatten(1), torch.zeros(5, 1, 2, 2), batch_size=2).shape
+        torch.Size([5, 4])
+    """
+    if batch_size < 1 or len(images) == 0:
+        raise InputError(f"embedding needs images and a batch size of 1 or more; got {len(images)} and {batch_size}")
+    device = images.device if device is None else torch.device(device)
+    z: Tensor | None = None
+    with evaluation_mode(encode), torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            part = encode(images[start : start + batch_size].to(device)).float()
+            if part.ndim != 2:
+                raise InputError(f"the encoder must return (batch, dimension); got shape {tuple(part.shape)}")
+            if z is None:
+                z = part.new_empty(len(images), part.shape[1])
+            z[start : start + len(part)] = part
+    assert z is not None
+    check_embeddings(z)
+    return z.clone()  # an ordinary tensor again: an inference tensor could not enter later training
+
+
+def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings") -> None:
+    """Raise InputError unless `z` is a finite (N, D) and `y`, if given, is (N,) integers."""
+    if z.ndim != 2 or len(z) == 0:
+        raise InputError(f"{what} must be (N, D) with N >= 1; got shape {tuple(z.shape)}")
+    bad = (~torch.isfinite(z)).any(dim=1).nonzero()
+    if len(bad):
+        raise InputError(f"{what}: {len(bad)} of {len(z)} rows hold NaN or infinity, first row {int(bad[0])}")
+    if y is None:
+        return
+    if y.shape != z.shape[:1] or y.is_floating_point():
+        raise InputError(f"{what} {tuple(z.shape)} need integer labels ({len(z)},); got {y.dtype} {tuple(y.shape)}")
+
+
+def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:
+    """Predict the class whose mean training embedding is nearest in the Euclidean distance.
+
+    No head is involved: this is prototypical classification (Snell et al. 2017) with all training rows as support.
+
+    Args:
+        z_train: (N, D).
+        y_train: int (N,), any label values.
+        z_test: (M, D).
+
+    Returns:
+        Tensor: int64 (M,), values out of `y_train`.
+
+    Raises:
+        InputError: embeddings with NaN, or shapes that do not fit.
+
+    Example:
+        >>> z = torch.tensor([[0.0], [0.2], [1.0]])
+        >>> nearest_prototype(z, torch.tensor([3, 3, 7]), torch.tensor([[0.4], [0.9]])).tolist()
+        [3, 7]
+    """
+    check_embeddings(z_train, y_train, "training embeddings")
+    check_embeddings(z_test, what="test embeddings")
+    if z_train.shape[1] != z_test.shape[1]:
+        raise InputError(f"embeddings of two dimensions: {z_train.shape[1]} in training, {z_test.shape[1]} in test")
+    labels, dense = torch.unique(y_train.to(z_train.device), return_inverse=True)
+    sums = z_train.new_zeros(len(labels), z_train.shape[1], dtype=torch.float32).index_add_(0, dense, z_train.float())
+    centres = sums / torch.bincount(dense, minlength=len(labels))[:, None]
+    distance = torch.cdist(z_test.float(), centres, compute_mode="donot_use_mm_for_euclid_dist")
+    return labels[distance.argmin(dim=1)].long()
+
+
+def _array(z: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return z.detach().float().cpu().numpy()
+
+
+def knn_predict(z_train: Tensor, y_train: Tensor, z_test: Tensor, k: int = 20) -> Tensor:
+    """Predict by the majority of the `k` training embeddings of highest cosine similarity (fewer if N < k).
+
+    Args:
+        z_train: (N, D).
+        y_train: int (N,).
+        z_test: (M, D).
+
+    Returns:
+        Tensor: int64 (M,) on the CPU.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> knn_predict(z, torch.tensor([0, 0, 1]), torch.tensor([[0.1, 2.0]]), k=1).tolist()
+        [1]
+    """
+    from sklearn.neighbors import KNeighborsClassifier
+
+    check_embeddings(z_train, y_train, "training embeddings")
+    check_embeddings(z_test, what="test embeddings")
+    if k < 1:
+        raise InputError(f"k must be 1 or more neighbours; got {k}")
+    model = KNeighborsClassifier(min(k, len(z_train)), metric="cosine", algorithm="brute")
+    predicted = model.fit(_array(z_train), y_train.cpu().numpy()).predict(_array(z_test))
+    return torch.from_numpy(predicted).long()
+
+
+def silhouette(z: Tensor, y: Tensor, max_points: int = 5000, seed: int = 0) -> float:
+    """Mean silhouette of the labels in the embedding, Euclidean: 1 is tight and far apart, 0 overlapping.
+
+    Beyond `max_points` rows a random part of that size, fixed by `seed`, is scored (the cost is quadratic).
+
+    Raises:
+        InputError: there is only one class, or no class of two examples.
+
+    Example:
+        >>> z = torch.tensor([[0.0], [0.1], [9.0], [9.1]])
+        >>> round(silhouette(z, torch.tensor([0, 0, 1, 1])), 3)
+        0.989
+    """
+    from sklearn.metrics import silhouette_score
+
+    check_embeddings(z, y)
+    kept = subsample(len(z), max_points, seed)
+    z, y = z[kept.to(z.device)], y[kept.to(y.device)]
+    classes = len(torch.unique(y))
+    if not 2 <= classes < len(y):
+        raise InputError(f"a silhouette needs 2 or more classes and more rows than classes; got {classes}, {len(y)} rows")
+    return float(silhouette_score(_array(z), y.cpu().numpy()))
+
+
+def subsample(n: int, most: int, seed: int = 0) -> Tensor:
+    """Sorted rows of a random part of `n` rows, at most `most`, fixed by `seed`; int64."""
+    if n <= most:
+        return torch.arange(n)
+    return torch.from_numpy(np.sort(np.random.default_rng(seed).choice(n, most, replace=False)))
+
+
+def accuracy(predicted: Tensor, y: Tensor) -> float:
+    """Share of predictions that are right, 0..1.
+
+    Example:
+        >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]))
+        0.6666666666666666
+    """
+    if predicted.shape != y.shape or len(y) == 0:
+        raise InputError(f"{tuple(predicted.shape)} predictions for {tuple(y.shape)} labels: both must be (N,), N >= 1")
+    return int((predicted.cpu() == y.cpu()).sum()) / len(y)
