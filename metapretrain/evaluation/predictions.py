@@ -41,7 +41,9 @@ class Predictions:
 def _integers(values: Sequence[int] | NDArray[np.int64] | Tensor, what: str) -> NDArray[np.int64]:
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
-        raise InputError(f"{what} must be a list of whole numbers, (N,); got {array.dtype} of shape {array.shape}")
+        raise InputError(
+            f"{what} must be a list of whole numbers, (N,); got {array.dtype} of shape {array.shape}"
+        )
     return array.astype(np.int64)
 
 
@@ -65,7 +67,9 @@ def write_predictions(
     y, predicted = _integers(labels, "labels"), _integers(predictions, "predictions")
     rows = np.arange(len(y)) if index is None else _integers(index, "index")
     if not len(rows) == len(y) == len(predicted):
-        raise InputError(f"{len(y)} labels, {len(predicted)} predictions and {len(rows)} indices: they must be as many")
+        raise InputError(
+            f"{len(y)} labels, {len(predicted)} predictions and {len(rows)} indices: they must be as many"
+        )
     lines = [",".join(HEADER), *(f"{i},{a},{b}" for i, a, b in zip(rows, y, predicted, strict=True))]
     return write_text(Path(path), "\n".join(lines) + "\n")
 
@@ -101,9 +105,13 @@ def confusion(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
         [[1, 1], [0, 1]]
     """
     if y.shape != predicted.shape or y.ndim != 1:
-        raise InputError(f"labels {tuple(y.shape)} and predictions {tuple(predicted.shape)} must both be (N,)")
+        raise InputError(
+            f"labels {tuple(y.shape)} and predictions {tuple(predicted.shape)} must both be (N,)"
+        )
     for what, values in (("label", y), ("prediction", predicted)):
         if len(values) and not 0 <= int(values.min()) <= int(values.max()) < classes:
-            raise InputError(f"each {what} must be 0..{classes - 1}; got {int(values.min())}..{int(values.max())}")
+            raise InputError(
+                f"each {what} must be 0..{classes - 1}; got {int(values.min())}..{int(values.max())}"
+            )
     pairs = y.long().cpu() * classes + predicted.long().cpu()
     return torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes)

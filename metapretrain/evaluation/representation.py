@@ -52,7 +52,9 @@ def embed(
         torch.Size([5, 4])
     """
     if batch_size < 1 or len(images) == 0:
-        raise InputError(f"embedding needs images and a batch size of 1 or more; got {len(images)} and {batch_size}")
+        raise InputError(
+            f"embedding needs images and a batch size of 1 or more; got {len(images)} and {batch_size}"
+        )
     device = images.device if device is None else torch.device(device)
     z: Tensor | None = None
     with evaluation_mode(encode), torch.inference_mode():
@@ -78,7 +80,9 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
     if y is None:
         return
     if y.shape != z.shape[:1] or y.is_floating_point():
-        raise InputError(f"{what} {tuple(z.shape)} need integer labels ({len(z)},); got {y.dtype} {tuple(y.shape)}")
+        raise InputError(
+            f"{what} {tuple(z.shape)} need integer labels ({len(z)},); got {y.dtype} {tuple(y.shape)}"
+        )
 
 
 def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:
@@ -105,12 +109,17 @@ def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tenso
     check_embeddings(z_train, y_train, "training embeddings")
     check_embeddings(z_test, what="test embeddings")
     if z_train.shape[1] != z_test.shape[1]:
-        raise InputError(f"embeddings of two dimensions: {z_train.shape[1]} in training, {z_test.shape[1]} in test")
+        raise InputError(
+            f"embeddings of two dimensions: {z_train.shape[1]} in training, {z_test.shape[1]} in test"
+        )
     labels, dense = torch.unique(y_train.to(z_train.device), return_inverse=True)
-    sums = z_train.new_zeros(len(labels), z_train.shape[1], dtype=torch.float32).index_add_(0, dense, z_train.float())
+    sums = z_train.new_zeros(len(labels), z_train.shape[1], dtype=torch.float32).index_add_(
+        0, dense, z_train.float()
+    )
     centres = sums / torch.bincount(dense, minlength=len(labels))[:, None]
     distance = torch.cdist(z_test.float(), centres, compute_mode="donot_use_mm_for_euclid_dist")
-    return labels[distance.argmin(dim=1)].long()
+    nearest: Tensor = labels[distance.argmin(dim=1)]
+    return nearest.long()
 
 
 def _array(z: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -164,7 +173,9 @@ def silhouette(z: Tensor, y: Tensor, max_points: int = 5000, seed: int = 0) -> f
     z, y = z[kept.to(z.device)], y[kept.to(y.device)]
     classes = len(torch.unique(y))
     if not 2 <= classes < len(y):
-        raise InputError(f"a silhouette needs 2 or more classes and more rows than classes; got {classes}, {len(y)} rows")
+        raise InputError(
+            f"a silhouette needs 2 or more classes and more rows than classes; got {classes}, {len(y)} rows"
+        )
     return float(silhouette_score(_array(z), y.cpu().numpy()))
 
 
@@ -183,5 +194,31 @@ def accuracy(predicted: Tensor, y: Tensor) -> float:
         0.6666666666666666
     """
     if predicted.shape != y.shape or len(y) == 0:
-        raise InputError(f"{tuple(predicted.shape)} predictions for {tuple(y.shape)} labels: both must be (N,), N >= 1")
+        raise InputError(
+            f"{tuple(predicted.shape)} predictions for {tuple(y.shape)} labels: both must be (N,), N >= 1"
+        )
     return int((predicted.cpu() == y.cpu()).sum()) / len(y)
+
+
+def knn_leave_one_out(z: Tensor, y: Tensor, k: int = 20) -> float:
+    """Accuracy (0..1) of classing each row by its `k` most similar other rows (cosine).
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> knn_leave_one_out(z, torch.tensor([0, 0, 1, 1]), k=1)
+        1.0
+    """
+    check_embeddings(z, y)
+    if len(z) < 2 or k < 1:
+        raise InputError(f"leave-one-out kNN needs 2 rows or more and k >= 1; got {len(z)} rows and k={k}")
+    unit = torch.nn.functional.normalize(z.float(), dim=1)
+    labels, dense = torch.unique(y.to(z.device), return_inverse=True)
+    votes = z.new_zeros(len(z), len(labels), dtype=torch.float32)
+    for start in range(0, len(z), 4096):  # blocks, so that memory grows with N and not with its square
+        block = unit[start : start + 4096] @ unit.T
+        block[torch.arange(len(block)), torch.arange(start, start + len(block))] = -torch.inf
+        nearest = block.topk(min(k, len(z) - 1), dim=1).indices
+        votes[start : start + len(block)] = (
+            torch.nn.functional.one_hot(dense[nearest], len(labels)).sum(1).float()
+        )
+    return accuracy(votes.argmax(dim=1), dense)
