@@ -1,0 +1,265 @@
+"""Checkpoints that are never half-written, never loaded when damaged, and hold no pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from metapretrain.errors import InputError
+from metapretrain.training.files import json_bytes, reason, sync_folder, write_durably, write_whole
+from metapretrain.training.packing import pack, unpack
+
+_log = logging.getLogger(__name__)
+
+SCHEMA = 1
+_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+_FOLDER = re.compile(r"(?P<replaced>\.replaced-)?step-(?P<step>\d{8,})")
+
+
+class CheckpointError(InputError):
+    """A checkpoint that cannot be written, or one that cannot be trusted."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What :func:`load_latest` read: the step, the state (tensors on the CPU) and the folder it came from."""
+
+    step: int
+    state: Any
+    path: Path
+
+
+def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2) -> Path:
+    """Write `state` as the newest checkpoint of `folder` and remove all but the last `keep`.
+
+    The files ``tensors.safetensors``, ``state.json`` and ``manifest.json`` (bytes and SHA-256 of the other two) are
+    written under a temporary name, flushed to the disk and renamed to ``step-<step>``: a kill at any moment leaves
+    the checkpoints that were there. Checkpoints of later steps, which a run that went back has left behind, are
+    removed too. One process writes to a folder at a time (the run folder's lock sees to that).
+
+    Args:
+        folder: made when missing.
+        step: steps done, 0 or more.
+        state: a nest of tensors, numbers, text, None, lists, tuples and dicts; see :func:`.packing.pack`.
+        keep: checkpoints that stay, 1 or more.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: it cannot be written (disk full, no permission); the checkpoints before are untouched.
+        InputError: `step` or `keep` is out of range, or `state` holds something else.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = save(folder, 7, {"w": torch.arange(3), "betas": (0.9, 0.999)})
+        ...     path.name, load_latest(folder).state
+        ('step-00000007', {'w': tensor([0, 1, 2]), 'betas': (0.9, 0.999)})
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise InputError(f"a checkpoint's step is a whole number of 0 or more, not {step!r}")
+    if keep < 1:
+        raise InputError(f"keep is the number of checkpoints that stay, 1 or more, not {keep}")
+    folder = Path(folder)
+    name = f"step-{step:08d}"
+    files = _encode(step, state)
+    temporary = folder / f".writing-{name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        temporary.mkdir()
+        for file, data in files.items():
+            write_durably(temporary / file, data)
+        sync_folder(temporary)
+        _move_into_place(temporary, folder / name)
+        sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"cannot write checkpoint {folder / name}: {reason(error)}; {_last(folder)}") from error
+    _prune(folder, step, keep)
+    return folder / name
+
+
+def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
+    """Read the newest checkpoint of `folder` whose files are all as they were written.
+
+    A checkpoint with a missing, shortened or changed file is passed over with a warning that names the file.
+
+    Args:
+        folder: where :func:`save` wrote.
+
+    Returns:
+        The checkpoint, or None when the folder is missing or holds none.
+
+    Raises:
+        CheckpointError: there are checkpoints but none is good, or `folder` is a file (a pickle, for example).
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        raise CheckpointError(f"{folder} is a file; a checkpoint is a folder of step-* folders. {_no_pickle(folder)}")
+    found = _checkpoints(folder)
+    for step, path in found:
+        try:
+            return Checkpoint(step, _decode(path, step), path)
+        except CheckpointError as error:
+            _log.warning("%s; trying the checkpoint before it", error)
+    if found:
+        raise CheckpointError(f"no checkpoint in {folder} can be read (see the warnings); start again without --resume")
+    return None
+
+
+def save_tensors(file: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a plain state dict as one safetensors file, whole or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written; an older file of that name is untouched.
+    """
+    _, copies = pack(dict(tensors))
+    try:
+        write_whole(Path(file), _tensor_bytes(copies))
+    except OSError as error:
+        raise CheckpointError(f"cannot write {file}: {reason(error)}") from error
+
+
+def load_tensors(file: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """Read a plain safetensors file as a state dict on the CPU.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or not safetensors; a pickle is refused without opening it.
+    """
+    path = Path(file)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file. {_no_pickle(path)}") from error
+
+
+def _encode(step: int, state: Any) -> dict[str, bytes]:
+    value, tensors = pack(state)
+    text = json.dumps({"schema": SCHEMA, "step": step, "state": value}, allow_nan=False, ensure_ascii=False)
+    files = {_TENSORS: _tensor_bytes(tensors), _STATE: text.encode()}
+    sums = {file: {"bytes": len(data), "sha256": _sha256(data)} for file, data in files.items()}
+    return {**files, _MANIFEST: json_bytes({"schema": SCHEMA, "step": step, "files": sums})}
+
+
+def _tensor_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
+    try:
+        return bytes(safetensors.torch.save(tensors))
+    except (SafetensorError, KeyError, ValueError) as error:
+        kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
+        raise InputError(f"safetensors cannot hold these tensors ({', '.join(kinds)}): {error}") from error
+
+
+def _decode(path: Path, step: int) -> Any:
+    """Read the checkpoint `path`; what is decoded are the very bytes whose hash was right."""
+    manifest = _json(path / _MANIFEST, _read(path / _MANIFEST))
+    try:
+        if manifest["schema"] != SCHEMA:
+            raise CheckpointError(f"{path / _MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}")
+        sums = {file: (manifest["files"][file]["bytes"], manifest["files"][file]["sha256"]) for file in (_TENSORS, _STATE)}
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / _MANIFEST} is damaged") from error
+    data = {}
+    for file, (size, digest) in sums.items():
+        data[file] = _read(path / file)
+        if len(data[file]) != size:
+            raise CheckpointError(f"{path / file} is damaged: {len(data[file])} bytes, {size} were written")
+        if _sha256(data[file]) != digest:
+            raise CheckpointError(f"{path / file} is damaged: its SHA-256 is not the one of the manifest")
+    stored = _json(path / _STATE, data[_STATE])
+    if stored.get("step") != step:
+        raise CheckpointError(f"{path / _STATE} is of step {stored.get('step')}, the folder's name says {step}")
+    try:
+        return unpack(stored["state"], safetensors.torch.load(data[_TENSORS]))
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} was written by another version: {error}") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {reason(error)}") from error
+
+
+def _json(file: Path, data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: not JSON") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} is damaged: not a JSON object")
+    return value
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) newest first; one that was being replaced when the process died comes after its successor."""
+    if not folder.is_dir():
+        return []
+    found = [(match, path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name)) and path.is_dir()]
+    found.sort(key=lambda pair: (int(pair[0]["step"]), pair[0]["replaced"] is None), reverse=True)
+    return [(int(match["step"]), path) for match, path in found]
+
+
+def _move_into_place(temporary: Path, final: Path) -> None:
+    if not final.exists():
+        os.rename(temporary, final)
+        return
+    aside = final.with_name(f".replaced-{final.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(final, aside)
+    try:
+        os.rename(temporary, final)
+    except OSError:
+        os.rename(aside, final)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(".writing-*"):
+        shutil.rmtree(path)
+
+
+def _prune(folder: Path, step: int, keep: int) -> None:
+    found = _checkpoints(folder)
+    stay = [path for number, path in found if number <= step and not path.name.startswith(".")][:keep]
+    for _, path in found:
+        if path not in stay:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _last(folder: Path) -> str:
+    try:
+        found = _checkpoints(folder)
+    except OSError:
+        found = []
+    before = f"the last checkpoint, {found[0][1].name}, is untouched" if found else "there is no checkpoint before it"
+    return f"{before}; make room or choose another --out, then continue with --resume"
+
+
+def _no_pickle(file: Path) -> str:
+    if file.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}:
+        return "Pickles are never loaded, for they can run any code; convert it to safetensors where you trust it"
+    return "Give a file or folder that metapretrain wrote"
