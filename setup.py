@@ -20,14 +20,14 @@ def version() -> str:
 
 CORE = [
     "torch>=2.6,<3",  # 2.6: the first for Python 3.13, and torch.load that is safe by default
-    "torchvision>=0.21,<1",  # the release that pairs with torch 2.6; ResNet, data readers, reference augmentations
+    "torchvision>=0.21,<1",  # pairs with torch 2.6; ResNet, data readers, reference operations
     "transformers>=4.48,<6",  # BERT, T5 and their tokenizers; 4.48 runs with torch 2.6 on Python 3.13
     "higher>=0.2.1,<0.3",  # an engine of maml and the peer it is checked against; no release since
     "numpy>=1.26,<3",  # episode planning; 1.26 is kept for environments whose other packages need it
     "tensorboard>=2.18,<3",  # event files and the embedding projector; 2.18 is the first for numpy 2.1
     "accelerate>=1.2,<2",  # devices, mixed precision and ranks under one interface
     "safetensors>=0.4.5,<1",  # checkpoints without pickle
-    "scikit-learn>=1.5.2,<2",  # digits, t-SNE, k nearest neighbours, silhouette; 1.5.2 is the first for Python 3.13
+    "scikit-learn>=1.5.2,<2",  # digits, t-SNE, neighbours, silhouette; 1.5.2: Python 3.13
     "scipy>=1.14.1,<2",  # Student t intervals; 1.14.1 is the first for Python 3.13
     "matplotlib>=3.9.2,<4",  # figures; 3.9.2 is the first for Python 3.13
     "tqdm>=4.66,<5",  # progress bars
@@ -36,9 +36,9 @@ CORE = [
 ]
 
 EXTRAS = {
-    # What `import learn2learn` needs. learn2learn itself is not named here: its source distribution builds only with a
-    # config setting that pip passes to no dependency, and its own requirements would bring numpy below 2. `make`
-    # installs it after this extra (tools/setup-env.sh); by hand, the second line of:
+    # What `import learn2learn` needs. learn2learn itself is not named here: its source distribution builds
+    # only with a config setting that pip passes to no dependency, and its own requirements would bring numpy
+    # below 2. `make` installs it after this extra (tools/setup-env.sh); by hand, the second line of:
     #   pip install "metapretrain[learn2learn]"
     #   pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0
     "learn2learn": ["gym>=0.26,<0.27", "requests>=2.31,<3"],
@@ -56,7 +56,7 @@ EXTRAS = {
 setup(
     name="metapretrain",
     version=version(),
-    description="A meta-learning toolkit for pretraining: episodes, prototypes, MAML and task scheduling, written once",
+    description="A meta-learning toolkit for pretraining: episodes, prototypes, MAML and task scheduling",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="metapretrain contributors",

@@ -1,0 +1,68 @@
+"""Importing the package is quick, quiet and light; every public name is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import metapretrain
+from metapretrain import _HOME
+
+HEAVY = {"accelerate", "gym", "higher", "learn2learn", "matplotlib", "sklearn", "tensorboard", "transformers"}
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+
+
+def test_import_is_silent() -> None:
+    done = run("import metapretrain")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_import_needs_no_framework_and_at_most_a_second() -> None:
+    code = "import sys, time, torch; start = time.perf_counter(); import metapretrain; end = time.perf_counter()"
+    seconds, *modules = run(f"{code}; print(end - start, *sys.modules)").stdout.split()
+    assert float(seconds) < 1
+    assert not HEAVY & set(modules)
+
+
+@pytest.mark.parametrize("package", ["episodes", "protonet"])
+def test_core_packages_import_no_framework(package: str) -> None:
+    modules = run(f"import sys, metapretrain.{package}; print(*sys.modules)").stdout.split()
+    assert not HEAVY & set(modules)
+    assert not {name for name in modules if name.startswith(("metapretrain.data", "metapretrain.training"))}
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(metapretrain.__all__) == {*_HOME, "__version__"}
+    for name, module in _HOME.items():
+        found = getattr(importlib.import_module(f"metapretrain.{module}"), name)
+        assert getattr(metapretrain, name) is found
+    assert dir(metapretrain) == sorted(metapretrain.__all__)
+
+
+def test_types_see_the_names_that_are_exported() -> None:
+    source = Path(metapretrain.__file__).read_text(encoding="utf-8")
+    typed = {
+        alias.name: (node.module or "").removeprefix("metapretrain.")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("metapretrain.")
+        for alias in node.names
+    }
+    assert typed == _HOME
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'EpisodeSampeler'"):
+        getattr(metapretrain, "EpisodeSampeler")  # noqa: B009 - mypy would refuse the plain form
+
+
+def test_version_is_the_one_in_the_citation() -> None:
+    citation = Path(__file__).parent.parent / "CITATION.cff"
+    assert f"\nversion: {metapretrain.__version__}\n" in citation.read_text(encoding="utf-8")
