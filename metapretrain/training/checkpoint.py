@@ -44,10 +44,10 @@ class Checkpoint:
 def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2) -> Path:
     """Write `state` as the newest checkpoint of `folder` and remove all but the last `keep`.
 
-    The files ``tensors.safetensors``, ``state.json`` and ``manifest.json`` (bytes and SHA-256 of the other two) are
-    written under a temporary name, flushed to the disk and renamed to ``step-<step>``: a kill at any moment leaves
-    the checkpoints that were there. Checkpoints of later steps, which a run that went back has left behind, are
-    removed too. One process writes to a folder at a time (the run folder's lock sees to that).
+    The files ``tensors.safetensors``, ``state.json`` and ``manifest.json`` (bytes and SHA-256 of the other
+    two) are written under a temporary name, flushed to the disk and renamed to ``step-<step>``: a kill at any
+    moment leaves the checkpoints that were there. Checkpoints of later steps, which a run that went back has
+    left behind, are removed too. One process writes to a folder at a time (the run folder's lock sees to that).
 
     Args:
         folder: made when missing.
@@ -59,7 +59,7 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
         The checkpoint's folder.
 
     Raises:
-        CheckpointError: it cannot be written (disk full, no permission); the checkpoints before are untouched.
+        CheckpointError: it cannot be written (disk full, no permission); those before are untouched.
         InputError: `step` or `keep` is out of range, or `state` holds something else.
 
     Example:
@@ -88,7 +88,9 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
         sync_folder(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"cannot write checkpoint {folder / name}: {reason(error)}; {_last(folder)}") from error
+        raise CheckpointError(
+            f"cannot write checkpoint {folder / name}: {reason(error)}; {_last(folder)}"
+        ) from error
     _prune(folder, step, keep)
     return folder / name
 
@@ -105,11 +107,13 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
         The checkpoint, or None when the folder is missing or holds none.
 
     Raises:
-        CheckpointError: there are checkpoints but none is good, or `folder` is a file (a pickle, for example).
+        CheckpointError: there are checkpoints but none is good, or `folder` is a file (a pickle, say).
     """
     folder = Path(folder)
     if folder.is_file():
-        raise CheckpointError(f"{folder} is a file; a checkpoint is a folder of step-* folders. {_no_pickle(folder)}")
+        raise CheckpointError(
+            f"{folder} is a file; a checkpoint is a folder of step-* folders. {_no_pickle(folder)}"
+        )
     found = _checkpoints(folder)
     for step, path in found:
         try:
@@ -117,7 +121,9 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
         except CheckpointError as error:
             _log.warning("%s; trying the checkpoint before it", error)
     if found:
-        raise CheckpointError(f"no checkpoint in {folder} can be read (see the warnings); start again without --resume")
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be read (see the warnings); start again in another --out"
+        )
     return None
 
 
@@ -138,7 +144,7 @@ def load_tensors(file: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     """Read a plain safetensors file as a state dict on the CPU.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or not safetensors; a pickle is refused without opening it.
+        CheckpointError: the file is missing, damaged or not safetensors; a pickle is never run.
     """
     path = Path(file)
     try:
@@ -172,8 +178,13 @@ def _decode(path: Path, step: int) -> Any:
     manifest = _json(path / _MANIFEST, _read(path / _MANIFEST))
     try:
         if manifest["schema"] != SCHEMA:
-            raise CheckpointError(f"{path / _MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}")
-        sums = {file: (manifest["files"][file]["bytes"], manifest["files"][file]["sha256"]) for file in (_TENSORS, _STATE)}
+            raise CheckpointError(
+                f"{path / _MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}"
+            )
+        sums = {
+            file: (manifest["files"][file]["bytes"], manifest["files"][file]["sha256"])
+            for file in (_TENSORS, _STATE)
+        }
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is damaged") from error
     data = {}
@@ -185,7 +196,9 @@ def _decode(path: Path, step: int) -> Any:
             raise CheckpointError(f"{path / file} is damaged: its SHA-256 is not the one of the manifest")
     stored = _json(path / _STATE, data[_STATE])
     if stored.get("step") != step:
-        raise CheckpointError(f"{path / _STATE} is of step {stored.get('step')}, the folder's name says {step}")
+        raise CheckpointError(
+            f"{path / _STATE} is of step {stored.get('step')}, the folder's name says {step}"
+        )
     try:
         return unpack(stored["state"], safetensors.torch.load(data[_TENSORS]))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -214,10 +227,14 @@ def _sha256(data: bytes) -> str:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, path) newest first; one that was being replaced when the process died comes after its successor."""
+    """Return (step, path), newest first; one set aside for a new one of its step comes after that one."""
     if not folder.is_dir():
         return []
-    found = [(match, path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name)) and path.is_dir()]
+    found = [
+        (match, path)
+        for path in folder.iterdir()
+        if (match := _FOLDER.fullmatch(path.name)) and path.is_dir()
+    ]
     found.sort(key=lambda pair: (int(pair[0]["step"]), pair[0]["replaced"] is None), reverse=True)
     return [(int(match["step"]), path) for match, path in found]
 
@@ -255,11 +272,15 @@ def _last(folder: Path) -> str:
         found = _checkpoints(folder)
     except OSError:
         found = []
-    before = f"the last checkpoint, {found[0][1].name}, is untouched" if found else "there is no checkpoint before it"
+    before = (
+        f"the last checkpoint, {found[0][1].name}, is untouched"
+        if found
+        else "there is no checkpoint before it"
+    )
     return f"{before}; make room or choose another --out, then continue with --resume"
 
 
 def _no_pickle(file: Path) -> str:
     if file.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}:
-        return "Pickles are never loaded, for they can run any code; convert it to safetensors where you trust it"
+        return "Pickles can run any code and are never loaded; convert it to safetensors where you trust it"
     return "Give a file or folder that metapretrain wrote"

@@ -104,8 +104,8 @@ def write_whole(path: Path, data: bytes) -> None:
 def plain(value: Any) -> Any:
     """Return `value` as JSON has it: tuples as lists, keys as strings, numbers that are not finite as None.
 
-    JSON has no NaN and no infinity, so ``null`` stands for both in every file but the checkpoint's, which keeps
-    them exactly. NumPy and torch scalars become Python's; a :class:`~pathlib.Path` its text.
+    JSON has no NaN and no infinity, so ``null`` stands for both in every file but the checkpoint's, which
+    keeps them exactly. NumPy and torch scalars become Python's; a :class:`~pathlib.Path` its text.
 
     Raises:
         InputError: a value that JSON cannot hold, named by its type.

@@ -17,9 +17,9 @@ _TAG = "$"
 def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """Split `state` into a value that JSON holds exactly and the tensors that it refers to by name.
 
-    Dicts (any mix of str, int, float, bool and None keys, order kept), lists, tuples, None, bools, ints, floats
-    (NaN and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What JSON has no word
-    for is written as an object with the key ``"$"``.
+    Dicts (any mix of str, int, float, bool and None keys, order kept), lists, tuples, None, bools, ints,
+    floats (NaN and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What JSON
+    has no word for is written as an object with the key ``"$"``.
 
     Args:
         state: the nest.
@@ -101,14 +101,20 @@ def _pack_dict(value: Mapping[Any, Any], place: tuple[str, ...], tensors: dict[s
     items = []
     for key, item in value.items():
         if not (key is None or isinstance(key, (str, int, float))):
-            raise InputError(f"a checkpoint's dict keys are text or numbers, not {type(key).__name__} ({_said(place)})")
+            raise InputError(
+                f"a checkpoint's dict keys are text or numbers, not {type(key).__name__} ({_said(place)})"
+            )
         items.append([_pack(key, place, tensors), _pack(item, (*place, str(key)), tensors)])
     return {_TAG: "dict", "items": items}
 
 
-def _pack_tensor(value: torch.Tensor, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+def _pack_tensor(
+    value: torch.Tensor, place: tuple[str, ...], tensors: dict[str, torch.Tensor]
+) -> dict[str, str]:
     if value.layout != torch.strided or value.device.type == "meta" or value.is_quantized:
-        raise InputError(f"a checkpoint holds dense tensors with values; {_said(place)} is sparse, quantised or on meta")
+        raise InputError(
+            f"a checkpoint holds dense tensors with values; {_said(place)} is sparse, quantised or on meta"
+        )
     packed = {_TAG: "tensor", "name": _keep(value, place, tensors)}
     if not value.is_contiguous():
         for layout, memory_format, ndim in _LAYOUTS:

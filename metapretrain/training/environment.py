@@ -1,0 +1,208 @@
+"""What a run ran on: versions, commit, device, command, memory; and the report of `metapretrain doctor`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+_PACKAGES = (
+    "metapretrain",
+    "torch",
+    "torchvision",
+    "numpy",
+    "transformers",
+    "accelerate",
+    "safetensors",
+    "tensorboard",
+    "scikit-learn",
+    "matplotlib",
+    "tqdm",
+    "higher",
+)
+_LEARN2LEARN = (
+    'pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0 '
+    "&& pip install gym requests scipy tqdm"
+)
+_EXTRAS = {
+    "learn2learn": ("the peer of the speed benchmark, task sets", _LEARN2LEARN),
+    "umap-learn": ("UMAP figures", "pip install umap-learn"),
+    "peft": ("prompts that load in PEFT", "pip install peft"),
+}
+_ABSOLUTE = re.compile(r"(?<![\w./])~?/(?!/)[^\s'\",;:()\[\]{}]+")
+
+
+def versions() -> dict[str, str]:
+    """Return the version of Python and of each package that a run may have used and that is installed.
+
+    Nothing is imported for it but torch. ``torch`` carries its build (``2.6.0+cu124``).
+
+    Example:
+        >>> versions()["python"] == platform.python_version()
+        True
+    """
+    found = {name: version for name in (*_PACKAGES, *_EXTRAS) if (version := _version(name)) is not None}
+    return {"python": platform.python_version(), **found, "torch": str(torch.__version__)}
+
+
+@functools.cache
+def commit() -> str | None:
+    """Return the Git commit of this package's source, with ``+changes`` where tracked files differ.
+
+    Returns:
+        The 40 digits, or None when the package is not a Git checkout or Git is missing.
+
+    Example:
+        >>> commit() is None or len(commit().split("+")[0]) == 40
+        True
+    """
+    package = Path(__file__).resolve().parents[1]
+    if _git(package, "ls-files", "--error-unmatch", "errors.py") is None:
+        return None
+    head = _git(package, "rev-parse", "HEAD")
+    if head is None:
+        return None
+    return head + ("+changes" if _git(package, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def device_name(device: str | torch.device | None = None) -> str:
+    """Return the name of `device`, a GPU's model or ``"cpu (2 threads)"``; None: the GPU if there is one.
+
+    Example:
+        >>> device_name("cpu").startswith("cpu (")
+        True
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory the process has held: the GPUs' if it used any, else resident memory.
+
+    Example:
+        >>> peak_memory_bytes() > 1_000_000
+        True
+    """
+    on_gpu = sum(torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count()))
+    if on_gpu:
+        return on_gpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def command(argv: Sequence[str] | None = None) -> str:
+    """Return the command line of this process (or of `argv`) with every absolute path cut to its last part.
+
+    Example:
+        >>> command(["/home/me/run_stl10.py", "--data-dir", "/data/stl10", "--out=/tmp/my runs"])
+        "run_stl10.py --data-dir stl10 '--out=my runs'"
+    """
+    words = list(sys.argv if argv is None else argv)
+    if words and Path(words[0]).name == "__main__.py":
+        words[:1] = ["python", "-m", Path(words[0]).parent.name]
+    return shlex.join(_shorten(word) for word in words)
+
+
+def without_absolute_paths(text: str) -> str:
+    """Return `text` with each absolute path in it (or one that starts with ``~/``) cut to its last part.
+
+    Example:
+        >>> without_absolute_paths("read /data/stl10/train_X.bin and https://example.org/a/b, 3/4 of it")
+        'read train_X.bin and https://example.org/a/b, 3/4 of it'
+    """
+    return _ABSOLUTE.sub(lambda match: Path(match[0]).name, text)
+
+
+def doctor() -> str:
+    """Return what `metapretrain doctor` prints: versions, devices, and how to install what is missing.
+
+    Example:
+        >>> print(doctor().splitlines()[0].split()[0])
+        python
+    """
+    rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
+    rows += [("commit", commit() or "not a Git checkout"), ("torch", str(torch.__version__)), *_devices()]
+    for name in _PACKAGES:
+        if name not in {"torch", "metapretrain"}:
+            rows.append((name, _version(name) or f"missing: pip install {name}"))
+    rows.insert(1, ("metapretrain", _version("metapretrain") or "not installed: pip install -e ."))
+    for name, (use, install) in _EXTRAS.items():
+        rows.append((name, _version(name) or f"missing ({use}): {install}"))
+    compiler = _compiler()
+    rows.append(("C compiler", compiler or "missing: needed only to build learn2learn; install gcc or clang"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
+
+
+def _devices() -> list[tuple[str, str]]:
+    rows = [("cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads")]
+    if not torch.cuda.is_available():
+        build = (
+            f"built for CUDA {torch.version.cuda}, no usable GPU"
+            if torch.version.cuda
+            else "built without CUDA"
+        )
+        return [*rows, ("cuda", f"not available ({build})")]
+    for i in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(i)
+        rows.append(
+            (f"cuda:{i}", f"{card.name}, {card.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+        )
+    return rows
+
+
+def _compiler() -> str | None:
+    for name in filter(None, (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")):
+        if (path := shutil.which(name)) is not None:
+            return path
+    return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """Return Git's answer, or None when it refuses, is slow or is missing."""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            env=surroundings,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _shorten(word: str) -> str:
+    option, equals, value = word.partition("=")
+    if equals and option.startswith("-") and _is_absolute(value):
+        return f"{option}={Path(value).name}"
+    return Path(word).name if _is_absolute(word) else without_absolute_paths(word)
+
+
+def _is_absolute(text: str) -> bool:
+    return text.startswith(("/", "~/"))

@@ -1,0 +1,320 @@
+"""The folder of one run: locked while in use, readable at any moment, and cut back when the run is continued."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from metapretrain.errors import InputError
+from metapretrain.training.configuration import check_same
+from metapretrain.training.environment import (
+    command,
+    commit,
+    device_name,
+    peak_memory_bytes,
+    versions,
+    without_absolute_paths,
+)
+from metapretrain.training.files import json_bytes, one_line_errors, plain, write_whole
+from metapretrain.training.lock import Lock
+from metapretrain.training.metrics_file import METRICS, MetricsFile
+from metapretrain.training.metrics_file import read_metrics as read_metrics
+from metapretrain.training.projector import cut_embeddings, write_embedding
+from metapretrain.training.tracking import Tracker
+
+_log = logging.getLogger(__name__)
+
+_CONFIG, _RESULT = "config.json", "result.json"
+_ROOM = "make room or choose another --out, then continue with --resume"
+
+
+class RunFolder:
+    """One run's folder, open for writing; use :meth:`open`, as a context manager.
+
+    Attributes:
+        path: the folder.
+        config: the configuration as JSON has it.
+        main: False on every rank but the first: then nothing is locked or written.
+        seconds_before: wall time of earlier sessions of this run, which a resuming loop sets; added to ``wall_s``.
+    """
+
+    def __init__(
+        self, path: Path, config: dict[str, Any], device: str, lock: Lock | None, main: bool
+    ) -> None:
+        self.path, self.config, self.device, self.main = path, config, device, main
+        self.seconds_before = 0.0
+        self._lock = lock
+        self._started = time.monotonic()
+        self._tracker = Tracker(path)
+        self._metrics = MetricsFile(path)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        main: bool = True,
+        device: str | torch.device | None = None,
+        may_change: Collection[str] = (),
+    ) -> RunFolder:
+        """Make the folder, or continue the run in it, and lock it until :meth:`close` or the process's end.
+
+        ``config.json`` holds {"config", "versions", "commit", "device", "command"}; a continued run keeps the first.
+
+        Args:
+            path: the folder.
+            config: the resolved configuration; compared as JSON has it (tuples are lists).
+            resume: continue the run that is there, if one is.
+            main: whether this process writes; only the first rank does.
+            device: named in ``config.json`` and ``result.json``; None: the GPU when there is one.
+            may_change: dotted keys of the configuration that a resume may change.
+
+        Raises:
+            InputError: another process uses the folder; it holds a run and `resume` is off; the run there has
+                another method or configuration (each changed key is named); the folder cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     with RunFolder.open(folder, {"method": "prl", "seed": 0}) as run:
+            ...         run.log(1, "train", {"loss": 0.5})
+            ...         file = run.finish({"metrics": {"test_accuracy": 0.8}})
+            ...     read_metrics(folder)
+            [{'step': 1, 'split': 'train', 'name': 'loss', 'value': 0.5}]
+        """
+        folder, wanted = Path(path), plain(config)
+        name = device_name(device)
+        if not main:
+            return cls(folder, wanted, name, None, main=False)
+        with one_line_errors(f"cannot use {folder} as a run folder", "choose another --out"):
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError(0, "it is a file")
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = Lock(folder / ".lock")
+        try:
+            run = cls(folder, wanted, name, lock, main=True)
+            run._start(resume, may_change)
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that :func:`metapretrain.training.checkpoint.save` is given."""
+        return self.path / "checkpoint"
+
+    @property
+    def figures(self) -> Path:
+        """The folder of the figures."""
+        return self.path / "figures"
+
+    @property
+    def wall_seconds(self) -> float:
+        """Wall time of this run so far, earlier sessions included."""
+        return self.seconds_before + time.monotonic() - self._started
+
+    def log(self, step: int, split: str, values: Mapping[str, float | torch.Tensor]) -> None:
+        """Append one line a value to ``metrics.jsonl`` and write TensorBoard's ``<split>/<name>``.
+
+        A value that is not finite is ``null`` in the file (JSON has no NaN) and itself in TensorBoard.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        if not self.main:
+            return
+        numbers = {name: float(value) for name, value in values.items()}
+        with self._writing(METRICS):
+            self._metrics.append(step, split, numbers)
+        with self._writing("the TensorBoard events"):
+            self._tracker.scalars(step, split, numbers)
+
+    def figure(self, name: str, figure: Any, step: int) -> Path:
+        """Save a matplotlib figure as ``figures/<name>.png`` and as a TensorBoard image.
+
+        Raises:
+            InputError: `name` is not a plain file name, or it cannot be written.
+        """
+        file = self.figures / f"{_file_name(name)}.png"
+        if not self.main:
+            return file
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
+        with self._writing(f"figures/{name}.png"):
+            self.figures.mkdir(exist_ok=True)
+            write_whole(file, picture.getvalue())
+            self._tracker.image(name, picture.getvalue(), step)
+        return file
+
+    def embedding(
+        self,
+        name: str,
+        z: torch.Tensor,
+        labels: Sequence[Any] | torch.Tensor,
+        images: torch.Tensor | None = None,
+        step: int = 0,
+    ) -> None:
+        """Write points for TensorBoard's embedding projector; see :func:`.tracking.write_embedding`.
+
+        Args:
+            name: what the projector lists.
+            z: (N, D) points on any device.
+            labels: N words or numbers.
+            images: None, or (N, C, H, W) uint8 or float in 0..1.
+            step: the step they were taken at.
+
+        Raises:
+            InputError: shapes do not fit, `name` is not a plain file name, or it cannot be written.
+        """
+        if self.main:
+            words = labels.tolist() if isinstance(labels, torch.Tensor) else labels
+            with self._writing("the embedding"):
+                write_embedding(self.path, _file_name(name), z, words, images, step)
+
+    def hparams(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Write the configuration and the final metrics for TensorBoard's HPARAMS tab.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        if self.main:
+            with self._writing("the TensorBoard events"):
+                self._tracker.hparams(config, metrics)
+
+    def cut_back(self, step: int) -> None:
+        """Drop what was logged after `step`, the step of the checkpoint a run is continued from.
+
+        Args:
+            step: the last step that stays; -1 drops everything.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        if not self.main:
+            return
+        with self._writing(METRICS):
+            self._metrics.cut_back(step)
+        with self._writing("the TensorBoard events"):
+            self._tracker.cut_back(step)
+            cut_embeddings(self.path, step)
+
+    def finish(self, result: Mapping[str, Any]) -> Path:
+        """Write ``result.json``: `result` with what every result has, where it does not say it itself.
+
+        Added: schema, status ("complete"), wall_s, peak_memory_bytes, device, versions, commit, command. Absolute
+        paths in its texts are cut to their last part; a number that is not finite becomes ``null``.
+
+        Raises:
+            InputError: it cannot be written; an older result is untouched.
+        """
+        file = self.path / _RESULT
+        if not self.main:
+            return file
+        usual = {
+            "wall_s": round(self.wall_seconds, 3),
+            "peak_memory_bytes": peak_memory_bytes(),
+            "device": self.device,
+            "versions": versions(),
+            "commit": commit(),
+            "command": command(),
+        }
+        whole = {"schema": 1, "status": "complete", **usual, **result}
+        order = ["schema", *(key for key in result if key != "schema"), "status", *usual]
+        with self._writing(_RESULT):
+            write_whole(file, json_bytes(_shortened(plain({key: whole[key] for key in order}))))
+            self._tracker.flush()
+        return file
+
+    def result(self) -> dict[str, Any] | None:
+        """Return what ``result.json`` holds, or None when there is none.
+
+        Raises:
+            InputError: it is not JSON.
+        """
+        return _read_json(self.path / _RESULT)
+
+    def close(self) -> None:
+        """Close the files and give the folder free."""
+        try:
+            self._tracker.close()
+        except OSError as error:
+            _log.warning("the last TensorBoard events of %s were not written: %s", self.path, error)
+        finally:
+            self._metrics.close()
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, resume: bool, may_change: Collection[str]) -> None:
+        stored = _read_json(self.path / _CONFIG)
+        if stored is None:
+            left = [name for name in (METRICS, _RESULT, "checkpoint") if (self.path / name).exists()]
+            if left:
+                raise InputError(f"{self.path} holds {left[0]} but no {_CONFIG}; choose another --out")
+            about = {"versions": versions(), "commit": commit(), "device": self.device, "command": command()}
+            with self._writing(_CONFIG):
+                write_whole(self.path / _CONFIG, json_bytes({"config": self.config, **about}))
+            return
+        if not resume:
+            raise InputError(
+                f"{self.path} already holds a run; continue it with --resume or choose another --out"
+            )
+        check_same(self.path, stored.get("config"), self.config, may_change)
+        if stored.get("versions", {}).get("torch") != versions()["torch"]:
+            _log.warning(
+                "%s was started with torch %s and goes on with %s: its end may differ in the last bits",
+                self.path,
+                stored.get("versions", {}).get("torch"),
+                versions()["torch"],
+            )
+
+    def _writing(self, what: str) -> Any:
+        return one_line_errors(f"cannot write {what} in {self.path}", _ROOM)
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    with one_line_errors(f"cannot read {file}"):
+        data = file.read_bytes()
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise InputError(f"{file} is damaged: not JSON; choose another --out") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{file} is damaged: not a JSON object; choose another --out")
+    return value
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_absolute_paths(value)
+    if isinstance(value, dict):
+        return {without_absolute_paths(key): _shortened(item) for key, item in value.items()}
+    return [_shortened(item) for item in value] if isinstance(value, list) else value
+
+
+def _file_name(name: str) -> str:
+    if re.fullmatch(r"\w[\w.+-]*", name) is None:
+        raise InputError(f"a figure's or embedding's name is letters, digits and . _ + -, not {name!r}")
+    return name
