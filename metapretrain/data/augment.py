@@ -1,0 +1,294 @@
+"""Random augmentation of a whole batch on its device, with parameters of each image's own.
+
+Order: crop, mirror, rotate and shift in one bilinear sampling; then brightness, contrast, saturation, hue;
+grey; blur; normalisation; cutout. Differences to torchvision's random transforms, per image: the four colour
+steps have this fixed order; crop boxes are not rounded to pixels and a box that would not fit is narrowed
+instead of drawn again; resizing does not antialias (a crop of more than twice the output's size would alias:
+resize such images when they are read).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from metapretrain.data import image_ops
+from metapretrain.data.normalise import normalisation
+from metapretrain.errors import InputError, one_of
+
+Range = tuple[float, float]
+JITTER = ("brightness", "contrast", "saturation", "hue")
+NO_BLUR = 0.02
+"""A sigma whose kernel is exactly one pixel in float32."""
+
+
+class BatchAugment(nn.Module):
+    """Augment and normalise a batch of uint8 images, each with random parameters of its own.
+
+    All randomness is one ``torch.rand`` on the images' device from its default generator; nothing
+    synchronises and all shapes are static, so a call can be captured in a CUDA graph or compiled (compiling
+    fuses the colour steps). With one channel, saturation, hue and grey do nothing and are left out. Move the
+    module to the images' device.
+
+    Args:
+        size: height and width of the result in pixels.
+        crop_scale: range of the crop's share of the area, 0 < low <= high <= 1; None: no random crop.
+        crop_ratio: range of the crop's width / height, drawn log-uniformly.
+        flip: mirror left to right with probability 1/2.
+        rotate: largest angle in degrees, either way.
+        shift: largest shift as a share of the image's size, either way, in each direction.
+        color_jitter: strengths (brightness, contrast, saturation, hue): factors 1 - s..1 + s, hue -s..s
+            turns.
+        jitter_prob: probability that an image is jittered.
+        grayscale_prob: probability that an image becomes grey.
+        blur_prob: probability that an image is blurred.
+        blur_sigma: range of the blur's sigma in pixels; the kernel is a tenth of the image, odd, at least 3.
+        cutout: side in pixels of the square that is set to the mean, centred anywhere; 0: none.
+        mean: of each channel, 0..1 units; its length is the number of channels.
+        std: of each channel, 0..1 units.
+        channels_last: memory format of the result.
+
+    Raises:
+        InputError: a setting is out of its range, or (when called) the batch does not fit the module.
+
+    Example:
+        >>> augment = BatchAugment(8, crop_scale=(0.4, 1.0), flip=True, mean=(0.5,) * 3, std=(0.25,) * 3)
+        >>> x = augment(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
+        >>> x.shape, x.dtype, x.unique().tolist()
+        (torch.Size([2, 3, 8, 8]), torch.float32, [-2.0])
+    """
+
+    low: Tensor
+    span: Tensor
+    identity: Tensor
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        crop_scale: Range | None = None,
+        crop_ratio: Range = (3 / 4, 4 / 3),
+        flip: bool = False,
+        rotate: float = 0.0,
+        shift: float = 0.0,
+        color_jitter: tuple[float, float, float, float] | None = None,
+        jitter_prob: float = 1.0,
+        grayscale_prob: float = 0.0,
+        blur_prob: float = 0.0,
+        blur_sigma: Range = (0.1, 2.0),
+        cutout: int = 0,
+        mean: Sequence[float],
+        std: Sequence[float],
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__()
+        probabilities = {
+            "jitter_prob": jitter_prob, "grayscale_prob": grayscale_prob, "blur_prob": blur_prob
+        }  # fmt: skip
+        _check(size, cutout, crop_scale, crop_ratio, rotate, shift, color_jitter, blur_sigma, probabilities)
+        scale, offset = normalisation(mean, std)
+        self.size, self.channels, self.cutout = size, len(mean), cutout
+        self.crops, self.flips, self.turns = crop_scale is not None, flip, bool(rotate or shift)
+        color = self.channels == 3
+        jitter = color_jitter or (0.0, 0.0, 0.0, 0.0)
+        self.jitters = tuple(
+            name for name, s in zip(JITTER, jitter, strict=True) if s and (color or name in JITTER[:2])
+        )
+        self.jitter_prob = jitter_prob if self.jitters else 0.0
+        self.grayscale_prob = grayscale_prob if color else 0.0
+        self.blur_prob = blur_prob
+        self.kernel_size = max(3, size // 10 // 2 * 2 + 1)
+        self.channels_last = channels_last
+        ranges = _ranges(crop_scale, crop_ratio, rotate, shift, jitter, blur_sigma)
+        needed = self._needed()
+        self.columns = {name: column for column, name in enumerate(needed)}
+        low = torch.tensor([ranges.get(name, (0.0, 1.0))[0] for name in needed])
+        high = torch.tensor([ranges.get(name, (0.0, 1.0))[1] for name in needed])
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("span", high - low, persistent=False)
+        still = torch.tensor([0.0 if name == "hue" else 1.0 for name in self.jitters])
+        self.register_buffer("identity", still, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("offset", offset, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return normalised float32 (B, channels, size, size) from uint8 images (B, channels, H, W)."""
+        self._check_batch(images)
+        # Under autocast the blur's convolution would run in half precision.
+        with torch.autocast(device_type=images.device.type, enabled=False):
+            return self.apply_parameters(images, self.draw(images))
+
+    def draw(self, images: Tensor) -> dict[str, Tensor]:
+        """Draw each image's parameters, by name (B,), from the default generator of the device."""
+        uniform = torch.rand(len(images), len(self.columns), device=images.device)
+        values = torch.addcmul(self.low, uniform, self.span)
+        drawn = {name: values[:, column] for name, column in self.columns.items()}
+        if self.jitters and self.jitter_prob < 1:
+            first = self.columns[self.jitters[0]]
+            factors = values[:, first : first + len(self.jitters)]
+            chosen = drawn["jittered"].unsqueeze(1) < self.jitter_prob
+            factors = torch.where(chosen, factors, self.identity)
+            drawn |= {name: factors[:, column] for column, name in enumerate(self.jitters)}
+        return drawn
+
+    def apply_parameters(self, images: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
+        """Return what :meth:`forward` returns, with parameters as :meth:`draw` gives them."""
+        x = self._place(images.float(), drawn)
+        for name in self.jitters:
+            x = getattr(image_ops, name)(x, drawn[name])
+        if self.grayscale_prob:
+            x = image_ops.grayscale(x, drawn["grey"] < self.grayscale_prob)
+        if self.blur_prob:
+            sigma = torch.where(drawn["blurred"] < self.blur_prob, drawn["sigma"], NO_BLUR)
+            x = image_ops.gaussian_blur(x, sigma, self.kernel_size)
+        x = torch.addcmul(self.offset, x, self.scale)
+        if self.cutout:
+            top = (drawn["cut_row"] * self.size).floor() - self.cutout // 2
+            left = (drawn["cut_column"] * self.size).floor() - self.cutout // 2
+            side = torch.full_like(top, self.cutout)
+            mask = image_ops.box_mask(top, left, side, side, (self.size, self.size))
+            x = x.masked_fill(mask, 0.0)
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
+
+    def _place(self, x: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
+        """Crop, mirror, rotate, shift and resize, in one sampling."""
+        full_height, full_width = x.shape[-2:]
+        if not (self.crops or self.flips or self.turns):
+            return _resize(x, self.size)
+        ones = torch.ones(len(x), device=x.device)
+        height, width, top, left = ones * full_height, ones * full_width, 0 * ones, 0 * ones
+        if self.crops:
+            side = drawn["area"].sqrt() * math.sqrt(full_height * full_width)
+            stretch = (0.5 * drawn["log_ratio"]).exp()
+            width = (side * stretch).clamp(1, full_width)
+            height = (side / stretch).clamp(1, full_height)
+            top = drawn["top"] * (full_height - height)
+            left = drawn["left"] * (full_width - width)
+        flip = drawn["flip"] < 0.5 if self.flips else ones < 0
+        if not self.turns:
+            return image_ops.crop_resize(x, top, left, height, width, flip, self.size)
+        top = top - drawn["shift_rows"] * full_height
+        left = left - drawn["shift_columns"] * full_width
+        return image_ops.crop_rotate(x, top, left, height, width, flip, drawn["angle"], self.size)
+
+    def _needed(self) -> list[str]:
+        """Names of the random numbers an image needs; the jittered factors stand side by side."""
+        wanted = {
+            "crops": ["area", "log_ratio", "top", "left"] * self.crops,
+            "flips": ["flip"] * self.flips,
+            "turns": ["angle", "shift_rows", "shift_columns"] * self.turns,
+            "jitter": [*self.jitters, "jittered"] * bool(self.jitters),
+            "grey": ["grey"] * bool(self.grayscale_prob),
+            "blur": ["blurred", "sigma"] * bool(self.blur_prob),
+            "cutout": ["cut_row", "cut_column"] * bool(self.cutout),
+        }
+        return [name for names in wanted.values() for name in names]
+
+    def _check_batch(self, images: Tensor) -> None:
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.channels:
+            raise InputError(
+                f"augmentation takes uint8 images (B, {self.channels}, H, W), "
+                f"got {images.dtype} {tuple(images.shape)}"
+            )
+        if images.device != self.scale.device:
+            raise InputError(
+                f"images are on {images.device}, the augmentation on {self.scale.device}: "
+                "move it with .to(device)"
+            )
+
+
+AUGMENTATIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "plain": {"crop_scale": (0.4, 1.0), "flip": True},
+    "strong": {
+        "crop_scale": (0.4, 1.0), "flip": True, "color_jitter": (0.4, 0.4, 0.4, 0.1), "grayscale_prob": 0.1,
+        "cutout": 1 / 3,
+    },
+    "simclr": {
+        "crop_scale": (0.08, 1.0), "flip": True, "color_jitter": (0.8, 0.8, 0.8, 0.2), "jitter_prob": 0.8,
+        "grayscale_prob": 0.2, "blur_prob": 0.5,
+    },
+}  # fmt: skip
+"""Settings of each preset; ``cutout`` as a share of the size. "simclr": Chen et al. (2020), appendix A."""
+
+
+def make_augmentation(
+    name: str, size: int, channels: int, mean: Sequence[float], std: Sequence[float], **changes: Any
+) -> BatchAugment:
+    """Return a preset of :data:`AUGMENTATIONS` with `changes` to its settings (``flip=False`` for digits).
+
+    Raises:
+        InputError: unknown preset or setting, or mean and std do not have `channels` values.
+
+    Example:
+        >>> make_augmentation("strong", 96, 3, (0.5,) * 3, (0.25,) * 3).cutout
+        32
+    """
+    settings = dict(AUGMENTATIONS[one_of("augmentation", name, AUGMENTATIONS)])
+    if "cutout" in settings:
+        settings["cutout"] = int(size * settings["cutout"])
+    if len(mean) != channels:
+        raise InputError(f"mean must have {channels} values, one a channel, got {len(mean)}")
+    allowed = list(BatchAugment.__init__.__kwdefaults__ or {})
+    for key in changes:
+        one_of("augmentation setting", key, allowed)
+    return BatchAugment(size, mean=mean, std=std, **(settings | changes))
+
+
+def _resize(x: Tensor, size: int) -> Tensor:
+    if x.shape[-2:] == (size, size):
+        return x
+    return functional.interpolate(x, (size, size), mode="bilinear", align_corners=False)
+
+
+def _ranges(
+    crop_scale: Range | None,
+    crop_ratio: Range,
+    rotate: float,
+    shift: float,
+    jitter: Sequence[float],
+    sigma: Range,
+) -> dict[str, Range]:
+    """Range of each drawn value that is not simply 0..1."""
+    ranges = {
+        "area": crop_scale or (1.0, 1.0),
+        "log_ratio": (math.log(crop_ratio[0]), math.log(crop_ratio[1])),
+        "angle": (-math.radians(rotate), math.radians(rotate)),
+        "shift_rows": (-shift, shift),
+        "shift_columns": (-shift, shift),
+        "hue": (-jitter[3], jitter[3]),
+        "sigma": sigma,
+    }
+    return ranges | {name: (max(0.0, 1 - s), 1 + s) for name, s in zip(JITTER[:3], jitter, strict=False)}
+
+
+def _check(
+    size: int, cutout: int, crop_scale: Range | None, crop_ratio: Range, rotate: float, shift: float,
+    color_jitter: Sequence[float] | None, blur_sigma: Range, probabilities: Mapping[str, float],
+) -> None:  # fmt: skip
+    def require(good: bool, what: str, given: object) -> None:
+        if not good:
+            raise InputError(f"augmentation: {what}, got {given!r}")
+
+    require(isinstance(size, int) and size >= 1, "size must be a positive integer", size)
+    require(isinstance(cutout, int) and cutout >= 0, "cutout must be an integer of at least 0", cutout)
+    if crop_scale is not None:
+        require(
+            0 < crop_scale[0] <= crop_scale[1] <= 1, "crop_scale must be 0 < low <= high <= 1", crop_scale
+        )
+    require(0 < crop_ratio[0] <= crop_ratio[1], "crop_ratio must be 0 < low <= high", crop_ratio)
+    require(0 < blur_sigma[0] <= blur_sigma[1], "blur_sigma must be 0 < low <= high", blur_sigma)
+    require(0 <= rotate <= 180, "rotate must be 0..180 degrees", rotate)
+    require(0 <= shift <= 1, "shift must be a share 0..1", shift)
+    if color_jitter is not None:
+        good = len(color_jitter) == 4 and min(color_jitter) >= 0 and color_jitter[3] <= 0.5
+        require(good, "color_jitter must be four strengths >= 0, hue <= 0.5", color_jitter)
+    for name, value in probabilities.items():
+        require(0 <= value <= 1, f"{name} must be 0..1", value)

@@ -1,0 +1,162 @@
+"""Reader of a folder of images with one subfolder a class."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metapretrain.data.images import ImageSet
+from metapretrain.data.splits import validation_split
+from metapretrain.errors import InputError, one_of
+
+SPLITS = ("train", "test")
+TEST_SHARE = 0.2
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+def load_image_folder(
+    data_dir: str | Path, split: str, image_size: int = 96, *, channels: int = 3, workers: int | None = None
+) -> ImageSet:
+    """Read ``<data_dir>/train/<class>/*`` and ``<data_dir>/test/<class>/*``, or ``<data_dir>/<class>/*``.
+
+    Without ``train`` and ``test`` folders a fixed, stratified fifth of the images is the test split. Images
+    are turned as their EXIF tag says, cut to a square about the centre, resized with antialiasing and decoded
+    by a pool of threads, with a progress bar on a terminal. Classes are sorted by name.
+
+    Args:
+        data_dir: the folder.
+        split: ``"train"`` or ``"test"``.
+        image_size: height and width of the result in pixels.
+        channels: 3 for colour, 1 for grey.
+        workers: decoding threads; by default one a processor.
+
+    Returns:
+        images uint8 (N, channels, image_size, image_size) in the order of their paths; labels int64 (N,).
+
+    Raises:
+        InputError: the folder is missing or has no images, a class has none, the test split has a class that
+            the training split has not, or an image cannot be decoded (named).
+    """
+    one_of("split", split, SPLITS)
+    if not isinstance(image_size, int) or image_size < 1:
+        raise InputError(f"image size must be a positive integer, got {image_size!r}")
+    if channels not in (1, 3):
+        raise InputError(f"channels must be 1 or 3, got {channels!r}")
+    classes, paths, labels = list_images(data_dir, split)
+    pixels = np.empty((len(paths), channels, image_size, image_size), dtype=np.uint8)
+    digest, size = hashlib.md5(usedforsecurity=False), 0
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        decoded = pool.map(lambda path: _decode(path, image_size, channels), paths)
+        for row, (image, checksum, length) in enumerate(_progress(decoded, len(paths))):
+            pixels[row] = image
+            digest.update(paths[row].parent.name.encode() + paths[row].name.encode() + checksum)
+            size += length
+    files = {f"{split} images": {"bytes": size, "md5": digest.hexdigest(), "official": None}}
+    name = Path(data_dir).expanduser().resolve().name
+    return ImageSet(torch.from_numpy(pixels), labels, classes, name, split, files)
+
+
+def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path], Tensor]:
+    """Return (classes, image paths, labels int64 (N,)) of a split without reading any image.
+
+    Raises:
+        InputError: as :func:`load_image_folder`, but for images that cannot be decoded.
+    """
+    root = Path(data_dir).expanduser()
+    if not root.is_dir():
+        what = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
+        raise InputError(f"{what}: name a folder with one subfolder of images a class")
+    parts = [part for part in SPLITS if (root / part).is_dir()]
+    if not parts:
+        classes, paths, labels = _scan(root)
+        test = max(round(TEST_SHARE * len(paths)), 1)
+        rows = validation_split(labels, test)[SPLITS.index(split)]
+        return classes, [paths[row] for row in rows.tolist()], labels[rows]
+    if split not in parts:
+        raise InputError(f"{root} has a {parts[0]} folder but no {split} folder; add it, or leave both out")
+    classes, paths, labels = _scan(root / split)
+    if split == "test" and "train" in parts:
+        known = _class_folders(root / "train")
+        extra = sorted(set(classes) - set(known))
+        if extra:
+            raise InputError(f"{root / 'test'} has the class {extra[0]!r}, which {root / 'train'} has not")
+        labels = torch.tensor([known.index(name) for name in classes])[labels]
+        classes = known
+    return classes, paths, labels
+
+
+def check_image_folder(data_dir: str | Path) -> str:
+    """Return one line with the number of classes and images that each split of a folder has.
+
+    Raises:
+        InputError: the folder cannot be read as a training split.
+    """
+    classes, paths, _ = list_images(data_dir, "train")
+    try:
+        test = f"{len(list_images(data_dir, 'test')[1]):,} test images"
+    except InputError as error:
+        test = f"no test images ({error})"
+    return f"image-folder: {len(classes)} classes, {len(paths):,} train images, {test}"
+
+
+def _class_folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:
+    classes = _class_folders(folder)
+    if not classes:
+        raise InputError(
+            f"{folder} has no class folders: put the images of each class in a subfolder of its name"
+        )
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        images = sorted(
+            path
+            for path in (folder / name).rglob("*")
+            if path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
+        )
+        if not images:
+            raise InputError(f"{folder / name} has no images ({', '.join(sorted(SUFFIXES))})")
+        paths += images
+        labels += [label] * len(images)
+    return classes, paths, torch.tensor(labels)
+
+
+def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any, Any], bytes, int]:
+    """Return the square image (channels, image_size, image_size), the file's MD5 and its number of bytes."""
+    from PIL import Image, ImageOps
+
+    try:
+        content = path.read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image: Any = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+            if image.mode.startswith("I;16"):
+                # Pillow clips 16-bit grey levels to 8 bits; keep the upper byte instead.
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if "transparency" in image.info:
+                image = image.convert("RGBA")
+            image = image.convert("RGB" if channels == 3 else "L")
+            image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"cannot read the image {path}: {reason}; repair or remove it") from error
+    pixels = np.asarray(image).reshape(image_size, image_size, channels).transpose(2, 0, 1)
+    return pixels, hashlib.md5(content, usedforsecurity=False).digest(), len(content)
+
+
+def _progress(items: Any, total: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(items, total=total, desc="reading images", unit="image", disable=None, leave=False)

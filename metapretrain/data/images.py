@@ -1,0 +1,167 @@
+"""A set of images in memory with its labels, and the checks that every reader shares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError
+
+UNLABELLED = -1
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of one split with labels, class names and the checksums of the files they came from.
+
+    Attributes:
+        images: uint8 (N, C, H, W), values 0..255.
+        labels: int64 (N,), 0..len(classes)-1, or -1 for a row without label.
+        classes: class names in label order.
+        name: data set, such as ``"stl10"``.
+        split: such as ``"train"``.
+        files: ``{file name: {"bytes": int, "md5": str, "official": True | False | None}}``; None where there
+            is no official checksum.
+
+    Raises:
+        InputError: wrong dtype or shape, another number of labels than images, or a label outside the
+            classes.
+
+    Example:
+        >>> rows = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]), ["a", "b"])
+        >>> len(rows), rows.channels, rows.image_size, len(rows.subset([1]))
+        (2, 1, 8, 1)
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: list[str]
+    name: str = "images"
+    split: str = "train"
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check shapes, dtypes and the label range."""
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise InputError(
+                f"{self.name}: images must be uint8 (N, C, H, W), "
+                f"got {self.images.dtype} {tuple(self.images.shape)}"
+            )
+        if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
+            raise InputError(
+                f"{self.name}: labels must be int64 (N,), got {self.labels.dtype} {tuple(self.labels.shape)}"
+            )
+        if len(self.images) != len(self.labels):
+            raise InputError(f"{self.name}: {len(self.images)} images but {len(self.labels)} labels")
+        if self.labels.device.type == "cpu" and len(self.labels):
+            low, high = int(self.labels.min()), int(self.labels.max())
+            if low < UNLABELLED or high >= len(self.classes):
+                raise InputError(
+                    f"{self.name}: labels must lie in 0..{len(self.classes) - 1} (or -1 for no label), "
+                    f"got {low}..{high}"
+                )
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.images)
+
+    @property
+    def channels(self) -> int:
+        """Number of colour channels, 1 or 3."""
+        return self.images.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        """Height of the images in pixels."""
+        return self.images.shape[2]
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """Return the set with images and labels on `device`."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def subset(self, index: Tensor | Sequence[int] | np.ndarray[Any, Any]) -> ImageSet:
+        """Return the rows at `index` (M,), in that order."""
+        rows = torch.as_tensor(index, device=self.images.device)
+        if rows.dtype != torch.bool:
+            rows = rows.long()
+        return replace(self, images=self.images[rows], labels=self.labels[rows])
+
+    def require_labels(self) -> ImageSet:
+        """Return the set itself, having checked that every row has a label.
+
+        Raises:
+            InputError: some row is unlabelled (label -1).
+        """
+        missing = int((self.labels == UNLABELLED).sum())
+        if missing:
+            raise InputError(
+                f"{self.name} {self.split}: {missing} of {len(self)} images have no label; "
+                "use a labelled split for labelled training"
+            )
+        return self
+
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return (mean, std) of each channel in 0..1 units, over all pixels of all images.
+
+        Raises:
+            InputError: the set is empty.
+        """
+        if not len(self):
+            raise InputError(f"{self.name} {self.split}: an empty set has no mean")
+        total = torch.zeros(self.channels, dtype=torch.float64, device=self.images.device)
+        squares = torch.zeros_like(total)
+        for part in self.images.chunk(max(1, len(self.images) // 256)):
+            values = part.float().div_(255)
+            total += values.sum((0, 2, 3), dtype=torch.float64)
+            squares += values.square_().sum((0, 2, 3), dtype=torch.float64)
+        count = self.images.numel() / self.channels
+        mean = total / count
+        std = (squares / count - mean.square()).clamp_min(0).sqrt()
+        return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def resize(images: Tensor, image_size: int) -> Tensor:
+    """Return uint8 images (N, C, H, W) resized to (N, C, image_size, image_size): bilinear, antialiased.
+
+    Raises:
+        InputError: `image_size` is not a positive integer.
+
+    Example:
+        >>> resize(torch.full((1, 3, 8, 8), 7, dtype=torch.uint8), 4).unique().tolist()
+        [7]
+    """
+    if not isinstance(image_size, int) or image_size < 1:
+        raise InputError(f"image size must be a positive integer, got {image_size!r}")
+    if images.shape[-2:] == (image_size, image_size):
+        return images
+    if not len(images):
+        return images.new_empty((0, images.shape[1], image_size, image_size))
+    shape = (image_size, image_size)
+    parts = [
+        torch.nn.functional.interpolate(part.float(), shape, mode="bilinear", antialias=True)
+        for part in images.chunk(max(1, len(images) // 512))
+    ]
+    return torch.cat([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts])
+
+
+def resized(images: ImageSet, image_size: int | None) -> ImageSet:
+    """Return the set with its images at `image_size` pixels (None: as they are)."""
+    return images if image_size is None else replace(images, images=resize(images.images, image_size))
+
+
+def file_record(path: Path, official_md5: str | None) -> dict[str, Any]:
+    """Return ``{"bytes", "md5", "official"}`` of a file; official is None without an official checksum."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    md5 = digest.hexdigest()
+    official = None if official_md5 is None else md5 == official_md5
+    return {"bytes": path.stat().st_size, "md5": md5, "official": official}

@@ -1,0 +1,179 @@
+"""Reader of STL-10's official binaries (Coates, Ng and Lee, 2011).
+
+A file ``*_X.bin`` holds uint8 images of 3 x 96 x 96 whose planes are stored column after column; ``*_y.bin``
+holds one uint8 label 1..10 an image. Only the files of the wanted split are needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metapretrain.data.images import UNLABELLED, ImageSet, file_record
+from metapretrain.errors import InputError, one_of
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "test", "unlabeled")
+CLASSES = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
+SIZE = 96
+IMAGE_BYTES = 3 * SIZE * SIZE
+OFFICIAL_IMAGES = {"train": 5000, "test": 8000, "unlabeled": 100000}
+OFFICIAL_MD5 = {
+    "train_X.bin": "918c2871b30a85fa023e0c44e0bee87f",
+    "train_y.bin": "5a34089d4802c674881badbb80307741",
+    "test_X.bin": "7f263ba9f9e0b06b93213547f721ac82",
+    "test_y.bin": "36f9794fa4beb8a2c72628de14fa638e",
+    "unlabeled_X.bin": "5242ba1fed5e4be9e1e742405eb56ca4",
+}
+
+
+def load_stl10(data_dir: str | Path, split: str) -> ImageSet:
+    """Read one split of STL-10 from its official binaries.
+
+    Args:
+        data_dir: the folder ``stl10_binary`` or the one that contains it.
+        split: ``"train"``, ``"test"`` or ``"unlabeled"`` (whose labels are all -1).
+
+    Returns:
+        images uint8 (N, 3, 96, 96), labels int64 (N,) in 0..9 or -1, and the checksums of the files read. A
+        file that is not the official one is used after a warning that names it.
+
+    Raises:
+        InputError: the folder or a file is missing, a file is truncated, X and y disagree, or a label is
+            outside 1..10.
+
+    Example:
+        >>> load_stl10("no-such-folder", "train")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: no folder no-such-folder: name the folder that holds STL-10's ...
+    """
+    one_of("split", split, SPLITS)
+    folder = find_folder(data_dir, split)
+    names = _names(split)
+    images = _read_images(folder / names[0])
+    if len(names) == 2:
+        labels = _read_labels(folder / names[1], len(images))
+    else:
+        labels = torch.full((len(images),), UNLABELLED)
+    files = {name: file_record(folder / name, OFFICIAL_MD5[name]) for name in names}
+    for name, record in files.items():
+        if not record["official"]:
+            logger.warning(
+                "%s is not the official STL-10 file (MD5 %s, official %s): %d of %d official %s images",
+                name, record["md5"], OFFICIAL_MD5[name], len(images), OFFICIAL_IMAGES[split], split,
+            )  # fmt: skip
+    return ImageSet(images, labels, _classes(folder), "stl10", split, files)
+
+
+def find_folder(data_dir: str | Path, split: str = "train") -> Path:
+    """Return the folder that holds the split's files: `data_dir` or its ``stl10_binary``.
+
+    Raises:
+        InputError: it does not exist, is empty, or lacks a file of the split (named).
+    """
+    given = Path(data_dir).expanduser()
+    if not given.is_dir():
+        what = "is a file, not a folder" if given.exists() else None
+        line = f"{given} {what}" if what else f"no folder {given}"
+        raise InputError(f"{line}: name the folder that holds STL-10's {', '.join(_names(split))}")
+    inner = given / "stl10_binary"
+    folder = inner if inner.is_dir() and not (given / _names(split)[0]).exists() else given
+    if not any(folder.iterdir()):
+        raise InputError(
+            f"{folder} is empty: put STL-10's {', '.join(_names(split))} there, or download them"
+        )
+    missing = [name for name in _names(split) if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"{folder} lacks {' and '.join(missing)}, needed for the {split} split of STL-10")
+    return folder
+
+
+def download_stl10(data_dir: str | Path) -> Path:
+    """Download STL-10 (2.5 GB) through torchvision into `data_dir` and return the folder with its binaries.
+
+    Raises:
+        InputError: the download failed or the folder cannot be written.
+    """
+    from torchvision.datasets import STL10
+
+    root = Path(data_dir).expanduser()
+    root = root.parent if root.name == STL10.base_folder else root
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        STL10(str(root), split="train", download=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"could not download STL-10 into {root} from {STL10.url}: {reason}") from error
+    folder: str = STL10.base_folder
+    return root / folder
+
+
+def check_stl10(data_dir: str | Path) -> str:
+    """Return one line that says which splits `data_dir` holds and whether their files are the official ones.
+
+    Raises:
+        InputError: neither train nor test can be read.
+    """
+    found = []
+    problem: InputError | None = None
+    for split in SPLITS:
+        try:
+            folder = find_folder(data_dir, split)
+            count = _count(folder / _names(split)[0])
+        except InputError as error:
+            problem = problem or error
+            continue
+        records = [file_record(folder / name, OFFICIAL_MD5[name]) for name in _names(split)]
+        kind = "official" if all(record["official"] for record in records) else "not the official files"
+        found.append(f"{split} {count:,} of {OFFICIAL_IMAGES[split]:,} images ({kind})")
+    if not found and problem:
+        raise problem
+    return "stl10: " + ", ".join(found)
+
+
+def _names(split: str) -> list[str]:
+    return ["unlabeled_X.bin"] if split == "unlabeled" else [f"{split}_X.bin", f"{split}_y.bin"]
+
+
+def _count(path: Path) -> int:
+    size = path.stat().st_size
+    if size == 0 or size % IMAGE_BYTES:
+        raise InputError(
+            f"{path} is truncated or not STL-10: {size:,} bytes are not a whole number of images "
+            f"of {IMAGE_BYTES:,} bytes; fetch it again"
+        )
+    return size // IMAGE_BYTES
+
+
+def _read_images(path: Path) -> Tensor:
+    count = _count(path)
+    columns = np.fromfile(path, dtype=np.uint8).reshape(count, 3, SIZE, SIZE)
+    return torch.from_numpy(columns).transpose(2, 3).contiguous()
+
+
+def _read_labels(path: Path, images: int) -> Tensor:
+    raw = np.fromfile(path, dtype=np.uint8)
+    if len(raw) != images:
+        image_file = path.name.replace("_y", "_X")
+        raise InputError(
+            f"{path} has {len(raw)} labels but {image_file} has {images} images; one is truncated"
+        )
+    if raw.min() < 1 or raw.max() > len(CLASSES):
+        raise InputError(f"{path}: labels must lie in 1..{len(CLASSES)}, got {raw.min()}..{raw.max()}")
+    return torch.from_numpy(raw.astype(np.int64) - 1)
+
+
+def _classes(folder: Path) -> list[str]:
+    path = folder / "class_names.txt"
+    if not path.is_file():
+        return list(CLASSES)
+    names = path.read_text(encoding="utf-8").split()
+    if len(names) != len(CLASSES):
+        raise InputError(f"{path} must name {len(CLASSES)} classes, one a line, got {len(names)}")
+    return names
