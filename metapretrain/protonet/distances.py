@@ -1,0 +1,109 @@
+"""Logits of queries against class centres, right also where a query lies on a centre.
+
+The product form ``|a|^2 + |b|^2 - 2ab`` is many times faster than subtracting every pair and needs no (B, C,
+D) memory, but in float32 (or TF32) it is wrong near zero. Here it is computed in float64 and rounded once,
+which is more accurate than subtracting in float32. Float64 input, for which no wider type exists, is
+subtracted pair by pair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError, one_of
+
+DISTANCES = ("euclidean", "sqeuclidean", "cosine")
+
+# Relative squared distance below which two float32 rows are one point: above the float64 rounding of the
+# product form (about 1e-14), below what one float32 step in every coordinate amounts to.
+_COINCIDENT = 1e-13
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """Float64, or float32 on a device that has no float64."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def result_dtype(x: Tensor) -> torch.dtype:
+    """Float64 for float64 input, else float32: half precision is never summed in half precision."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _squared(queries: Tensor, centres: Tensor, subtract: bool) -> Tensor:
+    if subtract:
+        return (queries[:, None] - centres[None]).square().sum(-1)
+    norms = queries.square().sum(1, keepdim=True) + centres.square().sum(1)
+    squared = norms - 2 * (queries @ centres.T)
+    return torch.where(squared > _COINCIDENT * norms, squared, 0)
+
+
+def _safe_sqrt(squared: Tensor) -> Tensor:
+    """Square root whose gradient at zero is 0; the inner `where` keeps infinity out of the backward pass."""
+    zero = squared == 0
+    return torch.where(zero, 0, torch.where(zero, 1, squared).sqrt())
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / _safe_sqrt(x.square().sum(1, keepdim=True)).clamp_min(1e-12)
+
+
+def proto_logits(
+    queries: Tensor,
+    centres: Tensor,
+    distance: str = "euclidean",
+    temperature: float | Tensor = 1.0,
+    present: Tensor | None = None,
+) -> Tensor:
+    """Logit of every query for every class: minus its distance to the centre, over the temperature.
+
+    ``"euclidean"`` is the plain norm of both pretraining papers, ``"sqeuclidean"`` its square (Snell et al.,
+    2017), ``"cosine"`` the similarity itself, in [-1, 1], over the temperature. The gradient of the norm is
+    0 where a query equals a centre.
+
+    Args:
+        queries: (B, D) floating point.
+        centres: (C, D).
+        distance: one of :data:`DISTANCES`.
+        temperature: above 0; a tensor may be learned.
+        present: (C,) bool; the other classes get the lowest finite number, so that they take no probability.
+
+    Returns:
+        (B, C) logits, float64 for float64 queries and float32 for all others, also under autocast.
+
+    Raises:
+        InputError: unknown distance, temperature not above 0, shapes that do not match.
+
+    Example:
+        >>> z = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+        >>> proto_logits(z, z, temperature=5.0).tolist()
+        [[-0.0, -1.0], [-1.0, -0.0]]
+    """
+    one_of("distance", distance, DISTANCES)
+    if queries.dim() != 2 or centres.dim() != 2 or queries.shape[1] != centres.shape[1]:
+        raise InputError(
+            f"queries {tuple(queries.shape)} and centres {tuple(centres.shape)} do not match: "
+            "give (B, D) and (C, D) with the same D"
+        )
+    check_temperature(temperature)
+    wide = wide_dtype(queries)
+    q, c = queries.to(wide), centres.to(wide)
+    if distance == "cosine":
+        logits = _unit(q) @ _unit(c).T
+    else:
+        squared = _squared(q, c, subtract=wide == result_dtype(queries))
+        logits = -(_safe_sqrt(squared) if distance == "euclidean" else squared)
+    logits = logits.to(result_dtype(queries))
+    logits = logits / (temperature.to(logits.dtype) if isinstance(temperature, Tensor) else temperature)
+    if present is None:
+        return logits
+    return torch.where(present, logits, torch.finfo(logits.dtype).min)
+
+
+def check_temperature(temperature: float | Tensor) -> None:
+    """Raise InputError for a number that is not finite and above 0; a tensor is not read."""
+    if isinstance(temperature, Tensor):
+        return
+    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+    if not number or not 0 < temperature < float("inf"):
+        raise InputError(f"temperature is {temperature!r}; give a finite number above 0, for example 1.0")

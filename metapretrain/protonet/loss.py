@@ -1,0 +1,237 @@
+"""The prototypical pretraining loss, standard and query mode, over a batch or an epoch's prototypes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.protonet.distances import DISTANCES, check_temperature, proto_logits, result_dtype
+from metapretrain.protonet.gather import gather_rows
+from metapretrain.protonet.labels import MODES
+from metapretrain.protonet.prototypes import check_num_classes, check_shapes, class_sums, dense_ids
+from metapretrain.protonet.split import random_queries, split_keys, stratified_queries
+
+_MEMORY = ("memory_sums", "memory_counts")
+
+
+class ProtoLoss(nn.Module):
+    """Cross-entropy of examples against the prototypes of their batch.
+
+    ``mode="standard"`` (text paper, appendix A.2): prototypes and loss from the whole batch, an example is
+    part of its own prototype. ``mode="query"`` (vision paper): prototypes from the support rows, loss on the
+    query rows; a query whose class has no prototype is left out of the mean. The split is a function of
+    (seed, call, row): the buffer `calls` counts training calls, so a restored state_dict continues the
+    sequence, and evaluation does not disturb it.
+
+    The forward pass has static shapes and reads nothing back: it can be captured in a CUDA graph and
+    compiled. Rows with NaN or infinity, and labels outside 0..num_classes-1, are left out of prototypes and
+    loss; the first such call, or one in which nothing could be scored (loss 0), is kept on the device until
+    :meth:`check`.
+
+    Args:
+        mode: ``"standard"`` or ``"query"``.
+        query_fraction: in (0, 1); of B rows ``max(1, min(B - 1, round(query_fraction * B)))`` are queries.
+        stratified: take the fraction inside each class; a class of one example goes to the support.
+        distance: one of :data:`DISTANCES`.
+        temperature: above 0; the start value if learned.
+        learn_temperature: learn the logarithm of the temperature (parameter `log_temperature`).
+        num_classes: C; labels are then 0..C-1. None: labels are any whole numbers, and C is the batch size
+            (absent classes take no part), which costs more when there are few classes.
+        memory: ``"epoch"`` adds the sums of the epoch's earlier prototype rows, without gradient: a
+            prototype is the mean over the epoch so far and only the batch's share carries gradient. Needs
+            num_classes; call :meth:`reset_epoch` when an epoch begins. Not changed in evaluation mode.
+        gather: use the rows of all ranks (see :func:`gather_rows`; averaged gradients equal one process's).
+            Every rank gives the same number of rows.
+        label_smoothing: in [0, 1), spread over the present classes.
+        seed: of the query split.
+
+    Raises:
+        InputError: a bad value, in the constructor or for the shapes given to forward.
+
+    Example:
+        >>> z, y = torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([5, 5, 9, 9])
+        >>> round(ProtoLoss()(z, y).item(), 4)
+        0.0002
+    """
+
+    calls: Tensor
+    first_bad: Tensor
+    bad_counts: Tensor
+    memory_sums: Tensor | None
+    memory_counts: Tensor | None
+
+    def __init__(
+        self,
+        mode: str = "standard",
+        *,
+        query_fraction: float = 0.25,
+        stratified: bool = False,
+        distance: str = "euclidean",
+        temperature: float = 1.0,
+        learn_temperature: bool = False,
+        num_classes: int | None = None,
+        memory: str | None = None,
+        gather: bool = False,
+        label_smoothing: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.mode = one_of("mode", mode, MODES)
+        self.distance = one_of("distance", distance, DISTANCES)
+        self.memory = None if memory is None else one_of("memory", memory, ["epoch"])
+        self.query_fraction = _between("query_fraction", query_fraction, low_allowed=False)
+        self.label_smoothing = _between("label_smoothing", label_smoothing, low_allowed=True)
+        check_temperature(temperature)
+        if num_classes is not None:
+            check_num_classes(num_classes)
+        elif memory is not None:
+            raise InputError('memory="epoch" keeps a prototype for each class: give num_classes as well')
+        if not isinstance(seed, int):
+            raise InputError(f"seed is {seed!r}; give a whole number")
+        self.stratified, self.gather, self.num_classes, self.seed = stratified, gather, num_classes, seed
+        self.log_temperature: nn.Parameter | None = None
+        if learn_temperature:
+            self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        self.start_temperature = temperature
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("first_bad", torch.tensor(-1))
+        # Bad calls, rows not finite, labels out of range, calls in which nothing was scored.
+        self.register_buffer("bad_counts", torch.zeros(4, dtype=torch.int64))
+        for name in _MEMORY:
+            self.register_buffer(name, None)
+
+    @property
+    def temperature(self) -> float | Tensor:
+        """The temperature in use: the number given, or a 0-d tensor that carries the gradient if learned."""
+        return self.start_temperature if self.log_temperature is None else self.log_temperature.exp()
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        """Loss of embeddings (B, D) with labels (B,): a float32 scalar (float64 for float64 input)."""
+        check_shapes(z, y)
+        if self.gather:
+            z, y = gather_rows(z), gather_rows(y)
+        if self.mode == "query" and len(z) < 2:
+            raise InputError(f"query mode splits the batch but it has {len(z)} row; give at least 2")
+        finite = z.isfinite().all(1)
+        z = torch.where(finite[:, None], z.to(result_dtype(z)), 0)
+        classes = len(z) if self.num_classes is None else self.num_classes
+        ids = dense_ids(y) if self.num_classes is None else y.long()
+        valid = (ids >= 0) & (ids < classes)
+        ids = torch.where(finite & valid, ids, classes)
+
+        query = self._queries(ids)
+        support = ids < classes if query is None else ~query
+        centres, present = self._centres(z, ids, support, classes)
+        logits = proto_logits(z, centres, self.distance, self.temperature, present)
+        target = ids.clamp_max(classes - 1)
+        scored = (ids < classes) & present[target]
+        if query is not None:
+            scored = scored & query
+        loss = _mean_cross_entropy(logits, target, scored, present, self.label_smoothing)
+        self._record(finite, valid, scored)
+        return loss
+
+    def _queries(self, ids: Tensor) -> Tensor | None:
+        if self.mode == "standard":
+            return None
+        keys = split_keys(self.seed, self.calls, len(ids))
+        if self.stratified:
+            return stratified_queries(keys, ids, self.query_fraction)
+        return random_queries(keys, self.query_fraction)
+
+    def _centres(self, z: Tensor, ids: Tensor, support: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        sums, counts = class_sums(z, ids, classes, support)
+        if self.memory is not None:
+            sums, counts = self._with_memory(sums, counts)
+        return sums / counts.clamp_min(1)[:, None], counts > 0
+
+    def _with_memory(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        if self.memory_sums is None or self.memory_counts is None:
+            if not self.training:
+                return sums, counts
+            self.memory_sums, self.memory_counts = torch.zeros_like(sums), torch.zeros_like(counts)
+        sums, counts = sums + self.memory_sums, counts + self.memory_counts
+        if self.training:
+            with torch.no_grad():
+                self.memory_sums.copy_(sums)
+                self.memory_counts.copy_(counts)
+        return sums, counts
+
+    @torch.no_grad()
+    def _record(self, finite: Tensor, valid: Tensor, scored: Tensor) -> None:
+        """Count what was left out, on the device, and remember the first call in which anything was."""
+        empty = ~scored.any()
+        bad = empty | ~(finite & valid).all()
+        found = torch.stack([bad.long(), (~finite).sum(), (~valid).sum(), empty.long()])
+        self.bad_counts.add_(found)
+        self.first_bad.copy_(torch.where(bad & (self.first_bad < 0), self.calls, self.first_bad))
+        if self.training:
+            self.calls.add_(1)
+
+    def check(self) -> None:
+        """Raise for what the loss had to leave out so far.
+
+        It waits for the device, so call it when a step is logged.
+
+        Raises:
+            InputError: embeddings with NaN or infinity, labels out of range, or calls that scored nothing;
+                the line names the first call (counted from 0) and how many.
+        """
+        calls, rows, labels, empty = self.bad_counts.tolist()
+        if calls == 0:
+            return
+        parts = []
+        if rows:
+            parts.append(f"{rows} embedding rows with NaN or infinity (lower the learning rate or clip)")
+        if labels:
+            parts.append(f"{labels} labels outside 0..{(self.num_classes or 1) - 1} (see check_labels)")
+        if empty:
+            parts.append(f"{empty} calls in which no example had a prototype (use larger batches)")
+        first = int(self.first_bad)
+        raise InputError(f"prototypical loss: first bad call {first}, {calls} in all: {'; '.join(parts)}")
+
+    @torch.no_grad()
+    def reset_epoch(self) -> None:
+        """Forget the epoch's prototypes; nothing to do without memory."""
+        for name in _MEMORY:
+            kept = getattr(self, name)
+            if kept is not None:
+                kept.zero_()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # The memory is made by the first call, when D is known: make or drop it to match what was saved.
+        for name in _MEMORY:
+            saved = state_dict.get(prefix + name)
+            kept = getattr(self, name)
+            if saved is None or kept is None or kept.shape != saved.shape:
+                fresh = None if saved is None else torch.zeros_like(saved, device=self.calls.device)
+                setattr(self, name, fresh)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """The options that change the loss, for `print(model)`."""
+        return f"{self.mode}, distance={self.distance}, num_classes={self.num_classes}, memory={self.memory}"
+
+
+def _mean_cross_entropy(
+    logits: Tensor, target: Tensor, scored: Tensor, present: Tensor, smoothing: float
+) -> Tensor:
+    """Mean over the scored rows; 0 with zero gradient when there are none."""
+    log_p = logits.log_softmax(1)
+    each = -log_p.gather(1, target[:, None]).squeeze(1)
+    if smoothing:
+        uniform = -torch.where(present, log_p, 0).sum(1) / present.sum().clamp_min(1)
+        each = (1 - smoothing) * each + smoothing * uniform
+    return torch.where(scored, each, 0).sum() / scored.sum().clamp_min(1)
+
+
+def _between(name: str, value: float, *, low_allowed: bool) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (0 < value < 1 or (low_allowed and value == 0)):
+        allowed = "at least 0 and below 1" if low_allowed else "above 0 and below 1"
+        raise InputError(f"{name} is {value!r}; give a number {allowed}")
+    return float(value)

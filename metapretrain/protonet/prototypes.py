@@ -1,0 +1,87 @@
+"""Class centres and dense class ids, without a loop over classes and without reading anything back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError
+from metapretrain.protonet.distances import result_dtype, wide_dtype
+
+
+def check_shapes(z: Tensor, y: Tensor) -> None:
+    """Raise InputError unless `z` is floating (B, D) and `y` whole numbers (B,), B at least 1."""
+    if z.dim() != 2 or y.dim() != 1 or z.shape[0] != y.shape[0] or z.shape[0] == 0:
+        raise InputError(
+            f"embeddings {tuple(z.shape)} and labels {tuple(y.shape)} do not match: "
+            "give (B, D) and (B,) with the same B, at least 1"
+        )
+    if not z.is_floating_point():
+        raise InputError(f"embeddings are {z.dtype}; give floating point numbers")
+    if y.is_floating_point() or y.is_complex():
+        raise InputError(f"labels are {y.dtype}; give whole numbers, for example y.long()")
+
+
+def dense_ids(y: Tensor) -> Tensor:
+    """Number the distinct labels 0, 1, ... in ascending order.
+
+    Args:
+        y: (B,) whole numbers, any values.
+
+    Returns:
+        (B,) int64 in 0..B-1. Equals the inverse of `torch.unique`, but its shape does not depend on the
+        values, so the device is never waited for.
+
+    Example:
+        >>> dense_ids(torch.tensor([300, -7, 300])).tolist()
+        [1, 0, 1]
+    """
+    ordered, order = torch.sort(y.long(), stable=True)
+    starts = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).long()])
+    return torch.zeros_like(order).scatter(0, order, starts.cumsum(0))
+
+
+def class_sums(z: Tensor, y: Tensor, num_classes: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Sum and count of each class's rows: (C, D) and (C,) of z's result dtype.
+
+    Only rows that are True in `rows` (B,) count, and labels outside 0..C-1 belong to no class. Summed in
+    float64 as one product with the one-hot labels: no atomic adds, so a GPU gives the same bits every time.
+    """
+    member = y[:, None] == torch.arange(num_classes, device=y.device)
+    if rows is not None:
+        member = member & rows[:, None]
+    one_hot = member.to(wide_dtype(z))
+    sums = one_hot.T @ z.to(one_hot.dtype)
+    return sums.to(result_dtype(z)), one_hot.sum(0).to(result_dtype(z))
+
+
+def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Mean embedding of each class (equation of step 2 of the vision paper; Snell et al., 2017, equation 1).
+
+    Args:
+        z: (B, D) floating point.
+        y: (B,) whole numbers; a row whose label is outside 0..C-1 belongs to no prototype.
+        num_classes: C, at least 1.
+
+    Returns:
+        centres (C, D), float64 for float64 input and else float32; present (C,) bool, False for a class
+        without examples, whose centre is 0 and must not be used (see `present` of :func:`proto_logits`).
+
+    Raises:
+        InputError: shapes or dtypes that do not match, num_classes below 1.
+
+    Example:
+        >>> centres, present = prototypes(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), 3)
+        >>> centres.squeeze(1).tolist(), present.tolist()
+        ([2.0, 0.0, 5.0], [True, False, True])
+    """
+    check_shapes(z, y)
+    check_num_classes(num_classes)
+    sums, counts = class_sums(z, y, num_classes)
+    return sums / counts.clamp_min(1)[:, None], counts > 0
+
+
+def check_num_classes(num_classes: int) -> None:
+    """Raise InputError unless it is a whole number of at least 1."""
+    if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 1:
+        raise InputError(f"num_classes is {num_classes!r}; give a whole number of at least 1")

@@ -1,0 +1,74 @@
+"""Which rows of a batch are queries: a function of (seed, call, row) alone, on any device.
+
+The keys are draws of the SplitMix64 stream (Steele, Lea and Flood, 2014) computed in wrapping int64
+arithmetic. Unlike a torch.Generator this gives one split on CPU and GPU, can be captured in a CUDA graph,
+and is resumed from the call counter.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _signed(x: int) -> int:
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >> 63 else x
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift: int64 shifts copies of the sign in, which the mask removes."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser, a bijection on int64."""
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def split_keys(seed: int, calls: Tensor, rows: int) -> Tensor:
+    """(rows,) int64 keys, all different: draws ``calls * 2**32 + row`` of the stream that `seed` starts.
+
+    Args:
+        seed: any whole number.
+        calls: 0-d int64 tensor, the number of calls before this one; its device is the keys'.
+        rows: B.
+    """
+    row = torch.arange(rows, device=calls.device, dtype=torch.int64)
+    start = mix(torch.full_like(calls, _signed(seed)))
+    return mix(start + ((calls << 32) + row) * _GAMMA)
+
+
+def query_count(rows: int, query_fraction: float) -> int:
+    """Number of queries in a batch of `rows`: the rounded fraction, but never an empty side."""
+    return max(1, min(rows - 1, round(query_fraction * rows)))
+
+
+def random_queries(keys: Tensor, query_fraction: float) -> Tensor:
+    """(B,) bool, True for the :func:`query_count` rows with the lowest keys."""
+    chosen = torch.argsort(keys)[: query_count(len(keys), query_fraction)]
+    return torch.zeros_like(keys, dtype=torch.bool).index_fill(0, chosen, True)
+
+
+def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor:
+    """(B,) bool: in each class the rounded fraction, at least 1 and never all; none in a class of one.
+
+    Sorted by class and then by key, a row's place in its class is its position minus the position where its
+    class starts.
+    """
+    by_key = torch.argsort(keys)
+    order = by_key[torch.argsort(y[by_key], stable=True)]
+    ordered = y[order].contiguous()
+    start = torch.searchsorted(ordered, ordered)
+    size = torch.searchsorted(ordered, ordered, right=True) - start
+    wanted = (size.float() * query_fraction).round().long().clamp_min(1)
+    place = torch.arange(len(y), device=y.device) - start
+    chosen = place < torch.minimum(wanted, size - 1)
+    return torch.zeros_like(chosen).scatter(0, order, chosen)
