@@ -1,6 +1,6 @@
 """Meta-learning for pretraining: episodes, prototypes and the loop that trains with them.
 
-The names below are imported when first used, so that ``import metapretrain`` is quick and pulls in no framework.
+Names are imported when first used: ``import metapretrain`` is quick and brings in no framework.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
         InputError: it is not; the line names the nearest valid choice.
 
     Example:
-        >>> one_of("distance", "cosine", ["euclidean", "cosine"])
+        >>> one_of("distance", "cosine", ["cosine", "plain"])
         'cosine'
-        >>> one_of("distance", "cosin", ["euclidean", "cosine"])
+        >>> one_of("distance", "cosin", ["cosine", "plain"])
         Traceback (most recent call last):
         ...
-        metapretrain.errors.InputError: unknown distance 'cosin'; did you mean 'cosine'? allowed: cosine, euclidean
+        metapretrain.errors.InputError: unknown distance 'cosin'; did you mean 'cosine'? allowed: cosine, plain
     """
     names = sorted(allowed)
     if given in names:

@@ -91,11 +91,12 @@ def common_options(
     add("--jobs-per-device", type=positive_int, default=1, metavar="N", help="runs side by side (default: 1)")
 
 
-def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--device`` and ``--precision``."""
+def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = True) -> None:
+    """Add ``--device`` and, unless turned off, ``--precision``."""
     add = parser.add_argument
     add("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N or mps (default: auto)")
-    add("--precision", choices=PRECISIONS, default="fp32", help="of the forward pass (default: fp32)")
+    if precision:
+        add("--precision", choices=PRECISIONS, default="fp32", help="of the forward pass (default: fp32)")
 
 
 def check_device(name: str) -> str:

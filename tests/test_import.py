@@ -17,7 +17,8 @@ HEAVY = {"accelerate", "gym", "higher", "learn2learn", "matplotlib", "sklearn", 
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
 def test_import_is_silent() -> None:
@@ -26,7 +27,7 @@ def test_import_is_silent() -> None:
 
 
 def test_import_needs_no_framework_and_at_most_a_second() -> None:
-    code = "import sys, time, torch; start = time.perf_counter(); import metapretrain; end = time.perf_counter()"
+    code = "import sys, time, torch; start = time.time(); import metapretrain; end = time.time()"
     seconds, *modules = run(f"{code}; print(end - start, *sys.modules)").stdout.split()
     assert float(seconds) < 1
     assert not HEAVY & set(modules)

@@ -63,6 +63,8 @@ fits "$venv/bin/python" ||
 
 say "installing (minutes the first time, mostly torch)"
 rm -f "$venv"/.metapretrain-*
+# A set-up that was stopped half-way, or another tool, can leave an environment without pip.
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip >/dev/null
 # shellcheck disable=SC2086
 "$venv/bin/python" -m pip install --quiet --upgrade ${PIP_ARGS:-} pip
 # shellcheck disable=SC2086
