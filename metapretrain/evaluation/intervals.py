@@ -17,8 +17,8 @@ from metapretrain.errors import InputError
 class Interval:
     """A mean and its two-sided interval `[low, high]`.
 
-    `half_width` is half of `high - low`; `sd` is the sample standard deviation of the `n` values. One value has no
-    interval: `half_width`, `sd`, `low` and `high` are NaN then, and `known` is false.
+    `half_width` is half of `high - low`; `sd` is the sample standard deviation of the `n` values. One value
+    has no interval: `half_width`, `sd`, `low` and `high` are NaN then, and `known` is false.
     """
 
     mean: float
@@ -141,8 +141,8 @@ def paired_interval(a: Sequence[float], b: Sequence[float], level: float = 0.95)
 def paired_images_interval(correct_a: ArrayLike, correct_b: ArrayLike, level: float = 0.95) -> Interval:
     """Difference of two accuracies on the same images, from the per-image differences.
 
-    Each image's difference (of the means over seeds, if there are several) is one value; the interval is Student's t
-    over images, which at thousands of images is the normal interval.
+    Each image's difference (of the means over seeds, if there are several) is one value; the interval is
+    Student's t over images, which at thousands of images is the normal interval.
 
     Args:
         correct_a: right or wrong, 0/1 or bool, (N,) or (seeds, N).

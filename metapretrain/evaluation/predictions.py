@@ -1,4 +1,4 @@
-"""`predictions.csv`: what a run predicted for each test image, so that runs can be compared image by image."""
+"""`predictions.csv`: what a run predicted for each test image, to compare runs image by image."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Encode = Callable[[Tensor], Tensor]
 
 @contextmanager
 def evaluation_mode(encode: Encode) -> Iterator[None]:
-    """Put the module behind `encode` (itself, or the one it is a method of) in evaluation mode, and back again."""
+    """Put the module behind `encode` (itself, or whose method it is) in evaluation mode, and back again."""
     owner = encode if isinstance(encode, nn.Module) else getattr(encode, "__self__", None)
     modules = list(owner.modules()) if isinstance(owner, nn.Module) else []
     modes = [module.training for module in modules]
@@ -35,8 +35,8 @@ def embed(
     """Embed all `images` in evaluation mode, without a graph.
 
     Args:
-        encode: maps a batch of rows of `images` to embeddings (B, D). If it is a module or a method of one, that
-            module is in evaluation mode meanwhile.
+        encode: maps a batch of rows of `images` to embeddings (B, D). If it is a module or a method of one,
+            that module is in evaluation mode meanwhile.
         images: (N, ...), on any device and of any dtype that `encode` takes.
         batch_size: rows a call.
         device: where `encode` runs; by default where `images` are.
@@ -88,7 +88,7 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
 def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:
     """Predict the class whose mean training embedding is nearest in the Euclidean distance.
 
-    No head is involved: this is prototypical classification (Snell et al. 2017) with all training rows as support.
+    No head is involved: prototypical classification (Snell et al. 2017) with all training rows as support.
 
     Args:
         z_train: (N, D).

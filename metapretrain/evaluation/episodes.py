@@ -1,0 +1,180 @@
+"""Accuracy over episodes with its interval: of any predict function, or of frozen embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.intervals import mean_interval
+from metapretrain.evaluation.representation import check_embeddings
+
+if TYPE_CHECKING:
+    from metapretrain.episodes import Episode, EpisodePlan
+
+Predict = Callable[["Episode"], Tensor]
+DISTANCES = ("euclidean", "sqeuclidean", "cosine")
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """Accuracy over `n` episodes: `mean` with `ci95`, the half-width of Student's t interval, both fractions.
+
+    `sd` is the standard deviation over episodes and `values` the accuracy of each; `ci95` and `sd` are NaN for a
+    single episode.
+    """
+
+    mean: float
+    ci95: float
+    sd: float
+    n: int
+    values: list[float]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> EpisodeResult:
+        """Summarise the accuracies of episodes.
+
+        Raises:
+            InputError: there are none, or one is not finite.
+
+        Example:
+            >>> print(EpisodeResult.of([0.8, 0.6, 0.7]))
+            70.00% +- 24.84% (3 episodes)
+        """
+        interval = mean_interval(values)
+        return cls(interval.mean, interval.half_width, interval.sd, interval.n, list(values))
+
+    def __str__(self) -> str:
+        width = f" +- {self.ci95:.2%}" if math.isfinite(self.ci95) else ""
+        return f"{self.mean:.2%}{width} ({self.n:,} episode{'s' if self.n != 1 else ''})"
+
+
+def evaluate_episodes(
+    predict: Predict,
+    dataset: Any,
+    sampler: Iterable[EpisodePlan],
+    *,
+    device: torch.device | str | None = None,
+) -> EpisodeResult:
+    """Accuracy of `predict` over the sampler's episodes; only a number is kept of each.
+
+    Args:
+        predict: maps an Episode to logits (queries, ways) or to labels int (queries,), 0..W-1. It may adapt a
+            copy of a model with gradients: what it returns is detached at once. It must not look at
+            `episode.query.y`.
+        dataset: any map-style data set of (x, label).
+        sampler: plans, for example an EpisodeSampler with a number of episodes.
+        device: where to move each episode first.
+
+    Raises:
+        InputError: the sampler is endless or empty, or `predict` returns NaN or another shape.
+    """
+    from metapretrain.episodes import EpisodeDataset
+
+    episodes = EpisodeDataset(dataset)
+    values = []
+    for plan in _finite(sampler):
+        episode = episodes[plan]
+        if device is not None:
+            episode = episode.to(device)
+        values.append(_accuracy(predict(episode), episode.query.y))
+    return EpisodeResult.of(values)
+
+
+def _finite(sampler: Iterable[EpisodePlan]) -> Iterable[EpisodePlan]:
+    if getattr(sampler, "episodes", 0) is None:
+        raise InputError(
+            "this sampler is endless: an evaluation needs EpisodeSampler(..., episodes=600) or so"
+        )
+    return sampler
+
+
+def _accuracy(answer: Tensor, y: Tensor) -> float:
+    answer = answer.detach()
+    if answer.ndim == 2 and answer.shape[0] == len(y):
+        if bool(torch.isnan(answer).any()):
+            raise InputError("predict returned logits with NaN; they are not averaged in")
+        answer = answer.argmax(dim=1)
+    if answer.shape != y.shape or answer.is_floating_point():
+        raise InputError(
+            f"predict must return logits ({len(y)}, ways) or integer labels ({len(y)},); "
+            f"got {answer.dtype} {tuple(answer.shape)}"
+        )
+    return float((answer.to(y.device) == y).double().mean())
+
+
+def evaluate_embeddings(
+    z: Tensor, sampler: Iterable[EpisodePlan], *, distance: str = "euclidean", batch: int = 128
+) -> EpisodeResult:
+    """Accuracy by nearest support prototype over the sampler's episodes, from embeddings computed once.
+
+    Prototypical classification (Snell et al. 2017): each query goes to the class whose mean support embedding is
+    nearest. `batch` episodes are scored in one go; ways, shots and queries may differ between them. A query whose
+    class has no support example counts as wrong.
+
+    Args:
+        z: embedding of every row of the data set, (N, D).
+        sampler: plans over these N rows.
+        distance: "euclidean", "sqeuclidean" (same decisions) or "cosine".
+
+    Raises:
+        InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
+    """
+    one_of("distance", distance, DISTANCES)
+    check_embeddings(z)
+    if batch < 1:
+        raise InputError(f"batch must be 1 episode or more; got {batch}")
+    z = z.detach().float()
+    if distance == "cosine":
+        z = torch.nn.functional.normalize(z, dim=1)
+    values: list[float] = []
+    with torch.inference_mode():
+        for plans in _chunks(_finite(sampler), batch):
+            values += _score(z, plans, distance).tolist()
+    return EpisodeResult.of(values)
+
+
+def _chunks(sampler: Iterable[EpisodePlan], size: int) -> Iterator[list[EpisodePlan]]:
+    iterator = iter(sampler)
+    while plans := list(islice(iterator, size)):
+        yield plans
+
+
+def _padded(parts: Sequence[Sequence[int] | Tensor], fill: int) -> Tensor:
+    rows = [torch.as_tensor(part, dtype=torch.int64) for part in parts]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
+
+
+def _score(z: Tensor, plans: Sequence[EpisodePlan], distance: str) -> Tensor:
+    """Accuracy of each of B episodes, padded to the largest, (B,)."""
+    support_y = _padded([plan.support_y for plan in plans], -1)
+    query_y = _padded([plan.query_y for plan in plans], -1)
+    sizes = [len(plan.support_y) for plan in plans]
+    support = _padded([plan[:size] for plan, size in zip(plans, sizes, strict=True)], 0)
+    query = _padded([plan[size:] for plan, size in zip(plans, sizes, strict=True)], 0)
+    if support.shape != support_y.shape or query.shape != query_y.shape:
+        raise InputError("a plan must list its support rows, then its query rows, with one label each")
+    for rows in (support, query):
+        if int(rows.min()) < 0 or int(rows.max()) >= len(z):
+            raise InputError(
+                f"a plan names row {int(rows.max())}; there are embeddings of rows 0..{len(z) - 1}"
+            )
+    ways = int(max(support_y.max(), query_y.max())) + 1
+    support, support_y, query, query_y = (t.to(z.device) for t in (support, support_y, query, query_y))
+    member = torch.nn.functional.one_hot(support_y + 1, ways + 1)[..., 1:].to(
+        z.dtype
+    )  # (B, S, W), padding all 0
+    counts = member.sum(dim=1)
+    centres = member.transpose(1, 2) @ z[support] / counts.clamp(min=1)[..., None]
+    if distance == "cosine":
+        centres = torch.nn.functional.normalize(centres, dim=2)
+    gap = torch.cdist(z[query], centres, compute_mode="donot_use_mm_for_euclid_dist")  # (B, Q, W)
+    gap = gap.masked_fill((counts == 0)[:, None], torch.inf)
+    right = (gap.argmin(dim=2) == query_y) & (query_y >= 0)
+    return right.sum(dim=1).double() / (query_y >= 0).sum(dim=1)
