@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from metapretrain.data.splits import validation_split
 from metapretrain.errors import InputError, one_of
 
 SPLITS = ("train", "test")
+ALL = "all"  # both splits together, for an evaluation of classes that no training saw
 TEST_SHARE = 0.2
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -34,7 +36,7 @@ def load_image_folder(
 
     Args:
         data_dir: the folder.
-        split: ``"train"`` or ``"test"``.
+        split: ``"train"``, ``"test"`` or ``"all"`` (both).
         image_size: height and width of the result in pixels.
         channels: 3 for colour, 1 for grey.
         workers: decoding threads; by default one a processor.
@@ -46,12 +48,34 @@ def load_image_folder(
         InputError: the folder is missing or has no images, a class has none, the test split has a class that
             the training split has not, or an image cannot be decoded (named).
     """
-    one_of("split", split, SPLITS)
+    classes, paths, labels = list_images(data_dir, split)
+    images, files = _read(paths, split, image_size, channels, workers)
+    name = Path(data_dir).expanduser().resolve().name
+    return ImageSet(images, labels, classes, name, split, files)
+
+
+def read_images(
+    paths: Sequence[str | Path], image_size: int, *, channels: int = 3, workers: int | None = None
+) -> Tensor:
+    """Read image files as :func:`load_image_folder` does.
+
+    Returns:
+        uint8 (N, channels, image_size, image_size) in the order of `paths`.
+
+    Raises:
+        InputError: a file cannot be decoded (named).
+    """
+    return _read([Path(path) for path in paths], "given", image_size, channels, workers)[0]
+
+
+def _read(
+    paths: Sequence[Path], what: str, image_size: int, channels: int, workers: int | None
+) -> tuple[Tensor, dict[str, dict[str, Any]]]:
+    """Return the images uint8 (N, channels, image_size, image_size) and one record of the files together."""
     if not isinstance(image_size, int) or image_size < 1:
         raise InputError(f"image size must be a positive integer, got {image_size!r}")
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 or 3, got {channels!r}")
-    classes, paths, labels = list_images(data_dir, split)
     pixels = np.empty((len(paths), channels, image_size, image_size), dtype=np.uint8)
     digest, size = hashlib.md5(usedforsecurity=False), 0
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
@@ -60,9 +84,8 @@ def load_image_folder(
             pixels[row] = image
             digest.update(paths[row].parent.name.encode() + paths[row].name.encode() + checksum)
             size += length
-    files = {f"{split} images": {"bytes": size, "md5": digest.hexdigest(), "official": None}}
-    name = Path(data_dir).expanduser().resolve().name
-    return ImageSet(torch.from_numpy(pixels), labels, classes, name, split, files)
+    files = {f"{what} images": {"bytes": size, "md5": digest.hexdigest(), "official": None}}
+    return torch.from_numpy(pixels), files
 
 
 def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path], Tensor]:
@@ -71,6 +94,7 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
     Raises:
         InputError: as :func:`load_image_folder`, but for images that cannot be decoded.
     """
+    one_of("split", split, (*SPLITS, ALL))
     root = Path(data_dir).expanduser()
     if not root.is_dir():
         what = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
@@ -78,9 +102,15 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
     parts = [part for part in SPLITS if (root / part).is_dir()]
     if not parts:
         classes, paths, labels = _scan(root)
+        if split == ALL:
+            return classes, paths, labels
         test = max(round(TEST_SHARE * len(paths)), 1)
         rows = validation_split(labels, test)[SPLITS.index(split)]
         return classes, [paths[row] for row in rows.tolist()], labels[rows]
+    if split == ALL:
+        listed = [list_images(root, part) for part in parts]
+        paths = [path for _, part, _ in listed for path in part]
+        return listed[0][0], paths, torch.cat([labels for _, _, labels in listed])
     if split not in parts:
         raise InputError(f"{root} has a {parts[0]} folder but no {split} folder; add it, or leave both out")
     classes, paths, labels = _scan(root / split)
