@@ -20,12 +20,12 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
         InputError: it is not; the line names the nearest valid choice.
 
     Example:
-        >>> one_of("distance", "cosine", ["cosine", "plain"])
+        >>> one_of("distance", "cosine", ["cosine", "dot"])
         'cosine'
-        >>> one_of("distance", "cosin", ["cosine", "plain"])
+        >>> one_of("distance", "cosin", ["cosine", "dot"])
         Traceback (most recent call last):
         ...
-        metapretrain.errors.InputError: unknown distance 'cosin'; did you mean 'cosine'? allowed: cosine, plain
+        metapretrain.errors.InputError: unknown distance 'cosin'; did you mean 'cosine'? allowed: cosine, dot
     """
     names = sorted(allowed)
     if given in names:
