@@ -63,7 +63,7 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     # A grey pixel has chroma 0 and numerator 0: any positive divisor gives hue 0, and c * w is 0 whatever the
     # hue.
     turned = sextant / chroma.clamp_min(1e-6) + per_image(6 * shift)
-    distance = torch.cat([turned + 3, turned + 1, turned - 1], dim=1).remainder_(6).sub_(3).abs_()
+    distance = torch.cat([turned, turned - 2, turned - 4], dim=1).remainder_(6).sub_(3).abs_()
     return torch.addcmul(low - chroma, distance.clamp_(1, 2), chroma)
 
 
