@@ -26,8 +26,8 @@ DISTANCES = ("euclidean", "sqeuclidean", "cosine")
 class EpisodeResult:
     """Accuracy over `n` episodes: `mean` with `ci95`, the half-width of Student's t interval, both fractions.
 
-    `sd` is the standard deviation over episodes and `values` the accuracy of each; `ci95` and `sd` are NaN for a
-    single episode.
+    `sd` is the standard deviation over episodes and `values` the accuracy of each; `ci95` and `sd` are NaN
+    for a single episode.
     """
 
     mean: float
@@ -114,9 +114,9 @@ def evaluate_embeddings(
 ) -> EpisodeResult:
     """Accuracy by nearest support prototype over the sampler's episodes, from embeddings computed once.
 
-    Prototypical classification (Snell et al. 2017): each query goes to the class whose mean support embedding is
-    nearest. `batch` episodes are scored in one go; ways, shots and queries may differ between them. A query whose
-    class has no support example counts as wrong.
+    Prototypical classification (Snell et al. 2017): each query goes to the class whose mean support embedding
+    is nearest. `batch` episodes are scored in one go; ways, shots and queries may differ between them. A query
+    whose class has no support example counts as wrong.
 
     Args:
         z: embedding of every row of the data set, (N, D).
@@ -131,8 +131,6 @@ def evaluate_embeddings(
     if batch < 1:
         raise InputError(f"batch must be 1 episode or more; got {batch}")
     z = z.detach().float()
-    if distance == "cosine":
-        z = torch.nn.functional.normalize(z, dim=1)
     values: list[float] = []
     with torch.inference_mode():
         for plans in _chunks(_finite(sampler), batch):
@@ -167,14 +165,13 @@ def _score(z: Tensor, plans: Sequence[EpisodePlan], distance: str) -> Tensor:
             )
     ways = int(max(support_y.max(), query_y.max())) + 1
     support, support_y, query, query_y = (t.to(z.device) for t in (support, support_y, query, query_y))
-    member = torch.nn.functional.one_hot(support_y + 1, ways + 1)[..., 1:].to(
-        z.dtype
-    )  # (B, S, W), padding all 0
+    member = torch.nn.functional.one_hot(support_y + 1, ways + 1)[..., 1:].to(z.dtype)
     counts = member.sum(dim=1)
     centres = member.transpose(1, 2) @ z[support] / counts.clamp(min=1)[..., None]
-    if distance == "cosine":
-        centres = torch.nn.functional.normalize(centres, dim=2)
-    gap = torch.cdist(z[query], centres, compute_mode="donot_use_mm_for_euclid_dist")  # (B, Q, W)
+    queries = z[query]
+    if distance == "cosine":  # between unit vectors the Euclidean distance orders as the cosine does
+        queries, centres = (torch.nn.functional.normalize(x, dim=2) for x in (queries, centres))
+    gap = torch.cdist(queries, centres, compute_mode="donot_use_mm_for_euclid_dist")  # (B, Q, W)
     gap = gap.masked_fill((counts == 0)[:, None], torch.inf)
     right = (gap.argmin(dim=2) == query_y) & (query_y >= 0)
     return right.sum(dim=1).double() / (query_y >= 0).sum(dim=1)

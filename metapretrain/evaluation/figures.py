@@ -1,19 +1,19 @@
-"""Figures of a run: embeddings, curves, confusion matrix and comparison, on an Agg canvas without global state."""
+"""Figures of a run: maps of embeddings, confusion matrix and comparison; curves are in `curves`."""
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.canvas import COLOURS, INK, MARKERS, darker, new_figure, plain, save_figure
+from metapretrain.evaluation.curves import curves_figure, read_metrics
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.evaluation.predictions import confusion
 from metapretrain.evaluation.representation import check_embeddings, knn_leave_one_out, silhouette, subsample
@@ -22,48 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Paul Tol's "muted" scheme and black: ten colours that stay apart for colour-blind readers.
-COLOURS = (
-    "#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE",
-    "#882255", "#44AA99", "#999933", "#AA4499", "#000000",
-)  # fmt: skip
-MARKERS = "osD^vPX<>*"
-INK = "#333333"
-
-log = logging.getLogger(__name__)
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """A figure in inches on an Agg canvas, known to no global list, so that none is ever left open."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save_figure(figure: Figure, path: Path | str) -> Path:
-    """Write a PNG, whole or not at all.
-
-    Raises:
-        InputError: the folder cannot be made or written.
-    """
-    path = Path(path)
-    partial = path.with_name(f".{path.stem}.partial.png")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
-
-
-def _plain(axes: Axes) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(colors=INK)
+__all__ = [
+    "comparison_figure",
+    "confusion_figure",
+    "curves_figure",
+    "project",
+    "read_metrics",
+    "save_figure",
+    "tsne_figure",
+]
 
 
 def project(z: Tensor, reducer: str = "tsne", seed: int = 0) -> NDArray[np.float32]:
@@ -82,16 +49,15 @@ def project(z: Tensor, reducer: str = "tsne", seed: int = 0) -> NDArray[np.float
             from umap import UMAP
         except ImportError as error:
             raise InputError("reducer 'umap' needs the extra package: pip install umap-learn") from error
-        return np.asarray(
-            UMAP(random_state=seed, n_neighbors=min(15, len(z) - 1)).fit_transform(array), np.float32
-        )
+        umap = UMAP(random_state=seed, n_neighbors=min(15, len(z) - 1))
+        return np.asarray(umap.fit_transform(array), np.float32)
+    if not array.std(axis=0).any():  # all at one point, as a collapsed encoder leaves them
+        return np.zeros((len(array), 2), np.float32)
     from sklearn.manifold import TSNE
 
-    perplexity = min(30.0, (len(z) - 1) / 3)
     start = "pca" if z.shape[1] > 1 else "random"
-    return np.asarray(
-        TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(array), np.float32
-    )
+    tsne = TSNE(perplexity=min(30.0, (len(z) - 1) / 3), init=start, random_state=seed)
+    return np.asarray(tsne.fit_transform(array), np.float32)
 
 
 def tsne_figure(
@@ -105,8 +71,8 @@ def tsne_figure(
 ) -> Figure:
     """Maps of embeddings, one panel each, two a row, coloured and labelled by class.
 
-    The title of a panel gives silhouette and kNN accuracy in the embedding space itself, not on the map; kNN is by
-    the panel's other points (leave-one-out) unless `knn` holds the panel's figure.
+    The title of a panel gives silhouette and kNN accuracy in the embedding space itself, not on the map; kNN
+    is by the panel's other points (leave-one-out) unless `knn` holds the panel's figure.
 
     Args:
         panels: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1.
@@ -132,10 +98,15 @@ def tsne_figure(
             measured = f"kNN {knn[name]:.1%}"
         else:
             measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}"
-        axes.set_title(f"{name}\nsilhouette {silhouette(z, y):.2f}, {measured}", fontsize=10, color=INK)
+        axes.set_title(f"{name}\n{_tightness(z, y)}, {measured}", fontsize=10, color=INK)
     method = {"tsne": "t-SNE", "umap": "UMAP"}[reducer]
     figure.supxlabel(f"{method} of at most {max_points:,} embeddings a panel", fontsize=8, color=INK)
     return figure
+
+
+def _tightness(z: Tensor, y: Tensor) -> str:
+    defined = 2 <= len(torch.unique(y)) < len(y)
+    return f"silhouette {silhouette(z, y):.2f}" if defined else "silhouette undefined"
 
 
 def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], classes: Sequence[str]) -> None:
@@ -146,122 +117,34 @@ def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], clas
         )
     from matplotlib.patheffects import withStroke
 
+    middles = {}
     for label in np.unique(y):
         mine = points[y == label]
         colour = COLOURS[label % len(COLOURS)]
         marker = MARKERS[label // len(COLOURS) % len(MARKERS)]
         axes.scatter(mine[:, 0], mine[:, 1], s=7, c=colour, marker=marker, alpha=0.65, linewidths=0)
-    for label in np.unique(y):  # after all points, so that no point hides a name
-        mine = points[y == label]
-        middle = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
-        colour = COLOURS[label % len(COLOURS)]
-        outline = [withStroke(linewidth=3, foreground="white")]
-        axes.text(middle[0], middle[1], classes[label], color=colour, fontsize=9, weight="bold",
-                  ha="center", va="center", path_effects=outline)  # fmt: skip
+        middles[label] = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
+    outline = [withStroke(linewidth=3, foreground="white")]
+    for label, (x, height) in _spread(middles, np.ptp(points, axis=0)).items():
+        axes.text(x, height, classes[label], color=darker(COLOURS[label % len(COLOURS)]), fontsize=9,
+                  weight="bold", ha="center", va="center", path_effects=outline)  # fmt: skip
     axes.set_xticks([])
     axes.set_yticks([])
 
 
-def read_metrics(path: Path | str) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Read `metrics.jsonl` into "split/name" -> (steps, values); a torn last line is left out with a warning.
-
-    Raises:
-        InputError: the file cannot be read, or a line before the last is not a metric.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read metrics {path}: {error}") from error
-    series: dict[str, dict[int, float]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            key, step, value = f"{entry['split']}/{entry['name']}", int(entry["step"]), float(entry["value"])
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                log.warning("%s: the last line is torn and left out", path)
-                break
-            raise InputError(f"{path}: line {number} is not a metric (step, split, name, value)") from error
-        series.setdefault(key, {})[step] = value
-    return {
-        key: (
-            np.array(sorted(found), np.int64),
-            np.array([found[step] for step in sorted(found)], np.float64),
-        )
-        for key, found in series.items()
-    }
-
-
-def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[str]) -> Figure:
-    """Curves of logged metrics, a panel a metric: a line for the mean over seeds, a band from lowest to highest.
-
-    Args:
-        runs: method to the `metrics.jsonl` files of its seeds.
-        metrics: "split/name", for example "train/loss".
-
-    Raises:
-        InputError: no file holds any of the metrics (the line names those that are there).
-    """
-    read = {method: [read_metrics(path) for path in paths] for method, paths in runs.items()}
-    there = sorted({key for seeds in read.values() for seed in seeds for key in seed})
-    shown = [metric for metric in metrics if metric in there]
-    if not shown:
-        raise InputError(
-            f"none of the metrics {', '.join(metrics)} was logged; there are: {', '.join(there) or 'none'}"
-        )
-    figure = new_figure(6.4 * len(shown), 4.2)
-    for place, metric in enumerate(shown, start=1):
-        axes = figure.add_subplot(1, len(shown), place)
-        ends: list[tuple[float, float, str, str]] = []
-        for position, (method, seeds) in enumerate(read.items()):
-            curves = [seed[metric] for seed in seeds if metric in seed]
-            if curves:
-                ends.append((*_curve(axes, curves, COLOURS[position % len(COLOURS)], position), method))
-        _end_labels(axes, ends)
-        axes.set_title(metric, fontsize=11, color=INK)
-        axes.set_xlabel("step", color=INK)
-        _plain(axes)
-    most = max(len(seeds) for seeds in read.values())
-    figure.supxlabel(
-        f"line: mean over seeds (up to {most}); band: lowest to highest seed", fontsize=8, color=INK
-    )
-    return figure
-
-
-def _curve(
-    axes: Axes, curves: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], colour: str, position: int
-) -> tuple[float, float, str]:
-    """Draw mean and band on the steps that all seeds cover; returns the last point and the colour."""
-    last = min(int(steps[-1]) for steps, _ in curves)
-    first = max(int(steps[0]) for steps, _ in curves)
-    grid = np.unique(np.concatenate([steps for steps, _ in curves]))
-    grid = grid[(grid >= first) & (grid <= last)]
-    if grid.size == 0:
-        raise InputError(
-            f"the seeds of a curve share no step: the latest starts at {first}, the first ends at {last}"
-        )
-    values = np.stack([np.interp(grid, steps, value) for steps, value in curves])
-    mean = values.mean(axis=0)
-    style = ("-", "--", "-.", ":")[position // len(COLOURS) % 4]
-    axes.plot(grid, mean, color=colour, linestyle=style, linewidth=1.6)
-    if len(curves) > 1:
-        axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.18, linewidth=0)
-    return float(grid[-1]), float(mean[-1]), colour
-
-
-def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Name each curve at its end, pushed apart so that no two names overlap."""
-    low, high = axes.get_ylim()
-    gap = (high - low) * 0.055
-    finite = sorted((end for end in ends if math.isfinite(end[1])), key=lambda end: end[1])
-    previous = -math.inf
-    for x, y, colour, method in finite:
-        previous = max(y, previous + gap)
-        axes.annotate(method, (x, y), (1.02, previous), xycoords="data", textcoords=axes.get_yaxis_transform(),
-                      color=colour, fontsize=8.5, va="center", annotation_clip=False,
-                      arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6})  # fmt: skip
+def _spread(
+    places: dict[int, NDArray[np.float32]], extent: NDArray[np.float32]
+) -> dict[int, tuple[float, float]]:
+    """Move the places of names up until no two overlap, lowest first."""
+    wide, high = 0.16 * float(extent[0]), 0.035 * float(extent[1])
+    placed: dict[int, tuple[float, float]] = {}
+    for label, (x, y) in sorted(places.items(), key=lambda item: float(item[1][1])):
+        height = float(y)
+        for other_x, other_y in sorted(placed.values(), key=lambda place: place[1]):
+            if abs(other_x - x) < wide and abs(other_y - height) < high:
+                height = other_y + high
+        placed[label] = float(x), height
+    return placed
 
 
 def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title: str = "") -> Figure:
@@ -302,7 +185,7 @@ def comparison_figure(
     published: Mapping[str, float] | None = None,
     title: str = "test accuracy",
 ) -> Figure:
-    """Bars of accuracy with their 95% intervals over seeds, in the order given; a published figure is a diamond.
+    """Bars of accuracy with 95% intervals over seeds, in the order given; published figures as diamonds.
 
     Args:
         rows: method to its interval (fractions); a single seed has a bar without interval.
@@ -333,5 +216,5 @@ def comparison_figure(
     axes.set_xticks(range(0, 101, 20))
     note = "; diamond: published" if published and any(name in published for name in names) else ""
     axes.set_xlabel(f"{title}, %, with the 95% interval over seeds{note}", color=INK)
-    _plain(axes)
+    plain(axes)
     return figure

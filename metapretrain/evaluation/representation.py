@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
+from metapretrain.protonet.distances import proto_logits
+from metapretrain.protonet.prototypes import prototypes
 
 Encode = Callable[[Tensor], Tensor]
 
@@ -113,12 +115,8 @@ def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tenso
             f"embeddings of two dimensions: {z_train.shape[1]} in training, {z_test.shape[1]} in test"
         )
     labels, dense = torch.unique(y_train.to(z_train.device), return_inverse=True)
-    sums = z_train.new_zeros(len(labels), z_train.shape[1], dtype=torch.float32).index_add_(
-        0, dense, z_train.float()
-    )
-    centres = sums / torch.bincount(dense, minlength=len(labels))[:, None]
-    distance = torch.cdist(z_test.float(), centres, compute_mode="donot_use_mm_for_euclid_dist")
-    nearest: Tensor = labels[distance.argmin(dim=1)]
+    centres, _ = prototypes(z_train, dense, len(labels))
+    nearest: Tensor = labels[proto_logits(z_test, centres).argmax(dim=1)]
     return nearest.long()
 
 

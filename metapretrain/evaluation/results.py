@@ -46,8 +46,7 @@ def collect(root: Path | str) -> Collection:
     """
     root = Path(root)
     if root.is_file():
-        candidates = [(root.name, result) for result in _read_bundle(root)]
-        return _sift(candidates, [], [])
+        return _sift([(root.name, result) for result in _read_bundle(root)], [], [])
     if not root.is_dir():
         raise InputError(f"no such folder: {root}; expected {EXPECTED}")
     candidates: list[tuple[str, Result]] = []

@@ -91,7 +91,8 @@ def _accuracy(group: Group) -> list[str]:
         rows.append(cells)
     legend = (
         "Mean ± half-width of the 95% interval over seeds (Student t). Test set 95%: Wilson interval at the "
-        "mean, for the number of test images. Nearest prototype: the class of the nearest mean training embedding."
+        "mean, for the number of test images. Nearest prototype: the class of the nearest mean training "
+        "embedding, without a head."
     )
     return [*_table([*header, "published test / train"] if cited else header, rows), legend, ""]
 
@@ -110,9 +111,9 @@ def _differences(group: Group) -> list[str]:
             cells += [seeds, percent(difference.over_images, "+") if difference else "-"]
         rows.append(cells)
     legend = (
-        "Paired differences of test accuracy, in points, ± half-width of the 95% interval. Over seeds: Student t "
-        "over the differences on the same seeds. Over images: Student t over the images' differences, each the "
-        "mean over those seeds (no bootstrap)."
+        "Paired differences of test accuracy, in points, ± half-width of the 95% interval. Over seeds: "
+        "Student t over the differences on the same seeds. Over images: Student t over the images' "
+        "differences, each the mean over those seeds (no bootstrap)."
     )
     return ["Paired differences:", "", *_table(header, rows), legend, ""]
 
