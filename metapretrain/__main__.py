@@ -1,0 +1,10 @@
+"""`python -m metapretrain` is the command `metapretrain`."""
+
+from __future__ import annotations
+
+import sys
+
+from metapretrain.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The command `metapretrain`: subcommands, options and help; `metapretrain.commands` carries them out."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from metapretrain import __version__, commands
+from metapretrain.arguments import Parser, add_int_list, nonnegative_int, positive_int
+from metapretrain.options import add_device_options, common_options, main_guard
+
+DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
+
+OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
+
+  metapretrain demo                         pretraining methods side by side on small images, in 3 minutes
+  metapretrain data                         the data sets it reads: where they come from, how to lay them out
+  metapretrain report runs/stl10            the table of a folder of runs
+  metapretrain plot runs/stl10              its figures
+  metapretrain predict RUN image.png ...    classify your own images with a run's model
+  metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of a run's encoder on your own classes
+  metapretrain doctor                       versions, devices and what is missing
+
+Each has --help. Next: metapretrain {{next}}"""
+
+
+def build_parser() -> Parser:
+    """The parser of the whole command; `command` is the function that carries out the chosen subcommand."""
+    parser = Parser(prog="metapretrain", description="Meta-learning for pretraining.")
+    parser.add_argument("--version", action="version", version=f"metapretrain {__version__}")
+    add = parser.add_subparsers(metavar="COMMAND", title="commands").add_parser
+
+    def subcommand(name: str, run: Callable[[Namespace], int], about: str, example: str) -> Parser:
+        sentence = f"{about[0].upper()}{about[1:]}."
+        sub = add(name, help=about, description=sentence, epilog=f"example: {example}")
+        sub.set_defaults(command=run)
+        return sub
+
+    demo = subcommand("demo", commands.demo, "pretraining methods side by side on small images",
+                      "metapretrain demo --seeds 0 1 2")  # fmt: skip
+    common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2))
+    _data(subcommand("data", commands.data, "the data sets: source, terms and layout; checks a folder",
+                     "metapretrain data stl10 --data-dir data/stl10"))  # fmt: skip
+    _report(subcommand("report", commands.report, "the table of a folder of runs, with intervals",
+                       "metapretrain report runs/stl10"))  # fmt: skip
+    plot = subcommand("plot", commands.plot, "the curves and the comparison of a folder of runs",
+                      "metapretrain plot runs/stl10")  # fmt: skip
+    plot.add_argument("runs", type=Path, metavar="RUNS", help="a run's folder or one with runs below it")
+    plot.add_argument("--out", type=Path, metavar="DIR", help="default: figures, beside the runs")
+    plot.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="such as train/loss")
+    predict = subcommand("predict", commands.predict, "classify image files with a run's model",
+                         "metapretrain predict runs/stl10/stl10-strong/prl-query-s0 cat.png")  # fmt: skip
+    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    predict.add_argument("files", type=Path, nargs="+", metavar="FILE", help="image files")
+    add_device_options(predict, precision=False)
+    _few_shot(subcommand("few-shot", commands.few_shot, "k-shot accuracy of a run's encoder on your images",
+                         "metapretrain few-shot RUN --image-folder photos --ways 5 --shots 1 5"))  # fmt: skip
+    subcommand("doctor", commands.doctor, "versions, devices and what is missing", "metapretrain doctor")
+    return parser
+
+
+def _data(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show this data set only")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="check that NAME can be read from DIR")
+    parser.add_argument("--download", action="store_true", help="first fetch NAME into DIR")
+
+
+def _report(parser: Parser) -> None:
+    parser.add_argument("runs", type=Path, metavar="RUNS", help="a folder with runs below it")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where it is written (default: RUNS/report)")
+    parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown",
+                        help="what is shown; all three are written (default: markdown)")  # fmt: skip
+
+
+def _few_shot(parser: Parser) -> None:
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    add("--image-folder", type=Path, required=True, metavar="DIR", help="images in one subfolder a class")
+    add("--ways", type=positive_int, default=5, help="classes in an episode (default: 5)")
+    add_int_list(parser, "--shots", (1, 5), "support images a class, one or more numbers (default: 1 5)")
+    add("--queries", type=positive_int, default=15, help="query images a class (default: 15)")
+    add("--episodes", type=positive_int, default=600, help="episodes averaged over (default: 600)")
+    add("--seed", type=nonnegative_int, default=0, help="of the episodes (default: 0)")
+    add_device_options(parser, precision=False)
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return the exit status."""
+    options = build_parser().parse_args(argv)
+    if not hasattr(options, "command"):
+        print(OVERVIEW.format(next="report runs/demo" if Path("runs/demo").is_dir() else "demo"))
+        return 0
+    command: Callable[[Namespace], int] = options.command
+    return command(options)

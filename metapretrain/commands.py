@@ -1,0 +1,109 @@
+"""What each subcommand of `metapretrain` does; imports wait until it runs, so that help is quick."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.options import check_device
+
+
+def demo(options: Namespace) -> int:
+    """Train the demo's methods on digits and show their table."""
+    from metapretrain.demo import main
+
+    return main(options)
+
+
+def doctor(options: Namespace) -> int:
+    """Show versions, devices and what is missing."""
+    from metapretrain.training.environment import doctor as report
+
+    print(report())
+    return 0
+
+
+def data(options: Namespace) -> int:
+    """List the data sets, or describe, download and check one."""
+    from metapretrain.data.registry import DATASETS
+
+    if options.name is None:
+        if options.data_dir or options.download:
+            raise InputError(f"name the data set first: {', '.join(DATASETS)}")
+        print("\n\n".join(_described(name) for name in DATASETS))
+        print("\nCheck a folder: metapretrain data NAME --data-dir DIR")
+        return 0
+    info = DATASETS[one_of("data set", options.name, DATASETS)]
+    if options.download:
+        _download(info.name, options)
+    if options.data_dir is None and info.needs_folder:
+        print(_described(info.name))
+        return 0
+    print(info.check(options.data_dir))
+    return 0
+
+
+def _described(name: str) -> str:
+    from metapretrain.data.registry import DATASETS
+
+    info = DATASETS[name]
+    return f"{name}\n  source  {info.source}\n  terms   {info.terms}\n  layout  {info.layout}"
+
+
+def _download(name: str, options: Namespace) -> None:
+    from metapretrain.data.stl10 import download_stl10
+
+    if name != "stl10":
+        raise InputError(f"--download is for stl10; {name} has nothing to download")
+    if options.data_dir is None:
+        raise InputError("--download needs --data-dir, the folder to download into")
+    download_stl10(options.data_dir)
+
+
+def report(options: Namespace) -> int:
+    """Write the table of a folder of runs in three formats and show one."""
+    from metapretrain.evaluation.report import build_table, write
+    from metapretrain.evaluation.results import collect
+
+    text = write(options.runs, options.out)
+    if options.format != "markdown":
+        table = build_table(collect(options.runs))
+        text = table.csv() if options.format == "csv" else table.json()
+    print(text, end="" if text.endswith("\n") else "\n")
+    return 0
+
+
+def plot(options: Namespace) -> int:
+    """Draw the curves and the comparison of a folder of runs."""
+    from metapretrain.evaluation.plots import plot as draw
+
+    for path in draw(options.runs, options.out, options.metrics):
+        print(path)
+    return 0
+
+
+def predict(options: Namespace) -> int:
+    """Classify image files with a run's model: a line ``file TAB class`` each."""
+    from metapretrain import load
+    from metapretrain.data.image_folder import read_images
+
+    model = load(options.run, device=check_device(options.device))
+    images = read_images(options.files, model.image_size, channels=model.channels)
+    for path, label in zip(options.files, model.predict(images).tolist(), strict=True):
+        print(f"{path}\t{model.classes[label]}")
+    return 0
+
+
+def few_shot(options: Namespace) -> int:
+    """Show the k-shot accuracy of a run's encoder on a folder of images."""
+    from metapretrain import EpisodeSpec, load
+    from metapretrain.data.image_folder import load_image_folder
+    from metapretrain.evaluation.few_shot import few_shot_accuracy
+
+    model = load(options.run, device=check_device(options.device))
+    images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
+    for shots in options.shots:
+        spec = EpisodeSpec(options.ways, shots, options.queries)
+        result = few_shot_accuracy(model.encode, images, spec, options.episodes, options.seed)
+        print(f"{options.ways}-way {shots}-shot  {result}")
+    return 0

@@ -1,0 +1,99 @@
+"""The figures of a folder of runs: curves over seeds and the comparison of methods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from metapretrain.errors import InputError
+from metapretrain.evaluation.canvas import save_figure
+from metapretrain.evaluation.curves import curves_figure, read_metrics
+from metapretrain.evaluation.figures import comparison_figure
+from metapretrain.evaluation.report import build_table
+from metapretrain.evaluation.results import collect
+
+METRICS_FILE = "metrics.jsonl"
+USUAL = r".*(loss|accuracy)"  # what is drawn when no metrics are named
+PANELS = 4
+
+
+def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str] = ()) -> list[Path]:
+    """Draw the curves and, where results are complete, the comparison of every group of runs below `root`.
+
+    A group is the runs ``<method>-s<seed>`` of one folder.
+
+    Args:
+        root: a run's folder or one with runs at any depth.
+        out: where the figures go; by default the folder ``figures`` beside the runs (in a run, its own).
+        metrics: ``split/name`` each, one panel a metric; by default the first four losses and accuracies.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: there are no runs, no such metric was logged, or a file cannot be written.
+    """
+    root = Path(root)
+    groups = runs_by_group(root)
+    written = []
+    for folder, runs in groups.items():
+        place = _place(folder, root, Path(out) if out is not None else None)
+        shown = metrics or usual_metrics([file for files in runs.values() for file in files])
+        written.append(save_figure(curves_figure(runs, shown), place / "curves.png"))
+        written += _comparison(folder, place)
+    return written
+
+
+def runs_by_group(root: Path) -> dict[Path, dict[str, list[Path]]]:
+    """The ``metrics.jsonl`` files below `root`: folder of a group to method to its seeds' files.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not root.is_dir():
+        raise InputError(f"no such folder: {root}; name a run's folder or one with runs below it")
+    groups: dict[Path, dict[str, list[Path]]] = {}
+    for file in sorted(root.rglob(METRICS_FILE)):
+        run = file.parent
+        group = root if run == root else run.parent
+        groups.setdefault(group, {}).setdefault(method_of(run.resolve().name), []).append(file)
+    if not groups:
+        raise InputError(f"no runs in {root}: no {METRICS_FILE} at any depth")
+    return groups
+
+
+def method_of(run: str) -> str:
+    """The method in a run's folder name.
+
+    Example:
+        >>> method_of("prl-query-s12"), method_of("other")
+        ('prl-query', 'other')
+    """
+    return re.sub(r"-s\d+$", "", run)
+
+
+def usual_metrics(files: Sequence[Path]) -> list[str]:
+    """The first losses and accuracies that were logged in `files`, losses before accuracies."""
+    logged = sorted({name for file in files for name in read_metrics(file) if re.fullmatch(USUAL, name)})
+    return sorted(logged, key=lambda name: "loss" not in name)[:PANELS] or ["train/loss"]
+
+
+def _place(folder: Path, root: Path, out: Path | None) -> Path:
+    return folder / "figures" if out is None else out / folder.relative_to(root)
+
+
+def _comparison(folder: Path, place: Path) -> list[Path]:
+    try:
+        table = build_table(collect(folder))
+    except InputError:  # a run in progress has curves but no result yet
+        return []
+    written = []
+    for group in table.groups:
+        rows = {row.method: row.accuracy["test"] for row in group.rows if "test" in row.accuracy}
+        cited = {row.method: row.published.test for row in group.rows if row.published}
+        if rows:
+            name = "comparison.png" if len(table.groups) == 1 else f"comparison-{group.recipe or 'all'}.png"
+            figure = comparison_figure(rows, published=cited, title=f"test accuracy, {group.dataset}")
+            written.append(save_figure(figure, place / name))
+    return written

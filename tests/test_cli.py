@@ -1,0 +1,247 @@
+"""The command: help, the overview, the glue of each subcommand, and bad input in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import metapretrain
+from metapretrain.cli import build_parser, main
+from metapretrain.evaluation.predictions import write_predictions
+
+COMMANDS = ("demo", "data", "report", "plot", "predict", "few-shot", "doctor")
+
+
+def refuse(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run the command, check that it fails in one line, and return that line."""
+    try:
+        status = main(argv)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    shown = capsys.readouterr()
+    assert (status, shown.out) == (2, "")
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1
+    return shown.err
+
+
+def show(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+def run_python(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def write_run(folder: Path, method: str, seed: int, right: int, n: int = 20) -> Path:
+    run = folder / f"{method}-s{seed}"
+    run.mkdir(parents=True)
+    labels = np.zeros(n, np.int64)
+    write_predictions(run / "predictions.csv", np.arange(n), labels, (np.arange(n) >= right).astype(np.int64))
+    result = {
+        "schema": 1, "status": "complete", "benchmark": "stl10", "dataset": "stl10", "recipe": "paper",
+        "method": method, "seed": seed, "metrics": {"test_accuracy": right / n}, "counts": {"test": n},
+        "budget": {"encoder_passes": 100},
+    }  # fmt: skip
+    (run / "result.json").write_text(json.dumps(result))
+    lines = [
+        {"step": step, "split": split, "name": "loss", "value": seed + 1 / step}
+        for step in (1, 2, 3)
+        for split in ("train", "validation")
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "stl10" / "stl10-paper"
+    for seed in (0, 1):
+        write_run(folder, "supervised-resnet18", seed, 12 + seed)
+        write_run(folder, "prl-query-frozen-linear", seed, 15 + seed)
+    return folder
+
+
+class Model:
+    """A run's model that classifies by brightness."""
+
+    image_size, channels, classes = 8, 3, ("dark", "bright")
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        return images.float().mean(dim=(2, 3))
+
+    def predict(self, images: torch.Tensor) -> torch.Tensor:
+        return (self.encode(images).mean(dim=1) > 127).long()
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    asked: list[Any] = []
+
+    def load(run: Path, device: str = "cpu") -> Model:
+        asked.append((run, device))
+        return Model()
+
+    monkeypatch.setattr(metapretrain, "load", load, raising=False)
+    return asked
+
+
+def write_image(path: Path, grey: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((12, 12, 3), grey, np.uint8)).save(path)
+    return path
+
+
+def test_without_arguments_it_says_what_there_is_and_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = show([], capsys)
+    assert all(f"metapretrain {command}" in shown for command in COMMANDS)
+    assert shown.rstrip().endswith("Next: metapretrain demo")
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert show([], capsys).rstrip().endswith("Next: metapretrain report runs/demo")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_has_an_example_that_parses(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    example = capsys.readouterr().out.partition("example: metapretrain ")[2].split()
+    assert example[0] == command
+    build_parser().parse_args(example)
+
+
+def test_help_and_version_are_quick_and_import_no_torch() -> None:
+    code = (
+        "import sys\nfrom metapretrain.cli import main\ntry: main(['--version'])\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    done = run_python("-c", code)
+    assert done.stdout == f"metapretrain {metapretrain.__version__}\nFalse\n"
+
+
+def test_module_can_be_run() -> None:
+    done = run_python("-m", "metapretrain", "reprot")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown command 'reprot'; did you mean 'report'?")
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["doctr"], "did you mean 'doctor'"),
+        (["demo", "--methods", "simclear"], "did you mean 'simclr'"),
+        (["demo", "--sedes", "1"], "did you mean '--seeds'"),
+        (["demo", "--seeds", "0", "x"], "'x'"),
+        (["demo", "--precision", "fp23"], "did you mean 'fp32'"),
+        (["report"], "required: RUNS"),
+        (["report", "nowhere"], "no such folder: nowhere"),
+        (["report", ".", "--format", "cvs"], "did you mean 'csv'"),
+        (["plot", "nowhere"], "no such folder: nowhere"),
+        (["data", "slt10"], "did you mean 'stl10'"),
+        (["data", "stl10", "--data-dir", "nowhere"], "nowhere"),
+        (["data", "--data-dir", "nowhere"], "name the data set first"),
+        (["data", "digits", "--download"], "nothing to download"),
+        (["data", "stl10", "--download"], "--data-dir"),
+        (["few-shot", "run"], "--image-folder"),
+        (["few-shot", "run", "--image-folder", "d", "--ways", "0"], "at least 1"),
+        (["few-shot", "run", "--image-folder", "d", "--episodes", "many"], "'many'"),
+        (["predict", "run"], "required: FILE"),
+        (["predict", "run", "a.png", "--device", "gpu"], "did you mean 'cuda'"),
+    ],
+)
+def test_bad_input_is_one_line(argv: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert part in refuse(argv, capsys)
+
+
+def test_device_that_is_not_there_is_one_line(
+    loaded: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "'cuda:9' is not available" in refuse(["predict", "run", "a.png", "--device", "cuda:9"], capsys)
+    assert loaded == []
+
+
+def test_demo_gets_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Namespace] = []
+    stand_in = types.ModuleType("metapretrain.demo")
+    monkeypatch.setattr(stand_in, "main", lambda options: given.append(options) or 0, raising=False)
+    monkeypatch.setitem(sys.modules, "metapretrain.demo", stand_in)
+    assert main(["demo", "--methods", "supervised,simclr", "--seeds", "4", "--smoke"]) == 0
+    (options,) = given
+    assert (options.methods, options.seeds, options.smoke) == (["supervised", "simclr"], [4], True)
+
+
+def test_doctor_names_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torch.__version__ in show(["doctor"], capsys)
+
+
+def test_data_lists_describes_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = show(["data"], capsys)
+    assert all(word in listed for word in ("stl10", "digits", "image-folder", "terms", "layout"))
+    described = show(["data", "stl10"], capsys)
+    assert "stl10_binary" in described
+    assert "scikit-learn" not in described
+    assert "digits" in show(["data", "digits"], capsys)
+
+
+def test_report_writes_all_formats_and_shows_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = show(["report", str(runs.parent)], capsys)
+    assert "prl-query-frozen-linear" in shown
+    written = sorted(path.name for path in (runs.parent / "report").iterdir())
+    assert written == ["table.csv", "table.json", "table.md"]
+    as_json = json.loads(show(["report", str(runs.parent), "--format", "json"], capsys))
+    assert as_json == json.loads((runs.parent / "report" / "table.json").read_text())
+    as_csv = show(["report", str(runs.parent), "--format", "csv", "--out", str(runs / "elsewhere")], capsys)
+    assert as_csv == (runs / "elsewhere" / "table.csv").read_text()
+
+
+def test_plot_draws_curves_and_comparison(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = [Path(line) for line in show(["plot", str(runs.parent)], capsys).splitlines()]
+    assert written == [runs / "figures" / "curves.png", runs / "figures" / "comparison.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_plot_of_one_run_goes_into_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs / "supervised-resnet18-s0"
+    written = show(["plot", str(run), "--metrics", "validation/loss"], capsys).splitlines()
+    assert written[0] == str(run / "figures" / "curves.png")
+    assert "train/loss" in refuse(["plot", str(run), "--metrics", "train/los"], capsys)
+
+
+def test_plot_into_another_folder(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(["plot", str(runs.parent), "--out", str(tmp_path / "pictures")], capsys)
+    assert (tmp_path / "pictures" / "stl10-paper" / "curves.png").is_file()
+    assert not (runs / "figures").exists()
+
+
+def test_predict_names_the_class_of_each_file(
+    tmp_path: Path, loaded: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(write_image(tmp_path / f"{grey}.png", grey)) for grey in (250, 3)]
+    shown = show(["predict", "run", *files, "--device", "cpu"], capsys)
+    assert shown == f"{files[0]}\tbright\n{files[1]}\tdark\n"
+    assert loaded == [(Path("run"), "cpu")]
+
+
+def test_predict_names_a_file_that_is_no_image(
+    tmp_path: Path, loaded: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.png").write_text("text")
+    assert "text.png" in refuse(["predict", "run", str(tmp_path / "text.png")], capsys)
