@@ -43,8 +43,8 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Col
         >>> check_same(Path("runs/a"), {"seed": 0, "lr": 0.1}, {"seed": 0, "lr": 0.2})
         Traceback (most recent call last):
         ...
-        metapretrain.errors.InputError: --resume with a changed configuration in runs/a: lr was 0.1, is 0.2; give
-        the same options again or choose another --out
+        metapretrain.errors.InputError: --resume with a changed configuration in runs/a: lr was 0.1, is 0.2;
+        give the same options again or choose another --out
     """
     if not isinstance(before, dict):
         raise InputError(f"{run} has no configuration in its config.json; choose another --out")
@@ -61,8 +61,8 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Col
     ]
     if changed:
         raise InputError(
-            f"--resume with a changed configuration in {run}: {'; '.join(changed)}; give the same options again "
-            "or choose another --out"
+            f"--resume with a changed configuration in {run}: {'; '.join(changed)}; "
+            "give the same options again or choose another --out"
         )
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,9 +28,12 @@ _PACKAGES = (
     "safetensors",
     "tensorboard",
     "scikit-learn",
+    "scipy",
     "matplotlib",
+    "pillow",
     "tqdm",
     "higher",
+    "pytorch-metric-learning",
 )
 _LEARN2LEARN = (
     'pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0 '
@@ -118,14 +122,20 @@ def command(argv: Sequence[str] | None = None) -> str:
     return shlex.join(_shorten(word) for word in words)
 
 
-def without_absolute_paths(text: str) -> str:
-    """Return `text` with each absolute path in it (or one that starts with ``~/``) cut to its last part.
+def without_absolute_paths(value: Any) -> Any:
+    """Return a text, or a nest of lists and dicts of texts, with each absolute path cut to its last part.
+
+    A path that starts with ``~/`` counts as absolute; an address on the web is left as it is.
 
     Example:
         >>> without_absolute_paths("read /data/stl10/train_X.bin and https://example.org/a/b, 3/4 of it")
         'read train_X.bin and https://example.org/a/b, 3/4 of it'
     """
-    return _ABSOLUTE.sub(lambda match: Path(match[0]).name, text)
+    if isinstance(value, str):
+        return _ABSOLUTE.sub(lambda match: Path(match[0]).name, value)
+    if isinstance(value, dict):
+        return {without_absolute_paths(key): without_absolute_paths(item) for key, item in value.items()}
+    return [without_absolute_paths(item) for item in value] if isinstance(value, list) else value
 
 
 def doctor() -> str:
@@ -201,7 +211,7 @@ def _shorten(word: str) -> str:
     option, equals, value = word.partition("=")
     if equals and option.startswith("-") and _is_absolute(value):
         return f"{option}={Path(value).name}"
-    return Path(word).name if _is_absolute(word) else without_absolute_paths(word)
+    return Path(word).name if _is_absolute(word) else _ABSOLUTE.sub(lambda match: Path(match[0]).name, word)
 
 
 def _is_absolute(text: str) -> bool:

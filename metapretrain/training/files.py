@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -73,7 +74,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in `folder` (its renames) are on the disk.
+    """Wait until the names in `folder` (its renames) are on the disk, where its file system can do that.
 
     Raises:
         OSError: the folder cannot be opened or synchronised.
@@ -81,6 +82,9 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
     finally:
         os.close(descriptor)
 
@@ -139,3 +143,26 @@ def json_bytes(value: Any) -> bytes:
         b'{\\n  "a": null\\n}\\n'
     """
     return (json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in `file`, or None when there is no such file.
+
+    Raises:
+        InputError: it cannot be read or is not a JSON object.
+
+    Example:
+        >>> read_json(Path("no-such-file.json")) is None
+        True
+    """
+    if not file.exists():
+        return None
+    with one_line_errors(f"cannot read {file}"):
+        data = file.read_bytes()
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(f"{file} is damaged: not a JSON object; choose another --out")
+    return value

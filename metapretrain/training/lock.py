@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -70,7 +71,8 @@ class Lock:
 
 def _close_in_child() -> None:
     for descriptor in _held:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
     _held.clear()
 
 

@@ -45,7 +45,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class MetricsFile:
-    """A run's ``metrics.jsonl``, open for appending; each call hands its lines to the operating system at once.
+    """A run's ``metrics.jsonl``, open for appending; each call hands its lines to the operating system.
 
     Args:
         run: the run folder. The file is made at the first line; a torn last line of an older session is cut.

@@ -18,8 +18,8 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """Split `state` into a value that JSON holds exactly and the tensors that it refers to by name.
 
     Dicts (any mix of str, int, float, bool and None keys, order kept), lists, tuples, None, bools, ints,
-    floats (NaN and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What JSON
-    has no word for is written as an object with the key ``"$"``.
+    floats (NaN and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What
+    JSON has no word for is written as an object with the key ``"$"``.
 
     Args:
         state: the nest.

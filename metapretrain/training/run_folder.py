@@ -1,14 +1,14 @@
-"""The folder of one run: locked while in use, readable at any moment, and cut back when the run is continued."""
+"""The folder of one run: locked while in use, whole at any moment, cut back when the run is continued."""
 
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,7 @@ from metapretrain.training.environment import (
     versions,
     without_absolute_paths,
 )
-from metapretrain.training.files import json_bytes, one_line_errors, plain, write_whole
+from metapretrain.training.files import json_bytes, one_line_errors, plain, read_json, write_whole
 from metapretrain.training.lock import Lock
 from metapretrain.training.metrics_file import METRICS, MetricsFile
 from metapretrain.training.metrics_file import read_metrics as read_metrics
@@ -45,7 +45,7 @@ class RunFolder:
         path: the folder.
         config: the configuration as JSON has it.
         main: False on every rank but the first: then nothing is locked or written.
-        seconds_before: wall time of earlier sessions of this run, which a resuming loop sets; added to ``wall_s``.
+        seconds_before: wall time of earlier sessions, set by a loop that resumes; added to ``wall_s``.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RunFolder:
     ) -> RunFolder:
         """Make the folder, or continue the run in it, and lock it until :meth:`close` or the process's end.
 
-        ``config.json`` holds {"config", "versions", "commit", "device", "command"}; a continued run keeps the first.
+        ``config.json`` holds {"config", "versions", "commit", "device", "command"} of the first session.
 
         Args:
             path: the folder.
@@ -214,8 +214,8 @@ class RunFolder:
     def finish(self, result: Mapping[str, Any]) -> Path:
         """Write ``result.json``: `result` with what every result has, where it does not say it itself.
 
-        Added: schema, status ("complete"), wall_s, peak_memory_bytes, device, versions, commit, command. Absolute
-        paths in its texts are cut to their last part; a number that is not finite becomes ``null``.
+        Added: schema, status ("complete"), wall_s, peak_memory_bytes, device, versions, commit, command.
+        Absolute paths in its texts are cut to their last part; a number that is not finite becomes ``null``.
 
         Raises:
             InputError: it cannot be written; an older result is untouched.
@@ -234,7 +234,7 @@ class RunFolder:
         whole = {"schema": 1, "status": "complete", **usual, **result}
         order = ["schema", *(key for key in result if key != "schema"), "status", *usual]
         with self._writing(_RESULT):
-            write_whole(file, json_bytes(_shortened(plain({key: whole[key] for key in order}))))
+            write_whole(file, json_bytes(without_absolute_paths(plain({key: whole[key] for key in order}))))
             self._tracker.flush()
         return file
 
@@ -244,7 +244,7 @@ class RunFolder:
         Raises:
             InputError: it is not JSON.
         """
-        return _read_json(self.path / _RESULT)
+        return read_json(self.path / _RESULT)
 
     def close(self) -> None:
         """Close the files and give the folder free."""
@@ -266,7 +266,9 @@ class RunFolder:
         self.close()
 
     def _start(self, resume: bool, may_change: Collection[str]) -> None:
-        stored = _read_json(self.path / _CONFIG)
+        for left_by_kill in self.path.glob(".*.tmp"):
+            left_by_kill.unlink(missing_ok=True)
+        stored = read_json(self.path / _CONFIG)
         if stored is None:
             left = [name for name in (METRICS, _RESULT, "checkpoint") if (self.path / name).exists()]
             if left:
@@ -288,30 +290,8 @@ class RunFolder:
                 versions()["torch"],
             )
 
-    def _writing(self, what: str) -> Any:
+    def _writing(self, what: str) -> AbstractContextManager[None]:
         return one_line_errors(f"cannot write {what} in {self.path}", _ROOM)
-
-
-def _read_json(file: Path) -> dict[str, Any] | None:
-    if not file.exists():
-        return None
-    with one_line_errors(f"cannot read {file}"):
-        data = file.read_bytes()
-    try:
-        value = json.loads(data)
-    except ValueError as error:
-        raise InputError(f"{file} is damaged: not JSON; choose another --out") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{file} is damaged: not a JSON object; choose another --out")
-    return value
-
-
-def _shortened(value: Any) -> Any:
-    if isinstance(value, str):
-        return without_absolute_paths(value)
-    if isinstance(value, dict):
-        return {without_absolute_paths(key): _shortened(item) for key, item in value.items()}
-    return [_shortened(item) for item in value] if isinstance(value, list) else value
 
 
 def _file_name(name: str) -> str:

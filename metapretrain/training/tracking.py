@@ -55,9 +55,10 @@ class Tracker:
         _ = self.writer
 
     def scalars(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Write each value as ``<split>/<name>``."""
+        """Write each value as ``<split>/<name>`` and flush, so that a kill loses none of them."""
         for name, value in values.items():
-            self.writer.add_scalar(f"{split}/{name}", value, step, new_style=False)
+            self.writer.add_scalar(f"{split}/{name}", value, step)
+        self.writer.flush()
 
     def image(self, name: str, png: bytes, step: int) -> None:
         """Write an encoded PNG as the image `name`."""
