@@ -59,7 +59,8 @@ query mode no query has a prototype; use larger or class-balanced batches, or mo
         classes = int(torch.unique(labels).numel())
         if classes == len(labels):
             raise InputError(
-                f"every class of the batch has one example ({len(labels)} rows, {classes} classes), so "
-                'in query mode no query has a prototype; use larger or class-balanced batches, or mode="standard"'
+                f"every class of the batch has one example ({len(labels)} rows, {classes} classes), "
+                "so in query mode no query has a prototype; use larger or class-balanced batches, "
+                'or mode="standard"'
             )
     return labels

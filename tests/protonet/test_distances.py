@@ -1,0 +1,149 @@
+"""Logits: values, gradients at coincident points, precision, and bad input."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metapretrain.errors import InputError
+from metapretrain.protonet import DISTANCES, proto_logits
+from tests.protonet import slow
+
+
+def rows(n: int, d: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_logits_are_minus_the_distance_over_the_temperature(distance: str, dtype: torch.dtype) -> None:
+    queries, centres = rows(6, dtype=dtype), rows(4, seed=1, dtype=dtype)
+    expected = [
+        [-slow.distance(q.double(), c.double(), distance).item() / 3.0 for c in centres] for q in queries
+    ]
+    logits = proto_logits(queries, centres, distance, temperature=3.0)
+    assert logits.dtype == dtype
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    wanted = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(logits.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_gradients_agree_with_finite_differences_also_on_a_centre(distance: str) -> None:
+    queries = rows(4).requires_grad_()
+    centres = rows(3, seed=1)
+    centres[1] = queries[2].detach()
+    assert torch.autograd.gradcheck(
+        lambda q, c: proto_logits(q, c, distance, 0.7), (queries, centres.requires_grad_())
+    )
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_second_derivatives_agree_with_finite_differences(distance: str) -> None:
+    inputs = (rows(3, 2).requires_grad_(), rows(2, 2, seed=1).requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda q, c: proto_logits(q, c, distance), inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0.0, 50.0])
+def test_a_query_on_its_centre_has_distance_zero_and_gradient_zero(dtype: torch.dtype, offset: float) -> None:
+    """The product form of cdist in float32 gives up to 0.8 here."""
+    z = (3 * rows(64, 512) + offset).to(dtype).requires_grad_()
+    logits = proto_logits(z, z.detach())
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits.diagonal(), torch.zeros(64))
+    (gradient,) = torch.autograd.grad(logits.diagonal().sum(), z)
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_float32_logits_and_gradients_are_as_exact_as_subtracting_in_float64() -> None:
+    z, centres = (rows(32, 512) + 50).float().requires_grad_(), (rows(16, 512, seed=1) + 50).float()
+    wide = z.detach().double().requires_grad_()
+    logits, exact = proto_logits(z, centres), proto_logits(wide, centres.double())
+    torch.testing.assert_close(logits, exact.float(), rtol=3e-7, atol=0)
+    (gradient,) = torch.autograd.grad(logits.sum(), z)
+    (expected,) = torch.autograd.grad(exact.sum(), wide)
+    torch.testing.assert_close(gradient, expected.float(), rtol=1e-6, atol=1e-6)
+
+
+def test_points_close_together_are_told_apart() -> None:
+    z = rows(8, 512, dtype=torch.float32)
+    near = z.clone()
+    near[:, 0] += 1e-4
+    distance = -proto_logits(near, z).diagonal()
+    torch.testing.assert_close(distance, near[:, 0] - z[:, 0], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_zero_rows_have_finite_gradients(distance: str) -> None:
+    z = torch.zeros(3, 4, requires_grad=True)
+    logits = proto_logits(z, z, distance)
+    assert torch.equal(logits.abs(), torch.zeros(3, 3))
+    (gradient,) = torch.autograd.grad(logits.sum(), z)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_autocast_changes_nothing(distance: str) -> None:
+    queries, centres = rows(6, dtype=torch.float32), rows(4, seed=1, dtype=torch.float32)
+    plain = proto_logits(queries, centres, distance)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(proto_logits(queries, centres, distance), plain)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000), scale=st.floats(1e-3, 1e3))
+def test_scaling_and_moving_all_points(seed: int, scale: float) -> None:
+    queries, centres, move = rows(5, seed=seed), rows(3, seed=seed + 1), rows(1, seed=seed + 2)
+    plain = proto_logits(queries, centres)
+    torch.testing.assert_close(proto_logits(scale * queries, scale * centres), scale * plain)
+    torch.testing.assert_close(proto_logits(queries + move, centres + move), plain)
+    torch.testing.assert_close(
+        proto_logits(scale * queries, scale * centres, "sqeuclidean"),
+        scale**2 * proto_logits(queries, centres, "sqeuclidean"),
+    )
+    cosine = proto_logits(queries, centres, "cosine")
+    torch.testing.assert_close(proto_logits(scale * queries, centres, "cosine"), cosine)
+    assert (cosine.abs() <= 1 + 1e-12).all()
+
+
+def test_absent_classes_take_no_probability() -> None:
+    queries = rows(4, dtype=torch.float32).requires_grad_()
+    centres = rows(3, seed=1, dtype=torch.float32)
+    present = torch.tensor([True, False, True])
+    logits = proto_logits(queries, centres, present=present)
+    probability = logits.softmax(1)
+    assert torch.equal(probability[:, 1], torch.zeros(4))
+    torch.testing.assert_close(probability[:, present], proto_logits(queries, centres[present]).softmax(1))
+    (gradient,) = torch.autograd.grad(probability[:, 0].sum(), queries)
+    assert gradient.isfinite().all() and gradient.abs().sum() > 0
+
+
+def test_a_temperature_tensor_gets_a_gradient() -> None:
+    temperature = torch.tensor(2.0, requires_grad=True)
+    logits = proto_logits(torch.zeros(1, 1), torch.ones(1, 1), temperature=temperature)
+    logits.sum().backward()
+    assert temperature.grad is not None
+    assert temperature.grad.item() == pytest.approx(1 / 4)
+
+
+def test_an_unknown_distance_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"unknown distance 'euclidian'; did you mean 'euclidean'\?"):
+        proto_logits(rows(2), rows(2), "euclidian")
+
+
+def test_shapes_that_do_not_match_are_shown() -> None:
+    with pytest.raises(InputError, match=r"queries \(2, 5\) and centres \(3, 4\) do not match"):
+        proto_logits(rows(2), rows(3, 4))
+    with pytest.raises(InputError, match=r"\(2, 5\) and centres \(5,\)"):
+        proto_logits(rows(2), rows(1)[0])
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, math.nan, math.inf, "warm", True])
+def test_a_temperature_must_be_above_zero(temperature: float) -> None:
+    with pytest.raises(InputError, match=r"temperature is .*; give a finite number above 0"):
+        proto_logits(rows(2), rows(2), temperature=temperature)

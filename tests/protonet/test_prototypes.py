@@ -1,0 +1,71 @@
+"""Class means and dense ids against loops and torch.unique."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metapretrain.errors import InputError
+from metapretrain.protonet import dense_ids, prototypes
+
+LABELS = st.lists(st.integers(-5, 5) | st.sampled_from([300, -(2**62), 2**62]), min_size=1, max_size=20)
+
+
+@settings(deadline=None, max_examples=60)
+@given(y=LABELS)
+def test_dense_ids_are_the_inverse_of_unique(y: list[int]) -> None:
+    expected = torch.unique(torch.tensor(y), return_inverse=True)[1]
+    assert torch.equal(dense_ids(torch.tensor(y)), expected)
+
+
+@settings(deadline=None, max_examples=40)
+@given(y=st.lists(st.integers(-1, 5), min_size=1, max_size=20), seed=st.integers(0, 1000))
+def test_prototypes_are_the_means_of_the_classes(y: list[int], seed: int) -> None:
+    z = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    centres, present = prototypes(z, torch.tensor(y), 5)
+    assert centres.shape == (5, 3)
+    for c in range(5):
+        members = [z[row] for row in range(len(y)) if y[row] == c]
+        assert present[c].item() == bool(members)
+        expected = torch.stack(members).mean(0) if members else torch.zeros(3, dtype=torch.float64)
+        torch.testing.assert_close(centres[c], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_full_precision(dtype: torch.dtype) -> None:
+    """4,096 rows of 30 overflow float16 and stop growing in bfloat16."""
+    z = torch.full((4096, 2), 30.0, dtype=dtype)
+    centres, _ = prototypes(z, torch.zeros(4096, dtype=torch.int64), 1)
+    assert centres.dtype == torch.float32
+    assert torch.equal(centres, torch.full((1, 2), 30.0))
+
+
+def test_one_example_is_its_own_prototype_bit_for_bit() -> None:
+    z = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    centres, _ = prototypes(z, torch.tensor([3, 1, 0, 4, 2]), 5)
+    assert torch.equal(centres[[3, 1, 0, 4, 2]], z)
+
+
+def test_prototypes_pass_gradcheck() -> None:
+    z = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = torch.tensor([0, 0, 2, 2, 2, 7])
+    assert torch.autograd.gradcheck(lambda z: prototypes(z, y, 4)[0], z)
+
+
+def test_bad_shapes_and_types_are_named() -> None:
+    z, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(InputError, match=r"embeddings \(4, 2\) and labels \(3,\) do not match"):
+        prototypes(z, y[:3], 2)
+    with pytest.raises(InputError, match=r"embeddings \(4,\) and labels \(4,\)"):
+        prototypes(z[:, 0], y, 2)
+    with pytest.raises(InputError, match=r"\(0, 2\) and labels \(0,\).*at least 1"):
+        prototypes(z[:0], y[:0], 2)
+    with pytest.raises(InputError, match=r"labels are torch.float32; give whole numbers"):
+        prototypes(z, y.float(), 2)
+    with pytest.raises(InputError, match=r"embeddings are torch.int64"):
+        prototypes(z.long(), y, 2)
+    for classes in (0, -1, 2.0, True):
+        with pytest.raises(InputError, match=r"num_classes is .*; give a whole number of at least 1"):
+            prototypes(z, y, classes)  # type: ignore[arg-type]
