@@ -11,6 +11,7 @@ import numpy as np
 
 from metapretrain.errors import InputError
 from metapretrain.training.configuration import flatten
+from metapretrain.training.event_files import cut_events
 from metapretrain.training.files import json_bytes, plain
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ class Tracker:
         return self._open
 
     def cut_back(self, step: int) -> None:
-        """Hide every event after `step` that was written before this call.
+        """Drop every event after `step` that was written before this call.
 
-        TensorBoard drops what lies at or after a writer's `purge_step`, so a new writer is opened at once.
+        The new writer's `purge_step` says so to a TensorBoard that has read them already.
         """
         self.close()
+        cut_events(self._folder, step)
         self._purge_step = step + 1
         _ = self.writer
 
