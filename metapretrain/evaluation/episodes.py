@@ -115,8 +115,8 @@ def evaluate_embeddings(
     """Accuracy by nearest support prototype over the sampler's episodes, from embeddings computed once.
 
     Prototypical classification (Snell et al. 2017): each query goes to the class whose mean support embedding
-    is nearest. `batch` episodes are scored in one go; ways, shots and queries may differ between them. A query
-    whose class has no support example counts as wrong.
+    is nearest. `batch` episodes are scored in one go; ways, shots and queries may differ between them. A
+    query whose class has no support example counts as wrong.
 
     Args:
         z: embedding of every row of the data set, (N, D).

@@ -147,7 +147,7 @@ def _group(
         differences = [None if base == name else _difference(by_method, name, base) for base in present]
         rows.append(_row(name, by_method[name], differences, published.get(name)))
     pretraining = [_row(name, shared[name], [], None) for name in sorted(shared)]
-    return Group(*key, present, rows, pretraining, _notes(rows, by_method))
+    return Group(*key, present, rows, pretraining, _notes(rows, by_method, present))
 
 
 def _row(
@@ -193,7 +193,9 @@ def _difference(
     return Difference(baseline, seeds, paired_interval(a, b), over_images)
 
 
-def _notes(rows: Sequence[Row], by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
+def _notes(
+    rows: Sequence[Row], by_method: Mapping[str, Mapping[int, Result]], baselines: Sequence[str]
+) -> list[str]:
     """What a reader must know before comparing the rows."""
     notes = []
     passes = {row.method: row.budget.get("encoder_passes", []) for row in rows}
@@ -212,27 +214,32 @@ def _notes(rows: Sequence[Row], by_method: Mapping[str, Mapping[int, Result]]) -
     if len(images) > 1 or any(row.test_images is None for row in rows):
         told = "; ".join(f"{row.method} {row.test_images or 'unknown or several'}" for row in rows)
         notes.append(f"The numbers of test images differ: {told}.")
-    notes += _pairing_notes(rows, by_method)
+    notes += _pairing_notes(rows, by_method, baselines)
     single = [row.method for row in rows if len(row.seeds) == 1]
     if single:
         notes.append(f"One seed, so no interval over seeds: {', '.join(single)}.")
     return notes
 
 
-def _pairing_notes(rows: Sequence[Row], by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
+def _pairing_notes(
+    rows: Sequence[Row], by_method: Mapping[str, Mapping[int, Result]], baselines: Sequence[str]
+) -> list[str]:
     notes = []
+    unmatched: dict[str, list[str]] = {}
     for row in rows:
-        for difference in row.differences:
-            if difference is None:
+        for baseline, difference in zip(baselines, row.differences, strict=True):
+            if row.method == baseline:
                 continue
-            theirs = set(by_method[difference.baseline])
-            if set(row.seeds) != theirs or len(difference.seeds) != len(row.seeds):
+            if difference is None:
+                notes.append(f"{row.method} less {baseline}: no common seed, so no paired difference.")
+                continue
+            if set(row.seeds) != set(by_method[baseline]):
                 seeds = " ".join(map(str, difference.seeds))
-                notes.append(f"{row.method} less {difference.baseline}: on the common seeds only ({seeds}).")
+                notes.append(f"{row.method} less {baseline}: on the common seeds only ({seeds}).")
             if difference.over_images is None:
-                notes.append(
-                    f"{row.method} less {difference.baseline}: predictions of the same images are missing."
-                )
+                unmatched.setdefault(baseline, []).append(row.method)
+    for baseline, methods in unmatched.items():
+        notes.append(f"No predictions of the same images as {baseline}'s: {', '.join(methods)}.")
     return notes
 
 

@@ -1,0 +1,144 @@
+"""Collecting results: what is read, what is named as left out, and the bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metapretrain.errors import InputError
+from metapretrain.evaluation.predictions import read_predictions, write_predictions
+from metapretrain.evaluation.results import bundle, collect, pack, unpack
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 8000])
+def test_pack_round_trip_is_small(n: int) -> None:
+    correct = np.random.default_rng(n).random(n) < 0.5
+    packed = json.loads(json.dumps(pack(correct, "abc")))
+    assert unpack(packed).tolist() == correct.tolist()
+    assert len(packed["bits"]) <= n / 6 + 8
+
+
+@pytest.mark.parametrize("change", [{"n": 17}, {"n": 0}, {"n": None}, {"bits": "%%"}, {"bits": 3}])
+def test_damaged_bits_are_one_line(change: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="'correct' is damaged"):
+        unpack(pack(np.ones(16, bool), "abc") | change)
+
+
+def test_complete_runs_with_their_predictions(tmp_path: Path, make_run: MakeRun) -> None:
+    folder = make_run("simclr", 1)
+    make_run("simclr", 0)
+    found = collect(tmp_path / "runs")
+    assert [result["seed"] for result in found.results] == [0, 1]
+    assert (found.incomplete, found.problems) == ([], [])
+    stored = unpack(found.results[1]["correct"])
+    assert stored.tolist() == read_predictions(folder / "predictions.csv").correct.tolist()
+
+
+def test_a_run_folder_itself_can_be_collected(make_run: MakeRun) -> None:
+    assert collect(make_run("simclr", 1)).results[0]["method"] == "simclr"
+
+
+def test_incomplete_and_torn_runs_are_named(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("simclr", 0)
+    (make_run("simclr", 1) / "result.json").unlink()
+    make_run("simclr", 2, status="failed")
+    torn = make_run("simclr", 3) / "result.json"
+    torn.write_text(torn.read_text()[:50])
+    (make_run("simclr", 4) / "result.json").write_text("[1]")
+    csv = make_run("simclr", 5) / "predictions.csv"
+    csv.write_text(csv.read_text()[:-3])
+    found = collect(tmp_path / "runs")
+    assert [result["seed"] for result in found.results] == [0, 5]
+    assert found.incomplete == [
+        "stl10-paper/simclr-s1 (no result.json)",
+        "stl10-paper/simclr-s2 (status 'failed')",
+    ]
+    torn_json, not_object, torn_csv = found.problems
+    assert torn_json.startswith("stl10-paper/simclr-s3/result.json: not JSON")
+    assert not_object.startswith("stl10-paper/simclr-s4/result.json: not a result")
+    assert torn_csv.startswith(
+        "stl10-paper/simclr-s5: no comparison image by image: predictions.csv: line 401"
+    )
+    assert str(tmp_path) not in " ".join(found.problems)
+    assert "correct" not in found.results[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"schema": 2}, "schema 2, this version reads 1"),
+        ({"method": None}, "names no method"),
+        ({"seed": "0"}, "names no method"),
+        ({"metrics": {"test_accuracy": 75.0}}, "accuracies are fractions"),
+        ({"metrics": {"train_accuracy": float("nan")}}, "not a finite number"),
+        ({"metrics": {"test_accuracy": None}}, "test_accuracy is missing"),
+        ({"budget": {"updates": "many"}}, "budget.updates is 'many'"),
+    ],
+)
+def test_impossible_results_are_left_out(
+    tmp_path: Path, make_run: MakeRun, changes: dict[str, object], match: str
+) -> None:
+    make_run("simclr", 0, predictions=False, **changes)
+    found = collect(tmp_path / "runs")
+    assert found.results == []
+    assert len(found.problems) == 1
+    assert match in found.problems[0]
+
+
+def test_predictions_of_another_run_are_not_paired(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("simclr", 0, metrics={"test_accuracy": 0.5})
+    write_predictions(make_run("simclr", 1) / "predictions.csv", [1] * 4, [1, 1, 1, 0])
+    found = collect(tmp_path / "runs")
+    assert len(found.results) == 2
+    assert all("correct" not in result for result in found.results)
+    assert "right for 0.7500 of the images, test_accuracy is 0.5000" in found.problems[0]
+    assert "4 predictions for 400 test images" in found.problems[1]
+
+
+def test_bundle_round_trip_from_file_and_folder(tmp_path: Path, make_run: MakeRun) -> None:
+    for seed in range(2):
+        make_run("simclr", seed, 290 + seed)
+    found = collect(tmp_path / "runs")
+    path = bundle(found.results, tmp_path / "docs" / "stl10.json")
+    assert collect(path) == found
+    assert collect(path.parent) == found
+    assert len(path.read_text().splitlines()) == 4
+    assert path.stat().st_size < 2 * 900
+
+
+def test_the_same_run_twice(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("simclr", 0)
+    bundle(collect(tmp_path / "runs").results, tmp_path / "runs" / "b.json")
+    assert len(collect(tmp_path / "runs").results) == 1
+    assert collect(tmp_path / "runs").problems == []
+    changed = [result | {"wall_s": 1.0} for result in collect(tmp_path / "runs").results]
+    bundle(changed, tmp_path / "runs" / "b.json")
+    found = collect(tmp_path / "runs")
+    assert [result["wall_s"] for result in found.results] == [60.0]
+    assert "left out, stl10-paper/simclr-s0 is the same method and seed" in found.problems[0]
+
+
+def test_bad_roots_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "object.json").write_text("{}")
+    cases = [
+        (tmp_path / "none", "no such folder"),
+        (tmp_path / "empty", "no results in"),
+        (tmp_path / "notes.txt", "not JSON"),
+        (tmp_path / "object.json", "not a bundle"),
+    ]
+    for root, match in cases:
+        with pytest.raises(InputError, match=match) as caught:
+            collect(root)
+        assert "\n" not in str(caught.value)
+        if root.name != "notes.txt":
+            assert "<method>-s<seed>/result.json" in str(caught.value)
+    with pytest.raises(InputError, match="no complete result"):
+        bundle([], tmp_path / "b.json")
