@@ -57,5 +57,6 @@ def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, 
     random = np.random.Generator(np.random.Philox(seed))
     held = np.zeros(len(y), dtype=bool)
     for label, amount in zip(classes, take, strict=True):
-        held[random.permutation(np.flatnonzero(y == label))[:amount]] = True
+        rows = np.flatnonzero(y == label)
+        held[rows[random.random(len(rows)).argsort(kind="stable")[:amount]]] = True
     return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))

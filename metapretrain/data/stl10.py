@@ -90,7 +90,8 @@ def find_folder(data_dir: str | Path, split: str = "train") -> Path:
         )
     missing = [name for name in _names(split) if not (folder / name).is_file()]
     if missing:
-        raise InputError(f"{folder} lacks {' and '.join(missing)}, needed for the {split} split of STL-10")
+        error = _AllMissing if len(missing) == len(_names(split)) else InputError
+        raise error(f"{folder} lacks {' and '.join(missing)}, needed for the {split} split of STL-10")
     return folder
 
 
@@ -118,23 +119,28 @@ def check_stl10(data_dir: str | Path) -> str:
     """Return one line that says which splits `data_dir` holds and whether their files are the official ones.
 
     Raises:
-        InputError: neither train nor test can be read.
+        InputError: no split is there, a file of a split is missing, or one is truncated or wrong.
     """
     found = []
-    problem: InputError | None = None
     for split in SPLITS:
         try:
             folder = find_folder(data_dir, split)
-            count = _count(folder / _names(split)[0])
-        except InputError as error:
-            problem = problem or error
+        except _AllMissing:
             continue
-        records = [file_record(folder / name, OFFICIAL_MD5[name]) for name in _names(split)]
-        kind = "official" if all(record["official"] for record in records) else "not the official files"
+        names = _names(split)
+        count = _count(folder / names[0])
+        if len(names) == 2:
+            _read_labels(folder / names[1], count)
+        official = all(file_record(folder / name, OFFICIAL_MD5[name])["official"] for name in names)
+        kind = "official" if official else "not the official files"
         found.append(f"{split} {count:,} of {OFFICIAL_IMAGES[split]:,} images ({kind})")
-    if not found and problem:
-        raise problem
+    if not found:
+        find_folder(data_dir)
     return "stl10: " + ", ".join(found)
+
+
+class _AllMissing(InputError):
+    """A folder holds no file of a split."""
 
 
 def _names(split: str) -> list[str]:
