@@ -1,7 +1,31 @@
-"""What the model sees next: episodes, shuffled batches and streams of several tasks."""
+"""What the model sees next: episodes, shuffled batches and streams of several tasks.
 
+Planning an episode (which classes, which rows) is separate from reading its data, and is a pure function of
+(seed, epoch, index, block size).
+"""
+
+from metapretrain.episodes.batches import ShuffledBatches
+from metapretrain.episodes.dataset import Batch, Episode, EpisodeDataset, EpisodeLoader, identity
+from metapretrain.episodes.interop import from_taskset, to_taskset
 from metapretrain.episodes.plan import EpisodePlan
 from metapretrain.episodes.sampler import EpisodeSampler
 from metapretrain.episodes.spec import EpisodeSpec
+from metapretrain.episodes.split import split_support_query
+from metapretrain.episodes.streams import Scheduler, TaskStream
 
-__all__ = ["EpisodePlan", "EpisodeSampler", "EpisodeSpec"]
+__all__ = [
+    "Batch",
+    "Episode",
+    "EpisodeDataset",
+    "EpisodeLoader",
+    "EpisodePlan",
+    "EpisodeSampler",
+    "EpisodeSpec",
+    "Scheduler",
+    "ShuffledBatches",
+    "TaskStream",
+    "from_taskset",
+    "identity",
+    "split_support_query",
+    "to_taskset",
+]

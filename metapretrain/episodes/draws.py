@@ -20,7 +20,7 @@ NARROW = 256  # up to this many lanes, 32-bit keys leave at least 24 random bits
 
 
 class Use(IntEnum):
-    """What random bits are for: each use has its own key, so that one seed never gives two uses the same bits."""
+    """What random bits are for: each use has its own key, so that no two uses of a seed share bits."""
 
     EPISODES = 0
     BATCHES = 1
@@ -63,10 +63,10 @@ def integers(bits: Bits, sizes: Ints) -> Ints:
 
 
 def distinct(bits: Bits, sizes: Ints, count: int) -> Ints:
-    """`count` different integers of 0..size-1 for each lane, in uniformly random order: sizes (M,) -> (M, count).
+    """`count` different integers of 0..size-1 for each lane, in random order: sizes (M,) -> (M, count).
 
-    Every ordered selection has the same probability. Needs 1 <= count <= sizes.min() and sizes below 2**32. Lanes
-    that are large beside `count` draw with replacement and reject repeats; small ones sort random keys.
+    Every ordered selection has the same probability. Needs 1 <= count <= sizes.min() and sizes below 2**32.
+    Lanes that are large beside `count` draw with replacement and reject repeats; small ones sort random keys.
 
     Example:
         >>> drawn = distinct(Bits(0, Use.EPISODES, 0, 0), np.array([5, 500]), 5)
@@ -114,7 +114,7 @@ def _with_replacement(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]
     product = words.astype(np.uint64) * span
     biased = product.astype(np.uint32) < (np.uint64(2**32) % span).astype(np.uint32)
     drawn = (product >> np.uint64(32)).astype(np.uint32)
-    good = ~biased.any(axis=1)
+    good = np.asarray(~biased.any(axis=1))
     if count > 1:
         ordered = np.sort(drawn, axis=1)
         good &= (ordered[:, 1:] != ordered[:, :-1]).all(axis=1)
@@ -144,10 +144,10 @@ def _sorted_part(bits: Bits, sizes: Ints, count: int) -> Ints:
 
 
 def _by_keys(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]:
-    """Positions (M, count) in the order of random keys, and which lanes have no tie that decided the order.
+    """Positions (M, count) in the order of random keys, and which lanes have no tie among them.
 
-    A key's low bits are its position, so one sort of plain integers does; lanes with tied random parts are drawn
-    again, which leaves the order of the others exactly uniform.
+    A key's low bits are its position, so one sort of plain integers does; lanes with tied random parts are
+    drawn again, which leaves the order of the others exactly uniform.
     """
     width, lanes = int(sizes.max()), len(sizes)
     wide = width > NARROW
@@ -155,7 +155,7 @@ def _by_keys(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]:
     shift = kind(max(width - 1, 1).bit_length())
     low = kind((1 << int(shift)) - 1)
     keys = bits.words(lanes * width, wide=wide).reshape(lanes, width) & ~low
-    keys |= np.arange(width, dtype=kind)
+    keys |= np.arange(width).astype(kind)
     ragged = int(sizes.min()) < width
     if ragged:  # positions beyond a lane's size go to the end
         keys[np.arange(width) >= sizes[:, None]] = np.iinfo(kind).max

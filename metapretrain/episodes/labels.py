@@ -28,8 +28,8 @@ def read_labels(source: Any, what: str = "labels") -> Labels:
     `MetaDataset`). Labels are integers or strings and need not be 0..C-1.
 
     Raises:
-        InputError: there are none, they are not one-dimensional, not integers or strings, or not as many as the
-            data set has rows.
+        InputError: there are none, they are not one-dimensional, not integers or strings, or not as many as
+            the data set has rows.
 
     Example:
         >>> read_labels([7, 3, 7]).names
@@ -99,7 +99,9 @@ def _as_array(column: Any, what: str) -> Any:
     try:
         values = np.asarray(column)
     except ValueError:
-        raise InputError(f"{what} must be one-dimensional, one a row, not nested lists of unequal length") from None
+        raise InputError(
+            f"{what} must be one-dimensional, one a row, not nested lists of unequal length"
+        ) from None
     if values.dtype.kind == "U" and not all(isinstance(value, str) for value in column):
         raise InputError(f"{what} must be all integers or all strings, not a mixture")
     return values

@@ -17,8 +17,8 @@ from metapretrain.errors import InputError
 class PlanTable:
     """Plans of one shape side by side: T episodes of W classes, S support and Q query rows each.
 
-    `rows` (T, S+Q), `query_y` (T, Q) or (1, Q), `support_y` likewise, `classes` (T, W) codes into `class_names`,
-    `groups` (T,) codes into `group_names`. A table of W=0 codes stands for "all classes".
+    `rows` (T, S+Q), `query_y` (T, Q) or (1, Q), `support_y` likewise, `classes` (T, W) codes into
+    `class_names`, `groups` (T,) codes into `group_names`. A table of W=0 codes stands for "all classes".
     """
 
     index: Ints
@@ -41,10 +41,11 @@ class EpisodePlan(list[int]):
         classes: the W label values that 0..W-1 stand for; with ``ways=None`` all label values of the data.
         group: the group that the episode was drawn from, None without groups.
 
-    All but the rows are made when they are read, so a plan costs little more than its list. Plans pickle by value.
+    All but the rows are made when they are read, so a plan costs little more than its list. Plans pickle by
+    value.
 
     Example:
-        >>> plan = EpisodePlan.of([4, 9, 5, 8], index=0, support_y=[0, 1], query_y=[0, 1], classes=("cat", "dog"))
+        >>> plan = EpisodePlan.of([4, 9, 5, 8], index=0, support_y=[0, 1], query_y=[0, 1], classes=(7, 3))
         >>> plan, plan.support, plan.query, plan.query_y.tolist()
         ([4, 9, 5, 8], [4, 9], [5, 8], [0, 1])
     """
@@ -92,7 +93,7 @@ class EpisodePlan(list[int]):
         return plan_at(table, 0)
 
     @property
-    def index(self) -> int:
+    def index(self) -> int:  # type: ignore[override]  # the design's name; list.index(row) is not needed
         return int(self._table.index[self._lane])
 
     @property
@@ -132,8 +133,12 @@ class EpisodePlan(list[int]):
         return _rebuild, (list(self), self.index, support_y, query_y, self.classes, self.group)
 
 
-def _rebuild(rows: list[int], index: int, support_y: list[int], query_y: list[int], classes: Any, group: Any) -> Any:
-    return EpisodePlan.of(rows, index=index, support_y=support_y, query_y=query_y, classes=classes, group=group)
+def _rebuild(
+    rows: list[int], index: int, support_y: list[int], query_y: list[int], classes: Any, group: Any
+) -> Any:
+    return EpisodePlan.of(
+        rows, index=index, support_y=support_y, query_y=query_y, classes=classes, group=group
+    )
 
 
 def plan_at(table: PlanTable, lane: int) -> EpisodePlan:

@@ -16,13 +16,16 @@ from metapretrain.errors import InputError
 
 logger = logging.getLogger(__name__)
 
+# Tables of plans, and the (table, lane) of each episode in order.
+PlanBlock = tuple[list[PlanTable], list[tuple[int, int]]]
+
 
 @dataclass(frozen=True)
 class Pools:
     """The usable classes, sorted by group: class c owns rows[start[c] : start[c] + size[c]].
 
-    Group g owns the classes first[g] : first[g] + count[g]; with ways=None a pool is a whole group. `label` (K,) and
-    `group` (G,) are codes of the labels and groups that were given.
+    Group g owns the classes first[g] : first[g] + count[g]; with ways=None a pool is a whole group. `label`
+    (K,) and `group` (G,) are codes of the labels and groups that were given.
     """
 
     rows: Ints
@@ -62,10 +65,16 @@ def make_pools(labels: Labels, groups: Labels, spec: EpisodeSpec) -> Pools:
     what = "groups" if anything else "classes"
     if not big.all():
         logger.warning(
-            "left out %d of %d %s with fewer than %d examples (shots + queries)", (~big).sum(), len(big), what, need
+            "left out %d of %d %s with fewer than %d examples (shots + queries)",
+            (~big).sum(),
+            len(big),
+            what,
+            need,
         )
     if not many.all():
-        logger.warning("left out %d of %d groups with fewer than %d usable classes", (~many).sum(), len(many), ways)
+        logger.warning(
+            "left out %d of %d groups with fewer than %d usable classes", (~many).sum(), len(many), ways
+        )
     used, first, count = np.unique(group[keep], return_index=True, return_counts=True)
     return Pools(rows, start[keep], size[keep], label[keep], first, count, used)
 
@@ -75,14 +84,14 @@ def _too_small(spec: EpisodeSpec, size: Ints, big: Any, group: Ints, groups: int
     what = "group" if spec.ways is None else "class"
     if not big.any():
         return (
-            f"shots + queries = {need} is above the size of every {what}: the largest has {int(size.max())} examples;"
-            " lower shots or queries"
+            f"shots + queries = {need} is above the size of every {what}: the largest has {int(size.max())}"
+            " examples; lower shots or queries"
         )
     if groups > 1:
         most = int(np.bincount(group[big]).max())
         return (
-            f"ways = {ways} is above the classes of every group with at least {need} examples (shots + queries):"
-            f" the largest group has {most}; lower ways, shots or queries"
+            f"ways = {ways}, but no group has as many classes with at least {need} examples (shots + queries):"
+            f" the best has {most}; lower ways, shots or queries"
         )
     if ways > len(size):
         return f"ways = {ways} is above the number of classes, {len(size)}; lower ways"
@@ -104,12 +113,14 @@ class Planner:
         ((8, 4), 24)
     """
 
-    def __init__(self, labels: Labels, groups: Labels, spec: EpisodeSpec, *, seed: int, block_size: int) -> None:
+    def __init__(
+        self, labels: Labels, groups: Labels, spec: EpisodeSpec, *, seed: int, block_size: int
+    ) -> None:
         self.labels, self.groups, self.spec = labels, groups, spec
         self.seed, self.block_size = seed, block_size
         self.pools = make_pools(labels, groups, spec)
 
-    def block(self, epoch: int, block: int) -> tuple[list[PlanTable], list[tuple[int, int]]]:
+    def block(self, epoch: int, block: int) -> PlanBlock:
         """All episodes of one block: tables by shape, and (table, lane) of each episode in order.
 
         Example:

@@ -1,4 +1,4 @@
-"""The sampler of episodes: a `batch_sampler` whose episode i depends on (seed, epoch, i, block size) alone."""
+"""The sampler of episodes: episode i depends on (seed, epoch, i, block size) alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from metapretrain.episodes.checks import check_rank, check_seed, whole
 from metapretrain.episodes.labels import read_groups, read_labels
 from metapretrain.episodes.plan import EpisodePlan, plan_at, plans_at
-from metapretrain.episodes.planner import Planner
+from metapretrain.episodes.planner import PlanBlock, Planner
 from metapretrain.episodes.spec import EpisodeSpec
 from metapretrain.errors import InputError
 
@@ -22,12 +22,13 @@ BLOCK = 512
 class EpisodeSampler(Sampler[list[int]]):
     """Yields episode plans of random classes and rows; give it to a DataLoader as `batch_sampler`.
 
-    Every episode draws a group uniformly (with `groups`), classes uniformly in uniformly random order, and different
-    rows of each class. Classes with fewer rows than the most shots + queries of the spec are left out.
+    Every episode draws a group uniformly (with `groups`), classes uniformly in uniformly random order, and
+    different rows of each class. Classes with fewer rows than the most shots + queries of the spec are left
+    out.
 
     Args:
-        labels: one label a row (N,): list, array, tensor, or a data set with `.targets`, `.labels` or learn2learn's
-            `.indices_to_labels`.
+        labels: one label a row (N,): list, array, tensor, or a data set with `.targets`, `.labels` or
+            learn2learn's `.indices_to_labels`.
         spec: ways, shots and queries.
         episodes: episodes of an epoch over all ranks; None is endless.
         seed: 0..2**64-1.
@@ -36,12 +37,12 @@ class EpisodeSampler(Sampler[list[int]]):
         groups: one group a row (N,); an episode stays inside a group.
         start: the first episode to give, counted over all ranks: what resumes a run.
         epoch: see :meth:`set_epoch`.
-        uneven: allow ranks to give different numbers of episodes, which suits evaluation; training would hang.
+        uneven: allow ranks to give different numbers of episodes: for evaluation; training would hang.
         block_size: episodes planned together; part of what an episode depends on.
 
     Raises:
-        InputError: labels, groups or counts are malformed, no class is large enough, fewer than `ways` classes
-            remain, or `episodes` does not divide by `world_size` and `uneven` is off.
+        InputError: labels, groups or counts are malformed, no class is large enough, fewer than `ways`
+            classes remain, or `episodes` does not divide by `world_size` and `uneven` is off.
 
     Example:
         >>> sampler = EpisodeSampler([0, 0, 0, 1, 1, 1], EpisodeSpec(ways=2, shots=1, queries=2), 4, seed=0)
@@ -83,6 +84,7 @@ class EpisodeSampler(Sampler[list[int]]):
                 " give the labelled rows only"
             )
         self.rows = len(read.codes)
+        self._last: tuple[int, int, PlanBlock] | None = None
         self._planner = Planner(
             read,
             read_groups(groups, self.rows),
@@ -90,6 +92,12 @@ class EpisodeSampler(Sampler[list[int]]):
             seed=check_seed(seed),
             block_size=whole("block_size", block_size, 1),
         )
+
+    @property
+    def labels(self) -> list[Any]:
+        """The label value of every row."""
+        names = self._planner.labels.names
+        return [names[code] for code in self._planner.labels.codes.tolist()]
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch, and its first episode to give, counted over all ranks.
@@ -130,7 +138,9 @@ class EpisodeSampler(Sampler[list[int]]):
             see the class.
         """
         block, lane = divmod(whole("index", index), self._planner.block_size)
-        tables, place = self._planner.block(self.epoch, block)
+        if self._last is None or self._last[:2] != (self.epoch, block):
+            self._last = self.epoch, block, self._planner.block(self.epoch, block)
+        tables, place = self._last[2]
         table, at = place[lane]
         return plan_at(tables[table], at)
 

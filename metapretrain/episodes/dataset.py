@@ -1,0 +1,193 @@
+"""Reading the data of an episode: any map-style data set behind an ordinary DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from metapretrain.episodes.plan import EpisodePlan
+from metapretrain.episodes.sampler import EpisodeSampler
+from metapretrain.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples `x`, a tensor or a nest of dicts and lists of tensors, and their labels `y`, int64 (B,).
+
+    Example:
+        >>> Batch(torch.zeros(2, 3), torch.tensor([0, 1])).to("cpu").x.shape
+        torch.Size([2, 3])
+    """
+
+    x: Any
+    y: torch.Tensor
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The batch on another device."""
+        return Batch(*(_each(part, "to", device, non_blocking=non_blocking) for part in (self.x, self.y)))
+
+    def pin_memory(self) -> Batch:
+        """The batch in page-locked memory; a DataLoader with pin_memory=True calls this."""
+        return Batch(_each(self.x, "pin_memory"), self.y.pin_memory())
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A few-shot task: learn from `support`, be scored on `query`.
+
+    `classes` are the label values that y = 0..W-1 stand for, `index` the episode's number within its epoch
+    and `group` its group.
+
+    Example:
+        >>> half = Batch(torch.zeros(1, 3), torch.tensor([0]))
+        >>> Episode(half, half, classes=("cat",), index=0).to("cpu").support.y
+        tensor([0])
+    """
+
+    support: Batch
+    query: Batch
+    classes: tuple[Any, ...]
+    index: int
+    group: Any = None
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Episode:
+        """The episode on another device."""
+        support, query = (part.to(device, non_blocking=non_blocking) for part in (self.support, self.query))
+        return Episode(support, query, self.classes, self.index, self.group)
+
+    def pin_memory(self) -> Episode:
+        """The episode in page-locked memory; a DataLoader with pin_memory=True calls this."""
+        return Episode(
+            self.support.pin_memory(), self.query.pin_memory(), self.classes, self.index, self.group
+        )
+
+
+def _each(nest: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(nest, torch.Tensor):
+        return getattr(nest, method)(*args, **kwargs)
+    if isinstance(nest, Mapping):
+        return {key: _each(value, method, *args, **kwargs) for key, value in nest.items()}
+    if isinstance(nest, (list, tuple)):
+        return [_each(value, method, *args, **kwargs) for value in nest]
+    return nest
+
+
+def identity(value: T) -> T:
+    """Return `value`: the `collate_fn` of an episode loader, whose data set already collates.
+
+    Example:
+        >>> identity(3)
+        3
+    """
+    return value
+
+
+class EpisodeDataset(Dataset[Episode]):
+    """Turns plans into episodes of a map-style data set.
+
+    Items are (x, label), (x,) or x; labels of the data set are not used, the plan has them. Dicts keep all
+    but their "label" and "labels" entries. A tensor (N, ...) is a data set too, and is indexed in one go.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.arange(4.0), torch.tensor([0, 0, 1, 1]))
+        >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(ways=2, shots=1, queries=1), 3, seed=0)
+        >>> loader = DataLoader(EpisodeDataset(data), batch_sampler=sampler, collate_fn=identity)
+        >>> [episode.support.y.tolist() for episode in loader]
+        [[0, 1], [0, 1], [0, 1]]
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise InputError(
+                f"EpisodeDataset needs a data set with len() and indexing, not {type(dataset).__name__}"
+            )
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, plan: EpisodePlan) -> Episode:
+        return self.__getitems__(plan)
+
+    def __getitems__(self, plan: EpisodePlan) -> Episode:
+        """The episode of a plan.
+
+        Raises:
+            InputError: what is given is not a plan, or names rows that the data set does not have.
+        """
+        if not isinstance(plan, EpisodePlan):
+            raise InputError(
+                f"EpisodeDataset is indexed with an EpisodePlan, not {type(plan).__name__}: give the"
+                " DataLoader batch_sampler=EpisodeSampler(...), and no sampler or batch_size"
+            )
+        if max(plan) >= len(self):
+            raise InputError(
+                f"episode {plan.index} names row {max(plan)} of a data set of {len(self)} rows;"
+                " the sampler's labels must be those of this data set"
+            )
+        support, query = self._read(plan.support), self._read(plan.query)
+        batches = Batch(support, plan.support_y), Batch(query, plan.query_y)
+        return Episode(*batches, classes=plan.classes, index=plan.index, group=plan.group)
+
+    def _read(self, rows: list[int]) -> Any:
+        if isinstance(self.dataset, torch.Tensor):
+            return self.dataset[torch.tensor(rows, device=self.dataset.device)]
+        many = getattr(self.dataset, "__getitems__", None)
+        items: Sequence[Any] = many(rows) if many is not None else [self.dataset[row] for row in rows]
+        return default_collate([_without_label(item) for item in items])
+
+
+def _without_label(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return {key: value for key, value in item.items() if key not in ("label", "labels")}
+    if isinstance(item, (tuple, list)):
+        if len(item) > 2:
+            raise InputError(
+                f"an item of the data set must be (x, label), (x,), x or a dict, not {len(item)} values:"
+                " return a dict, or ((x1, x2), label)"
+            )
+        return item[0]
+    return item
+
+
+class EpisodeLoader(DataLoader[Episode]):
+    """A DataLoader of episodes in one line, which can also change epoch and start in the middle.
+
+    Takes the DataLoader's other options (num_workers, pin_memory, ...). Do not pass it to accelerate's
+    `prepare`.
+
+    Raises:
+        InputError: the sampler's labels are not as many as the data set's rows.
+
+    Example:
+        >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(ways=2, shots=1, queries=1), 3, seed=0)
+        >>> loader = EpisodeLoader(torch.arange(4.0), sampler)
+        >>> len(loader), [episode.index for episode in loader.iter_from(1)]
+        (3, [1, 2])
+    """
+
+    def __init__(self, dataset: Any, sampler: EpisodeSampler, **options: Any) -> None:
+        if len(dataset) != sampler.rows:
+            raise InputError(
+                f"labels must be one a row: the sampler has {sampler.rows} labels,"
+                f" the data set {len(dataset)} rows"
+            )
+        self.episodes = sampler
+        # A new iterator would otherwise draw from the global random state.
+        options.setdefault("generator", torch.Generator())
+        super().__init__(EpisodeDataset(dataset), batch_sampler=sampler, collate_fn=identity, **options)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self.episodes.set_epoch(epoch)
+
+    def iter_from(self, position: int) -> Iterator[Episode]:
+        """This rank's episodes of the epoch but for the first `position`; none of those is read."""
+        self.episodes.set_epoch(self.episodes.epoch, position * self.episodes.world_size)
+        return iter(self)
