@@ -1,0 +1,215 @@
+"""Accuracy over episodes: against a slow loop, chance, flat memory, and k-shot accuracy of an encoder."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from metapretrain.data.images import ImageSet
+from metapretrain.episodes import EpisodePlan, EpisodeSampler, EpisodeSpec
+from metapretrain.episodes.dataset import Episode
+from metapretrain.errors import InputError
+from metapretrain.evaluation.episodes import EpisodeResult, evaluate_embeddings, evaluate_episodes
+from metapretrain.evaluation.few_shot import few_shot_accuracy
+from metapretrain.protonet.distances import proto_logits
+from metapretrain.protonet.prototypes import prototypes
+
+CLASSES = 8
+Y = torch.arange(160) % CLASSES
+
+
+def features(spread: float = 0.4, seed: int = 0) -> Tensor:
+    return torch.eye(CLASSES, 12)[Y] + spread * torch.randn(
+        160, 12, generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def sampler(episodes: int | None = 50, seed: int = 0, **spec: object) -> EpisodeSampler:
+    whole = {"ways": 5, "shots": 2, "queries": 4} | spec
+    return EpisodeSampler(Y, EpisodeSpec(**whole), episodes, seed=seed)  # type: ignore[arg-type]
+
+
+def by_prototypes(distance: str) -> object:
+    def predict(episode: Episode) -> Tensor:
+        centres, present = prototypes(episode.support.x, episode.support.y, len(episode.classes))
+        return proto_logits(episode.query.x, centres, distance, present=present)
+
+    return predict
+
+
+RANGED = {"ways": (2, 7), "shots": (1, 5), "queries": (1, 6)}
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine"])
+@pytest.mark.parametrize("spec", [{}, RANGED])
+def test_batched_is_episode_by_episode(distance: str, spec: dict[str, object]) -> None:
+    z = features()
+    slow = evaluate_episodes(by_prototypes(distance), TensorDataset(z, Y), sampler(**spec))  # type: ignore[arg-type]
+    fast = evaluate_embeddings(z, sampler(**spec), distance=distance, batch=16)
+    assert fast.values == pytest.approx(slow.values)
+    assert 0.4 < fast.mean < 0.99
+    assert fast.mean != evaluate_embeddings(z, sampler(seed=1, **spec), distance=distance).mean
+
+
+def test_batch_size_changes_nothing() -> None:
+    results = [evaluate_embeddings(features(), sampler(**RANGED), batch=batch) for batch in (1, 7, 1000)]
+    assert results[0] == results[1] == results[2]
+
+
+def test_interval_is_student_t_over_episodes() -> None:
+    result = evaluate_embeddings(features(), sampler(40))
+    low, high = stats.t.interval(0.95, 39, loc=result.mean, scale=stats.sem(result.values))
+    assert result.ci95 == pytest.approx((high - low) / 2)
+    assert result.n == len(result.values) == 40
+    assert str(result).endswith("(40 episodes)")
+
+
+def test_labels_and_logits_are_both_answers() -> None:
+    data = TensorDataset(features(), Y)
+    logits = by_prototypes("euclidean")
+    by_logits = evaluate_episodes(logits, data, sampler(9))  # type: ignore[arg-type]
+    by_labels = evaluate_episodes(lambda e: logits(e).argmax(1), data, sampler(9))  # type: ignore[operator]
+    assert by_logits == by_labels
+
+
+def test_an_untrained_model_scores_one_in_n() -> None:
+    network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
+    noise = TensorDataset(torch.randn(160, 12, generator=torch.Generator().manual_seed(3)), Y)
+    z = torch.randn(160, 4, generator=torch.Generator().manual_seed(4))
+    for result in (
+        evaluate_episodes(lambda episode: network(episode.query.x), noise, sampler(800, queries=6)),
+        evaluate_episodes(lambda episode: torch.zeros(len(episode.query.y), 5), noise, sampler(800)),
+        evaluate_embeddings(z[torch.randperm(160, generator=torch.Generator().manual_seed(5))], sampler(800)),
+    ):
+        assert abs(result.mean - 0.2) < max(1.6 * result.ci95, 0.02)
+
+
+def test_shuffled_labels_score_chance() -> None:
+    z = features(spread=0.1)
+    assert evaluate_embeddings(z, sampler(300)).mean > 0.99
+    shuffled = z[torch.randperm(160, generator=torch.Generator().manual_seed(6))]
+    result = evaluate_embeddings(shuffled, sampler(300))
+    assert abs(result.mean - 0.2) < 0.04
+
+
+def test_no_graph_is_kept_and_memory_stays_flat() -> None:
+    weight = torch.randn(12, 5, requires_grad=True)
+    answers: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def predict(episode: Episode) -> Tensor:
+        alive.append(sum(answer() is not None for answer in answers))
+        logits = (episode.query.x @ weight).tanh()
+        assert logits.requires_grad  # a learner that adapts needs gradients here
+        answers.append(weakref.ref(logits))
+        return logits
+
+    result = evaluate_episodes(predict, TensorDataset(features(), Y), sampler(50))
+    assert max(alive) <= 1
+    assert all(isinstance(value, float) for value in result.values)
+    assert weight.grad is None
+
+
+def test_memory_of_frozen_embeddings_is_that_of_one_batch() -> None:
+    alive: list[int] = []
+
+    def plans() -> Iterator[EpisodePlan]:
+        for number, plan in enumerate(sampler(300)):
+            if number % 20 == 19:
+                alive.append(sum(type(thing) is EpisodePlan for thing in gc.get_objects()))
+            yield plan
+
+    assert evaluate_embeddings(features(), plans(), batch=10).n == 300
+    assert 1 <= max(alive) <= 21
+
+
+def test_a_class_without_support_counts_as_wrong() -> None:
+    plan = EpisodePlan.of([0, 1, 0, 1], index=0, support_y=[0, 0], query_y=[0, 1], classes=(0, 1))
+    assert evaluate_embeddings(torch.tensor([[0.0], [9.0]]), [plan]).values == [0.5]
+
+
+def with_nan() -> Tensor:
+    z = features()
+    z[7] = math.nan
+    return z
+
+
+DATA = TensorDataset(features(), Y)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (
+            lambda: evaluate_embeddings(with_nan(), sampler()),
+            "1 of 160 rows hold NaN or infinity, first row 7",
+        ),
+        (lambda: evaluate_embeddings(features()[:50], sampler()), r"embeddings of rows 0\.\.49"),
+        (lambda: evaluate_embeddings(features(), sampler(None)), "endless"),
+        (lambda: evaluate_episodes(lambda e: e.query.y, DATA, sampler(None)), "endless"),
+        (lambda: evaluate_embeddings(features(), []), "one or more"),
+        (lambda: evaluate_embeddings(features(), sampler(), distance="cosin"), "did you mean 'cosine'"),
+        (lambda: evaluate_embeddings(features(), sampler(), batch=0), "1 episode or more"),
+        (lambda: evaluate_episodes(lambda e: torch.full((20, 5), math.nan), DATA, sampler()), "NaN"),
+        (lambda: evaluate_episodes(lambda e: torch.zeros(3, 5), DATA, sampler()), r"logits \(20, ways\)"),
+        (lambda: evaluate_episodes(lambda e: torch.zeros(20), DATA, sampler()), "integer labels"),
+    ],
+)
+def test_bad_input_is_one_line(call: object, match: str) -> None:
+    with pytest.raises(InputError, match=match) as caught:
+        call()  # type: ignore[operator]
+    assert "\n" not in str(caught.value)
+
+
+def image_set(labels: Tensor) -> ImageSet:
+    images = (features(0.3) * 50 + 100).clamp(0, 255).to(torch.uint8).reshape(160, 3, 2, 2)
+    return ImageSet(images, labels, [f"class {c}" for c in range(CLASSES)], "made", "test", {})
+
+
+def test_few_shot_of_an_encoder_is_the_accuracy_of_its_embeddings() -> None:
+    encoder = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12))
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    spec = EpisodeSpec(5, 1, 5)
+
+    def encode(x: Tensor) -> Tensor:
+        return x.flatten(1).float() / 255
+
+    result = few_shot_accuracy(encode, image_set(Y), spec, episodes=60, seed=3)
+    by_hand = evaluate_embeddings(encode(image_set(Y).images), EpisodeSampler(Y, spec, 60, seed=3))
+    assert result == by_hand
+    assert result.mean > few_shot_accuracy(lambda x: torch.rand(len(x), 3), image_set(Y), spec, 60, 3).mean
+    assert result != few_shot_accuracy(encode, image_set(Y), spec, episodes=60, seed=4)
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+
+
+def test_few_shot_leaves_unlabelled_images_out() -> None:
+    labels = Y.clone()
+    labels[Y == 2] = -1
+    seen: list[int] = []
+
+    def encode(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return x.flatten(1).float()
+
+    few_shot_accuracy(encode, image_set(labels), EpisodeSpec(7, 1, 2), episodes=10)
+    assert sum(seen) == 140
+    with pytest.raises(InputError):
+        few_shot_accuracy(encode, image_set(labels), EpisodeSpec(8, 1, 2), episodes=10)
+    with pytest.raises(InputError, match="no labelled image"):
+        few_shot_accuracy(encode, image_set(torch.full_like(Y, -1)), EpisodeSpec(5, 1, 2))
+    with pytest.raises(InputError, match="episodes must be 1 or more"):
+        few_shot_accuracy(encode, image_set(Y), EpisodeSpec(5, 1, 2), episodes=0)
+
+
+def test_a_single_episode_has_no_interval() -> None:
+    result = EpisodeResult.of([0.5])
+    assert math.isnan(result.ci95)
+    assert str(result) == "50.00% (1 episode)"
