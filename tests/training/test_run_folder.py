@@ -314,6 +314,23 @@ def test_a_torn_event_file_is_cut(tmp_path: Path, cut: int) -> None:
     assert scalars(tmp_path, "train/loss") == [(1, 11.0), (2, 22.0)]
 
 
+def test_the_purge_mark_of_an_older_resume_hides_nothing(tmp_path: Path) -> None:
+    ahead = tmp_path / "events.out.tfevents.9999999999.another-machine-whose-clock-is-ahead"
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.log(1, "train", {"loss": 11.0})
+        run.log(2, "train", {"loss": 12.0})
+    before = set(tmp_path.glob("events.out.*"))
+    with RunFolder.open(tmp_path, CONFIG, resume=True) as run:
+        run.cut_back(1)
+        run.log(2, "train", {"loss": 22.0})
+        run.log(3, "train", {"loss": 23.0})
+    (set(tmp_path.glob("events.out.*")) - before).pop().rename(ahead)
+    with RunFolder.open(tmp_path, CONFIG, resume=True) as run:
+        run.cut_back(2)
+        run.log(3, "train", {"loss": 33.0})
+    assert scalars(tmp_path, "train/loss") == [(1, 11.0), (2, 22.0), (3, 33.0)]
+
+
 def test_a_tensorboard_that_is_watching_drops_the_steps_too(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path, CONFIG) as run:
         for step in range(1, 6):
