@@ -95,6 +95,7 @@ class EpisodeDataset(Dataset[Episode]):
     but their "label" and "labels" entries. A tensor (N, ...) is a data set too, and is indexed in one go.
 
     Example:
+        >>> from metapretrain.episodes import EpisodeSpec
         >>> data = torch.utils.data.TensorDataset(torch.arange(4.0), torch.tensor([0, 0, 1, 1]))
         >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(ways=2, shots=1, queries=1), 3, seed=0)
         >>> loader = DataLoader(EpisodeDataset(data), batch_sampler=sampler, collate_fn=identity)
@@ -166,6 +167,7 @@ class EpisodeLoader(DataLoader[Episode]):
         InputError: the sampler's labels are not as many as the data set's rows.
 
     Example:
+        >>> from metapretrain.episodes import EpisodeSpec
         >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(ways=2, shots=1, queries=1), 3, seed=0)
         >>> loader = EpisodeLoader(torch.arange(4.0), sampler)
         >>> len(loader), [episode.index for episode in loader.iter_from(1)]

@@ -90,8 +90,8 @@ def _too_small(spec: EpisodeSpec, size: Ints, big: Any, group: Ints, groups: int
     if groups > 1:
         most = int(np.bincount(group[big]).max())
         return (
-            f"ways = {ways}, but no group has as many classes with at least {need} examples (shots + queries):"
-            f" the best has {most}; lower ways, shots or queries"
+            f"ways = {ways}, but no group has as many classes with at least {need} examples (shots +"
+            f" queries): the best has {most}; lower ways, shots or queries"
         )
     if ways > len(size):
         return f"ways = {ways} is above the number of classes, {len(size)}; lower ways"
