@@ -22,7 +22,14 @@ from metapretrain.data.normalise import normalisation
 from metapretrain.errors import InputError, one_of
 
 Range = tuple[float, float]
-JITTER = ("brightness", "contrast", "saturation", "hue")
+UNIT = (0.0, 1.0)
+JITTER_STEPS = {
+    "brightness": image_ops.brightness,
+    "contrast": image_ops.contrast,
+    "saturation": image_ops.saturation,
+    "hue": image_ops.hue,
+}
+JITTER = tuple(JITTER_STEPS)
 NO_BLUR = 0.02
 """A sigma whose kernel is exactly one pixel in float32."""
 
@@ -106,13 +113,24 @@ class BatchAugment(nn.Module):
         self.blur_prob = blur_prob
         self.kernel_size = max(3, size // 10 // 2 * 2 + 1)
         self.channels_last = channels_last
-        ranges = _ranges(crop_scale, crop_ratio, rotate, shift, jitter, blur_sigma)
-        needed = self._needed()
-        self.columns = {name: column for column, name in enumerate(needed)}
-        low = torch.tensor([ranges.get(name, (0.0, 1.0))[0] for name in needed])
-        high = torch.tensor([ranges.get(name, (0.0, 1.0))[1] for name in needed])
-        self.register_buffer("low", low, persistent=False)
-        self.register_buffer("span", high - low, persistent=False)
+        ranges = {
+            "area": [crop_scale or (1.0, 1.0)] * self.crops,
+            "half_log_ratio": [(math.log(crop_ratio[0]) / 2, math.log(crop_ratio[1]) / 2)] * self.crops,
+            "corner": [UNIT, UNIT] * self.crops,
+            "flip": [UNIT] * self.flips,
+            "angle": [(-math.radians(rotate), math.radians(rotate))] * self.turns,
+            "shift": [(-shift, shift)] * 2 * self.turns,
+            "jitter": [_jitter_range(name, jitter[JITTER.index(name)]) for name in self.jitters],
+            "jittered": [UNIT] * bool(self.jitters),
+            "grey": [UNIT] * bool(self.grayscale_prob),
+            "blurred": [UNIT] * bool(self.blur_prob),
+            "sigma": [blur_sigma] * bool(self.blur_prob),
+            "cut": [UNIT, UNIT] * bool(self.cutout),
+        }
+        self.counts = {name: len(intervals) for name, intervals in ranges.items()}
+        bounds = torch.tensor([pair for pairs in ranges.values() for pair in pairs]).view(-1, 2)
+        self.register_buffer("low", bounds[:, 0].clone(), persistent=False)
+        self.register_buffer("span", bounds[:, 1] - bounds[:, 0], persistent=False)
         still = torch.tensor([0.0 if name == "hue" else 1.0 for name in self.jitters])
         self.register_buffer("identity", still, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
@@ -126,70 +144,51 @@ class BatchAugment(nn.Module):
             return self.apply_parameters(images, self.draw(images))
 
     def draw(self, images: Tensor) -> dict[str, Tensor]:
-        """Draw each image's parameters, by name (B,), from the default generator of the device."""
-        uniform = torch.rand(len(images), len(self.columns), device=images.device)
+        """Draw each image's parameters, by name (B, numbers), from the default generator of the device."""
+        uniform = torch.rand(len(images), len(self.low), device=images.device)
         values = torch.addcmul(self.low, uniform, self.span)
-        drawn = {name: values[:, column] for name, column in self.columns.items()}
+        drawn = dict(zip(self.counts, values.split(list(self.counts.values()), dim=1), strict=True))
         if self.jitters and self.jitter_prob < 1:
-            first = self.columns[self.jitters[0]]
-            factors = values[:, first : first + len(self.jitters)]
-            chosen = drawn["jittered"].unsqueeze(1) < self.jitter_prob
-            factors = torch.where(chosen, factors, self.identity)
-            drawn |= {name: factors[:, column] for column, name in enumerate(self.jitters)}
+            drawn["jitter"] = torch.where(
+                drawn["jittered"] < self.jitter_prob, drawn["jitter"], self.identity
+            )
         return drawn
 
     def apply_parameters(self, images: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
         """Return what :meth:`forward` returns, with parameters as :meth:`draw` gives them."""
         x = self._place(images.float(), drawn)
-        for name in self.jitters:
-            x = getattr(image_ops, name)(x, drawn[name])
+        for column, name in enumerate(self.jitters):
+            x = JITTER_STEPS[name](x, drawn["jitter"][:, column])
         if self.grayscale_prob:
             x = image_ops.grayscale(x, drawn["grey"] < self.grayscale_prob)
         if self.blur_prob:
-            sigma = torch.where(drawn["blurred"] < self.blur_prob, drawn["sigma"], NO_BLUR)
+            sigma = drawn["sigma"].masked_fill(drawn["blurred"] >= self.blur_prob, NO_BLUR)
             x = image_ops.gaussian_blur(x, sigma, self.kernel_size)
         x = torch.addcmul(self.offset, x, self.scale)
         if self.cutout:
-            top = (drawn["cut_row"] * self.size).floor() - self.cutout // 2
-            left = (drawn["cut_column"] * self.size).floor() - self.cutout // 2
-            side = torch.full_like(top, self.cutout)
-            mask = image_ops.box_mask(top, left, side, side, (self.size, self.size))
+            start = (drawn["cut"] * self.size).floor_() - self.cutout // 2
+            mask = image_ops.box_mask(start, torch.full_like(start, self.cutout), (self.size, self.size))
             x = x.masked_fill(mask, 0.0)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
     def _place(self, x: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
         """Crop, mirror, rotate, shift and resize, in one sampling."""
-        full_height, full_width = x.shape[-2:]
         if not (self.crops or self.flips or self.turns):
             return _resize(x, self.size)
-        ones = torch.ones(len(x), device=x.device)
-        height, width, top, left = ones * full_height, ones * full_width, 0 * ones, 0 * ones
+        start = torch.zeros(len(x), 2, device=x.device)
+        extent = torch.ones_like(start)
         if self.crops:
-            side = drawn["area"].sqrt() * math.sqrt(full_height * full_width)
-            stretch = (0.5 * drawn["log_ratio"]).exp()
-            width = (side * stretch).clamp(1, full_width)
-            height = (side / stretch).clamp(1, full_height)
-            top = drawn["top"] * (full_height - height)
-            left = drawn["left"] * (full_width - width)
-        flip = drawn["flip"] < 0.5 if self.flips else ones < 0
+            height, width = x.shape[2:]
+            # (height, width) as shares of the image, from the share of the area and log(width / height).
+            squeeze = drawn["half_log_ratio"] - 0.5 * math.log(width / height)
+            stretch = torch.cat([-squeeze, squeeze], dim=1).exp_()
+            extent = (drawn["area"].sqrt() * stretch).clamp_(1 / min(height, width), 1)
+            start = drawn["corner"] * (1 - extent)
+        flip = drawn["flip"] < 0.5 if self.flips else start[:, 0] < 0
         if not self.turns:
-            return image_ops.crop_resize(x, top, left, height, width, flip, self.size)
-        top = top - drawn["shift_rows"] * full_height
-        left = left - drawn["shift_columns"] * full_width
-        return image_ops.crop_rotate(x, top, left, height, width, flip, drawn["angle"], self.size)
-
-    def _needed(self) -> list[str]:
-        """Names of the random numbers an image needs; the jittered factors stand side by side."""
-        wanted = {
-            "crops": ["area", "log_ratio", "top", "left"] * self.crops,
-            "flips": ["flip"] * self.flips,
-            "turns": ["angle", "shift_rows", "shift_columns"] * self.turns,
-            "jitter": [*self.jitters, "jittered"] * bool(self.jitters),
-            "grey": ["grey"] * bool(self.grayscale_prob),
-            "blur": ["blurred", "sigma"] * bool(self.blur_prob),
-            "cutout": ["cut_row", "cut_column"] * bool(self.cutout),
-        }
-        return [name for names in wanted.values() for name in names]
+            return image_ops.crop_resize(x, start, extent, flip, self.size)
+        start = start - drawn["shift"]
+        return image_ops.crop_rotate(x, start, extent, flip, drawn["angle"], self.size)
 
     def _check_batch(self, images: Tensor) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.channels:
@@ -248,25 +247,8 @@ def _resize(x: Tensor, size: int) -> Tensor:
     return functional.interpolate(x, (size, size), mode="bilinear", align_corners=False)
 
 
-def _ranges(
-    crop_scale: Range | None,
-    crop_ratio: Range,
-    rotate: float,
-    shift: float,
-    jitter: Sequence[float],
-    sigma: Range,
-) -> dict[str, Range]:
-    """Range of each drawn value that is not simply 0..1."""
-    ranges = {
-        "area": crop_scale or (1.0, 1.0),
-        "log_ratio": (math.log(crop_ratio[0]), math.log(crop_ratio[1])),
-        "angle": (-math.radians(rotate), math.radians(rotate)),
-        "shift_rows": (-shift, shift),
-        "shift_columns": (-shift, shift),
-        "hue": (-jitter[3], jitter[3]),
-        "sigma": sigma,
-    }
-    return ranges | {name: (max(0.0, 1 - s), 1 + s) for name, s in zip(JITTER[:3], jitter, strict=False)}
+def _jitter_range(name: str, strength: float) -> Range:
+    return (-strength, strength) if name == "hue" else (max(0.0, 1 - strength), 1 + strength)
 
 
 def _check(

@@ -36,7 +36,7 @@ def brightness(x: Tensor, factor: Tensor) -> Tensor:
 
 def contrast(x: Tensor, factor: Tensor) -> Tensor:
     """Blend each image with its own mean luminance: factor * x + (1 - factor) * mean, clamped."""
-    mean = luminance(x).mean((1, 2, 3), keepdim=True)
+    mean = luminance(x.mean((2, 3), keepdim=True))
     return torch.lerp(mean, x, per_image(factor)).clamp_(0, MAX_VALUE)
 
 
@@ -58,12 +58,13 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     sextant = torch.where(
         high == red,
         green - blue,
-        torch.where(high == green, blue - red + 2 * chroma, red - green + 4 * chroma),
+        torch.where(high == green, (blue - red).add_(chroma, alpha=2), (red - green).add_(chroma, alpha=4)),
     )
-    # A grey pixel has chroma 0 and numerator 0: any positive divisor gives hue 0, and c * w is 0 whatever the
-    # hue.
-    turned = sextant / chroma.clamp_min(1e-6) + per_image(6 * shift)
-    distance = torch.cat([turned, turned - 2, turned - 4], dim=1).remainder_(6).sub_(3).abs_()
+    # A grey pixel has chroma 0 and numerator 0: any positive divisor gives hue 0, and c * w is 0 whatever
+    # the hue.
+    turned = torch.addcdiv(per_image(6 * shift), sextant, chroma.clamp_min(1e-6))
+    own = torch.arange(0, 6, 2, device=x.device).view(1, 3, 1, 1)
+    distance = (turned - own).remainder_(6).sub_(3).abs_()
     return torch.addcmul(low - chroma, distance.clamp_(1, 2), chroma)
 
 
@@ -90,63 +91,56 @@ def gaussian_blur(x: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
     return planes.view(batch, channels, height, width)
 
 
-def box_mask(top: Tensor, left: Tensor, height: Tensor, width: Tensor, shape: tuple[int, int]) -> Tensor:
+def box_mask(start: Tensor, extent: Tensor, shape: tuple[int, int]) -> Tensor:
     """Return a bool mask (B, 1, H, W), True inside each image's box as far as the image reaches.
 
-    A pixel is inside when its index i has top <= i < top + height, and so for the columns.
+    Start and extent (B, 2) are (row, column) and (height, width) in pixels: the row with index i is inside
+    when start <= i < start + extent, and so is a column.
     """
-    rows = torch.arange(shape[0], device=top.device)
-    columns = torch.arange(shape[1], device=top.device)
-    top, left, height, width = (value.view(-1, 1) for value in (top, left, height, width))
-    inside_rows = (rows >= top) & (rows < top + height)
-    inside_columns = (columns >= left) & (columns < left + width)
-    return (inside_rows.unsqueeze(2) & inside_columns.unsqueeze(1)).unsqueeze(1)
+    index = torch.arange(max(shape), device=start.device)
+    start, end = start.unsqueeze(2), (start + extent).unsqueeze(2)
+    inside = (index >= start) & (index < end)
+    rows, columns = inside[:, 0, : shape[0]], inside[:, 1, : shape[1]]
+    return (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1)
 
 
-def crop_resize(
-    x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, flip: Tensor, size: int
-) -> Tensor:
-    """Cut a box out of each image, mirror it where `flip` (bool), resize it to (size, size): one sampling.
+def crop_resize(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Cut a box out of each image, mirror it where `flip` (B,) is True, resize it to (size, size): one
+    sampling.
 
-    Boxes are in pixels (B,), need not be whole, and lie inside the image. Bilinear without antialiasing,
-    borders of the box replicated: torchvision's ``resized_crop(..., antialias=False)``.
+    Start and extent (B, 2) are (row, column) and (height, width) as shares 0..1 of the image's height and
+    width; a box lies inside the image, is at least a pixel wide, and need not end between pixels. Bilinear
+    without antialiasing, borders of the box replicated: torchvision's ``resized_crop(..., antialias=False)``.
     """
-    steps = (torch.arange(size, device=x.device, dtype=x.dtype) + 0.5) / size
-    across = torch.where(flip.view(-1, 1), 1 - steps, steps)
-    columns = _positions(across, left.view(-1, 1), width.view(-1, 1), x.shape[3])
-    rows = _positions(steps, top.view(-1, 1), height.view(-1, 1), x.shape[2])
+    # Half a pixel of each axis, made on the device: copying two numbers to it would synchronise.
+    inset = torch.linspace(0.5 / x.shape[2], 0.5 / x.shape[3], 2, device=x.device).view(2, 1)
+    start, extent = start.unsqueeze(2), extent.unsqueeze(2)
+    along = torch.minimum(torch.maximum(_steps(size, x) * extent, inset), extent - inset)
+    rows, columns = (along + start).mul_(2).sub_(1).unbind(1)
     shape = (x.shape[0], size, size)
+    columns = torch.where(flip.view(-1, 1), columns.flip(1), columns)
     grid = torch.stack([columns.unsqueeze(1).expand(shape), rows.unsqueeze(2).expand(shape)], dim=3)
     return functional.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def crop_rotate(
-    x: Tensor,
-    top: Tensor,
-    left: Tensor,
-    height: Tensor,
-    width: Tensor,
-    flip: Tensor,
-    angle: Tensor,
-    size: int,
-) -> Tensor:
+def crop_rotate(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, angle: Tensor, size: int) -> Tensor:
     """As :func:`crop_resize`, with the box turned by angle (B,) in radians, counter-clockwise as it is seen.
 
     The box may reach out of the image, which is then continued by reflection.
     """
-    steps = (torch.arange(size, device=x.device, dtype=x.dtype) + 0.5) / size - 0.5
-    across = torch.where(flip.view(-1, 1), -steps, steps) * width.view(-1, 1)
-    down = steps * height.view(-1, 1)
+    height, width = x.shape[2:]
+    steps = _steps(size, x) - 0.5
+    across = torch.where(flip.view(-1, 1), -steps, steps) * extent[:, 1:]
+    down = steps * extent[:, :1]
     across, down = across.unsqueeze(1), down.unsqueeze(2)
     cosine, sine = angle.cos().view(-1, 1, 1), angle.sin().view(-1, 1, 1)
-    columns = (left + width / 2).view(-1, 1, 1) + cosine * across - sine * down
-    rows = (top + height / 2).view(-1, 1, 1) + sine * across + cosine * down
-    grid = torch.stack([columns * (2 / x.shape[3]) - 1, rows * (2 / x.shape[2]) - 1], dim=3)
+    centre = (start + extent / 2).unsqueeze(2).unsqueeze(3)
+    columns = centre[:, 1] + cosine * across - sine * (height / width) * down
+    rows = centre[:, 0] + sine * (width / height) * across + cosine * down
+    grid = torch.stack([columns, rows], dim=3).mul_(2).sub_(1)
     return functional.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
-def _positions(steps: Tensor, start: Tensor, extent: Tensor, length: int) -> Tensor:
-    """Map 0..1 along a box to grid_sample's -1..1, kept half a pixel inside: only the box is read."""
-    position = start + steps * extent
-    inside = torch.maximum(torch.minimum(position, start + extent - 0.5), start + 0.5)
-    return inside * (2 / length) - 1
+def _steps(size: int, x: Tensor) -> Tensor:
+    """Return the centres of `size` pixels as shares of their row."""
+    return torch.linspace(0.5 / size, 1 - 0.5 / size, size, device=x.device, dtype=x.dtype)

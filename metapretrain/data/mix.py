@@ -60,23 +60,22 @@ def mix(x: Tensor, y: Tensor, alpha: float, kind: str = "mixup") -> tuple[Tensor
     if kind == "mixup":
         mixed = torch.lerp(x[partner], x, per_image(kept).to(x.dtype))
     else:
-        mask = cutmix_mask(kept, uniform[1], uniform[2], (x.shape[2], x.shape[3]))
+        mask = cutmix_mask(kept, uniform[1:].T, (x.shape[2], x.shape[3]))
         mixed = torch.where(mask, x[partner], x)
         kept = 1 - mask.float().mean((1, 2, 3))
     return mixed, torch.lerp(y[partner], y, kept.unsqueeze(1).to(y.dtype))
 
 
-def cutmix_mask(kept: Tensor, row: Tensor, column: Tensor, shape: tuple[int, int]) -> Tensor:
+def cutmix_mask(kept: Tensor, centre: Tensor, shape: tuple[int, int]) -> Tensor:
     """Return CutMix's bool mask (B, 1, H, W), True where the partner is pasted.
 
     Args:
         kept: share of the area (B,) that is kept when the box lies inside.
-        row: centre of the box (B,), 0..1 of the height.
-        column: centre of the box (B,), 0..1 of the width.
+        centre: of the box (B, 2), row and column as shares 0..1 of the image.
         shape: (H, W) in pixels.
     """
-    side = (1 - kept).clamp_min(0).sqrt()
-    height, width = (side * shape[0]).floor(), (side * shape[1]).floor()
-    top = (row * shape[0]).floor() - (height / 2).floor()
-    left = (column * shape[1]).floor() - (width / 2).floor()
-    return box_mask(top, left, height, width, shape)
+    # The lengths are made on the device: copying two numbers to it would synchronise.
+    lengths = torch.linspace(shape[0], shape[1], 2, device=kept.device)
+    extent = ((1 - kept).clamp_min(0).sqrt().unsqueeze(1) * lengths).floor()
+    start = (centre * lengths).floor() - (extent / 2).floor()
+    return box_mask(start, extent, shape)

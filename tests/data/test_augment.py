@@ -33,39 +33,44 @@ def _everything(**changes: object) -> BatchAugment:
     return BatchAugment(24, mean=MEAN, std=STD, **(settings | changes))
 
 
-def _one_image(x: torch.Tensor, p: dict[str, float], box: list[int], augment: BatchAugment) -> torch.Tensor:
+def _one_image(
+    x: torch.Tensor, p: dict[str, list[float]], box: list[int], augment: BatchAugment
+) -> torch.Tensor:
     """The chain for one image, one torchvision call after the other; box is (top, left, height, width)."""
     x = reference.resized_crop(x.float() / 255, *box, [augment.size] * 2, antialias=False)
-    x = reference.horizontal_flip(x) if p["flip"] < 0.5 else x
-    x = reference.adjust_brightness(x, p["brightness"])
-    x = reference.adjust_contrast(x, p["contrast"])
-    x = reference.adjust_saturation(x, p["saturation"])
-    x = reference.adjust_hue(x, p["hue"])
-    x = reference.rgb_to_grayscale(x, 3) if p["grey"] < augment.grayscale_prob else x
-    if p["blurred"] < augment.blur_prob:
-        x = reference.gaussian_blur(x, [augment.kernel_size] * 2, [p["sigma"]] * 2)
+    x = reference.horizontal_flip(x) if p["flip"][0] < 0.5 else x
+    x = reference.adjust_brightness(x, p["jitter"][0])
+    x = reference.adjust_contrast(x, p["jitter"][1])
+    x = reference.adjust_saturation(x, p["jitter"][2])
+    x = reference.adjust_hue(x, p["jitter"][3])
+    x = reference.rgb_to_grayscale(x, 3) if p["grey"][0] < augment.grayscale_prob else x
+    if p["blurred"][0] < augment.blur_prob:
+        x = reference.gaussian_blur(x, [augment.kernel_size] * 2, p["sigma"] * 2)
     x = reference.normalize(x, list(MEAN), list(STD))
-    top, left = (int(p[name] * augment.size) - augment.cutout // 2 for name in ("cut_row", "cut_column"))
+    top, left = (int(share * augment.size) - augment.cutout // 2 for share in p["cut"])
     x[:, max(top, 0) : max(top + augment.cutout, 0), max(left, 0) : max(left + augment.cutout, 0)] = 0
     return x
 
 
-def test_the_chain_is_torchvisions_one_image_at_a_time() -> None:
-    images, augment = _images(16), _everything()
+@pytest.mark.parametrize("full", [(32, 32), (32, 40)])
+def test_the_chain_is_torchvisions_one_image_at_a_time(full: tuple[int, int]) -> None:
+    images, augment = _images(16, size=40)[..., : full[0], : full[1]].contiguous(), _everything()
     torch.manual_seed(3)
     drawn = augment.draw(images)
     for name, share in [("flip", 0.5), ("grey", 0.5), ("blurred", 0.5), ("jittered", 0.8)]:
         assert 0 < int((drawn[name] < share).sum()) < 16, f"the seed tries only one branch of {name}"
     # torchvision crops whole pixels: choose boxes that are.
     height = torch.arange(31.0, 15.0, -1)
-    width = (height * 1.1).round().clamp(max=32)
-    top, left = ((room * drawn[name]).round() for room, name in [(32 - height, "top"), (32 - width, "left")])
-    drawn |= {"area": height * width / 32**2, "log_ratio": (width / height).log()}
-    drawn |= {"top": top / (32 - height), "left": left / (32 - width).clamp_min(1)}
+    width = (height * 1.1).round().clamp(max=full[1])
+    room = torch.tensor(full) - torch.stack([height, width], 1)
+    corner = (room * drawn["corner"]).round()
+    drawn["area"] = (height * width / (full[0] * full[1])).unsqueeze(1)
+    drawn["half_log_ratio"] = ((width / height).log() / 2).unsqueeze(1)
+    drawn["corner"] = corner / room.clamp_min(1)
     result = augment.apply_parameters(images, drawn)
     for row, x in enumerate(images):
-        box = [int(side[row]) for side in (top, left, height, width)]
-        expected = _one_image(x, {name: float(value[row]) for name, value in drawn.items()}, box, augment)
+        box = [*corner[row].int().tolist(), int(height[row]), int(width[row])]
+        expected = _one_image(x, {name: value[row].tolist() for name, value in drawn.items()}, box, augment)
         torch.testing.assert_close(result[row], expected, atol=2e-3, rtol=0)
 
 
@@ -126,24 +131,28 @@ def test_drawn_parameters_cover_their_ranges() -> None:
     augment = _everything(rotate=20.0, shift=0.25, crop_scale=(0.3, 0.9))
     torch.manual_seed(0)
     drawn = augment.draw(_images(1).expand(20000, -1, -1, -1))
+    half = math.log(4 / 3) / 2
     ranges = {
         "area": (0.3, 0.9),
-        "log_ratio": (math.log(3 / 4), math.log(4 / 3)),
+        "half_log_ratio": (-half, half),
         "angle": (-math.radians(20), math.radians(20)),
-        "shift_rows": (-0.25, 0.25),
+        "shift": (-0.25, 0.25),
         "sigma": (0.1, 2.0),
-        "top": (0.0, 1.0),
+        "corner": (0.0, 1.0),
     }
     for name, (low, high) in ranges.items():
         value = drawn[name]
-        assert low <= float(value.min()) < low + 0.01 * (high - low)
+        assert low - 1e-6 <= float(value.min()) < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < float(value.max()) <= high + 1e-6
         assert abs(float(value.mean()) - (low + high) / 2) < 0.02 * (high - low)
-    for name, neutral, strength in [("brightness", 1, 0.4), ("saturation", 1, 0.4), ("hue", 0, 0.1)]:
-        value = drawn[name]
-        assert abs(float((value == neutral).float().mean()) - 0.2) < 0.02  # jitter_prob 0.8
-        assert abs(float(value.max()) - neutral - strength) < 0.01 * strength
-    assert bool(((drawn["brightness"] == 1) == (drawn["contrast"] == 1)).all())
+    assert len(drawn["corner"].unique(dim=0)) > 19000 < len(drawn["shift"].unique(dim=0))
+    factors = drawn["jitter"]
+    neutral, strength = torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0.4, 0.4, 0.4, 0.1])
+    same = factors == neutral
+    assert bool((same.any(1) == same.all(1)).all()), "an image is jittered in all four ways or in none"
+    assert abs(float(same[:, 0].float().mean()) - 0.2) < 0.02  # jitter_prob 0.8
+    torch.testing.assert_close(factors.amax(0), neutral + strength, atol=2e-3, rtol=0)
+    torch.testing.assert_close(factors.amin(0), neutral - strength, atol=2e-3, rtol=0)
 
 
 def test_flip_happens_to_half_and_only_mirrors() -> None:

@@ -20,7 +20,9 @@ def images() -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(8, 3, 6, 6, generator=generator)
     x = torch.nn.functional.interpolate(coarse, (48, 48), mode="bicubic")
-    x[:, :, 11:22, 13:30] = torch.rand(8, 3, 1, 1, generator=generator)
+    for row in range(40):
+        top, left = torch.randint(0, 40, (2,), generator=generator).tolist()
+        x[row % 8, :, top : top + 7, left : left + 5] = torch.rand(3, 1, 1, generator=generator)
     return (x.clamp(0, 1) * 255).to(torch.uint8)
 
 

@@ -81,63 +81,80 @@ def test_a_tiny_sigma_does_not_blur(images: torch.Tensor) -> None:
 
 
 def test_box_mask_is_torchvisions_erase() -> None:
-    top, left = torch.tensor([2, -3, 18, 0]), torch.tensor([5, 20, -2, 0])
-    height, width = torch.tensor([4, 8, 9, 0]), torch.tensor([6, 9, 5, 7])
-    mask = image_ops.box_mask(top, left, height, width, (20, 24))
-    for row in range(4):
-        first, start = max(int(top[row]), 0), max(int(left[row]), 0)
-        rows = min(int(top[row] + height[row]), 20) - first
-        columns = min(int(left[row] + width[row]), 24) - start
+    starts, extents = [(2, 5), (-3, 20), (18, -2), (0, 0)], [(4, 6), (8, 9), (9, 5), (0, 7)]
+    mask = image_ops.box_mask(torch.tensor(starts), torch.tensor(extents), (20, 24))
+    for row, ((top, left), (height, width)) in enumerate(zip(starts, extents, strict=True)):
+        first, start = max(top, 0), max(left, 0)
+        rows, columns = min(top + height, 20) - first, min(left + width, 24) - start
         erased = reference.erase(torch.ones(1, 20, 24), first, start, rows, columns, torch.zeros(1, 1, 1))
         assert torch.equal(mask[row], erased == 0)
 
 
 def test_crop_is_torchvisions_resized_crop_and_mirror(images: torch.Tensor) -> None:
-    top, left = torch.tensor([0, 3, 10, 19, 0]), torch.tensor([0, 4, 0, 23, 12])
-    height, width = torch.tensor([20, 9, 10, 1, 20]), torch.tensor([24, 17, 3, 1, 12])
+    start = torch.tensor([[0, 0], [3, 4], [10, 0], [19, 23], [0, 12]])
+    extent = torch.tensor([[20, 24], [9, 17], [10, 3], [1, 1], [20, 12]])
     flip = torch.tensor([False, True, False, False, True])
-    result = image_ops.crop_resize(images, top.float(), left.float(), height.float(), width.float(), flip, 16)
+    whole = torch.tensor([20.0, 24.0])
+    result = image_ops.crop_resize(images, start / whole, extent / whole, flip, 16)
     for row, x in enumerate(images):
-        box = [int(v[row]) for v in (top, left, height, width)]
+        box = [*start[row].tolist(), *extent[row].tolist()]
         expected = reference.resized_crop(x, *box, [16, 16], antialias=False)
         expected = reference.horizontal_flip(expected) if flip[row] else expected
         torch.testing.assert_close(result[row], expected, atol=2e-2, rtol=0)
 
 
+def _whole(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The box that is the whole image, not mirrored."""
+    return torch.zeros(count, 2), torch.ones(count, 2), torch.zeros(count, dtype=torch.bool)
+
+
 def test_the_whole_box_is_the_image_itself(images: torch.Tensor) -> None:
     square = images[..., :20].contiguous()
-    zero, full = torch.zeros(5), torch.full((5,), 20.0)
-    same = image_ops.crop_resize(square, zero, zero, full, full, zero > 0, 20)
+    same = image_ops.crop_resize(square, *_whole(5), 20)
     torch.testing.assert_close(same, square, atol=1e-2, rtol=0)
-    turned = image_ops.crop_rotate(square, zero, zero, full, full, zero > 0, zero, 20)
+    turned = image_ops.crop_rotate(square, *_whole(5), torch.zeros(5), 20)
     torch.testing.assert_close(turned, square, atol=1e-2, rtol=0)
 
 
+def test_without_an_angle_both_crops_agree_inside(images: torch.Tensor) -> None:
+    start, extent = torch.full((5, 2), 0.2), torch.tensor([0.5, 0.7]).expand(5, 2)
+    flip = torch.tensor([True, False, True, False, True])
+    plain = image_ops.crop_resize(images, start, extent, flip, 9)
+    turned = image_ops.crop_rotate(images, start, extent, flip, torch.zeros(5), 9)
+    torch.testing.assert_close(plain, turned, atol=1e-2, rtol=0)
+
+
 def test_rotation_is_torchvisions_inside_the_image(images: torch.Tensor) -> None:
-    square = images[..., :20].contiguous()
     degrees = torch.tensor([0.0, 10.0, -25.0, 90.0, 180.0])
-    zero, full = torch.zeros(5), torch.full((5,), 20.0)
-    result = image_ops.crop_rotate(square, zero, zero, full, full, zero > 0, torch.deg2rad(degrees), 20)
+    square = images[..., :20].contiguous()
+    result = image_ops.crop_rotate(square, *_whole(5), torch.deg2rad(degrees), 20)
     rows, columns = torch.meshgrid(torch.arange(20.0), torch.arange(20.0), indexing="ij")
     inside = (rows - 9.5).square() + (columns - 9.5).square() < 9**2  # away from the filled corners
     for row, x in enumerate(square):
-        expected = reference.rotate(
-            x, float(degrees[row]), interpolation=reference.InterpolationMode.BILINEAR
-        )
+        bilinear = reference.InterpolationMode.BILINEAR
+        expected = reference.rotate(x, float(degrees[row]), interpolation=bilinear)
         torch.testing.assert_close(result[row][:, inside], expected[:, inside], atol=5e-2, rtol=0)
+
+
+def test_a_rotation_of_a_wide_image_is_a_rotation_in_pixels() -> None:
+    x = torch.zeros(1, 1, 21, 41)
+    x[0, 0, 10, 28] = 1.0  # eight pixels right of the centre
+    x = image_ops.gaussian_blur(x, torch.ones(1), 7)
+    start, extent = torch.tensor([[0.0, 10 / 41]]), torch.tensor([[1.0, 21 / 41]])
+    flip, angle = torch.zeros(1, dtype=torch.bool), torch.full((1,), math.pi / 2)
+    result = image_ops.crop_rotate(x, start, extent, flip, angle, 21)[0, 0]
+    assert divmod(int(result.argmax()), 21) == (2, 10)  # eight pixels above
 
 
 def test_a_shift_out_of_the_image_continues_it_by_reflection() -> None:
     x = torch.arange(8.0).expand(1, 1, 8, 8).contiguous()
-    zero, full = torch.zeros(1), torch.full((1,), 8.0)
-    result = image_ops.crop_rotate(x, zero, zero - 2, full, full, zero > 0, zero, 8)
+    start, extent, flip = _whole(1)
+    result = image_ops.crop_rotate(x, start - torch.tensor([0, 0.25]), extent, flip, torch.zeros(1), 8)
     torch.testing.assert_close(result[0, 0, 3], torch.tensor([1.0, 0, 0, 1, 2, 3, 4, 5]), atol=1e-4, rtol=0)
 
 
 def test_mirroring_is_of_the_rotated_result(images: torch.Tensor) -> None:
     square = images[..., :20].contiguous()
-    zero, full = torch.zeros(5), torch.full((5,), 20.0)
-    angle = torch.full((5,), math.pi / 2)
-    result = image_ops.crop_rotate(square, zero, zero, full, full, zero == 0, angle, 20)
-    expected = torch.rot90(square, 1, (2, 3)).flip(3)
-    torch.testing.assert_close(result, expected, atol=2e-2, rtol=0)
+    start, extent, flip = _whole(5)
+    result = image_ops.crop_rotate(square, start, extent, ~flip, torch.full((5,), math.pi / 2), 20)
+    torch.testing.assert_close(result, torch.rot90(square, 1, (2, 3)).flip(3), atol=2e-2, rtol=0)

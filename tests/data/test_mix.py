@@ -47,7 +47,8 @@ def test_mixup_draws_beta_shares() -> None:
 
 def test_cutmix_mask_has_the_pasted_share_inside_and_is_cut_off_at_the_border() -> None:
     kept = torch.tensor([0.75, 0.75, 1.0, 0.0])
-    mask = cutmix_mask(kept, torch.tensor([0.5, 0.0, 0.5, 0.5]), torch.full((4,), 0.5), (16, 16))
+    centre = torch.tensor([[0.5, 0.5], [0.0, 0.5], [0.5, 0.5], [0.5, 0.5]])
+    mask = cutmix_mask(kept, centre, (16, 16))
     assert mask.sum((1, 2, 3)).tolist() == [64, 32, 0, 256]
     assert bool(mask[0, 0, 4:12, 4:12].all())
 
