@@ -185,10 +185,12 @@ def comparison_figure(
     published: Mapping[str, float] | None = None,
     title: str = "test accuracy",
 ) -> Figure:
-    """Bars of accuracy with 95% intervals over seeds, in the order given; published figures as diamonds.
+    """Accuracies as dots with 95% intervals over seeds, in the order given; published figures as diamonds.
+
+    The axis is fitted to the figures and does not begin at 0, so that intervals are seen.
 
     Args:
-        rows: method to its interval (fractions); a single seed has a bar without interval.
+        rows: method to its interval (fractions); a single seed has a dot without interval.
         published: method to the published fraction.
 
     Raises:
@@ -196,25 +198,24 @@ def comparison_figure(
     """
     if not rows:
         raise InputError("a comparison needs at least one method")
-    figure = new_figure(7.6, 1.3 + 0.42 * len(rows))
+    cited = {name: 100 * value for name, value in (published or {}).items() if name in rows}
+    figure = new_figure(8.2, 1.3 + 0.42 * len(rows))
     axes = figure.add_subplot()
-    names = list(rows)
     for place, (name, interval) in enumerate(rows.items()):
-        half = 100 * interval.half_width if interval.known else 0.0
+        half = 100 * interval.half_width if interval.known else None
         mean = 100 * interval.mean
-        axes.barh(place, mean, height=0.62, color="#88CCEE")
-        if interval.known:
-            axes.errorbar(mean, place, xerr=half, color=INK, capsize=3, linewidth=1.2)
-        text = f"{mean:.1f}" + (f" ± {half:.1f}" if interval.known else " (one seed)")
-        right = max(mean + half, 100 * (published or {}).get(name, 0.0))
-        axes.text(right + 1.5, place, text, va="center", fontsize=9, color=INK)
-        if published and name in published:
-            axes.plot(100 * published[name], place, "D", color="#882255", markersize=6)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 118)
-    axes.set_xticks(range(0, 101, 20))
-    note = "; diamond: published" if published and any(name in published for name in names) else ""
-    axes.set_xlabel(f"{title}, %, with the 95% interval over seeds{note}", color=INK)
+        axes.axhline(place, color="#DDDDDD", linewidth=0.8, zorder=0)
+        axes.errorbar(
+            mean, place, xerr=half, fmt="o", color="#332288", capsize=3, linewidth=1.4, markersize=5
+        )
+        text = f"{mean:.1f} (one seed)" if half is None else f"{mean:.1f} ± {half:.1f}"
+        axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=INK)
+        if name in cited:
+            axes.plot(cited[name], place + 0.26, "D", mfc="none", color="#CC6677", markersize=5, mew=1.3)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    note = "; diamond: published" if cited else ""
+    axes.set_xlabel(f"{title}, %; dot: mean, line: 95% interval over seeds{note}", color=INK)
     plain(axes)
     return figure

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from metapretrain.errors import InputError
+from metapretrain.evaluation.claims import FAMILIES, Claim, compare_families
 from metapretrain.evaluation.files import write_text
 from metapretrain.evaluation.intervals import (
     Interval,
@@ -62,6 +63,7 @@ class Group:
     baselines: list[str]
     rows: list[Row]
     pretraining: list[Row]
+    claims: list[Claim]
     notes: list[str]
 
 
@@ -147,7 +149,9 @@ def _group(
         differences = [None if base == name else _difference(by_method, name, base) for base in present]
         rows.append(_row(name, by_method[name], differences, published.get(name)))
     pretraining = [_row(name, shared[name], [], None) for name in sorted(shared)]
-    return Group(*key, present, rows, pretraining, _notes(rows, by_method, present))
+    families = [compare_families(by_method, published, *pair) for pair in FAMILIES]
+    claims = [claim for claim in families if claim is not None]
+    return Group(*key, present, rows, pretraining, claims, _notes(rows, by_method, present))
 
 
 def _row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from metapretrain.evaluation.intervals import Interval
@@ -17,7 +18,7 @@ def percent(interval: Interval | None, sign: str = "") -> str:
     """`80.12 ± 0.43` in per cent, without an interval where there is none, `-` where nothing was measured."""
     if interval is None:
         return "-"
-    text = f"{100 * interval.mean:{sign}.2f}"
+    text = f"{round(100 * interval.mean, 9):{sign}.2f}"  # rounded so that equal means are shown alike
     return f"{text} ± {100 * interval.half_width:.2f}" if interval.known else text
 
 
@@ -47,15 +48,11 @@ def markdown(table: Table) -> str:
 
 
 def _section(group: Group) -> list[str]:
-    title = ", ".join(part for part in (group.benchmark, group.dataset, group.recipe) if part) or "results"
-    lines = [f"## {title}", ""]
+    title = ", ".join(dict.fromkeys(part for part in (group.benchmark, group.dataset, group.recipe) if part))
+    lines = [f"## {title or 'results'}", ""]
     if group.rows:
-        lines += (
-            _accuracy(group)
-            + _differences(group)
-            + ["Cost of one run (mean over seeds):", ""]
-            + _cost(group.rows)
-        )
+        lines += [*_accuracy(group), *_differences(group), *_claims(group)]
+        lines += ["Cost of one run (mean over seeds):", "", *_cost(group.rows)]
     if group.pretraining:
         lines += ["Pretraining only, shared by the rows above:", "", *_cost(group.pretraining)]
     lines += [f"- {note}" for note in group.notes]
@@ -116,6 +113,19 @@ def _differences(group: Group) -> list[str]:
         "differences, each the mean over those seeds (no bootstrap)."
     )
     return ["Paired differences:", "", *_table(header, rows), legend, ""]
+
+
+def _claims(group: Group) -> list[str]:
+    lines = []
+    for claim in group.claims:
+        pairs = f"{claim.better} of {claim.pairs} pairs above 0"
+        seeds = f"{len(claim.seeds)} common seed{'s' if len(claim.seeds) != 1 else ''}"
+        told = f"{claim.first} less {claim.second}, mean over pairs of methods: "
+        told += f"{percent(claim.over_seeds, '+')} points ({pairs}, {seeds})"
+        if claim.published is not None:
+            told += f"; published {100 * claim.published:+.2f} ({claim.published_better} of {claim.pairs})"
+        lines += [f"{told}.", ""]
+    return lines
 
 
 def _budget(row: Row, name: str) -> str:
@@ -179,6 +189,7 @@ def json_object(table: Table) -> dict[str, Any]:
             "baselines": group.baselines,
             "rows": [_json_row(row) for row in group.rows],
             "pretraining": [_json_row(row) for row in group.pretraining],
+            "claims": [asdict(claim) | {"over_seeds": claim.over_seeds.to_json()} for claim in group.claims],
             "notes": group.notes,
         }
         for group in table.groups

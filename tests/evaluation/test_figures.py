@@ -131,7 +131,8 @@ def test_comparison_shows_intervals_and_published() -> None:
     rows = {"simclr": mean_interval([0.60, 0.62, 0.64]), "own": mean_interval([0.7])}
     figure = comparison_figure(rows, published={"simclr": 0.646, "absent": 0.1})
     assert texts(figure) == ["62.0 ± 5.0", "70.0 (one seed)"]
-    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([62, 70])  # type: ignore[attr-defined]
+    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert [float(line.get_xdata()[0]) for line in dots] == pytest.approx([62, 70])  # type: ignore[index]
     diamonds = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
     assert [float(line.get_xdata()[0]) for line in diamonds] == pytest.approx([64.6])  # type: ignore[index]
 

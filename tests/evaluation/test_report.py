@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from metapretrain.errors import InputError
+from metapretrain.evaluation.claims import compare_families
 from metapretrain.evaluation.intervals import mean_interval, paired_images_interval, proportion_interval
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.evaluation.published import STL10_POSTER
@@ -63,6 +64,31 @@ def test_means_intervals_and_pairs(tmp_path: Path, make_run: MakeRun) -> None:
     assert row.published == (0.642, 0.999)
     assert row.wall_s == pytest.approx(61)
     assert group.notes == []
+
+
+def test_the_posters_claim_is_tested_on_all_pairs(tmp_path: Path, make_run: MakeRun) -> None:
+    rights = {"query-frozen-linear": (310, 312), "standard-frozen-linear": (300, 304)}
+    rights |= {"query-frozen-mlp": (301, 300), "standard-frozen-mlp": (302, 301), "query-alone": (400, 400)}
+    for name, values in rights.items():
+        for seed, right in enumerate(values):
+            make_run(f"prl-{name}", seed, right)
+    (claim,) = group_of(tmp_path / "runs").claims
+    assert (claim.pairs, claim.better, claim.seeds) == (2, 1, [0, 1])
+    by_hand = mean_interval([(10 - 1) / 800, (8 - 1) / 800])
+    assert claim.over_seeds.mean == pytest.approx(by_hand.mean)
+    assert claim.over_seeds.half_width == pytest.approx(by_hand.half_width)
+    assert claim.published == pytest.approx((0.642 - 0.607 + 0.631 - 0.606) / 2)
+    line = "prl-query less prl-standard, mean over pairs of methods: +1.00 ± 1.59 points"
+    told = write(tmp_path / "runs")
+    assert f"{line} (1 of 2 pairs above 0, 2 common seeds); published +3.00 (2 of 2)." in told
+
+
+def test_the_posters_own_claim() -> None:
+    published = {name: {0: {"metrics": {"test_accuracy": pair.test}}} for name, pair in STL10_POSTER.items()}
+    claim = compare_families(published, STL10_POSTER, "prl-query", "prl-standard")
+    assert claim is not None
+    assert (claim.pairs, claim.better, claim.published_better) == (4, 3, 3)
+    assert claim.over_seeds.mean == pytest.approx(claim.published) == pytest.approx(0.02350)
 
 
 def test_posters_order_then_by_name(tmp_path: Path, make_run: MakeRun) -> None:
