@@ -141,5 +141,14 @@ def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
         top = heights[place] - gap
     for height, (x, y, colour, method) in zip(heights, finite, strict=True):
         leader = {"arrowstyle": "-", "color": colour, "lw": 0.6, "relpos": (0, 0.5)}
-        axes.annotate(method, (x, y), (1.02, height), textcoords=axes.get_yaxis_transform(), va="center",
-                      color=darker(colour), fontsize=8.5, annotation_clip=False, arrowprops=leader)  # fmt: skip
+        axes.annotate(
+            method,
+            (x, y),
+            (1.02, height),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            color=darker(colour),
+            fontsize=8.5,
+            annotation_clip=False,
+            arrowprops=leader,
+        )
