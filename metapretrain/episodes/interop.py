@@ -60,7 +60,7 @@ def _taskset_class(l2l: Any) -> Any:
 
         def _describe(self, i: int) -> list[Any]:
             sampler: EpisodeSampler = self.sampler
-            plan = sampler.plan(range(sampler.rank, 2**62, sampler.world_size)[i])
+            plan = sampler.plan(sampler.index_of(i))
             y = torch.cat([plan.support_y, plan.query_y]).tolist()
             described = []
             for row, label in zip(plan, y, strict=True):

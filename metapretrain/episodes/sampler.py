@@ -144,6 +144,16 @@ class EpisodeSampler(Sampler[list[int]]):
         table, at = place[lane]
         return plan_at(tables[table], at)
 
+    def index_of(self, position: int) -> int:
+        """The number of the episode that this rank gives `position` episodes after its first.
+
+        Example:
+            >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(2, 1, 1), 6, seed=0, rank=1, world_size=2)
+            >>> sampler.index_of(2)
+            5
+        """
+        return self._first() + position * self.world_size
+
     def _first(self) -> int:
         return self.start + (self.rank - self.start) % self.world_size
 

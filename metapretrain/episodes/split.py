@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -35,7 +34,9 @@ def split_support_query(
         (6, 2)
     """
     y = _integers(labels)
-    if isinstance(query_fraction, bool) or not 0 < query_fraction < 1 or math.isnan(query_fraction):
+    if not isinstance(query_fraction, (int, float)):
+        raise InputError(f"query_fraction must be a number between 0 and 1, not {query_fraction!r}")
+    if not 0 < query_fraction < 1:  # also NaN, and True as 1
         raise InputError(f"query_fraction must lie between 0 and 1, both excluded, not {query_fraction}")
     if len(y) < 2:
         raise InputError(f"a batch needs at least 2 rows to have a support and a query part, not {len(y)}")
@@ -68,7 +69,10 @@ def _stratified(y: torch.Tensor, order: torch.Tensor, query_fraction: float) -> 
 
 
 def _integers(labels: Any) -> torch.Tensor:
-    y = torch.as_tensor(labels).detach().cpu()
+    try:
+        y = torch.as_tensor(labels).detach().cpu()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"labels must be integers (B,), not {type(labels).__name__}: {error}") from None
     if y.ndim != 1:
         raise InputError(f"labels must be one-dimensional (B,), not of shape {tuple(y.shape)}")
     if len(y) and (y.is_floating_point() or y.is_complex()):

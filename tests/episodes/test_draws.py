@@ -42,12 +42,10 @@ def test_permutations_hold_each_number_once(sizes: list[int], seed: int) -> None
         assert sorted(order[:size]) == list(range(size))
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(4, id="by sorting"), pytest.param(6, id="by rejection")]
-)
+@pytest.mark.parametrize("size", [pytest.param(4, id="by sorting"), pytest.param(6, id="by rejection")])
 def test_every_ordered_selection_is_equally_likely(size: int) -> None:
     drawn = distinct(bits(3), np.full(60_000, size), 3)
-    outcomes = {order: 0 for order in all_orders(range(size), 3)}
+    outcomes = dict.fromkeys(all_orders(range(size), 3), 0)
     for order in map(tuple, drawn.tolist()):
         outcomes[order] += 1
     assert chisquare(list(outcomes.values())).pvalue > 1e-3
