@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torchvision
@@ -88,7 +89,7 @@ def small_conv(*, channels: int = 3, width: int = 32) -> Encoder:
     """Three 3x3 convolutions with BatchNorm and ReLU, then global average pooling: `4 * width` features."""
     layers: list[nn.Module] = []
     sizes = (channels, width, 2 * width, 4 * width)
-    for position, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for position, (before, after) in enumerate(pairwise(sizes)):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
         if position < 2:
             layers.append(nn.MaxPool2d(2, ceil_mode=True))
@@ -98,7 +99,11 @@ def small_conv(*, channels: int = 3, width: int = 32) -> Encoder:
 def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
     """Two fully connected ReLU layers over the pixels: the poster's MLP baseline (its widths are not given)."""
     net = nn.Sequential(
-        nn.Flatten(), nn.Linear(channels * image_size**2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+        nn.Flatten(),
+        nn.Linear(channels * image_size**2, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
     )
     return Encoder(net, hidden)
 

@@ -1,1 +1,1 @@
-"""Filled by the first landing."""
+"""Pretraining objectives, and the image experiment that is made of them."""

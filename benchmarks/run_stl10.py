@@ -1,0 +1,135 @@
+"""Prototypical representation learning on STL-10: the poster's eleven rows on real images.
+
+Each row trains an encoder, puts a head on it and is tested once. The budget is counted in encoder image passes and is
+the same for every row; docs/stl10.md gives the reason for each choice below.
+
+    python benchmarks/run_stl10.py --data-dir DIR --recipe paper --seeds 0 1 2 3 4
+    python benchmarks/run_stl10.py --dataset digits --smoke
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from metapretrain.data.registry import DATASETS, load_images
+from metapretrain.errors import InputError
+from metapretrain.options import Parser, common_options, main_guard, positive_int
+from metapretrain.tasks.experiment import Experiment
+from metapretrain.tasks.images import ImageData, Method
+from metapretrain.tasks.recipes import Phase, Proto, Recipe, override
+from metapretrain.tasks.table import machine_of, run_table
+
+# A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same
+# pretraining share it. The poster does not say how SimCLR was fine-tuned: both ways are run.
+METHODS = {
+    "supervised-mlp": Method("supervised", encoder="mlp"),
+    "supervised-resnet18": Method("supervised"),
+    "simclr": Method("simclr"),
+    "simclr-frozen": Method("simclr", frozen=True),
+} | {
+    f"prl-{mode}-{'frozen' if frozen else 'unfrozen'}-{head}": Method(f"prl-{mode}", head, frozen)
+    for mode in ("standard", "query")
+    for frozen in (True, False)
+    for head in ("linear", "mlp")
+}
+
+# "paper": random weights and plain training, with the choices that the poster leaves open fixed before the first test.
+PAPER = Recipe(
+    epochs=100,
+    pretrain_share=0.8,
+    batch_size=128,
+    encoder="resnet18",
+    supervised=Phase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
+    prl=Phase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
+    simclr=Phase(lr=1e-3, optimizer="adamw", weight_decay=1e-4, augment="simclr"),
+    frozen=Phase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
+    unfrozen=Phase(lr=1e-4, optimizer="adamw", weight_decay=1e-4),
+)
+# "strong": chosen on the validation images, with as many trials for the supervised row as for PRL.
+STRONG = Recipe(
+    epochs=300,
+    pretrain_share=0.9,
+    batch_size=128,
+    encoder="resnet18",
+    stem="3x3",
+    supervised=Phase(lr=0.1, augment="strong", label_smoothing=0.1),
+    prl=Phase(lr=0.1, augment="strong", label_smoothing=0.1),
+    simclr=Phase(lr=0.1, augment="simclr"),
+    frozen=Phase(lr=0.05, augment="strong", label_smoothing=0.1),
+    unfrozen=Phase(lr=0.01, augment="strong", label_smoothing=0.1),
+    proto=Proto(distance="sqeuclidean", temperature=16.0, learn_temperature=True),
+)
+RECIPES = {"paper": PAPER, "strong": STRONG}
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__)
+    common_options(parser, "stl10", methods=METHODS)
+    add = parser.add_argument
+    add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
+    add("--dataset", choices=tuple(DATASETS), default="stl10", help="stl10 (default), digits or image-folder")
+    add("--image-folder", metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
+    add("--image-size", type=positive_int, metavar="PIXELS", help="resize to this height and width")
+    add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")
+    add(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="change the recipe: prl.lr=0.2",
+    )
+    add("--train-on-all", action="store_true", help="train on the validation images too")
+    add("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
+    add("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
+    add("--job", action="store_true", help="one of several side by side: print no table")
+    return parser.parse_args(argv)
+
+
+def data_of(options: Namespace, recipe: Recipe) -> ImageData:
+    """Read the images and hold the validation part back."""
+    if options.image_folder:
+        options.dataset, options.data_dir = "image-folder", options.image_folder
+    if options.download:
+        if options.dataset != "stl10" or options.data_dir is None:
+            raise InputError("--download needs --dataset stl10 and --data-dir, the folder to download into")
+        from metapretrain.data.stl10 import download_stl10
+
+        download_stl10(options.data_dir)
+    train, test = (
+        load_images(options.dataset, options.data_dir, split, options.image_size)
+        for split in ("train", "test")
+    )
+    if options.smoke:
+        train, test = (part.subset(torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:400])
+                       for part in (train, test))  # fmt: skip
+    return ImageData.of(train, test, 0 if options.train_on_all else min(recipe.validation, len(train) // 10))
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen rows and print their table."""
+    options = options_of(argv)
+    machine = machine_of(options)
+    recipe = override(RECIPES[options.recipe], options.changes)
+    if options.smoke:
+        recipe = override(
+            replace(recipe, encoder="small-conv"), ["epochs=2", "pretrain_share=0.5", "batch_size=64"]
+        )
+    data = data_of(options, recipe)
+    name = f"{options.recipe}-smoke" if options.smoke else options.recipe
+    figures = None if options.no_figures else options.seeds[0]
+    experiment = Experiment(
+        "stl10", options.dataset, name, recipe, data, machine, options.out, figures, options.resume
+    )
+    return run_table(experiment, METHODS, options, [sys.argv[0], *(sys.argv[1:] if argv is None else argv)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""A trained model on the disk: plain safetensors and JSON, and `load` to use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.data.images import resize
+from metapretrain.data.normalise import normalize
+from metapretrain.errors import InputError
+from metapretrain.models.encoders import build_encoder
+from metapretrain.models.heads import build_head
+
+ENCODER, HEAD, PROTOTYPES = "encoder.safetensors", "head.safetensors", "prototypes.safetensors"
+
+
+def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototypes: Tensor) -> None:
+    """Write the weights: the encoder's plain state dict, the head's if there is one, and the class prototypes.
+
+    Args:
+        folder: of the run; its `config.json` holds what the model is built from.
+        encoder: images (B, C, H, W), normalised, to features (B, D).
+        head: features to logits, or None: classes are then those of the nearest prototype.
+        prototypes: mean training features of each class, float (C, D).
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    from safetensors.torch import save
+
+    from metapretrain.training.files import one_line_errors, write_whole
+
+    states = {ENCODER: encoder.state_dict(), PROTOTYPES: {"prototypes": prototypes}}
+    if head is not None:
+        states[HEAD] = head.state_dict()
+    for name, state in states.items():
+        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+        with one_line_errors(f"cannot write {name} in {folder}"):
+            write_whole(folder / name, save(tensors))
+
+
+class SavedModel(nn.Module):
+    """An encoder with its head or its prototypes, as :func:`load` returns it.
+
+    Images are uint8 `(N, C, H, W)`, or float in 0..1; any size (they are resized), grey or colour.
+    """
+
+    def __init__(self, model: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.classes: list[str] = list(model["classes"])
+        self.channels, self.image_size = int(model["channels"]), int(model["image_size"])
+        self.mean, self.std = tuple(model["mean"]), tuple(model["std"])
+        self.encoder = build_encoder(
+            model["encoder"], channels=self.channels, image_size=self.image_size, stem=model["stem"]
+        )
+        features = self.encoder.features
+        self.head = build_head(model["head"], features, len(self.classes)) if model["head"] else None
+        self.register_buffer("prototypes", torch.zeros(len(self.classes), features))
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Return normalised float images `(N, C, image_size, image_size)` on the model's device.
+
+        Raises:
+            InputError: not `(N, 1 or 3, H, W)`, or neither uint8 nor float.
+        """
+        if images.ndim != 4 or images.shape[1] not in (1, 3):
+            raise InputError(f"images must be (N, 1 or 3, H, W), got {tuple(images.shape)}")
+        if images.is_floating_point():
+            images = (images * 255).round().clamp(0, 255).to(torch.uint8)
+        if images.dtype != torch.uint8:
+            raise InputError(f"images must be uint8 in 0..255 or float in 0..1, got {images.dtype}")
+        if images.shape[1] != self.channels:
+            images = images.expand(-1, 3, -1, -1) if self.channels == 3 else _grey(images)
+        images = resize(images, self.image_size).to(next(self.encoder.parameters()).device)
+        return normalize(images, self.mean, self.std)
+
+    @torch.inference_mode()
+    def encode(self, images: Tensor, batch_size: int = 256) -> Tensor:
+        """Return features float32 `(N, D)`."""
+        parts = [self.encoder(self.prepare(part)).float() for part in images.split(batch_size)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.encoder.features)
+
+    @torch.inference_mode()
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits `(N, classes)`: of the head, or minus the distance to each prototype."""
+        z = self.encode(images)
+        if self.head is not None:
+            scores: Tensor = self.head(z)
+            return scores
+        return -torch.cdist(z, self.prototypes.to(z.device))
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the predicted classes int64 `(N,)`, indices into `classes`."""
+        return self.logits(images).argmax(1)
+
+
+def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
+    """Load the model of a finished run folder; no code from the folder is run (safetensors and JSON only).
+
+    Args:
+        run: the folder that a benchmark or `metapretrain demo` wrote.
+        device: where the model is put.
+
+    Returns:
+        a model in evaluation mode with `.encode(images)`, `.predict(images)` and `.classes`.
+
+    Raises:
+        InputError: no run there, a run that has not finished, or damaged weights.
+    """
+    from metapretrain.training.checkpoint import load_tensors
+
+    folder = Path(run)
+    config = folder / "config.json"
+    if not config.is_file():
+        raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
+    if not (folder / ENCODER).is_file():
+        raise InputError(f"{folder} has not finished: it has no {ENCODER}; continue it with --resume")
+    try:
+        model = SavedModel(json.loads(config.read_text())["config"]["model"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{config} does not describe a model ({error!r}); is it of an older version?"
+        ) from None
+    parts: dict[str, nn.Module] = {ENCODER: model.encoder}
+    if model.head is not None:
+        parts[HEAD] = model.head
+    for name, part in parts.items():
+        try:
+            part.load_state_dict(load_tensors(folder / name))
+        except RuntimeError as error:
+            raise InputError(f"{folder / name} is not of the model in {config.name}: {error}") from None
+    model.prototypes = load_tensors(folder / PROTOTYPES)["prototypes"]
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _grey(images: Tensor) -> Tensor:
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    return (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)

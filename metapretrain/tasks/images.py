@@ -1,0 +1,285 @@
+"""The three steps of an image experiment: pretrain an encoder, fine-tune a head, score the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.data.augment import make_augmentation
+from metapretrain.data.images import ImageSet
+from metapretrain.data.normalise import normalize
+from metapretrain.data.splits import validation_split
+from metapretrain.episodes import ShuffledBatches, TaskStream
+from metapretrain.errors import InputError, one_of
+from metapretrain.models import Encoder, Frozen, build_encoder, build_head, projection
+from metapretrain.protonet import ProtoLoss, check_labels
+from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
+from metapretrain.tasks.recipes import Phase, Recipe
+from metapretrain.training import TrainReport, TrainSettings, train
+
+OBJECTIVES = ("supervised", "prl-standard", "prl-query", "simclr")
+VIEWS = {"simclr": 2}  # encoder passes an image and update, where it is not one
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table: an objective, then (but for `supervised`) a head fine-tuned on its encoder."""
+
+    objective: str
+    head: str | None = "linear"  # None: the pretraining alone
+    frozen: bool = False
+    encoder: str | None = None  # in place of the recipe's
+
+    @property
+    def pretraining(self) -> str | None:
+        """The objective whose encoder this row starts from; rows that name the same one share it."""
+        return None if self.objective == "supervised" else self.objective
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Training, validation and test part with the normalisation of the training part."""
+
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, train: ImageSet, test: ImageSet, validation: int) -> ImageData:
+        """Hold `validation` images of the training set back, the same ones for every seed.
+
+        Raises:
+            InputError: unlabelled rows, another image size in the test set, or nothing left to train on.
+        """
+        train.require_labels()
+        test.require_labels()
+        if train.images.shape[1:] != test.images.shape[1:] or train.classes != test.classes:
+            raise InputError(
+                f"training images {tuple(train.images.shape[1:])} with {len(train.classes)} classes, but test images "
+                f"{tuple(test.images.shape[1:])} with {len(test.classes)}: they must agree"
+            )
+        rows, held = validation_split(train.labels, validation)
+        part = train.subset(rows)
+        return cls(part, train.subset(held), test, *part.statistics())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Images in each part."""
+        return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
+
+    def describe(self, encoder: str, stem: str, head: str | None) -> dict[str, Any]:
+        """Return what a saved model needs to be built again."""
+        return {
+            "encoder": encoder, "stem": stem, "head": head, "classes": list(self.train.classes),
+            "channels": self.train.channels, "image_size": self.train.image_size, "mean": list(self.mean),
+            "std": list(self.std),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how fast an experiment runs; none of it is part of the method."""
+
+    device: str = "auto"
+    precision: str = "fp32"
+    compile: bool = False
+    cuda_graph: bool | None = None
+    rank: int = 0
+    world: int = 1
+
+
+def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = None) -> Encoder:
+    """Build an encoder with random weights that are a function of `seed`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_encoder(
+            name or recipe.encoder,
+            channels=data.train.channels,
+            image_size=data.train.image_size,
+            stem=recipe.stem,
+        )
+
+
+def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
+    """Return the updates of pretraining and of the phase with a head, for exactly the same encoder passes a row.
+
+    A row may pass `epochs * training images` images through the encoder. An update passes a batch, and SimCLR's two
+    views of it, so its pretraining has half as many updates.
+
+    Raises:
+        InputError: the budget is too small for one update of each phase.
+    """
+    total = recipe.epochs * len(data.train) // recipe.batch_size
+    before = 0
+    if method.pretraining is not None:
+        views = VIEWS.get(method.pretraining, 1)
+        before = round(recipe.pretrain_share * total) // views
+        total -= before * views
+    if total < 1 or (before < 1 and method.pretraining is not None):
+        raise InputError(
+            f"{recipe.epochs} epochs of {len(data.train)} images at batch_size {recipe.batch_size} are too few for "
+            f"pretrain_share {recipe.pretrain_share}: give more epochs or smaller batches"
+        )
+    return before, total
+
+
+def pretrain(
+    objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: Any = None
+) -> tuple[Encoder, TrainReport]:
+    """Pretrain an encoder by `prl-standard`, `prl-query` or `simclr`.
+
+    Raises:
+        InputError: unknown objective, or a batch that the objective cannot use.
+    """
+    one_of("pretraining objective", objective, OBJECTIVES[1:])
+    phase = recipe.simclr if objective == "simclr" else recipe.prl
+    images = _images(data, phase, machine)
+    encoder = new_encoder(data, recipe, seed)
+    task: SimCLR | PRL
+    if objective == "simclr":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + 1)
+            task = SimCLR(images, projection(encoder.features), recipe.simclr_temperature)
+    else:
+        mode = objective.removeprefix("prl-")
+        proto = ProtoLoss(
+            mode, num_classes=len(data.train.classes), gather=machine.world > 1, seed=seed,
+            label_smoothing=phase.label_smoothing, **asdict(recipe.proto),
+        )  # fmt: skip
+        task = PRL(images, proto)
+    evaluate = _by_prototypes(encoder, data)
+    steps, _ = updates(recipe, data, Method(objective))
+    report = _fit(encoder, objective, task, phase, steps, data, recipe, seed, machine, run, evaluate)
+    return encoder, report
+
+
+def finetune(
+    encoder: Encoder,
+    method: Method,
+    data: ImageData,
+    recipe: Recipe,
+    seed: int,
+    machine: Machine,
+    *,
+    run: Any = None,
+) -> tuple[nn.Module, TrainReport]:
+    """Train a new head on `encoder`, which learns too unless `method.frozen`; supervised rows start here.
+
+    Returns:
+        the head, and what training did; the encoder is changed in place.
+    """
+    supervised = method.pretraining is None
+    phase = recipe.supervised if supervised else recipe.frozen if method.frozen else recipe.unfrozen
+    if method.head is None:
+        raise InputError(f"fine-tuning {method.objective} needs a head")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + 2)
+        head = build_head(method.head, encoder.features, len(data.train.classes))
+    task = Supervised(_images(data, phase, machine), head, phase.label_smoothing)
+    model = Frozen(encoder) if method.frozen else encoder
+
+    def evaluate(step: int) -> Mapping[str, float]:
+        logits = classify(encoder, head, data)
+        return {"accuracy": _accuracy(logits(data.validation), data.validation)}
+
+    _, steps = updates(recipe, data, method)
+    report = _fit(model, "supervised", task, phase, steps, data, recipe, seed, machine, run, evaluate)
+    return head, report
+
+
+def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
+    """Return a function from an image set to its features float32 (N, D), in evaluation mode, not augmented."""
+    from metapretrain.evaluation.representation import embed, evaluation_mode
+
+    device = next(encoder.parameters()).device
+
+    def features(images: ImageSet) -> Tensor:
+        with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder.__call__):
+            return embed(
+                lambda x: encoder(normalize(x.to(device), data.mean, data.std)), images.images, device=device
+            )
+
+    return features
+
+
+def classify(encoder: nn.Module, head: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
+    """Return a function from an image set to predicted classes int64 (N,)."""
+    features = encode(encoder, data)
+
+    def predict(images: ImageSet) -> Tensor:
+        with torch.inference_mode():
+            predicted: Tensor = head(features(images)).argmax(1)
+        return predicted
+
+    return predict
+
+
+def _accuracy(predicted: Tensor, images: ImageSet) -> float:
+    return (predicted.cpu() == images.labels.cpu()).double().mean().item()
+
+
+def _by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[str, float]]:
+    from metapretrain.evaluation.representation import nearest_prototype
+
+    features = encode(encoder, data)
+
+    def evaluate(step: int) -> Mapping[str, float]:
+        z, labels = features(data.train), data.train.labels
+        predicted = nearest_prototype(z, labels.to(z.device), features(data.validation))
+        return {"nearest_prototype_accuracy": _accuracy(predicted, data.validation)}
+
+    return evaluate
+
+
+def _images(data: ImageData, phase: Phase, machine: Machine) -> Images:
+    train = data.train
+    changes = (
+        {"flip": False} if train.channels == 1 and phase.augment != "none" else {}
+    )  # digits are not mirrored
+    augment = make_augmentation(
+        phase.augment, train.image_size, train.channels, data.mean, data.std, **changes
+    )
+    augment.channels_last = augment.compilable = machine.device != "cpu"
+    return Images(train, augment, resident=_fits(train, machine))
+
+
+def _fits(images: ImageSet, machine: Machine) -> bool:
+    if machine.device == "cpu" or not torch.cuda.is_available():
+        return True
+    free, _ = torch.cuda.mem_get_info()
+    return images.images.numel() < free / 2
+
+
+def _fit(
+    model: nn.Module, name: str, task: Any, phase: Phase, steps: int, data: ImageData, recipe: Recipe, seed: int,
+    machine: Machine, run: Any, evaluate: Callable[[int], Mapping[str, float]],
+) -> TrainReport:  # fmt: skip
+    batch = recipe.batch_size // machine.world
+    if batch < 2 or len(data.train) < recipe.batch_size:
+        raise InputError(
+            f"batch_size {recipe.batch_size} over {machine.world} process(es) needs at least 2 images a process and at "
+            f"most the {len(data.train)} training images"
+        )
+    rows = ShuffledBatches(
+        len(data.train), batch, seed=seed, rank=machine.rank, world_size=machine.world,
+        labels=data.train.labels if recipe.balanced else None,
+    )  # fmt: skip
+    if name.startswith("prl"):
+        check_labels(data.train.labels[next(iter(rows))], mode=name.removeprefix("prl-"))
+    settings = TrainSettings(
+        steps=steps, lr=phase.lr, optimizer=phase.optimizer, weight_decay=phase.weight_decay, schedule=phase.schedule,
+        warmup=phase.warmup, ema=phase.ema, precision=machine.precision, device=machine.device, seed=seed,
+        compile=machine.compile, cuda_graph=machine.cuda_graph if task.images.resident else False,
+        log_every=max(1, min(50, steps // 20)), evaluate_every=max(1, steps // 10),
+    )  # fmt: skip
+    stream = TaskStream({name: rows}, "longest", seed=seed, steps=steps)
+    step = Step(model, {name: task})
+    if machine.device != "cpu":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return train(step, stream, settings, run=run, evaluate=evaluate, title=f"{name} seed {seed}")

@@ -1,0 +1,184 @@
+"""Pretraining objectives over images that stay on the device; each draws a batch by its row indices.
+
+An objective is a module with `views` (encoder passes an image) and `loss(encoder, rows)`; to add one, write such a
+class and give it to :class:`Step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metapretrain.data.augment import BatchAugment
+from metapretrain.data.images import ImageSet
+from metapretrain.errors import InputError
+from metapretrain.protonet import ProtoLoss, gather_rows
+
+
+class Objective(Protocol):
+    """What :class:`Step` needs of an objective; it is an `nn.Module` as well."""
+
+    views: int
+
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the scalar loss of the images at `rows` (B,)."""
+        ...
+
+
+class Images(nn.Module):
+    """Images and labels that follow the module to its device but are no part of its state.
+
+    uint8 images are small: they are kept on the device, gathered by row and augmented there. Where they do not fit
+    (`resident=False`), they stay in the memory of the CPU and each batch is copied.
+    """
+
+    def __init__(self, data: ImageSet, augment: BatchAugment, resident: bool = True) -> None:
+        super().__init__()
+        self.images, self.labels, self.resident = data.images, data.labels, resident
+        self.augment = augment
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Images:
+        # no buffers: DDP would send them to every rank in every step
+        super()._apply(fn, recurse)
+        self.labels = fn(self.labels)
+        if self.resident:
+            self.images = fn(self.images)
+        return self
+
+    def view(self, rows: Tensor) -> Tensor:
+        """Return augmented, normalised images (B, C, H, W) of `rows` (B,)."""
+        images = self.images[rows.to(self.images.device)]
+        x: Tensor = self.augment(images.to(rows.device))
+        return x
+
+
+class Supervised(nn.Module):
+    """Cross entropy of a head over the encoder's features.
+
+    Args:
+        images: where rows come from.
+        head: features (B, D) to logits (B, C).
+        label_smoothing: in [0, 1).
+    """
+
+    views = 1
+
+    def __init__(self, images: Images, head: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.images, self.head, self.label_smoothing = images, head, label_smoothing
+
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the mean cross entropy of `rows` (B,)."""
+        logits = self.head(encoder(self.images.view(rows)))
+        return F.cross_entropy(logits.float(), self.images.labels[rows], label_smoothing=self.label_smoothing)
+
+
+class PRL(nn.Module):
+    """Prototypical representation learning: the prototypical loss of the pooled features, no projection (poster).
+
+    Args:
+        images: where rows come from.
+        proto: the loss, in standard or query mode.
+    """
+
+    views = 1
+
+    def __init__(self, images: Images, proto: ProtoLoss) -> None:
+        super().__init__()
+        self.images, self.proto = images, proto
+
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the prototypical loss of `rows` (B,)."""
+        loss: Tensor = self.proto(encoder(self.images.view(rows)), self.images.labels[rows])
+        return loss
+
+
+class SimCLR(nn.Module):
+    """Contrast of two views of each image by the normalised temperature-scaled cross entropy (Chen et al., 2020).
+
+    Labels are not read. Over ranks the negatives of all of them are used, with gradients.
+
+    Args:
+        images: where rows come from; its augmentation makes both views.
+        projection: features (B, D) to the space of the contrast.
+        temperature: above 0.
+    """
+
+    views = 2
+
+    def __init__(self, images: Images, projection: nn.Module, temperature: float = 0.5) -> None:
+        super().__init__()
+        from pytorch_metric_learning.losses import NTXentLoss
+
+        if not temperature > 0:
+            raise InputError(f"temperature must be above 0, got {temperature}")
+        self.images, self.projection = images, projection
+        self.contrast = NTXentLoss(temperature=temperature)
+        self.pairs: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the contrastive loss of two views of `rows` (B,)."""
+        x = self.images.view(torch.cat([rows, rows]))
+        z = gather_rows(self.projection(encoder(x)).float())
+        ranks = len(z) // (2 * len(rows))
+        # rank after rank, each with its first and its second views: image i of rank r is 2 * r * B + i, + B
+        key = (len(z), z.device)
+        if key not in self.pairs:
+            image = torch.arange(len(rows) * ranks, device=z.device).view(ranks, 1, -1)
+            self.pairs[key] = contrast_pairs(image.expand(ranks, 2, len(rows)).reshape(-1))
+        loss: Tensor = self.contrast(z, indices_tuple=self.pairs[key])
+        return loss
+
+
+def contrast_pairs(image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (anchor, positive, anchor, negative) row indices, given which image each row shows (N,).
+
+    They are made once for a batch size: looking for them in every step would wait for the device.
+
+    Example:
+        >>> anchor, positive, _, negative = contrast_pairs(torch.tensor([0, 1, 0, 1]))
+        >>> anchor.tolist(), positive.tolist(), negative.tolist()
+        ([0, 1, 2, 3], [2, 3, 0, 1], [1, 3, 0, 2, 1, 3, 0, 2])
+    """
+    same = image[:, None] == image[None, :]
+    anchor, positive = torch.where(same & ~torch.eye(len(image), dtype=torch.bool, device=image.device))
+    other, negative = torch.where(~same)
+    return anchor, positive, other, negative
+
+
+class Step(nn.Module):
+    """The losses of one update: an encoder and the objectives that share it.
+
+    Args:
+        model: encoder, images to features.
+        objectives: by name, the names of the stream's batches.
+        weights: of the losses, 1 where not named.
+
+    Raises:
+        InputError: a weight for an objective that is not there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objectives: Mapping[str, nn.Module],
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.objectives = nn.ModuleDict(objectives)
+        self.weights = dict(weights or {})
+        for name in self.weights:
+            if name not in self.objectives:
+                raise InputError(f"weight for {name!r}, but the objectives are {', '.join(self.objectives)}")
+
+    def forward(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `{name: weighted loss}` for rows `{name: (B,)}`."""
+        return {
+            name: self.weights.get(name, 1.0) * self.objectives[name].loss(self.model, rows)  # type: ignore[operator]
+            for name, rows in batches.items()
+        }

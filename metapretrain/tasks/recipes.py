@@ -1,0 +1,123 @@
+"""A recipe: every choice of an image experiment but the method and the seed; `name=value` changes one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from metapretrain.errors import InputError, one_of
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.
+
+    `augment` names a preset of :data:`metapretrain.data.augment.AUGMENTATIONS`.
+    """
+
+    lr: float
+    augment: str = "none"
+    optimizer: str = "sgd"
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    warmup: float = 0.05
+    label_smoothing: float = 0.0
+    ema: float | None = None
+
+
+@dataclass(frozen=True)
+class Proto:
+    """Options of :class:`metapretrain.protonet.ProtoLoss` that a recipe chooses."""
+
+    distance: str = "euclidean"
+    temperature: float = 1.0
+    learn_temperature: bool = False
+    query_fraction: float = 0.25
+    stratified: bool = False
+    memory: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Choices of an image experiment.
+
+    Args:
+        epochs: the budget: encoder passes a training image, pretraining and fine-tuning together.
+        pretrain_share: share of the budget that pretraining gets, in (0, 1).
+        batch_size: images a batch.
+        encoder: name for :func:`metapretrain.models.build_encoder`.
+        stem: of a ResNet.
+        validation: images of the training set that no seed trains on.
+        balanced: the same number of images of each class in a batch.
+        supervised, prl, simclr: the phase of each objective; `frozen` and `unfrozen`: of fine-tuning.
+        proto: of the prototypical loss.
+        simclr_temperature: of the contrastive loss.
+    """
+
+    epochs: int
+    pretrain_share: float
+    batch_size: int
+    encoder: str
+    supervised: Phase
+    prl: Phase
+    simclr: Phase
+    frozen: Phase
+    unfrozen: Phase
+    proto: Proto = field(default_factory=Proto)
+    stem: str = "standard"
+    validation: int = 500
+    balanced: bool = False
+    simclr_temperature: float = 0.5
+
+
+def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+    """Return the recipe with changes such as `["epochs=10", "prl.lr=0.2"]`.
+
+    Raises:
+        InputError: a change without `=`, an unknown name (with the nearest one), or a value of the wrong type.
+
+    Example:
+        >>> phase = Phase(lr=0.1)
+        >>> recipe = Recipe(1, 0.8, 8, "mlp", phase, phase, phase, phase, phase)
+        >>> override(recipe, ["prl.lr=0.2"]).prl.lr
+        0.2
+    """
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise InputError(f"a change of the recipe is name=value, such as prl.lr=0.1; got {change!r}")
+        recipe = _replaced(recipe, name.split("."), text, name)
+    return recipe
+
+
+def _replaced(node: Any, path: list[str], text: str, name: str) -> Any:
+    kinds = get_type_hints(type(node))
+    key = one_of("recipe setting", path[0], kinds)
+    inner = getattr(node, key)
+    if len(path) > 1 and dataclasses.is_dataclass(inner):
+        return dataclasses.replace(node, **{key: _replaced(inner, path[1:], text, name)})
+    if len(path) > 1 or dataclasses.is_dataclass(inner):
+        parts = (
+            [f"{key}.{field.name}" for field in dataclasses.fields(inner)]
+            if dataclasses.is_dataclass(inner)
+            else [key]
+        )
+        raise InputError(f"recipe setting {name!r} is not a single value; allowed here: {', '.join(parts)}")
+    return dataclasses.replace(node, **{key: _parsed(text, kinds[key], name)})
+
+
+def _parsed(text: str, kind: Any, name: str) -> Any:
+    options = getattr(kind, "__args__", (kind,))
+    if type(None) in options and text.lower() == "none":
+        return None
+    kind = next(option for option in options if option is not type(None))
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise InputError(f"{name} is true or false, got {text!r}")
+    try:
+        return kind(text)
+    except ValueError:
+        raise InputError(f"{name} is a {kind.__name__}, got {text!r}") from None

@@ -1,0 +1,82 @@
+"""All rows and seeds of an image experiment, one after the other or side by side, and their table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from metapretrain.options import check_device, check_precision
+from metapretrain.tasks.experiment import Experiment
+from metapretrain.tasks.images import Machine, Method
+from metapretrain.training.sweep import run_jobs, slots
+
+
+def machine_of(options: Namespace) -> Machine:
+    """Return the machine that the common options name, and this process's rank under `accelerate launch`."""
+    device = check_device(options.device)
+    check_precision(options.precision, device)
+    rank, world = 0, 1
+    if "WORLD_SIZE" in os.environ:
+        from metapretrain.training.devices import make_accelerator
+
+        accelerator = make_accelerator(device, options.precision)
+        rank, world = accelerator.process_index, accelerator.num_processes
+    return Machine(device, options.precision, getattr(options, "compile", False), None, rank, world)
+
+
+def run_table(
+    experiment: Experiment, methods: Mapping[str, Method], options: Namespace, command: Sequence[str]
+) -> int:
+    """Run the rows of `options.methods` for `options.seeds`, then write and print the table.
+
+    Args:
+        methods: every row that the benchmark knows, by name.
+        command: what started this process; jobs that run side by side get it with fewer rows each.
+    """
+    chosen = {name: methods[name] for name in options.methods}
+    if options.dry_run:
+        print(f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}, {experiment.data.counts}")
+        print("\n".join(experiment.plan(chosen)))
+        return 0
+    places = slots(options.device, options.jobs_per_device)
+    if len(places) > 1 and experiment.machine.world == 1 and not options.job:
+        run_jobs(_jobs(chosen, options, command), places, experiment.root / "logs")
+    else:
+        for seed in options.seeds:
+            for name, method in chosen.items():
+                experiment.row(name, method, seed)
+    if experiment.machine.rank == 0 and not options.job:
+        show(experiment.root, experiment.figures)
+    return 0
+
+
+def show(root: Path, figures: int | None) -> None:
+    """Write the table and the curves of the runs below `root` and print them with what to look at next."""
+    from metapretrain.evaluation.plots import plot
+    from metapretrain.evaluation.report import write
+
+    print(f"\n{write(root)}")
+    print(f"table    {root / 'report' / 'table.md'}")
+    for file in plot(root) if figures is not None else []:
+        print(f"figure   {file}")
+    for file in sorted(root.glob("*/figures/*.png")):
+        print(f"figure   {file}")
+    print(f"curves   tensorboard --logdir {root}")
+
+
+def _jobs(chosen: Mapping[str, Method], options: Namespace, command: Sequence[str]) -> dict[str, list[str]]:
+    """One job a seed and pretraining: its rows wait for the same encoder; supervised rows stand alone."""
+    jobs = {}
+    groups: dict[str, list[str]] = {}
+    for name, method in chosen.items():
+        groups.setdefault(method.pretraining or name, []).append(name)
+    for seed in options.seeds:
+        for group, names in groups.items():
+            jobs[f"{group}-s{seed}"] = [
+                sys.executable, *command, "--methods", ",".join(names), "--seeds", str(seed), "--jobs-per-device", "1",
+                "--job",
+            ]  # fmt: skip
+    return jobs

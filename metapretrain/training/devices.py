@@ -1,0 +1,61 @@
+"""Devices, precision and ranks, by accelerate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from metapretrain.errors import InputError
+
+
+def make_accelerator(device: str, precision: str, *, unused_parameters: bool = False) -> Any:
+    """Return an `accelerate.Accelerator` for a device name (`auto`, `cpu`, `cuda`, `cuda:N`, `mps`) and a precision.
+
+    Args:
+        unused_parameters: some update leaves some parameters without a gradient (one task a step).
+
+    Raises:
+        InputError: a CUDA device that is not there, or fp16 on the CPU.
+
+    Example:
+        >>> make_accelerator("cpu", "fp32").device
+        device(type='cpu')
+    """
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate.state import AcceleratorState
+
+    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device {device!r} was asked for, but torch sees no CUDA device; use --device cpu")
+    if on_cpu and precision == "fp16":
+        raise InputError("precision fp16 needs a CUDA device; use fp32 or bf16 on the CPU")
+    if device.startswith("cuda:"):
+        index = int(device.removeprefix("cuda:"))
+        if index >= torch.cuda.device_count():
+            raise InputError(
+                f"device {device!r} is not there: torch sees {torch.cuda.device_count()} CUDA device(s)"
+            )
+        torch.cuda.set_device(index)
+    # accelerate keeps one state a process; a second phase may want another precision
+    AcceleratorState._reset_state()
+    return Accelerator(
+        cpu=on_cpu,
+        mixed_precision="no" if precision == "fp32" else precision,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused_parameters)],
+    )
+
+
+def compile_parts(module: nn.Module) -> int:
+    """Compile, in place, every submodule that says `compilable = True`; return how many there were."""
+    parts = [part for part in module.modules() if getattr(part, "compilable", False)]
+    for part in parts:
+        part.compile()
+    return len(parts)
+
+
+def wait_for_all(world: int) -> None:
+    """Wait until every rank is here; does nothing for one process."""
+    if world > 1:
+        torch.distributed.barrier()

@@ -1,0 +1,293 @@
+"""The training loop: a stream of batches, a module of losses, and a run that survives being killed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from metapretrain.errors import InputError
+from metapretrain.training import checkpoint
+from metapretrain.training.devices import compile_parts, make_accelerator
+from metapretrain.training.engine import Engine, build_optimizer
+from metapretrain.training.schedule import learning_rate
+from metapretrain.training.settings import TrainSettings
+
+log = logging.getLogger(__name__)
+CHECKPOINT_SECONDS = 60.0
+
+
+class Stream(Protocol):
+    """What the loop draws batches from; :class:`metapretrain.episodes.TaskStream` is one."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield `{task: batch}`, one an update, from where the state says."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a position."""
+        ...
+
+
+class TrainingError(InputError):
+    """Training cannot go on; the line names the step and the last good checkpoint."""
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a call of :func:`train` did.
+
+    `steps` updates in all, of which `resumed_from` were done by an earlier process; `seconds` of this process;
+    `losses` the last logged mean loss of each task; `batches` drawn from each task.
+    """
+
+    steps: int
+    resumed_from: int
+    seconds: float
+    losses: dict[str, float]
+    batches: dict[str, int]
+
+
+def train(
+    step: nn.Module,
+    stream: Stream,
+    settings: TrainSettings,
+    *,
+    run: Any = None,
+    evaluate: Callable[[int], Mapping[str, float]] | None = None,
+    title: str = "train",
+) -> TrainReport:
+    """Train the parameters of `step` on the batches of `stream`, in place.
+
+    Args:
+        step: a module; `step({task: batch})` returns `{task: scalar loss}`; their sum is minimised. If
+            `settings.ema` is set it has an attribute `model`, whose weights end as the moving average.
+        stream: yields `{task: batch}`; see :class:`Stream`.
+        settings: see :class:`TrainSettings`.
+        run: a :class:`RunFolder`: losses are logged there and a run that was cut short goes on from its last
+            checkpoint (to the same bits on the CPU).
+        evaluate: called with the number of updates done, every `settings.evaluate_every`; its values are logged.
+        title: of the progress bar.
+
+    Raises:
+        TrainingError: a NaN or infinite loss, out of memory, or a stream that ends before the last step.
+        InputError: a device that is not there, a checkpoint that cannot be written.
+
+    Example:
+        >>> class Line(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.w = nn.Parameter(torch.zeros(1))
+        ...     def forward(self, batches):
+        ...         return {name: (self.w - x).square().mean() for name, x in batches.items()}
+        >>> from metapretrain.episodes import TaskStream
+        >>> stream = TaskStream({"fit": [torch.ones(4)]}, "longest", seed=0, steps=50)
+        >>> line = Line()
+        >>> report = train(line, stream, TrainSettings(steps=50, lr=0.1, device="cpu"))
+        >>> report.steps, round(line.w.item(), 2)
+        (50, 1.0)
+    """
+    accelerator = make_accelerator(settings.device, settings.precision, unused_parameters=True)
+    device: torch.device = accelerator.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(settings.seed * 100_003 + accelerator.process_index)
+        loop = _Loop(step, stream, settings, accelerator, run, evaluate, title)
+        try:
+            return loop.run()
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"out of memory on {device} at step {loop.step}: lower --batch-size, or raise accumulation instead"
+            ) from error
+        finally:
+            accelerator.unwrap_model(loop.module, keep_fp32_wrapper=False)
+
+
+class _Loop:
+    def __init__(
+        self,
+        step: nn.Module,
+        stream: Stream,
+        settings: TrainSettings,
+        accelerator: Any,
+        run: Any,
+        evaluate: Any,
+        title: str,
+    ) -> None:
+        self.plain, self.stream, self.settings, self.accelerator = step, stream, settings, accelerator
+        self.folder, self.evaluate, self.title = run, evaluate, title
+        step.to(accelerator.device)
+        self.average = _moving_average(step, settings.ema)
+        if settings.compile:
+            log.info("compiling %d module(s)", compile_parts(step))
+        optimizer = build_optimizer(step, settings, accelerator.device)
+        self.module, self.optimizer = accelerator.prepare(step, optimizer)
+        self.step = self.resumed_from = self.start = 0
+        self.losses: dict[str, float] = {}
+        self.engine = Engine(self.module, self.optimizer, accelerator, settings, self.average)
+        if run is not None:
+            self._resume()
+
+    def run(self) -> TrainReport:
+        from tqdm.auto import tqdm
+
+        settings, began = self.settings, time.monotonic()
+        self.saved_at = began
+        batches = iter(self.stream)
+        self.plain.train()
+        main = self.accelerator.is_main_process
+        with tqdm(
+            total=settings.steps,
+            initial=self.step,
+            desc=self.title,
+            unit="step",
+            disable=None if main else True,
+            leave=False,
+        ) as bar:
+            while self.step < settings.steps:
+                self.engine.set_rate(self._rate())
+                self.engine.update([self._next(batches) for _ in range(settings.accumulate)])
+                self.step += 1
+                bar.update()
+                if self.step % settings.log_every == 0 or self.step == settings.steps:
+                    self._log(bar)
+                self._maybe_evaluate()
+                if self.folder is not None and self.step < settings.steps and self._checkpoint_due():
+                    self._save()
+        if self.average is not None:
+            self.plain.model.load_state_dict(self.average.module.state_dict())
+        counts = dict(getattr(self.stream, "counts", {}))
+        return TrainReport(self.step, self.resumed_from, time.monotonic() - began, self.losses, counts)
+
+    def _rate(self) -> float:
+        s = self.settings
+        warmup = round(s.warmup * s.steps)
+        return learning_rate(self.step, s.steps, peak=s.lr, schedule=s.schedule, warmup=warmup)
+
+    def _next(self, batches: Iterator[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return next(batches)
+        except StopIteration:
+            raise TrainingError(
+                f"the stream ended after {self.step} of {self.settings.steps} steps; "
+                "give TaskStream steps= (updates x accumulation)"
+            ) from None
+
+    def _log(self, bar: Any) -> None:
+        losses = self.engine.read_losses()
+        self._refuse_bad_loss()
+        self.losses = losses
+        bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()}, refresh=False)
+        if self.folder is not None:
+            values = {f"loss_{name}": value for name, value in losses.items()}
+            self.folder.log(self.step, "train", {**values, "learning_rate": self._rate()})
+
+    def _refuse_bad_loss(self) -> None:
+        bad = self.engine.bad_step()
+        if bad is not None:
+            raise TrainingError(
+                f"the loss became NaN or infinite at step {self.start + bad + 1}; {self._last_good()}; "
+                "lower the learning rate, clip gradients (clip=1.0) or use precision fp32"
+            )
+        for part in self.plain.modules():
+            check = getattr(part, "check", None)
+            if callable(check):
+                check()
+
+    def _last_good(self) -> str:
+        kept = sorted(self.folder.checkpoints.glob("step-*")) if self.folder is not None else []
+        return (
+            f"the last good checkpoint is {kept[-1].name} in {kept[-1].parent}"
+            if kept
+            else "no checkpoint was saved"
+        )
+
+    def _maybe_evaluate(self) -> None:
+        every = self.settings.evaluate_every
+        if self.evaluate is None or every is None or (self.step % every and self.step != self.settings.steps):
+            return
+        values = self.evaluate(self.step)
+        self.plain.train()
+        if self.folder is not None:
+            self.folder.log(self.step, "validation", values)
+
+    def _checkpoint_due(self) -> bool:
+        if self.settings.checkpoint_every is not None:
+            return self.step % self.settings.checkpoint_every == 0
+        if self.step % self.settings.log_every:
+            return False
+        due = torch.tensor([time.monotonic() - self.saved_at >= CHECKPOINT_SECONDS], dtype=torch.int32)
+        if self.accelerator.num_processes > 1:  # the ranks' clocks differ: the first one decides for all
+            from accelerate.utils import broadcast
+
+            due = broadcast(due.to(self.accelerator.device))
+        return bool(due.item())
+
+    def _save(self) -> None:
+        from accelerate.utils import gather_object
+
+        self._refuse_bad_loss()
+        generators = gather_object([_random_state(self.accelerator.device)])
+        if self.accelerator.is_main_process:
+            state = {
+                "module": self.plain.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "average": self.average.state_dict() if self.average is not None else None,
+                "stream": self.stream.state_dict(),
+                "random": generators,
+                "engine": self.engine.state_dict(),
+            }
+            checkpoint.save(self.folder.checkpoints, self.step, state)
+        self.saved_at = time.monotonic()
+
+    def _resume(self) -> None:
+        found = checkpoint.load_latest(self.folder.checkpoints)
+        if found is None:
+            self.folder.cut_back(-1)
+            return
+        state = found.state
+        self.plain.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.stream.load_state_dict(state["stream"])
+        ranks = state["random"]
+        if len(ranks) != self.accelerator.num_processes:
+            raise TrainingError(
+                f"the checkpoint is of {len(ranks)} process(es), this run has {self.accelerator.num_processes}: "
+                "resume with as many as before"
+            )
+        _set_random_state(ranks[self.accelerator.process_index])
+        self.step = self.resumed_from = self.start = found.step
+        self.folder.cut_back(found.step)
+        self.engine.load_state_dict(state["engine"])
+        log.info("resumed from step %d", found.step)
+
+
+def _moving_average(step: nn.Module, decay: float | None) -> Any:
+    if decay is None:
+        return None
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    return AveragedModel(step.model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: Mapping[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,266 @@
+"""The loop: exact resumes, honest failures, and the same result over ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from metapretrain.episodes import ShuffledBatches, TaskStream
+from metapretrain.errors import InputError
+from metapretrain.training import RunFolder, TrainingError, TrainSettings, load_latest, train
+from metapretrain.training.run_folder import read_metrics
+
+
+class Toy(nn.Module):
+    """Dropout, BatchNorm and two parameter shapes: everything whose state a resume has to restore."""
+
+    def __init__(self, slow: float = 0.0, poison_at: int | None = None) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(64, 6, generator=generator)
+        self.y = (self.x.sum(1) > 0).long()
+        self.model = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 2)
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            for part in self.model:
+                if hasattr(part, "reset_parameters"):
+                    part.reset_parameters()
+        self.slow, self.poison_at, self.calls = slow, poison_at, 0
+
+    def forward(self, batches):
+        self.calls += 1
+        time.sleep(self.slow)
+        loss = {
+            name: nn.functional.cross_entropy(self.model(self.x[rows]), self.y[rows])
+            for name, rows in batches.items()
+        }
+        if self.calls == self.poison_at:
+            return {name: value * float("nan") for name, value in loss.items()}
+        return loss
+
+
+def stream(steps=40, batch=8):
+    return TaskStream({"toy": ShuffledBatches(64, batch, seed=3)}, "longest", seed=3, steps=steps)
+
+
+def settings(**changes):
+    usual = {"steps": 40, "lr": 0.05, "device": "cpu", "log_every": 7, "checkpoint_every": 10, "ema": 0.9}
+    return TrainSettings(**(usual | changes))
+
+
+def weights(toy):
+    return {name: value.clone() for name, value in toy.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_learns_and_reports():
+    toy = Toy()
+    report = train(toy, stream(), settings(lr=0.2, ema=None))
+    assert report.steps == 40 and report.batches == {"toy": 40}
+    toy.eval()
+    assert (toy.model(toy.x).argmax(1) == toy.y).float().mean() > 0.85
+
+
+def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
+    ends = []
+    for noise in (1, 2):
+        toy = Toy()
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        train(toy, stream(), settings())
+        assert torch.equal(before, torch.get_rng_state())
+        ends.append(weights(toy))
+    assert same(*ends)
+    toy = Toy()
+    train(toy, stream(), settings(seed=1))
+    assert not same(ends[0], weights(toy))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_run_killed_in_an_update_resumes_to_the_same_bits(tmp_path, optimizer):
+    class Killed(RuntimeError):
+        pass
+
+    class Mortal(Toy):
+        def forward(self, batches):
+            if self.calls == 27:
+                raise Killed
+            return super().forward(batches)
+
+    chosen = settings(optimizer=optimizer, lr=0.01)
+    whole = Toy()
+    with RunFolder.open(tmp_path / "whole", {"method": "toy"}) as run:
+        train(whole, stream(), chosen, run=run)
+    with RunFolder.open(tmp_path / "cut", {"method": "toy"}) as run, pytest.raises(Killed):
+        train(Mortal(), stream(), chosen, run=run)
+    rest = Toy()
+    with RunFolder.open(tmp_path / "cut", {"method": "toy"}, resume=True) as run:
+        report = train(rest, stream(), chosen, run=run)
+    assert report.resumed_from == 20 and same(weights(whole), weights(rest))
+    assert read_metrics(tmp_path / "whole") == read_metrics(tmp_path / "cut")
+
+
+SCRIPT = """
+import sys; sys.path.insert(0, {tests!r})
+import torch
+from test_loop import Toy, settings, stream
+from metapretrain.training import RunFolder, train
+toy = Toy(slow=0.02)
+with RunFolder.open({folder!r}, {{"method": "toy"}}, resume=True) as run:
+    train(toy, stream(), settings(checkpoint_every=4), run=run)
+torch.save(toy.state_dict(), {end!r})
+"""
+
+
+def test_kill_9_then_resume_ends_with_the_same_bits(tmp_path):
+    def start(name):
+        script = SCRIPT.format(
+            tests=os.path.dirname(__file__), folder=str(tmp_path / name), end=str(tmp_path / f"{name}.pt")
+        )
+        return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+
+    process = start("cut")
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cut").glob("checkpoint/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut.pt").exists(), "it was killed too late to test anything"
+    assert start("cut").wait() == 0
+    whole = Toy()
+    train(whole, stream(), settings())
+    assert same(weights(whole), torch.load(tmp_path / "cut.pt"))
+
+
+def test_a_damaged_newest_checkpoint_falls_back_and_ends_the_same(tmp_path, caplog):
+    with RunFolder.open(tmp_path / "run", {"method": "toy"}) as run:
+        train(Toy(), stream(), settings(), run=run)
+    newest = sorted((tmp_path / "run/checkpoint").glob("step-*"))[-1] / "tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    toy = Toy()
+    with RunFolder.open(tmp_path / "run", {"method": "toy"}, resume=True) as run:
+        report = train(toy, stream(), settings(), run=run)
+    whole = Toy()
+    train(whole, stream(), settings())
+    assert report.resumed_from == 20 and same(weights(whole), weights(toy))
+    assert "tensors.safetensors" in caplog.text
+
+
+def test_nan_stops_with_the_step_and_the_last_good_checkpoint(tmp_path):
+    with RunFolder.open(tmp_path / "run", {"method": "toy"}) as run, pytest.raises(TrainingError) as error:
+        train(Toy(poison_at=24), stream(), settings(), run=run)
+    assert "at step 24" in str(error.value) and "step-00000020" in str(error.value)
+    assert load_latest(tmp_path / "run/checkpoint").step == 20
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    from metapretrain.training import checkpoint
+
+    real, done = checkpoint.write_durably, []
+
+    def fill(path, data):
+        done.append(path)
+        if len(done) > 4:
+            raise OSError(28, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_durably", fill)
+    with RunFolder.open(tmp_path / "run", {"method": "toy"}) as run, pytest.raises(InputError) as error:
+        train(Toy(), stream(), settings(), run=run)
+    assert "No space left" in str(error.value) and "\n" not in str(error.value)
+    assert load_latest(tmp_path / "run/checkpoint").step == 10
+
+
+def test_out_of_memory_names_the_option(monkeypatch):
+    class Greedy(Toy):
+        def forward(self, batches):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(TrainingError, match="--batch-size"):
+        train(Greedy(), stream(), settings())
+
+
+def test_a_stream_that_ends_early_says_so():
+    with pytest.raises(TrainingError, match="ended after 12 of 40"):
+        train(Toy(), stream(steps=12), settings())
+
+
+def test_accumulation_equals_a_larger_batch():
+    class Plain(Toy):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.model = nn.Linear(6, 2)
+
+    one, two = Plain(), Plain()
+    train(one, stream(steps=10, batch=16), settings(steps=10, ema=None))
+    train(two, stream(steps=20, batch=8), settings(steps=10, ema=None, accumulate=2))
+    torch.testing.assert_close(weights(one), weights(two))
+
+
+def test_moving_average_is_that_of_the_weights():
+    class Recorder(Toy):
+        seen: list
+
+        def forward(self, batches):
+            self.seen.append(self.model[0].weight.detach().clone())
+            return super().forward(batches)
+
+    toy = Recorder()
+    toy.seen = []
+    last = Toy()
+    train(toy, stream(steps=6), settings(steps=6, ema=0.5))
+    train(last, stream(steps=6), settings(steps=6, ema=None))
+    history = [*toy.seen[1:], last.model[0].weight.detach()]
+    average = history[0]
+    for value in history[1:]:
+        average = 0.5 * average + 0.5 * value
+    torch.testing.assert_close(toy.model[0].weight, average)
+
+
+def test_evaluation_is_called_and_logged(tmp_path):
+    steps = []
+
+    def evaluate(step):
+        steps.append(step)
+        return {"accuracy": 0.5}
+
+    with RunFolder.open(tmp_path / "run", {"method": "toy"}) as run:
+        train(Toy(), stream(), settings(evaluate_every=15), run=run, evaluate=evaluate)
+    assert steps == [15, 30, 40]
+    logged = [row for row in read_metrics(tmp_path / "run") if row["split"] == "validation"]
+    assert [row["step"] for row in logged] == steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": 0}, "steps must be"),
+        ({"steps": True}, "steps must be"),
+        ({"steps": 1.5}, "steps must be"),
+        ({"lr": float("nan")}, "lr must be"),
+        ({"optimizer": "adam"}, "did you mean 'adamw'"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"precision": "bf32"}, "unknown precision"),
+        ({"ema": 1.0}, "ema must lie"),
+        ({"clip": 0.0}, "clip must be"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"device": "cuda:99"}, "CUDA"),
+        ({"precision": "fp16"}, "fp16 needs a CUDA device"),
+    ],
+)
+def test_bad_settings_are_one_line(changes, words):
+    with pytest.raises(InputError) as error:
+        train(Toy(), stream(), settings(**changes))
+    assert words in str(error.value) and "\n" not in str(error.value)

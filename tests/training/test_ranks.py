@@ -1,0 +1,73 @@
+"""Two processes give the one-process result: gradients, prototypes and contrastive negatives."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, sys
+import torch
+from torch import nn
+from metapretrain.data.images import ImageSet
+from metapretrain.tasks.images import ImageData, Machine
+from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
+from metapretrain.data.augment import make_augmentation
+from metapretrain.episodes import ShuffledBatches, TaskStream
+from metapretrain.models.encoders import mlp
+from metapretrain.protonet import ProtoLoss
+from metapretrain.training import TrainSettings, train
+from metapretrain.tasks.table import machine_of
+from argparse import Namespace
+
+kind, out = sys.argv[1:]
+machine = machine_of(Namespace(device="cpu", precision="fp32"))
+generator = torch.Generator().manual_seed(0)
+labels = torch.arange(64) % 4
+images = torch.randint(0, 256, (64, 1, 4, 4), generator=generator, dtype=torch.uint8)
+data = ImageSet(images, labels, list("abcd"))
+torch.manual_seed(0)
+encoder = mlp(channels=1, image_size=4, hidden=16)
+source = Images(data, make_augmentation("none", 4, 1, (0.5,), (0.25,)))
+task = {
+    "supervised": lambda: Supervised(source, nn.Linear(16, 4)),
+    "prl": lambda: PRL(source, ProtoLoss("query", num_classes=4, gather=True)),
+    "simclr": lambda: SimCLR(source, nn.Linear(16, 8)),
+}[kind]()
+rows = ShuffledBatches(64, 32 // machine.world, seed=1, rank=machine.rank, world_size=machine.world)
+step = Step(encoder, {kind: task})
+train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), TrainSettings(steps=6, lr=0.05, device="cpu"))
+if machine.rank == 0:
+    json.dump({k: v.double().sum().item() for k, v in step.state_dict().items()} |
+              {k + ".norm": v.double().norm().item() for k, v in step.state_dict().items()}, open(out, "w"))
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(kind, world, out):
+    port = str(free_port())
+    processes = []
+    for rank in range(world):
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if world > 1:
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_PORT": port,
+                    "MASTER_ADDR": "127.0.0.1"}  # fmt: skip
+        processes.append(subprocess.Popen([sys.executable, "-c", SCRIPT, kind, str(out)], env=env))
+    assert [process.wait(timeout=120) for process in processes] == [0] * world
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("kind", ["supervised", "prl", "simclr"])
+def test_two_ranks_train_as_one_process_does(tmp_path, kind):
+    one, two = run(kind, 1, tmp_path / "one.json"), run(kind, 2, tmp_path / "two.json")
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert two[name] == pytest.approx(value, rel=2e-5, abs=2e-5), name
