@@ -33,7 +33,7 @@ def result_dtype(x: Tensor) -> torch.dtype:
 def _squared(queries: Tensor, centres: Tensor, subtract: bool) -> Tensor:
     if subtract:
         return (queries[:, None] - centres[None]).square().sum(-1)
-    norms = queries.square().sum(1, keepdim=True) + centres.square().sum(1)
+    norms = torch.linalg.vecdot(queries, queries)[:, None] + torch.linalg.vecdot(centres, centres)
     squared = norms - 2 * (queries @ centres.T)
     return torch.where(squared > _COINCIDENT * norms, squared, 0)
 
@@ -46,6 +46,19 @@ def _safe_sqrt(squared: Tensor) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     return x / _safe_sqrt(x.square().sum(1, keepdim=True)).clamp_min(1e-12)
+
+
+def minus_distance(queries: Tensor, centres: Tensor, distance: str, dtype: torch.dtype) -> Tensor:
+    """(B, C) of `dtype` from rows of the wide dtype; pairs are subtracted where `dtype` is the wide one."""
+    if distance == "cosine":
+        return (_unit(queries) @ _unit(centres).T).to(dtype)
+    squared = _squared(queries, centres, subtract=queries.dtype == dtype)
+    return -(_safe_sqrt(squared) if distance == "euclidean" else squared).to(dtype)
+
+
+def masked(logits: Tensor, present: Tensor) -> Tensor:
+    """The logits, with the lowest finite number for the classes that are not present."""
+    return torch.where(present, logits, torch.finfo(logits.dtype).min)
 
 
 def proto_logits(
@@ -87,17 +100,9 @@ def proto_logits(
         )
     check_temperature(temperature)
     wide = wide_dtype(queries)
-    q, c = queries.to(wide), centres.to(wide)
-    if distance == "cosine":
-        logits = _unit(q) @ _unit(c).T
-    else:
-        squared = _squared(q, c, subtract=wide == result_dtype(queries))
-        logits = -(_safe_sqrt(squared) if distance == "euclidean" else squared)
-    logits = logits.to(result_dtype(queries))
+    logits = minus_distance(queries.to(wide), centres.to(wide), distance, result_dtype(queries))
     logits = logits / (temperature.to(logits.dtype) if isinstance(temperature, Tensor) else temperature)
-    if present is None:
-        return logits
-    return torch.where(present, logits, torch.finfo(logits.dtype).min)
+    return logits if present is None else masked(logits, present)
 
 
 def check_temperature(temperature: float | Tensor) -> None:

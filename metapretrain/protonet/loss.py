@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.protonet.distances import DISTANCES, check_temperature, proto_logits, result_dtype
+from metapretrain.protonet.distances import (
+    DISTANCES,
+    check_temperature,
+    masked,
+    minus_distance,
+    result_dtype,
+    wide_dtype,
+)
 from metapretrain.protonet.gather import gather_rows
 from metapretrain.protonet.labels import MODES
 from metapretrain.protonet.prototypes import check_num_classes, check_shapes, class_sums, dense_ids
@@ -116,8 +123,9 @@ class ProtoLoss(nn.Module):
             z, y = gather_rows(z), gather_rows(y)
         if self.mode == "query" and len(z) < 2:
             raise InputError(f"query mode splits the batch but it has {len(z)} row; give at least 2")
-        finite = z.isfinite().all(1)
-        z = torch.where(finite[:, None], z.to(result_dtype(z)), 0)
+        dtype, z = result_dtype(z), z.to(wide_dtype(z))
+        finite = z.detach().sum(1).isfinite()  # a float64 sum of float32 numbers cannot overflow
+        z = torch.where(finite[:, None], z, 0)
         classes = len(z) if self.num_classes is None else self.num_classes
         ids = dense_ids(y) if self.num_classes is None else y.long()
         valid = (ids >= 0) & (ids < classes)
@@ -126,7 +134,7 @@ class ProtoLoss(nn.Module):
         query = self._queries(ids)
         support = ids < classes if query is None else ~query
         centres, present = self._centres(z, ids, support, classes)
-        logits = proto_logits(z, centres, self.distance, self.temperature, present)
+        logits = masked(minus_distance(z, centres, self.distance, dtype) / self.temperature, present)
         target = ids.clamp_max(classes - 1)
         scored = (ids < classes) & present[target]
         if query is not None:

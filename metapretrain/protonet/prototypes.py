@@ -42,17 +42,17 @@ def dense_ids(y: Tensor) -> Tensor:
 
 
 def class_sums(z: Tensor, y: Tensor, num_classes: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Sum and count of each class's rows: (C, D) and (C,) of z's result dtype.
+    """Sum and count of each class's rows: (C, D) and (C,) of z's dtype.
 
-    Only rows that are True in `rows` (B,) count, and labels outside 0..C-1 belong to no class. Summed in
-    float64 as one product with the one-hot labels: no atomic adds, so a GPU gives the same bits every time.
+    Only rows that are True in `rows` (B,) count, and labels outside 0..C-1 belong to no class. One
+    product with the one-hot labels: no atomic adds, so a GPU gives the same bits every time. Give it the wide
+    dtype, which TF32 and autocast leave alone.
     """
     member = y[:, None] == torch.arange(num_classes, device=y.device)
     if rows is not None:
         member = member & rows[:, None]
-    one_hot = member.to(wide_dtype(z))
-    sums = one_hot.T @ z.to(one_hot.dtype)
-    return sums.to(result_dtype(z)), one_hot.sum(0).to(result_dtype(z))
+    one_hot = member.to(z.dtype)
+    return one_hot.T @ z, one_hot.sum(0)
 
 
 def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -77,8 +77,8 @@ def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """
     check_shapes(z, y)
     check_num_classes(num_classes)
-    sums, counts = class_sums(z, y, num_classes)
-    return sums / counts.clamp_min(1)[:, None], counts > 0
+    sums, counts = class_sums(z.to(wide_dtype(z)), y, num_classes)
+    return (sums / counts.clamp_min(1)[:, None]).to(result_dtype(z)), counts > 0
 
 
 def check_num_classes(num_classes: int) -> None:
