@@ -39,7 +39,7 @@ def build_parser() -> Parser:
 
     demo = subcommand("demo", commands.demo, "pretraining methods side by side on small images",
                       "metapretrain demo --seeds 0 1 2")  # fmt: skip
-    common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2))
+    common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2), data_dir=False)
     _data(subcommand("data", commands.data, "the data sets: source, terms and layout; checks a folder",
                      "metapretrain data stl10 --data-dir data/stl10"))  # fmt: skip
     _report(subcommand("report", commands.report, "the table of a folder of runs, with intervals",

@@ -71,14 +71,16 @@ def common_options(
     methods: Iterable[str] = (),
     default_methods: str = "all",
     seeds: Sequence[int] = (0,),
+    data_dir: bool = True,
 ) -> None:
     """Add the options that every benchmark shares; `benchmark` names its folder below ``--out``.
 
-    ``--methods`` is added when `methods` are given.
+    ``--methods`` is added when `methods` are given, ``--data-dir`` unless turned off.
     """
     known = tuple(methods)
     add = parser.add_argument
-    add("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
+    if data_dir:
+        add("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help=f"parent of {benchmark}/ (runs)")
     add_int_list(parser, "--seeds", seeds, f"one run each (default: {' '.join(map(str, seeds))})")
     if known:
