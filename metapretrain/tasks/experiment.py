@@ -30,7 +30,7 @@ from metapretrain.tasks.images import (
     updates,
 )
 from metapretrain.tasks.recipes import Recipe
-from metapretrain.training import RunFolder
+from metapretrain.training import RunFolder, TrainReport
 from metapretrain.training.checkpoint import load_tensors
 from metapretrain.training.devices import wait_for_all
 
@@ -85,11 +85,11 @@ class Experiment:
         if self.resume and (done := self._finished(name, method, seed)) is not None:
             log.info("%s seed %d: already done", name, seed)
             return done
+        if method.pretraining is None:
+            encoder, before = new_encoder(self.data, self.recipe, seed, method.encoder), dict(NO_COST)
+        else:
+            encoder, before = self.pretraining(method.pretraining, seed)
         with self._open(name, method, seed) as run:
-            if method.pretraining is None:
-                encoder, before = new_encoder(self.data, self.recipe, seed, method.encoder), dict(NO_COST)
-            else:
-                encoder, before = self.pretraining(method.pretraining, seed)
             head, report = finetune(encoder, method, self.data, self.recipe, seed, self.machine, run=run)
             steps = {"pretrain_updates": before["updates"], "finetune_updates": report.steps}
             spent = before["encoder_passes"] + report.steps * self.recipe.batch_size
@@ -98,7 +98,9 @@ class Experiment:
             if self.figures == seed:
                 self._draw_confusion(run, scored.test_predictions, report.steps)
             return self._finish(
-                run, name, seed, scored, encoder, head, budget, {"pretrain_wall_s": before["wall_s"]}
+                run, name, seed, scored, encoder, head, budget, {
+                "pretrain_wall_s": before["wall_s"], "images_per_s": self._speed(report, 1),
+            }
             )
 
     def pretraining(self, objective: str, seed: int) -> tuple[Encoder, dict[str, Any]]:
@@ -116,7 +118,9 @@ class Experiment:
             if maps:
                 self._draw_maps(run, maps | self._maps("after pretraining", encoder), report.steps)
             scored = score(encoder, None, self.data)
-            result = self._finish(run, name, seed, scored, encoder, None, cost, {"kind": "pretraining"})
+            result = self._finish(run, name, seed, scored, encoder, None, cost, {
+                "kind": "pretraining", "images_per_s": self._speed(report, VIEWS.get(objective, 1)),
+            })
             return encoder, {**cost, "wall_s": result.get("wall_s", 0.0)}
 
     def _finished(self, name: str, method: Method, seed: int) -> dict[str, Any] | None:
@@ -156,6 +160,9 @@ class Experiment:
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
         wait_for_all(self.machine.world)  # the others may look for result.json now
         return run.result() or {}
+
+    def _speed(self, report: TrainReport, views: int) -> float:
+        return round(report.updates_per_second * self.recipe.batch_size * views, 1)
 
     def _maps(self, when: str, encoder: Encoder) -> dict[str, tuple[Tensor, Tensor]]:
         """Features and labels of some training and test images: the panels of a map."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class TrainReport:
     """What a call of :func:`train` did.
 
     `steps` updates in all, of which `resumed_from` were done by an earlier process; `seconds` of this process;
-    `losses` the last logged mean loss of each task; `batches` drawn from each task.
+    `losses` the last logged mean loss of each task; `batches` drawn from each task; `updates_per_second` the median
+    over log intervals, evaluation and checkpoints left out (0 if there was one interval only).
     """
 
     steps: int
@@ -55,6 +57,7 @@ class TrainReport:
     seconds: float
     losses: dict[str, float]
     batches: dict[str, int]
+    updates_per_second: float
 
 
 def train(
@@ -132,6 +135,7 @@ class _Loop:
         self.module, self.optimizer = accelerator.prepare(step, optimizer)
         self.step = self.resumed_from = self.start = 0
         self.losses: dict[str, float] = {}
+        self.speeds: list[float] = []
         self.engine = Engine(self.module, self.optimizer, accelerator, settings, self.average)
         if run is not None:
             self._resume()
@@ -140,7 +144,8 @@ class _Loop:
         from tqdm.auto import tqdm
 
         settings, began = self.settings, time.monotonic()
-        self.saved_at = began
+        self.saved_at = self.logged_at = began
+        self.logged_step = self.step
         batches = iter(self.stream)
         self.plain.train()
         main = self.accelerator.is_main_process
@@ -159,13 +164,17 @@ class _Loop:
                 bar.update()
                 if self.step % settings.log_every == 0 or self.step == settings.steps:
                     self._log(bar)
+                logged = self.step % settings.log_every == 0
                 self._maybe_evaluate()
                 if self.folder is not None and self.step < settings.steps and self._checkpoint_due():
                     self._save()
+                if logged:
+                    self.logged_at, self.logged_step = time.monotonic(), self.step
         if self.average is not None:
             self.plain.model.load_state_dict(self.average.module.state_dict())
         counts = dict(getattr(self.stream, "counts", {}))
-        return TrainReport(self.step, self.resumed_from, time.monotonic() - began, self.losses, counts)
+        speed = statistics.median(self.speeds[1:]) if len(self.speeds) > 1 else 0.0
+        return TrainReport(self.step, self.resumed_from, time.monotonic() - began, self.losses, counts, speed)
 
     def _rate(self) -> float:
         s = self.settings
@@ -183,6 +192,8 @@ class _Loop:
 
     def _log(self, bar: Any) -> None:
         losses = self.engine.read_losses()
+        now = time.monotonic()
+        self.speeds.append((self.step - self.logged_step) / max(now - self.logged_at, 1e-9))
         self._refuse_bad_loss()
         self.losses = losses
         bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()}, refresh=False)
