@@ -17,6 +17,7 @@ from PIL import Image
 
 import metapretrain
 from metapretrain.cli import build_parser, main
+from metapretrain.evaluation.plots import usual_metrics
 from metapretrain.evaluation.predictions import write_predictions
 
 COMMANDS = ("demo", "data", "report", "plot", "predict", "few-shot", "doctor")
@@ -223,6 +224,15 @@ def test_plot_of_one_run_goes_into_it(runs: Path, capsys: pytest.CaptureFixture[
     written = show(["plot", str(run), "--metrics", "validation/loss"], capsys).splitlines()
     assert written[0] == str(run / "figures" / "curves.png")
     assert "train/loss" in refuse(["plot", str(run), "--metrics", "train/los"], capsys)
+
+
+def test_accuracies_are_drawn_before_losses_and_other_metrics_only_when_named(tmp_path: Path) -> None:
+    names = ("learning_rate", "loss_a", "loss_b", "loss_c", "accuracy", "nearest_prototype_accuracy")
+    lines = [{"step": 1, "split": "train", "name": name, "value": 0.5} for name in names]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    expected = ["train/accuracy", "train/nearest_prototype_accuracy", "train/loss_a", "train/loss_b"]
+    assert usual_metrics([file]) == expected
 
 
 def test_plot_into_another_folder(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import collect
 
 METRICS_FILE = "metrics.jsonl"
-USUAL = r".*(loss|accuracy)"  # what is drawn when no metrics are named
+USUAL = r".*/(loss.*|.*accuracy)"  # what is drawn when no metrics are named
 PANELS = 4
 
 
@@ -26,7 +26,7 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
     Args:
         root: a run's folder or one with runs at any depth.
         out: where the figures go; by default the folder ``figures`` beside the runs (in a run, its own).
-        metrics: ``split/name`` each, one panel a metric; by default the first four losses and accuracies.
+        metrics: ``split/name`` each, one panel a metric; by default the first four accuracies and losses.
 
     Returns:
         The files written.
@@ -74,9 +74,9 @@ def method_of(run: str) -> str:
 
 
 def usual_metrics(files: Sequence[Path]) -> list[str]:
-    """The first losses and accuracies that were logged in `files`, losses before accuracies."""
+    """The first accuracies and losses that were logged in `files`, accuracies before losses."""
     logged = sorted({name for file in files for name in read_metrics(file) if re.fullmatch(USUAL, name)})
-    return sorted(logged, key=lambda name: "loss" not in name)[:PANELS] or ["train/loss"]
+    return sorted(logged, key=lambda name: "accuracy" not in name)[:PANELS] or ["train/loss"]
 
 
 def _place(folder: Path, root: Path, out: Path | None) -> Path:
