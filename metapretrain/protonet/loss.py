@@ -123,9 +123,9 @@ class ProtoLoss(nn.Module):
             z, y = gather_rows(z), gather_rows(y)
         if self.mode == "query" and len(z) < 2:
             raise InputError(f"query mode splits the batch but it has {len(z)} row; give at least 2")
-        dtype, z = result_dtype(z), z.to(wide_dtype(z))
-        finite = z.detach().sum(1).isfinite()  # a float64 sum of float32 numbers cannot overflow
-        z = torch.where(finite[:, None], z, 0)
+        dtype, wide = result_dtype(z), wide_dtype(z)
+        finite = z.detach().sum(1, dtype=wide).isfinite()  # float64 sums of float32 numbers cannot overflow
+        z = torch.where(finite[:, None], z, 0).to(wide)
         classes = len(z) if self.num_classes is None else self.num_classes
         ids = dense_ids(y) if self.num_classes is None else y.long()
         valid = (ids >= 0) & (ids < classes)
