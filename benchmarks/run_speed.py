@@ -191,6 +191,54 @@ def loading_tensor() -> list[Contender]:
     ]
 
 
+@row("prototypical-loss", "steps")
+def prototypical_loss() -> list[Contender]:
+    """Loss and gradient of 128 embeddings of 512 numbers, 10 classes, standard mode."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from metapretrain.protonet import ProtoLoss
+
+    z = torch.randn(128, 512, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = torch.arange(128) % 10
+
+    def steps(loss: Callable[[Any, Any], Any]) -> Callable[[int], None]:
+        def run(n: int) -> None:
+            for _ in range(n):
+                z.grad = None
+                loss(z, y).backward()
+
+        return run
+
+    def easyfsl() -> Callable[[int], None]:
+        try:
+            from easyfsl.methods import PrototypicalNetworks
+        except ImportError:
+            raise Missing("easyfsl (pip install easyfsl)") from None
+        network = PrototypicalNetworks(torch.nn.Identity())
+
+        def loss(z: Any, y: Any) -> Any:
+            network.process_support_set(z, y)
+            return cross_entropy(network(z), y)
+
+        return steps(loss)
+
+    def learn2learn() -> Callable[[int], None]:
+        try:
+            from learn2learn.nn import PrototypicalClassifier
+        except ImportError:
+            raise Missing("learn2learn (installed by `make`, see the README)") from None
+        return steps(lambda z, y: cross_entropy(PrototypicalClassifier(z, y)(z), y))
+
+    return [
+        Contender("ProtoLoss", lambda: steps(ProtoLoss(num_classes=10)), ours=True),
+        Contender("ProtoLoss, any labels", lambda: steps(ProtoLoss()), ours=True),
+        Contender("ProtoLoss, query mode", lambda: steps(ProtoLoss("query", num_classes=10)), ours=True),
+        Contender("easyfsl PrototypicalNetworks", easyfsl),
+        Contender("learn2learn PrototypicalClassifier (squared)", learn2learn),
+    ]
+
+
 def measure(name: str, contenders: list[Contender], settings: Settings) -> list[Result]:
     """Time the contenders in turns; work is sized so that one timing lasts `seconds`."""
     running: list[tuple[Contender, Callable[[int], None], int]] = []
