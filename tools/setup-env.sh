@@ -61,13 +61,13 @@ fi
 fits "$venv/bin/python" ||
     fail "the environment $venv has Python $(version_of "$venv/bin/python"), not 3.11 to 3.13; name another with VENV=..."
 
-say "installing (minutes the first time, mostly torch)"
+say "installing (a few minutes the first time: torch is large)"
 rm -f "$venv"/.metapretrain-*
 # A set-up that was stopped half-way, or another tool, can leave an environment without pip.
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip >/dev/null
 # shellcheck disable=SC2086
-"$venv/bin/python" -m pip install --quiet --upgrade ${PIP_ARGS:-} pip
+"$venv/bin/python" -m pip install -qq --upgrade ${PIP_ARGS:-} pip
 # shellcheck disable=SC2086
-"$venv/bin/python" -m pip install --quiet --no-warn-conflicts ${PIP_ARGS:-} -e '.[dev,learn2learn]'
+"$venv/bin/python" -m pip install -qq --no-warn-conflicts ${PIP_ARGS:-} -e '.[dev,learn2learn]'
 build_learn2learn
 touch "$stamp"
