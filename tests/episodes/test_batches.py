@@ -116,3 +116,11 @@ def test_bad_options_are_one_line(n: Any, size: Any, options: dict[str, Any], me
     with pytest.raises(InputError, match=message) as error:
         ShuffledBatches(n, size, **({"seed": 0} | options))
     assert "\n" not in str(error.value)
+
+
+def test_the_order_of_classes_differs_between_rounds() -> None:
+    labels = np.arange(600) % 3
+    orders = {
+        tuple(labels[batch.numpy()].tolist()) for batch in ShuffledBatches(600, 3, seed=0, labels=labels)
+    }
+    assert len(orders) == 6
