@@ -32,7 +32,7 @@ def build_optimizer(
     if settings.optimizer == "sgd":
         nesterov = settings.momentum > 0
         return torch.optim.SGD(groups, settings.lr, settings.momentum, nesterov=nesterov, fused=fused)
-    return torch.optim.AdamW(groups, settings.lr, fused=fused)
+    return torch.optim.AdamW(groups, settings.lr, fused=fused, capturable=fused)
 
 
 class Engine:
