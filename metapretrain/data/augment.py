@@ -210,6 +210,10 @@ AUGMENTATIONS: dict[str, dict[str, Any]] = {
         "crop_scale": (0.4, 1.0), "flip": True, "color_jitter": (0.4, 0.4, 0.4, 0.1), "grayscale_prob": 0.1,
         "cutout": 1 / 3,
     },
+    "heavy": {
+        "crop_scale": (0.2, 1.0), "flip": True, "rotate": 15.0, "color_jitter": (0.6, 0.6, 0.6, 0.15),
+        "jitter_prob": 0.8, "grayscale_prob": 0.1, "blur_prob": 0.1, "cutout": 1 / 3,
+    },
     "simclr": {
         "crop_scale": (0.08, 1.0), "flip": True, "color_jitter": (0.8, 0.8, 0.8, 0.2), "jitter_prob": 0.8,
         "grayscale_prob": 0.2, "blur_prob": 0.5,

@@ -237,3 +237,27 @@ def test_batches_that_do_not_fit_are_one_line() -> None:
         augment(_images(channels=1))
     with pytest.raises(InputError, match=r"images are on meta, the augmentation on cpu: move it with .to"):
         augment(_images().to("meta"))
+
+
+def test_a_box_that_does_not_fit_is_narrowed() -> None:
+    images, augment = _images(1), BatchAugment(32, crop_scale=(1.0, 1.0), mean=MEAN, std=STD)
+    half = torch.tensor([[math.log(32 / 28)]])  # 28 high and 32 * 32 / 28 wide
+    drawn = {"area": torch.ones(1, 1), "half_log_ratio": half, "corner": torch.tensor([[0.5, 0.5]])}
+    result = augment.apply_parameters(images, drawn)[0]
+    expected = reference.resized_crop(images[0].float() / 255, 2, 0, 28, 32, [32, 32], antialias=False)
+    torch.testing.assert_close(
+        result, reference.normalize(expected, list(MEAN), list(STD)), atol=2e-3, rtol=0
+    )
+
+
+def test_a_shift_moves_the_picture_down_and_right() -> None:
+    images, augment = _images(1), BatchAugment(32, shift=0.5, mean=MEAN, std=STD)
+    drawn = {"angle": torch.zeros(1, 1), "shift": torch.tensor([[4 / 32, 8 / 32]])}
+    result = augment.apply_parameters(images, drawn)
+    expected = normalize(images, MEAN, STD)[:, :, :-4, :-8]
+    torch.testing.assert_close(result[:, :, 4:, 8:], expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("size", "kernel"), [(8, 3), (32, 3), (64, 7), (96, 9), (224, 23)])
+def test_the_blur_is_a_tenth_of_the_image_wide(size: int, kernel: int) -> None:
+    assert make_augmentation("simclr", size, 3, MEAN, STD).kernel_size == kernel

@@ -79,7 +79,7 @@ def test_every_pixel_format_is_read(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     grey = np.full((6, 6), 100, dtype=np.uint8)
     Image.fromarray(grey).save(folder / "0_grey.png")
-    Image.fromarray(grey.astype(np.uint16) * 257).save(folder / "1_deep.png")
+    Image.fromarray(grey.astype(np.uint16) * 256 + 7).save(folder / "1_deep.png")
     Image.fromarray(grey).convert("RGBA").save(folder / "2_alpha.png")
     palette = Image.fromarray(grey).convert("P")
     palette.save(folder / "3_palette.png", transparency=bytes(range(256)))
