@@ -85,6 +85,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         dest="changes",
         help="change the recipe: prl.lr=0.2",
     )
+    add("--validate", action="store_true", help="leave the test images alone: for choosing a recipe")
+    add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
     add("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
@@ -109,6 +111,8 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
     if options.smoke:
         train, test = (part.subset(torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:400])
                        for part in (train, test))  # fmt: skip
+    if options.validate:
+        test = test.subset([])
     return ImageData.of(train, test, 0 if options.train_on_all else min(recipe.validation, len(train) // 10))
 
 
@@ -123,8 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             replace(recipe, encoder="small-conv"), ["epochs=2", "pretrain_share=0.5", "batch_size=64"]
         )
     data = data_of(options, recipe)
-    name = f"{options.recipe}-smoke" if options.smoke else options.recipe
-    figures = None if options.no_figures else options.seeds[0]
+    name = "-".join(filter(None, [options.recipe, options.tag, "smoke" * options.smoke]))
+    figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = Experiment(
         "stl10", options.dataset, name, recipe, data, machine, options.out, figures, options.resume
     )

@@ -163,6 +163,8 @@ def _fault(result: Result) -> str | None:
                 return f"{part}.{name} is {value!r}, not a finite number"
             if name.endswith("accuracy") and not 0 <= value <= 1:
                 return f"{part}.{name} is {value!r}; accuracies are fractions, 0 to 1"
+    if result.get("kind") == "tuning":
+        return "a tuning run: it has no test figures"
     if result.get("kind") != "pretraining" and result.get("metrics", {}).get("test_accuracy") is None:
         return "metrics.test_accuracy is missing"
     return None

@@ -98,9 +98,17 @@ class Experiment:
             if self.figures == seed:
                 self._draw_confusion(run, scored.test_predictions, report.steps)
             return self._finish(
-                run, name, seed, scored, encoder, head, budget, {
-                "pretrain_wall_s": before["wall_s"], "images_per_s": self._speed(report, 1),
-            }
+                run,
+                name,
+                seed,
+                scored,
+                encoder,
+                head,
+                budget,
+                {
+                    "pretrain_wall_s": before["wall_s"],
+                    "images_per_s": self._speed(report, 1),
+                },
             )
 
     def pretraining(self, objective: str, seed: int) -> tuple[Encoder, dict[str, Any]]:
@@ -118,9 +126,19 @@ class Experiment:
             if maps:
                 self._draw_maps(run, maps | self._maps("after pretraining", encoder), report.steps)
             scored = score(encoder, None, self.data)
-            result = self._finish(run, name, seed, scored, encoder, None, cost, {
-                "kind": "pretraining", "images_per_s": self._speed(report, VIEWS.get(objective, 1)),
-            })
+            result = self._finish(
+                run,
+                name,
+                seed,
+                scored,
+                encoder,
+                None,
+                cost,
+                {
+                    "kind": "pretraining",
+                    "images_per_s": self._speed(report, VIEWS.get(objective, 1)),
+                },
+            )
             return encoder, {**cost, "wall_s": result.get("wall_s", 0.0)}
 
     def _finished(self, name: str, method: Method, seed: int) -> dict[str, Any] | None:
@@ -149,12 +167,13 @@ class Experiment:
         if self.machine.rank != 0:
             wait_for_all(self.machine.world)
             return {}
-        write_predictions(run.path / "predictions.csv", self.data.test.labels, scored.test_predictions)
+        if len(self.data.test):
+            write_predictions(run.path / "predictions.csv", self.data.test.labels, scored.test_predictions)
         save_model(run.path, encoder, head, scored.prototypes)
         run.hparams({"method": name, "seed": seed, "recipe": self.recipe_name}, scored.metrics)
         run.finish({
             "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
-            "seed": seed, "metrics": scored.metrics, "counts": self.data.counts, "budget": dict(budget), **extra,
+            "seed": seed, "kind": "row" if len(self.data.test) else "tuning", "metrics": scored.metrics, "counts": self.data.counts, "budget": dict(budget), **extra,
             "data": {**self.data.train.files, **self.data.test.files},
         })  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
@@ -168,7 +187,9 @@ class Experiment:
         """Features and labels of some training and test images: the panels of a map."""
         features = encode(encoder, self.data)
         parts = {"train": self.data.train, "test": self.data.test}
-        some = {name: part.subset(subsample(len(part), MAP_POINTS)) for name, part in parts.items()}
+        some = {
+            name: part.subset(subsample(len(part), MAP_POINTS)) for name, part in parts.items() if len(part)
+        }
         return {f"{name}, {when}": (features(part).cpu(), part.labels.cpu()) for name, part in some.items()}
 
     def _draw_maps(self, run: RunFolder, maps: Mapping[str, tuple[Tensor, Tensor]], step: int) -> None:
@@ -198,31 +219,33 @@ class Scores:
 def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> Scores:
     """Score features, and the head if there is one, on all parts; evaluation mode, no augmentation.
 
-    `nearest_prototype_accuracy` and `knn_accuracy` use no head: the class means, or the 20 nearest by cosine, of the
-    training features. Without a head `test_accuracy` is left out and the predictions are those of the prototypes.
+    `nearest_prototype_accuracy` and `knn_accuracy` use no head: the class means, or the 20 nearest by
+    cosine, of the training features. Without a head `test_accuracy` is left out and the predictions are
+    those of the prototypes. A part without images is left out.
     """
     features = encode(encoder, data)
-    z = {
-        name: features(part)
-        for name, part in (("train", data.train), ("validation", data.validation), ("test", data.test))
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    z = {name: features(part) for name, part in parts.items() if len(part)}
+    labels = {name: parts[name].labels.to(values.device) for name, values in z.items()}
+    nearest = {
+        name: nearest_prototype(z["train"], labels["train"], values)
+        for name, values in z.items()
+        if name != "train"
     }
-    parts: dict[str, ImageSet] = {"train": data.train, "validation": data.validation, "test": data.test}
-    labels = {name: part.labels.to(z[name].device) for name, part in parts.items()}
-    nearest = nearest_prototype(z["train"], labels["train"], z["test"])
     metrics = {
-        "nearest_prototype_accuracy": _share(nearest, labels["test"]),
-        "knn_accuracy": _share(knn_predict(z["train"], labels["train"], z["test"]), labels["test"]),
-        "silhouette_train": silhouette(z["train"], labels["train"]),
-        "silhouette_test": silhouette(z["test"], labels["test"]),
+        f"{'' if name == 'test' else name + '_'}nearest_prototype_accuracy": _share(predicted, labels[name])
+        for name, predicted in nearest.items()
     }
-    if len(data.validation):
-        held = nearest_prototype(z["train"], labels["train"], z["validation"])
-        metrics["validation_nearest_prototype_accuracy"] = _share(held, labels["validation"])
-    predicted = nearest
+    metrics |= {
+        f"silhouette_{name}": silhouette(z[name], labels[name]) for name in ("train", "test") if name in z
+    }
+    if "test" in z:
+        metrics["knn_accuracy"] = _share(knn_predict(z["train"], labels["train"], z["test"]), labels["test"])
+    predicted = nearest.get("test", labels["train"][:0])
     if head is not None:
         with torch.inference_mode():
-            classes = {name: head(values).argmax(1) for name, values in z.items() if len(values)}
-        predicted = classes["test"]
+            classes = {name: head(values).argmax(1) for name, values in z.items()}
+        predicted = classes.get("test", predicted)
         metrics |= {f"{name}_accuracy": _share(values, labels[name]) for name, values in classes.items()}
     centres, _ = prototypes(z["train"], labels["train"], len(data.train.classes))
     return Scores(metrics, predicted.cpu(), centres.cpu())

@@ -197,7 +197,6 @@ def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
     """Return a function from an image set to its features float32 (N, D), in evaluation mode, not augmented."""
     from metapretrain.evaluation.representation import embed, evaluation_mode
 
-
     def features(images: ImageSet) -> Tensor:
         device = next(encoder.parameters()).device  # training may have moved it
         with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder.__call__):

@@ -47,7 +47,11 @@ def run_table(
     else:
         for seed in options.seeds:
             for name, method in chosen.items():
-                experiment.row(name, method, seed)
+                result = experiment.row(name, method, seed)
+                if not len(experiment.data.test):
+                    print(f"{name} seed {seed}, validation only: {result['metrics']}")
+    if not len(experiment.data.test):
+        return 0
     if experiment.machine.rank == 0 and not options.job:
         show(experiment.root, experiment.figures)
     return 0
