@@ -72,6 +72,7 @@ def test_the_posters_claim_is_tested_on_all_pairs(tmp_path: Path, make_run: Make
     for name, values in rights.items():
         for seed, right in enumerate(values):
             make_run(f"prl-{name}", seed, right)
+    make_run("prl-query-frozen-mlp", 9, 400)  # a seed that its partner does not have
     (claim,) = group_of(tmp_path / "runs").claims
     assert (claim.pairs, claim.better, claim.seeds) == (2, 1, [0, 1])
     by_hand = mean_interval([(10 - 1) / 800, (8 - 1) / 800])

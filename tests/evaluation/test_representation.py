@@ -94,12 +94,13 @@ def test_knn_is_scikit_learns() -> None:
 
 
 def test_leave_one_out_is_a_slow_loop() -> None:
-    z, y = blobs(60)
+    z, y = blobs(60, spread=1.5)
     right = 0
     for row in range(60):
         others = [other for other in range(60) if other != row]
-        right += int(knn_predict(z[others], y[others], z[row : row + 1], k=5)[0]) == int(y[row])
-    assert knn_leave_one_out(z, y, k=5) == pytest.approx(right / 60, abs=1 / 60 + 1e-9)
+        right += int(knn_predict(z[others], y[others], z[row : row + 1], k=1)[0]) == int(y[row])
+    assert 20 < right < 55  # counting a row as its own neighbour would give 60
+    assert knn_leave_one_out(z, y, k=1) == pytest.approx(right / 60)
 
 
 def test_silhouette_is_scikit_learns_and_subsampled() -> None:
