@@ -113,7 +113,7 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
                        for part in (train, test))  # fmt: skip
     if options.validate:
         test = test.subset([])
-    return ImageData.of(train, test, 0 if options.train_on_all else min(recipe.validation, len(train) // 10))
+    return ImageData.of(train, test, 0 if options.train_on_all else recipe.validation)
 
 
 @main_guard
@@ -124,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe = override(RECIPES[options.recipe], options.changes)
     if options.smoke:
         recipe = override(
-            replace(recipe, encoder="small-conv"), ["epochs=2", "pretrain_share=0.5", "batch_size=64"]
+            replace(recipe, encoder="small-conv"),
+            ["epochs=2", "pretrain_share=0.5", "batch_size=64", "validation=40"],
         )
     data = data_of(options, recipe)
     name = "-".join(filter(None, [options.recipe, options.tag, "smoke" * options.smoke]))

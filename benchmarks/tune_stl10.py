@@ -10,45 +10,58 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.options import Parser, common_options, main_guard, names
 from metapretrain.training.sweep import run_jobs, slots
 
-# 1,000 of the 5,000 training images are held back and a third of the budget is spent. One choice differs a trial.
-COMMON = ["validation=1000", "epochs=150"]
-PHASE = {
-    "base": [],
-    "lr-low": ["lr=0.05"],
-    "lr-high": ["lr=0.2"],
-    "decay": ["weight_decay=1e-3"],
-    "heavy": ["augment=heavy"],
-    "average": ["ema=0.999"],
-    "unsmoothed": ["label_smoothing=0"],
-}
-ROWS = {
-    "supervised-resnet18": ("supervised", {"batch-256": ["batch_size=256", "supervised.lr=0.2"]}),
-    "prl-query-frozen-linear": (
-        "prl", {"cosine": ["proto.distance=cosine", "proto.temperature=0.1"]}
-    ),
+# One choice or two differ from recipe "strong" as it stood; `P.` stands for the phase of the row. Both rounds hold 500
+# training images back for the score.
+ROWS = {"supervised": "supervised-resnet18", "prl": "prl-query-frozen-linear"}
+FIRST = {
+    "base": [], "lr-low": ["P.lr=0.05"], "lr-high": ["P.lr=0.2"], "decay": ["P.weight_decay=1e-3"],
+    "heavy": ["P.augment=heavy"], "unsmoothed": ["P.label_smoothing=0"],
 }  # fmt: skip
+TRIALS: dict[str, dict[str, dict[str, list[str]]]] = {
+    "first": {
+        "supervised": {**FIRST, "batch-256": ["batch_size=256", "P.lr=0.2"]},
+        "prl": {**FIRST, "cosine": ["proto.distance=cosine", "proto.temperature=0.1"]},
+    },
+    "second": {
+        "supervised": {
+            "average": ["P.ema=0.999"],
+            "average-decay": ["P.ema=0.999", "P.weight_decay=1e-3"],
+            "high-decay": ["P.lr=0.2", "P.weight_decay=1e-3"],
+            "plain": ["P.augment=plain"],
+            "balanced": ["balanced=true", "batch_size=130"],
+            "smoother": ["P.label_smoothing=0.2"],
+            "more-decay": ["P.weight_decay=2e-3"],
+        },
+        "prl": {
+            "memory": ["P.lr=0.05", "proto.memory=epoch"],
+            "half-query": ["P.lr=0.05", "proto.query_fraction=0.5"],
+            "low-cosine": ["P.lr=0.05", "proto.distance=cosine", "proto.temperature=0.1"],
+            "plain": ["P.lr=0.05", "P.augment=plain"],
+            "average": ["P.lr=0.05", "P.ema=0.999"],
+            "unfrozen-high": ["P.lr=0.05", "pretrain_share=0.5", "unfrozen.lr=0.1"],
+            "unfrozen-low": ["P.lr=0.05", "pretrain_share=0.5", "unfrozen.lr=0.03"],
+        },
+    },
+}
+EPOCHS = {"first": 150, "second": 100}
 
 
-def trials() -> dict[str, list[str]]:
+def trials(rounds: Sequence[str]) -> dict[str, list[str]]:
     """Return `{name: options}` of every trial."""
     found = {}
-    for row, (phase, own) in ROWS.items():
-        changes = {
-            tag: [f"{phase}.{change}" for change in change_list] for tag, change_list in PHASE.items()
-        } | own
-        for tag, change_list in changes.items():
-            found[f"{phase}-{tag}"] = [
-                "--methods",
-                row,
-                "--tag",
-                f"tune-{tag}",
-                "--set",
-                *COMMON,
-                *change_list,
-            ]
+    for turn in rounds:
+        for phase, changes in TRIALS[turn].items():
+            for tag, chosen in changes.items():
+                row = ROWS[phase].replace("frozen", "unfrozen") if tag.startswith("unfrozen") else ROWS[phase]
+                settings = [
+                    f"epochs={EPOCHS[turn]}",
+                    *(change.replace("P.", f"{phase}.", 1) for change in chosen),
+                ]
+                name = f"{turn}-{phase}-{tag}"
+                found[name] = ["--methods", row, "--tag", f"tune-{name}", "--set", *settings]
     return found
 
 
@@ -59,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     common_options(parser, "stl10")
     parser.add_argument(
         "--compile", action="store_true", help="compile the encoder and the augmentation (GPU)"
+    )
+    parser.add_argument(
+        "--rounds", type=names("round", TRIALS), default=list(TRIALS), metavar="A,B|all", help="which"
     )
     options = parser.parse_args(argv)
     script = [
@@ -84,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         *["--resume"] * options.resume,
     ]
     shared += ["--device", options.device]
-    jobs = {name: [*script, *shared, *chosen] for name, chosen in trials().items()}
+    jobs = {name: [*script, *shared, *chosen] for name, chosen in trials(options.rounds).items()}
     if options.dry_run:
         print("\n".join(" ".join(command[1:]) for command in jobs.values()))
         return 0
@@ -98,9 +114,8 @@ def table(root: Path) -> str:
     found = {}
     for file in root.glob("stl10-strong-tune-*/*/result.json"):
         result = json.loads(file.read_text())
-        phase = ROWS.get(result["method"], (None,))[0]
-        if phase is not None:
-            trial = f"{phase} {result['recipe'].removeprefix('strong-tune-')} seed {result['seed']}"
+        if not result["method"].startswith("pretrain-"):
+            trial = f"{result['recipe'].removeprefix('strong-tune-')} seed {result['seed']}"
             found[trial] = {
                 name: value for name, value in result["metrics"].items() if name.startswith("validation")
             }

@@ -105,6 +105,11 @@ class TaskStream:
     def __len__(self) -> int:
         return self._total
 
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The pass over each loader that the last batch was drawn from, counted from 0."""
+        return dict(self._epoch)
+
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is, as JSON values (with a scheduler: as far as its state is).
 

@@ -182,3 +182,9 @@ class Step(nn.Module):
             name: self.weights.get(name, 1.0) * self.objectives[name].loss(self.model, rows)  # type: ignore[operator]
             for name, rows in batches.items()
         }
+
+    def start_epoch(self, name: str) -> None:
+        """Forget the prototypes of the last epoch, where the objective `name` keeps any."""
+        for part in self.objectives[name].modules():
+            if isinstance(part, ProtoLoss):
+                part.reset_epoch()

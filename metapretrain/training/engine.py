@@ -89,7 +89,12 @@ class Engine:
                 group["lr"] = torch.tensor(rate, device=self.device)
 
     def update(self, batches: Sequence[Mapping[str, Any]]) -> None:
-        """Run one update over `accumulate` batches of the stream."""
+        """Run one update over `accumulate` batches of the stream, and average the weights after it."""
+        self._run(batches)
+        if self.average is not None:  # AveragedModel copies its counter to the device: not in a graph
+            self.average.update_parameters(self.accelerator.unwrap_model(self.module).model)
+
+    def _run(self, batches: Sequence[Mapping[str, Any]]) -> None:
         for batch in batches:
             for name in batch:
                 self.counts[name] = self.counts.get(name, 0) + 1
@@ -150,8 +155,6 @@ class Engine:
         if self.settings.clip is not None:
             self.accelerator.clip_grad_norm_(self.module.parameters(), self.settings.clip)
         self.optimizer.step()
-        if self.average is not None:
-            self.average.update_parameters(self.accelerator.unwrap_model(self.module).model)
         self.done.add_(1)
 
     def read_losses(self) -> dict[str, float]:

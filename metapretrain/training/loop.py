@@ -73,7 +73,8 @@ def train(
 
     Args:
         step: a module; `step({task: batch})` returns `{task: scalar loss}`; their sum is minimised. If
-            `settings.ema` is set it has an attribute `model`, whose weights end as the moving average.
+            `settings.ema` is set it has an attribute `model`, whose weights end as the moving average. If it
+            has a method `start_epoch(task)`, that is called when a new pass over a task's batches begins.
         stream: yields `{task: batch}`; see :class:`Stream`.
         settings: see :class:`TrainSettings`.
         run: a :class:`RunFolder`: losses are logged there and a run that was cut short goes on from its last
@@ -182,13 +183,18 @@ class _Loop:
         return learning_rate(self.step, s.steps, peak=s.lr, schedule=s.schedule, warmup=warmup)
 
     def _next(self, batches: Iterator[dict[str, Any]]) -> dict[str, Any]:
+        before = getattr(self.stream, "epochs", {})
         try:
-            return next(batches)
+            batch = next(batches)
         except StopIteration:
             raise TrainingError(
                 f"the stream ended after {self.step} of {self.settings.steps} steps; "
                 "give TaskStream steps= (updates x accumulation)"
             ) from None
+        for name, epoch in getattr(self.stream, "epochs", {}).items():
+            if epoch != before[name] and hasattr(self.plain, "start_epoch"):
+                self.plain.start_epoch(name)
+        return batch
 
     def _log(self, bar: Any) -> None:
         losses = self.engine.read_losses()
