@@ -82,5 +82,6 @@ def _jobs(chosen: Mapping[str, Method], options: Namespace, command: Sequence[st
             jobs[f"{group}-s{seed}"] = [
                 sys.executable, *command, "--methods", ",".join(names), "--seeds", str(seed), "--jobs-per-device", "1",
                 "--job",
+                *["--no-figures"] * (seed != options.seeds[0]),
             ]  # fmt: skip
     return jobs
