@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     )
     from metapretrain.errors import InputError
     from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes
+    from metapretrain.maml import (
+        ANIL,
+        FOMAML,
+        MAML,
+        MetaSGD,
+        ProtoNet,
+        adapt,
+        check_meta_gradient,
+        functional,
+        meta_backward,
+        meta_loss,
+    )
     from metapretrain.models.saved import load
     from metapretrain.protonet import ProtoLoss, proto_logits, prototypes
     from metapretrain.training.loop import train
@@ -34,6 +46,7 @@ if TYPE_CHECKING:
     from metapretrain.training.settings import TrainSettings
 
 _HOME = {
+    "ANIL": "maml",
     "Batch": "episodes",
     "Episode": "episodes",
     "EpisodeDataset": "episodes",
@@ -42,15 +55,24 @@ _HOME = {
     "EpisodeResult": "evaluation.episodes",
     "EpisodeSampler": "episodes",
     "EpisodeSpec": "episodes",
+    "FOMAML": "maml",
     "InputError": "errors",
+    "MAML": "maml",
+    "MetaSGD": "maml",
     "ProtoLoss": "protonet",
+    "ProtoNet": "maml",
     "RunFolder": "training.run_folder",
     "ShuffledBatches": "episodes",
     "TaskStream": "episodes",
     "TrainSettings": "training.settings",
+    "adapt": "maml",
+    "check_meta_gradient": "maml",
     "evaluate_episodes": "evaluation.episodes",
     "from_taskset": "episodes",
+    "functional": "maml",
     "load": "models.saved",
+    "meta_backward": "maml",
+    "meta_loss": "maml",
     "proto_logits": "protonet",
     "prototypes": "protonet",
     "split_support_query": "episodes",
@@ -59,6 +81,9 @@ _HOME = {
 }
 
 __all__ = [
+    "ANIL",
+    "FOMAML",
+    "MAML",
     "Batch",
     "Episode",
     "EpisodeDataset",
@@ -68,15 +93,22 @@ __all__ = [
     "EpisodeSampler",
     "EpisodeSpec",
     "InputError",
+    "MetaSGD",
     "ProtoLoss",
+    "ProtoNet",
     "RunFolder",
     "ShuffledBatches",
     "TaskStream",
     "TrainSettings",
     "__version__",
+    "adapt",
+    "check_meta_gradient",
     "evaluate_episodes",
     "from_taskset",
+    "functional",
     "load",
+    "meta_backward",
+    "meta_loss",
     "proto_logits",
     "prototypes",
     "split_support_query",

@@ -1,0 +1,135 @@
+"""Which engine `auto` takes: the fastest that is right for the loss function and the device."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from metapretrain.maml.engines import vmap
+from metapretrain.maml.inner import Inner, Named, differentiable_twice
+from metapretrain.maml.nests import Nest, map_tensors, tensors
+from metapretrain.maml.problem import cuda_devices, task_of
+from metapretrain.maml.steps import at_step, repeated
+
+logger = logging.getLogger(__name__)
+
+# On the CPU, a task with more numbers than this, in the products of its examples with the weights, keeps the
+# cores busy by itself; below, the cost of starting operations counts and a stack of tasks shares it.
+BUSY = 3e7
+
+
+class Choice(NamedTuple):
+    """An engine and the reason for it."""
+
+    engine: str
+    why: str
+
+
+_probed: dict[Any, str | None] = {}
+
+
+def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None) -> Choice:
+    """The engine for `engine="auto"`; says at debug level which and why."""
+    choice = _choose(inner, named, batch, tasks)
+    logger.debug("engine %s: %s", choice.engine, choice.why)
+    return choice
+
+
+def _choose(inner: Inner, named: Named, batch: Nest, tasks: int | None) -> Choice:
+    if inner.optimizer is not None:
+        return Choice("higher", "the only engine with optimizers other than SGD")
+    if tasks is None or tasks == 1:
+        return Choice("loop", "a single task")
+    device = next(iter(named.values())).device.type
+    if device == "cpu" and work(named, batch) > BUSY:
+        return Choice("loop", "on this CPU a task is work enough by itself")
+    key = _key(inner, named, batch)
+    if key not in _probed:
+        _probed[key] = _probe(inner, named, batch)
+    reason = _probed[key]
+    if reason is not None:
+        return Choice("loop", reason)
+    return Choice("vmap", f"all {tasks} tasks in one forward pass on {device}")
+
+
+def work(named: Named, batch: Nest) -> float:
+    """Rough count of multiplications of one task's forward pass.
+
+    Convolution weights are used at every position of the images, which are taken to halve twice a layer.
+    """
+    examples = [leaf for leaf in tensors(batch) if leaf.ndim >= 2]
+    rows = max((leaf.shape[1] for leaf in examples), default=1)
+    positions = max((math.prod(leaf.shape[3:]) for leaf in examples if leaf.ndim >= 5), default=1.0)
+    total = 0.0
+    for parameter in named.values():
+        if parameter.ndim > 2:
+            total += parameter.numel() * rows * positions
+            positions = max(1.0, positions / 4)
+        else:
+            total += parameter.numel() * rows
+    return total
+
+
+def _key(inner: Inner, named: Named, batch: Nest) -> Any:
+    function: Any = getattr(inner.loss_fn, "__func__", inner.loss_fn)
+    function = getattr(function, "__code__", None) or type(function)
+    shapes = tuple((name, p.shape, p.dtype, p.device.type) for name, p in named.items())
+    return function, shapes, inner.adapted, tuple((t.ndim, t.dtype) for t in tensors(batch))
+
+
+def _probe(inner: Inner, named: Named, batch: Nest) -> str | None:
+    """Try one step on two tasks by vmap; None if it gives what the loop gives, else the reason.
+
+    Random numbers, and what modules keep for each step, are left as they were.
+    """
+    two = map_tensors(lambda t: t[:2].detach(), batch)
+    detached = {name: p.detach() for name, p in named.items()}
+    inner = replace(inner, graph=True, order=1, rates=inner.rates.detached())
+    devices = cuda_devices(named)
+    with torch.random.fork_rng(devices=devices), repeated(), at_step(0), differentiable_twice(2):
+        before = _random_states(devices)
+        looped = [_one_gradient(inner, detached, task_of(two, task)) for task in range(2)]
+        random = not all(map(torch.equal, before, _random_states(devices)))
+        try:
+            mapped = _stacked_gradient(inner, detached, two)
+        except Exception as error:
+            line = str(error).strip().partition("\n")[0]
+            return f"vmap is not possible ({type(error).__name__}: {line})"
+    return None if random else _difference(looped, mapped)  # dropout differs between the two by right
+
+
+def _random_states(devices: list[int]) -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+
+
+def _one_gradient(inner: Inner, named: Named, batch: Nest) -> list[Tensor | None]:
+    fast, frozen = inner.split(named)
+    fast = inner.start(fast)
+    return inner.gradient(0, inner.loss({**frozen, **fast}, batch), fast)
+
+
+def _stacked_gradient(inner: Inner, named: Named, batch: Nest) -> list[Tensor | None]:
+    fast, frozen = inner.split(named)
+    fast = inner.start({name: p.expand(2, *p.shape) for name, p in fast.items()})
+    return inner.gradient(0, vmap.over_tasks(inner.loss, fast, frozen, batch).sum(), fast)
+
+
+def _difference(looped: list[list[Tensor | None]], mapped: list[Tensor | None]) -> str | None:
+    gap = size = 0.0
+    exact = True
+    for number, stack in enumerate(mapped):
+        for task, gradients in enumerate(looped):
+            one = gradients[number]
+            if one is None or stack is None:
+                continue
+            gap += float((one - stack[task]).double().square().sum())
+            size += float(one.double().square().sum())
+            exact = exact and one.dtype == torch.float64
+    if gap**0.5 <= (1e-8 if exact else 2e-2) * size**0.5:
+        return None
+    return f"by vmap the gradient differs by {(gap / size) ** 0.5:.0e} from that of one task at a time"

@@ -1,0 +1,1 @@
+"""Four ways to run the inner loop, with one result."""

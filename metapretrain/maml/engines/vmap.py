@@ -1,0 +1,47 @@
+"""Engine `vmap`: all tasks in one forward pass, and ordinary autograd for the stack of their weights.
+
+``vmap(grad(...))`` differentiated once more is silently wrong through BatchNorm, LayerNorm and InstanceNorm
+with adapted weights (functorch#534). So only the forward pass is mapped. A task's loss depends on its own
+weights alone: the gradient of the summed losses by the stacked weights is the stack of the tasks' gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from metapretrain.maml.checkpointed import unroll
+from metapretrain.maml.inner import Inner, Named
+from metapretrain.maml.nests import Nest, rebuild, tensors
+from metapretrain.maml.steps import at_step
+
+Function = Callable[[Named, Nest], Tensor]
+
+
+def adapt_stack(inner: Inner, params: Named, batch: Nest, tasks: int) -> tuple[Named, Named]:
+    """(adapted parameters (T, ...), the others, shared) after the inner steps, by name."""
+    fast, frozen = inner.split(params)
+    stacked = {name: p.expand(tasks, *p.shape) for name, p in fast.items()}
+    stacked = unroll(_advance, inner, inner.start(stacked), frozen, batch)
+    return inner.finish(stacked), frozen
+
+
+def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> Tensor:
+    """`function` of each task's parameters and batch, (T, ...); random numbers differ between tasks."""
+
+    def one(stacked: list[Tensor], shared: list[Tensor], data: list[Tensor]) -> Tensor:
+        params = {**dict(zip(frozen, shared, strict=True)), **dict(zip(fast, stacked, strict=True))}
+        return function(params, rebuild(batch, iter(data)))
+
+    mapped = torch.vmap(one, in_dims=(0, None, 0), randomness="different")
+    return mapped(list(fast.values()), list(frozen.values()), tensors(batch))
+
+
+def _advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:
+    for step in range(first, last):
+        with at_step(step):
+            losses = over_tasks(inner.loss, fast, frozen, batch)
+        fast = inner.update(step, fast, inner.gradient(step, losses.sum(), fast))
+    return fast

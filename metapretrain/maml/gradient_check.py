@@ -1,0 +1,149 @@
+"""Is the meta-gradient right? Central differences in float64, parameter by parameter."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError
+from metapretrain.maml.inner import Named
+from metapretrain.maml.learner import pair
+from metapretrain.maml.nests import map_tensors
+
+STEPS = (1e-6, 1e-8)  # the smaller one where a ReLU or a max-pool switches within the larger
+
+
+@dataclass(frozen=True)
+class ParameterCheck:
+    """One meta-parameter: its gradient's norm, and the largest error over the directions tried.
+
+    The error is relative to the norm, or to a thousandth of the whole gradient's where that is larger (a bias
+    before batch normalisation has a gradient of zero).
+    """
+
+    name: str
+    norm: float
+    error: float
+
+
+@dataclass(frozen=True)
+class MetaGradientCheck:
+    """What :func:`check_meta_gradient` found; `ok` if every error is at most `tolerance`."""
+
+    parameters: tuple[ParameterCheck, ...]
+    tolerance: float
+
+    @property
+    def worst(self) -> ParameterCheck:
+        """The parameter with the largest error."""
+        return max(self.parameters, key=lambda p: p.error)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the meta-gradient agrees with central differences."""
+        return self.worst.error <= self.tolerance
+
+    def __str__(self) -> str:
+        width = max(len(p.name) for p in self.parameters)
+        lines = [f"{p.name:<{width}}  norm {p.norm:.3e}  error {p.error:.1e}" for p in self.parameters]
+        return "\n".join([*lines, "agrees" if self.ok else f"DIFFERS: {self.worst.name}"])
+
+
+def check_meta_gradient(
+    learner: Any, batch: Any, *, tolerance: float = 1e-6, directions: int = 2, seed: int = 0
+) -> MetaGradientCheck:
+    """Compare a learner's meta-gradient with central differences in float64, on a copy of the learner.
+
+    Each parameter is moved along its gradient and along `directions` random ones of entries -1 and 1; the
+    difference quotient of the mean query loss must be the gradient's product with the direction. Random
+    numbers (dropout) are the same in every evaluation. A first-order learner has, by design, another gradient
+    than that of its loss, and is reported so.
+
+    Args:
+        learner: has `losses(support, query)` and `meta_parameters()`, as MAML and its kin do.
+        batch: (support, query) as `losses` takes them, or an object with these attributes.
+
+    Raises:
+        InputError: a meta-parameter whose gradient is missing or not finite, by name.
+
+    Example:
+        >>> from metapretrain.maml.learner import MAML
+        >>> torch.manual_seed(0)
+        <torch...>
+        >>> x, y = torch.randn(2, 4, 3), torch.tensor([[0, 1, 0, 1]] * 2)
+        >>> check_meta_gradient(MAML(torch.nn.Linear(3, 2), lr=0.1), ((x, y), (x, y))).ok
+        True
+    """
+    learner = copy.deepcopy(learner).double()
+    parts = (batch.support, batch.query) if hasattr(batch, "support") else batch
+    support, query = (map_tensors(_wide, pair(part)) for part in parts)
+    seeds = torch.Generator().manual_seed(seed)
+
+    def mean_loss() -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            losses: Tensor = learner.losses(support, query)
+        return losses.mean()
+
+    named: Named = learner.meta_parameters()
+    gradients = _gradients(mean_loss(), named)
+    whole = max(float(g.norm()) for g in gradients.values())
+    checks = []
+    for name, gradient in gradients.items():
+        norm = float(gradient.norm())
+        scale = max(norm, 1e-3 * whole) or 1.0
+        tried = [gradient / norm] if norm > 0 else []
+        tried += [_signs(gradient, seeds) for _ in range(directions)]
+        error = max(_error(mean_loss, named[name], gradient, d, scale, tolerance) for d in tried)
+        checks.append(ParameterCheck(name, norm, error))
+    return MetaGradientCheck(tuple(checks), tolerance)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    bits = torch.randint(0, 2, like.shape, generator=generator)
+    return (bits * 2 - 1).to(like)
+
+
+def _gradients(loss: Tensor, named: Named) -> Named:
+    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    found = {name: g for name, g in zip(named, gradients, strict=True) if g is not None}
+    missing = [name for name in named if name not in found]
+    if missing:
+        raise InputError(f"no meta-gradient reaches {', '.join(missing)}: the query loss does not use it")
+    bad = [name for name, g in found.items() if not bool(g.isfinite().all())]
+    if bad:
+        raise InputError(f"the meta-gradient of {', '.join(bad)} is not finite; lower lr or the steps")
+    return found
+
+
+def _error(
+    mean_loss: Callable[[], Tensor],
+    parameter: Tensor,
+    gradient: Tensor,
+    direction: Tensor,
+    scale: float,
+    tolerance: float,
+) -> float:
+    expected, errors = float((gradient * direction).sum()), []
+    start = parameter.detach().clone()
+    for step in STEPS:
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.copy_(start + sign * step * direction)
+            values.append(float(mean_loss().detach()))
+        with torch.no_grad():
+            parameter.copy_(start)
+        errors.append(abs((values[0] - values[1]) / (2 * step) - expected) / scale)
+        if errors[-1] <= tolerance:
+            break
+    return min(errors)

@@ -1,0 +1,276 @@
+"""MAML as a learner over any module, with learn2learn's `clone()` and `adapt()` kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.maml.clones import (
+    clone_module,
+    frozen_error,
+    gradients_of,
+    set_parameters,
+    weights_of,
+)
+from metapretrain.maml.inner import Named, differentiable_twice, scalar
+from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
+from metapretrain.maml.nests import Nest, map_tensors
+from metapretrain.maml.normalisation import POLICIES, Functional, functional
+from metapretrain.maml.problem import choose_names, whole
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class MAML(nn.Module):
+    """Model-agnostic meta-learning (Finn et al., 2017) of a module's initial parameters.
+
+    Two ways to use it. Whole batches of tasks, by the fastest engine: :meth:`losses`, :meth:`backward`,
+    :meth:`logits`. Or as learn2learn's MAML, one task at a time: :meth:`clone`, then :meth:`adapt` with a
+    loss.
+
+    Args:
+        model: maps x (N, ...) to logits (N, W), or to an object with `.logits`; a dict x becomes keywords.
+        lr: inner rate, in any form of :func:`metapretrain.maml.adapt`.
+        first_order: ignore second derivatives (FOMAML).
+        allow_unused: leave parameters that a loss does not use as they are; None: as `allow_nograd`.
+        allow_nograd: leave parameters that do not require a gradient as they are, instead of an error.
+        steps: inner steps.
+        test_steps: inner steps at evaluation; None: the same.
+        batchnorm: policy while adapting, see :func:`metapretrain.maml.functional`.
+        engine, only, checkpoint, chunk, optimizer: as for :func:`metapretrain.maml.meta_loss`.
+        loss: of logits and labels, a scalar.
+
+    Raises:
+        InputError: bad values, at once or when they are first used.
+
+    Example:
+        >>> torch.manual_seed(0)
+        <torch...>
+        >>> maml = MAML(nn.Linear(4, 2), lr=0.1)
+        >>> x, y = torch.randn(3, 6, 4), torch.tensor([[0, 1] * 3] * 3)  # three tasks
+        >>> maml.backward((x, y), (x, y)).shape, maml.module.weight.grad.shape
+        (torch.Size([3]), torch.Size([2, 4]))
+        >>> learner = maml.clone()  # as in learn2learn
+        >>> learner.adapt(F.cross_entropy(learner(x[0]), y[0]))
+        >>> learner(x[0]).shape
+        torch.Size([6, 2])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: Any,
+        first_order: bool = False,
+        allow_unused: bool | None = None,
+        allow_nograd: bool = False,
+        *,
+        steps: int = 1,
+        test_steps: int | None = None,
+        batchnorm: str = "batch",
+        engine: str = "auto",
+        only: Any = None,
+        checkpoint: bool = False,
+        chunk: int | None = None,
+        optimizer: Any = "sgd",
+        loss: Loss = F.cross_entropy,
+    ) -> None:
+        super().__init__()
+        self.module = model
+        self.lr = lr
+        self.first_order, self.allow_nograd = first_order, allow_nograd
+        self.allow_unused = allow_nograd if allow_unused is None else allow_unused
+        self.steps = whole("steps", steps, 0)
+        self.test_steps = self.steps if test_steps is None else whole("test_steps", test_steps, 0)
+        self.batchnorm = one_of("batchnorm", batchnorm, POLICIES)
+        self.engine, self.only, self.checkpoint, self.chunk = engine, only, checkpoint, chunk
+        self.optimizer, self.loss = optimizer, loss
+        self._made: tuple[int, Functional] | None = None
+        if batchnorm == "per-step":
+            self.records = _Records(self._functional().buffers)
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """The module's output; of a clone that adapts in second order, differentiable twice."""
+        with differentiable_twice(2 if self._is_clone() and not self.first_order else 1):
+            return self.module(*inputs, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+    # Batches of tasks
+
+    def losses(self, support: Any, query: Any) -> Tensor:
+        """Query loss of each task after adapting to its support, (T,), with its meta-gradient.
+
+        `support` and `query` are pairs (x, y), or objects with `.x` and `.y`, of tensors (T, N, ...).
+        """
+        s, q = pair(support), pair(query)
+        return meta_loss(self._task_loss, self._values(), s, q, **self._options(s))
+
+    def backward(self, support: Any, query: Any) -> Tensor:
+        """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached."""
+        s, q = pair(support), pair(query)
+        return meta_backward(self._task_loss, self._values(), s, q, **self._options(s))
+
+    def logits(self, support: Any, query: Any) -> Tensor:
+        """Logits of each task's queries after adapting to its support, (T, Q, W), without any graph."""
+        s, (x, _) = pair(support), pair(query)
+        options = {**self._options(s), "order": 1, "steps": self.test_steps, "checkpoint": False}
+        options["lr"] = map_tensors(Tensor.detach, options["lr"])
+        values = {name: value.detach() for name, value in self._values().items()}
+        with torch.enable_grad():
+            outputs = meta_outputs(self._task_loss, values, s, x, self._outputs, **options)
+        return outputs.detach()
+
+    def predict(self, episode: Any) -> Tensor:
+        """Logits (Q, W) of one episode's queries, for `evaluate_episodes`."""
+        support, (x, y) = pair(episode.support), pair(episode.query)
+        return self.logits(*(map_tensors(lambda t: t[None], part) for part in (support, (x, y))))[0]
+
+    def meta_parameters(self) -> Named:
+        """Everything that the outer loop learns, by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def _rates(self) -> Any:
+        return self.lr
+
+    def _only(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return choose_names(self.only, names)
+
+    def _options(self, support: tuple[Any, Tensor]) -> dict[str, Any]:
+        names = self._only(tuple(name for name, _ in self.module.named_parameters()))
+        frozen = [n for n in names if not self.module.get_parameter(n).requires_grad]
+        if frozen and not self.allow_nograd:
+            raise frozen_error(frozen)
+        return {
+            "tasks": len(support[1]),
+            "lr": self._rates(),
+            "steps": self.steps,
+            "order": 1 if self.first_order else 2,
+            "engine": self.engine,
+            "only": [name for name in names if name not in set(frozen)],
+            "checkpoint": self.checkpoint,
+            "chunk": self.chunk,
+            "optimizer": self.optimizer,
+            "allow_unused": self.allow_unused,
+        }
+
+    def _values(self) -> Named:
+        return dict(self.module.named_parameters())
+
+    def _functional(self) -> Functional:
+        # A deep copy of the learner has another module: the function is made again for it.
+        if self._made is None or self._made[0] != id(self.module):
+            self._made = (id(self.module), functional(self.module, self.batchnorm, steps=self.steps))
+        return self._made[1]
+
+    def _outputs(self, params: Nest, x: Any) -> Tensor:
+        made = self._functional()
+        buffers = {name: b for name, b in self.module.named_buffers() if name in made.buffers}
+        if self.batchnorm == "per-step":
+            buffers.update(self.records.named())
+        out = made.apply(params, buffers, **x) if isinstance(x, Mapping) else made.apply(params, buffers, x)
+        return logits_of(out)
+
+    def _task_loss(self, params: Nest, batch: tuple[Any, Tensor]) -> Tensor:
+        x, y = batch
+        return scalar(self.loss(self._outputs(params, x), y), "loss")
+
+    # One task at a time, as in learn2learn
+
+    def _is_clone(self) -> bool:
+        return bool(self.__dict__.get("_clone", False))
+
+    def clone(
+        self,
+        first_order: bool | None = None,
+        allow_unused: bool | None = None,
+        allow_nograd: bool | None = None,
+    ) -> Any:
+        """A learner with parameters of its own, from which gradients flow back to this one's."""
+        if self.batchnorm == "per-step":
+            raise InputError('clone() and adapt() do not count steps; batchnorm="per-step" needs losses()')
+        copied = clone_module(self.module, self.batchnorm)
+        made = object.__new__(type(self))
+        made.__dict__ = {**self.__dict__, "_made": None, "_clone": True}
+        made.__dict__["_modules"] = {**self._modules, "module": copied}
+        for name, value in (
+            ("first_order", first_order),
+            ("allow_unused", allow_unused),
+            ("allow_nograd", allow_nograd),
+        ):
+            if value is not None:
+                made.__dict__[name] = value
+        return made
+
+    def adapt(
+        self,
+        loss: Tensor,
+        first_order: bool | None = None,
+        allow_unused: bool | None = None,
+        allow_nograd: bool | None = None,
+    ) -> None:
+        """One step of gradient descent of this clone's parameters on `loss`; None: as the learner was made.
+
+        Raises:
+            InputError: parameters that the loss does not use or that take no gradient, by name; a loss that
+                is not a scalar.
+        """
+        first_order = self.first_order if first_order is None else first_order
+        allow_nograd = self.allow_nograd if allow_nograd is None else allow_nograd
+        allow_unused = self.allow_unused if allow_unused is None else allow_unused
+        weights = weights_of(self.module, self._only, allow_nograd)
+        gradients = gradients_of(scalar(loss, "adapt: loss"), weights, first_order, allow_unused)
+        set_parameters(self.module, self._moved(weights, gradients))
+
+    def _moved(self, weights: Named, gradients: list[Tensor | None]) -> dict[int, Tensor]:
+        rates = self._named_rates(weights)
+        return {
+            id(w): w - rates[name] * g
+            for (name, w), g in zip(weights.items(), gradients, strict=True)
+            if g is not None
+        }
+
+    def _named_rates(self, weights: Named) -> dict[str, Any]:
+        rates = self._rates()
+        if isinstance(rates, (list, tuple)):
+            raise InputError("clone() and adapt() do not count steps; give lr as one rate or by name")
+        return dict(rates) if isinstance(rates, Mapping) else dict.fromkeys(weights, rates)
+
+
+class _Records(nn.Module):
+    """Buffers whose names have dots, kept with the learner's state."""
+
+    def __init__(self, buffers: Named) -> None:
+        super().__init__()
+        self.names = [name for name in buffers if name.endswith(("running_mean", "running_var"))]
+        for number, name in enumerate(self.names):
+            self.register_buffer(str(number), buffers[name].clone())
+
+    def named(self) -> Named:
+        return {name: self.get_buffer(str(number)) for number, name in enumerate(self.names)}
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """(x, y) of a pair or of an object with these attributes."""
+    if hasattr(batch, "x") and hasattr(batch, "y"):
+        return batch.x, batch.y
+    x, y = batch
+    return x, y
+
+
+def logits_of(output: Any) -> Tensor:
+    """The tensor itself, or the `.logits` of what a transformers classifier returns."""
+    found = getattr(output, "logits", output)
+    if not isinstance(found, Tensor):
+        raise InputError(f"the module returned a {type(output).__name__}; give one that returns logits")
+    return found

@@ -1,0 +1,175 @@
+"""The outer loss of MAML over a batch of tasks, and its gradient chunk by chunk (Finn et al., 2017)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError
+from metapretrain.maml.adapt import engine_for, evaluate
+from metapretrain.maml.inner import LossFunction, scalar
+from metapretrain.maml.nests import Nest, check_stacked, map_tensors
+from metapretrain.maml.problem import build, whole
+
+
+def meta_loss(
+    loss_fn: LossFunction,
+    params: Nest,
+    support: Nest,
+    query: Nest,
+    *,
+    tasks: int,
+    chunk: int | None = None,
+    query_loss: LossFunction | None = None,
+    **options: Any,
+) -> Tensor:
+    """Loss of each task's query part under the parameters adapted to its support part, (T,).
+
+    Args:
+        support, query: nests of tensors (T, ...).
+        tasks: T.
+        chunk: how many tasks are computed at a time; None: all. See :func:`meta_backward` for the memory.
+        query_loss: another function for the query part.
+        options: those of :func:`adapt`: lr, steps, order, engine, only, checkpoint, allow_unused, optimizer.
+
+    Raises:
+        InputError: as :func:`adapt`.
+
+    Example:
+        >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
+        >>> meta_loss(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25).tolist()
+        [2.25, 1.0]
+    """
+
+    def one(values: Nest, data: Nest) -> Tensor:
+        return scalar((query_loss or loss_fn)(values, data), "query_loss" if query_loss else "loss_fn")
+
+    return meta_outputs(loss_fn, params, support, query, one, tasks=tasks, chunk=chunk, **options)
+
+
+def meta_outputs(
+    loss_fn: LossFunction,
+    params: Nest,
+    support: Nest,
+    query: Nest,
+    function: LossFunction,
+    *,
+    tasks: int,
+    chunk: int | None = None,
+    **options: Any,
+) -> Tensor:
+    """``function(adapted params, query)`` of each task, a tensor of any shape, stacked to (T, ...).
+
+    Arguments and errors as for :func:`meta_loss`.
+
+    Example:
+        >>> w, x = torch.tensor(3.0), torch.tensor([0.0, 1.0])
+        >>> meta_outputs(lambda w, x: (w - x) ** 2, w, x, x, lambda w, x: w * x, tasks=2, lr=0.25).tolist()
+        [0.0, 2.0]
+    """
+    check_stacked("query", query, whole("tasks", tasks, 1))
+    inner, named, engine = build(loss_fn, params, support, tasks=tasks, **options)
+    parts = [
+        evaluate(inner, named, _rows(support, rows), _rows(query, rows), len(rows), engine, function)
+        for rows in _chunks(tasks, chunk)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def meta_backward(
+    loss_fn: LossFunction,
+    params: Nest,
+    support: Nest,
+    query: Nest,
+    *,
+    tasks: int,
+    chunk: int | None = None,
+    query_loss: LossFunction | None = None,
+    **options: Any,
+) -> Tensor:
+    """Add the gradient of the mean of :func:`meta_loss` to ``.grad``; return the losses (T,), detached.
+
+    Each chunk goes backward before the next one is computed: the memory is that of one chunk. `params`,
+    learned rates, and batches may come from further computations, which are gone back through once, at the
+    end. Arguments as for :func:`meta_loss`; `chunk` None is all tasks at once for the engine vmap, and
+    one task at a time for the others.
+
+    Raises:
+        InputError: as :func:`adapt`, or nothing asks for a gradient.
+
+    Example:
+        >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
+        >>> meta_backward(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25, chunk=1).tolist()
+        [2.25, 1.0]
+        >>> w.grad.item()  # the mean of 2 (1 - 2 lr)^2 (w - x)
+        1.25
+    """
+    lr = options.pop("lr", None)
+    borders = _Borders()
+    inside = [borders.cut(nest) for nest in (params, support, query, lr)]
+    engine = options.pop("engine", "auto")
+    if engine == "auto":
+        engine = engine_for(loss_fn, inside[0], inside[1], tasks=tasks, lr=inside[3], **options).engine
+    if chunk is None and engine != "vmap":
+        chunk = 1
+    losses = []
+    for rows in _chunks(whole("tasks", tasks, 1), chunk):
+        part = meta_loss(
+            loss_fn,
+            inside[0],
+            _rows(inside[1], rows, tasks),
+            _rows(inside[2], rows, tasks),
+            tasks=len(rows),
+            query_loss=query_loss,
+            lr=inside[3],
+            engine=engine,
+            **options,
+        )
+        if not part.requires_grad:
+            raise InputError("meta_backward: neither params nor lr ask for a gradient; see requires_grad_()")
+        (part.sum() / tasks).backward()
+        losses.append(part.detach())
+    borders.backward()
+    return torch.cat(losses)
+
+
+def _chunks(tasks: int, chunk: int | None) -> list[range]:
+    size = tasks if chunk is None else whole("chunk", chunk, 1)
+    return [range(first, min(first + size, tasks)) for first in range(0, tasks, size)]
+
+
+def _rows(batch: Nest, rows: range, tasks: int | None = None) -> Nest:
+    """The tasks in `rows`; a batch that is not stacked rightly is left to the checks."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[rows.start : rows.stop]
+
+    if tasks is not None:
+        check_stacked("batch", batch, tasks)
+    return map_tensors(cut, batch)
+
+
+class _Borders:
+    """Tensors cut off from where they come from, and the way back for their gradients."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+
+    def cut(self, nest: Nest) -> Nest:
+        """The nest with detached tensors; those that ask for a gradient collect it."""
+        return map_tensors(self._cut, nest)
+
+    def _cut(self, tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        inside = tensor.detach().requires_grad_()
+        self.pairs.append((tensor, inside))
+        return inside
+
+    def backward(self) -> None:
+        """Hand the gradients that were collected to the tensors outside."""
+        found = [(outside, inside.grad) for outside, inside in self.pairs if inside.grad is not None]
+        if found:
+            torch.autograd.backward([outside for outside, _ in found], [grad for _, grad in found])

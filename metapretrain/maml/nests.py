@@ -1,0 +1,116 @@
+"""Nests: a tensor, or dicts, lists, tuples and dataclasses of nests, read and rebuilt leaf by leaf."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from metapretrain.errors import InputError
+
+Nest = Any
+
+
+def _fields(nest: Any) -> dict[str, Any]:
+    return {field.name: getattr(nest, field.name) for field in dataclasses.fields(nest)}
+
+
+def _is_dataclass(nest: Any) -> bool:
+    return dataclasses.is_dataclass(nest) and not isinstance(nest, type)
+
+
+def named_leaves(nest: Nest, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf, tensor or not, with its path: keys, field names and positions joined by dots.
+
+    Example:
+        >>> [name for name, _ in named_leaves({"head": {"bias": 1}, "body": [2, 3]})]
+        ['head.bias', 'body.0', 'body.1']
+    """
+    parts: Any
+    if isinstance(nest, Mapping):
+        parts = nest.items()
+    elif isinstance(nest, (list, tuple)):
+        parts = enumerate(nest)
+    elif _is_dataclass(nest):
+        parts = _fields(nest).items()
+    else:
+        yield path, nest
+        return
+    for key, value in parts:
+        yield from named_leaves(value, f"{path}.{key}" if path else str(key))
+
+
+def tensors(nest: Nest) -> list[Tensor]:
+    """The tensors of a nest, in order.
+
+    Example:
+        >>> import torch
+        >>> tensors({"x": torch.tensor(1), "note": "kept", "y": [torch.tensor(2)]})
+        [tensor(1), tensor(2)]
+    """
+    return [leaf for _, leaf in named_leaves(nest) if isinstance(leaf, Tensor)]
+
+
+def map_tensors(function: Callable[[Tensor], Any], nest: Nest) -> Nest:
+    """The nest with every tensor replaced; mappings become dicts, all other leaves stay.
+
+    Example:
+        >>> import torch
+        >>> map_tensors(lambda t: t + 1, {"x": torch.tensor(1), "note": "kept"})
+        {'x': tensor(2), 'note': 'kept'}
+    """
+    if isinstance(nest, Tensor):
+        return function(nest)
+    if isinstance(nest, Mapping):
+        return {key: map_tensors(function, value) for key, value in nest.items()}
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(map_tensors(function, value) for value in nest))
+    if isinstance(nest, (list, tuple)):
+        return type(nest)(map_tensors(function, value) for value in nest)
+    if _is_dataclass(nest):
+        changed = {name: map_tensors(function, value) for name, value in _fields(nest).items()}
+        return dataclasses.replace(nest, **changed)
+    return nest
+
+
+def rebuild(nest: Nest, values: Iterator[Tensor]) -> Nest:
+    """The nest with its tensors replaced by `values`, in order."""
+    return map_tensors(lambda _: next(values), nest)
+
+
+def flat_params(params: Nest) -> dict[str, Tensor]:
+    """Parameters by name.
+
+    Raises:
+        InputError: there are none, a leaf is not a floating point tensor, or two leaves have one name.
+    """
+    found: dict[str, Tensor] = {}
+    for name, leaf in named_leaves(params):
+        name = name or "params"
+        if not isinstance(leaf, Tensor):
+            raise InputError(f"parameter {name!r} is a {type(leaf).__name__}; give tensors in (nested) dicts")
+        if not leaf.is_floating_point():
+            raise InputError(f"parameter {name!r} is {leaf.dtype}; give floating point tensors")
+        if name in found:
+            raise InputError(f"two parameters are named {name!r}: nested keys are joined by dots; rename one")
+        found[name] = leaf
+    if not found:
+        raise InputError(
+            "params is empty; give a dict of tensors, for example dict(model.named_parameters())"
+        )
+    return found
+
+
+def check_stacked(what: str, batch: Nest, tasks: int) -> None:
+    """Raise InputError unless every tensor of the batch has a leading dimension of `tasks`."""
+    shapes = {name or what: leaf.shape for name, leaf in named_leaves(batch) if isinstance(leaf, Tensor)}
+    bad = [f"{name} {tuple(s)}" for name, s in shapes.items() if not s or s[0] != tasks]
+    if bad:
+        good = [f"{name} {tuple(s)}" for name, s in shapes.items() if s and s[0] == tasks]
+        beside = f" (beside {', '.join(good)})" if good else ""
+        raise InputError(
+            f"tasks={tasks}, but {what} has {', '.join(bad)}{beside}; "
+            f"every tensor needs a leading dimension of {tasks}, one entry a task"
+        )

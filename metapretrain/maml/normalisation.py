@@ -1,0 +1,174 @@
+"""A module as a pure function of its parameters, with an explicit policy for batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.maml.inner import Named
+from metapretrain.maml.problem import check_module_not_compiled, whole
+from metapretrain.maml.skeleton import copy_tree
+from metapretrain.maml.steps import current_step, is_repeated
+
+POLICIES = ("batch", "frozen", "per-step")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Functional(NamedTuple):
+    """``apply(params, buffers, *inputs)`` with the parameters and buffers that the module has now."""
+
+    apply: Callable[..., Any]
+    params: Named
+    buffers: Named
+
+
+def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None = None) -> Functional:
+    """The module as a pure function, for :func:`metapretrain.maml.adapt`.
+
+    ``"batch"``: batch and instance normalisation by the statistics of the batch at hand, in training and
+    evaluation mode, and without tracking them. ``"frozen"``: by the running statistics that the module has,
+    in both modes. ``"per-step"``: in training mode by the batch, recorded apart for each inner step (and, as
+    the last, for the query part); in evaluation mode by the record of the step (Antoniou et al., 2019,
+    section 4): `buffers` then has running statistics (steps + 1, C), written in place.
+
+    The module itself is not changed. `params` are its own tensors, by name, without those tied to another;
+    whatever is left out of a call is taken from the module. Training and evaluation mode follow the module.
+
+    Args:
+        steps: number of inner steps, for "per-step".
+
+    Raises:
+        InputError: unknown policy, a compiled module, "frozen" for a layer without running statistics; and,
+            from `apply`, a module that changes one of its buffers in place.
+
+    Example:
+        >>> apply, params, buffers = functional(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+        >>> sorted(params), sorted(buffers)
+        (['0.bias', '0.weight', '1.bias', '1.weight'], [])
+        >>> apply(params, buffers, torch.zeros(4, 2)).shape
+        torch.Size([4, 3])
+    """
+    one_of("batchnorm", batchnorm, POLICIES)
+    check_module_not_compiled(module)
+    if batchnorm == "per-step" and steps is None:
+        raise InputError('batchnorm="per-step" keeps statistics for each inner step: give steps as well')
+    names = {id(part): name for name, part in module.named_modules()}
+    made = copy_tree(module, replace=lambda part: _policy(part, batchnorm, steps))
+    if batchnorm == "frozen":
+        _check_frozen(module)
+    pairs = [(made.get_submodule(name), module.get_submodule(name)) for name in names.values()]
+    following = [(ours, theirs) for ours, theirs in pairs if not _is_fixed(ours, batchnorm)]
+    recorded = set(_recorded(made))
+
+    def apply(params: Named, buffers: Named, *inputs: Any, **keywords: Any) -> Any:
+        for ours, theirs in following:
+            ours.__dict__["training"] = theirs.training
+        versions = {name: _version(buffer) for name, buffer in buffers.items() if name not in recorded}
+        output = torch.func.functional_call(made, {**params, **buffers}, inputs, keywords)
+        changed = [name for name, version in versions.items() if _version(buffers[name]) != version]
+        if changed:
+            raise InputError(
+                f"the module changes {', '.join(changed)} in place, which adaptation must not: put that part "
+                "into evaluation mode, or keep its state elsewhere"
+            )
+        return output
+
+    return Functional(apply, dict(module.named_parameters()), dict(made.named_buffers()))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_fixed(module: nn.Module, policy: str) -> bool:
+    return policy == "frozen" and isinstance(module, _NormBase)
+
+
+def _policy(module: nn.Module, policy: str, steps: int | None) -> nn.Module:
+    if not isinstance(module, _NormBase):
+        return module
+    if policy == "per-step" and module.running_mean is not None:
+        return PerStepNorm(module, whole("steps", steps or 0, 0) + 1)
+    set_policy(module, policy)
+    return module
+
+
+def set_policy(module: _NormBase, policy: str) -> None:
+    """Let a normalisation layer use the batch at hand and nothing else, or its running statistics always."""
+    if policy == "batch":
+        module.__dict__["track_running_stats"] = False
+        for name in STATISTICS:
+            module._buffers[name] = None
+    elif policy == "frozen":
+        module.__dict__["training"] = False
+        module.__dict__["train"] = lambda mode=True: module
+
+
+def _check_frozen(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        batch = isinstance(part, _NormBase) and not isinstance(part, nn.modules.instancenorm._InstanceNorm)
+        if batch and part.running_mean is None:
+            raise InputError(
+                f'batchnorm="frozen" needs running statistics, but {name or "the module"} keeps none; '
+                'use "batch"'
+            )
+
+
+def _recorded(module: nn.Module) -> Iterator[str]:
+    for name, part in module.named_modules():
+        if isinstance(part, PerStepNorm):
+            yield from (f"{name}.{kind}".lstrip(".") for kind in STATISTICS[:2])
+
+
+class PerStepNorm(nn.Module):
+    """A normalisation layer with running statistics (rows, C), a row for each inner step and the query."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, layer: _NormBase, rows: int) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.eps, self.momentum = layer.eps, 0.1 if layer.momentum is None else layer.momentum
+        for name in STATISTICS[:2]:
+            value = layer._buffers[name]
+            assert value is not None
+            self.register_buffer(name, value.detach().repeat(rows, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised x (N, C, ...)."""
+        step = min(current_step(), len(self.running_mean) - 1)
+        mean, var = self.running_mean[step], self.running_var[step]
+        if not self.training:
+            return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        if not is_repeated():
+            with torch.no_grad():
+                axes = [0, *range(2, x.ndim)]
+                _Record.apply(x.mean(axes), x.var(axes), mean, var, self.momentum)
+        return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+
+class _Record(torch.autograd.Function):
+    """Move running statistics towards those of a batch; of several tasks under vmap, towards their mean."""
+
+    @staticmethod
+    def forward(mean: Tensor, var: Tensor, to_mean: Tensor, to_var: Tensor, momentum: float) -> Tensor:
+        to_mean.lerp_(mean, momentum)
+        to_var.lerp_(var, momentum)
+        return mean.new_zeros(())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is needed: there is no backward pass."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, None]:
+        """The rule for several tasks at once."""
+        mean, var = (x if d is None else x.mean(d) for x, d in zip(inputs[:2], in_dims[:2], strict=True))
+        return _Record.forward(mean, var, *inputs[2:]), None
