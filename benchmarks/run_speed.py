@@ -41,12 +41,16 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Contender:
-    """Work to time: `make()` returns a function that does `n` units of it, or raises Missing."""
+    """Work to time: `make()` returns a function that does `n` units of it, or raises Missing.
+
+    `difference()` is how far its gradient is from the reference, relative, in float64.
+    """
 
     name: str
     make: Callable[[], Callable[[int], None]]
     ours: bool = False
     clock: Callable[[], float] = time.thread_time
+    difference: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Result:
     high: float
     ratio: float | None = None
     missing: str | None = None
+    difference: float | None = None
 
 
 Row = Callable[[], list[Contender]]
@@ -239,6 +244,228 @@ def prototypical_loss() -> list[Contender]:
     ]
 
 
+@dataclass(frozen=True)
+class MamlWork:
+    """A meta-step: the mean query loss of `tasks` tasks after `steps` inner steps, and its gradient."""
+
+    tasks: int
+    shots: int
+    queries: int
+    size: int
+    channels: int
+    width: int
+    steps: int
+    order: int
+    pooled: bool
+    ways: int = 5
+    rate: float = 0.1
+
+    def network(self) -> Any:
+        """CNN4: four blocks of convolution, batch normalisation, ReLU, and stride 2 or max-pooling."""
+        from torch import nn
+
+        layers: list[Any] = []
+        for inputs in (self.channels, *[self.width] * 3):
+            stride = 1 if self.pooled else 2
+            layers += [nn.Conv2d(inputs, self.width, 3, stride, 1), nn.BatchNorm2d(self.width), nn.ReLU()]
+            layers += [nn.MaxPool2d(2)] if self.pooled else []
+        features = self.width * (25 if self.pooled else 4)
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, self.ways))
+
+    def data(self, device: str, dtype: Any) -> Any:
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+
+        def part(each: int) -> tuple[Any, Any]:
+            shape = self.tasks, self.ways * each, self.channels, self.size, self.size
+            x = torch.randn(shape, generator=generator).to(device, dtype)
+            return x, torch.arange(self.ways, device=device).repeat(self.tasks, each)
+
+        return part(self.shots), part(self.queries)
+
+
+def meta_step_of_engine(engine: str) -> Any:
+    def make(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
+        from metapretrain import MAML
+
+        maml = MAML(net, work.rate, work.order == 1, steps=work.steps, engine=engine)
+        return lambda: maml.backward(support, query)
+
+    return make
+
+
+def meta_step_of_learn2learn(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
+    from torch.nn.functional import cross_entropy
+
+    try:
+        import learn2learn
+    except ImportError:
+        raise Missing("learn2learn (installed by `make`, see the README)") from None
+    maml = learn2learn.algorithms.MAML(net, work.rate, first_order=work.order == 1)
+
+    def step() -> None:
+        for t in range(work.tasks):
+            learner = maml.clone()
+            for _ in range(work.steps):
+                learner.adapt(cross_entropy(learner(support[0][t]), support[1][t]))
+            (cross_entropy(learner(query[0][t]), query[1][t]) / work.tasks).backward()
+
+    return step
+
+
+def meta_step_of_higher(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    try:
+        import higher
+    except ImportError:
+        raise Missing("higher (pip install higher)") from None
+    optimizer = torch.optim.SGD(net.parameters(), lr=work.rate)
+
+    def constant(gradients: Any) -> Any:
+        return [g.detach() for g in gradients] if work.order == 1 else gradients
+
+    def step() -> None:
+        for t in range(work.tasks):
+            with higher.innerloop_ctx(net, optimizer, copy_initial_weights=False) as (made, inner):
+                for _ in range(work.steps):
+                    inner.step(cross_entropy(made(support[0][t]), support[1][t]), grad_callback=constant)
+                (cross_entropy(made(query[0][t]), query[1][t]) / work.tasks).backward()
+
+    return step
+
+
+def meta_step_of_torchopt(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
+    from torch.nn.functional import cross_entropy
+
+    try:
+        import torchopt
+    except ImportError:
+        raise Missing("torchopt (pip install torchopt)") from None
+    if work.order == 1:
+        raise Missing("first order, which torchopt has not")
+    optimizer = torchopt.MetaSGD(net, lr=work.rate)
+
+    def step() -> None:
+        weights = torchopt.extract_state_dict(net, by="reference", detach_buffers=True)
+        state = torchopt.extract_state_dict(optimizer, by="reference")
+        for t in range(work.tasks):
+            for _ in range(work.steps):
+                optimizer.step(cross_entropy(net(support[0][t]), support[1][t]))
+            (cross_entropy(net(query[0][t]), query[1][t]) / work.tasks).backward()
+            torchopt.recover_state_dict(net, weights)
+            torchopt.recover_state_dict(optimizer, state)
+
+    return step
+
+
+def maml(work: MamlWork) -> list[Contender]:
+    """Meta-steps on the GPU if there is one (else on the CPU), by wall time."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def prepared(make: Any, dtype: Any) -> tuple[Any, Callable[[], Any]]:
+        torch.manual_seed(0)
+        net = work.network().to(device, dtype)
+        return net, make(work, net, *work.data(device, dtype))
+
+    def timed(make: Any) -> Callable[[int], None]:
+        net, step = prepared(make, torch.float32)
+
+        def steps(n: int) -> None:
+            for _ in range(n):
+                net.zero_grad()
+                step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return steps
+
+    def gradient(make: Any) -> Any:
+        net, step = prepared(make, torch.float64)
+        starts = list(net.parameters())
+        step()
+        return torch.cat([p.grad.flatten() for p in starts])
+
+    def difference(make: Any) -> float:
+        reference = gradient(meta_step_of_engine("loop"))
+        return float((gradient(make) - reference).norm() / reference.norm())
+
+    def contender(name: str, make: Any, ours: bool = False) -> Contender:
+        return Contender(name, lambda: timed(make), ours, time.perf_counter, lambda: difference(make))
+
+    return [
+        contender("engine loop", meta_step_of_engine("loop"), ours=True),
+        contender("engine vmap", meta_step_of_engine("vmap"), ours=True),
+        contender(f"engine auto: {chosen(work, device)}", meta_step_of_engine("auto"), ours=True),
+        contender("learn2learn", meta_step_of_learn2learn),
+        contender("higher", meta_step_of_higher),
+        contender("torchopt", meta_step_of_torchopt),
+    ]
+
+
+def chosen(work: MamlWork, device: str) -> str:
+    """The engine that `auto` takes."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from metapretrain.maml import engine_for, functional
+
+    apply, params, buffers = functional(work.network().to(device))
+
+    def loss(params: Any, batch: Any) -> Any:
+        return cross_entropy(apply(params, buffers, batch[0]), batch[1])
+
+    support, _ = work.data(device, torch.float32)
+    return engine_for(loss, params, support, lr=work.rate, tasks=work.tasks).engine
+
+
+def omniglot(steps: int, order: int) -> list[Contender]:
+    import torch
+
+    tasks = 32 if torch.cuda.is_available() else 8
+    return maml(MamlWork(tasks, 1, 15, 28, 1, 64, steps, order, pooled=False))
+
+
+@row("maml-omniglot-1-step", "meta-steps")
+def maml_omniglot_1() -> list[Contender]:
+    """CNN4-64, 28x28, 5-way 1-shot, 15 queries a class, 1 inner step, 32 tasks (8 on a CPU)."""
+    return omniglot(1, 2)
+
+
+@row("maml-omniglot-5-steps", "meta-steps")
+def maml_omniglot_5() -> list[Contender]:
+    """The same with 5 inner steps."""
+    return omniglot(5, 2)
+
+
+@row("maml-84-5-steps", "meta-steps")
+def maml_84() -> list[Contender]:
+    """CNN4-32 with max-pooling, 84x84 in colour, 5-way 1-shot, 15 queries a class, 5 inner steps, 4 tasks."""
+    return maml(MamlWork(4, 1, 15, 84, 3, 32, 5, 2, pooled=True))
+
+
+@row("fomaml-omniglot-1-step", "meta-steps")
+def fomaml_omniglot_1() -> list[Contender]:
+    """First order, 1 inner step."""
+    return omniglot(1, 1)
+
+
+@row("fomaml-omniglot-5-steps", "meta-steps")
+def fomaml_omniglot_5() -> list[Contender]:
+    """First order, 5 inner steps."""
+    return omniglot(5, 1)
+
+
+@row("fomaml-84-5-steps", "meta-steps")
+def fomaml_84() -> list[Contender]:
+    """First order at 84x84."""
+    return maml(MamlWork(4, 1, 15, 84, 3, 32, 5, 1, pooled=True))
+
+
 def measure(name: str, contenders: list[Contender], settings: Settings) -> list[Result]:
     """Time the contenders in turns; work is sized so that one timing lasts `seconds`."""
     running: list[tuple[Contender, Callable[[int], None], int]] = []
@@ -262,12 +489,17 @@ def measure(name: str, contenders: list[Contender], settings: Settings) -> list[
     for contender, _, _ in running:
         values, median = rates[contender.name], medians[contender.name]
         ratio = median / best_peer if best_peer else None
-        results.append(Result(name, contender.name, contender.ours, median, min(values), max(values), ratio))
+        difference = contender.difference() if contender.difference else None
+        spread = min(values), max(values)
+        results.append(
+            Result(name, contender.name, contender.ours, median, *spread, ratio, difference=difference)
+        )
     return results + missing
 
 
 def calibrate(contender: Contender, work: Callable[[int], None], seconds: float) -> int:
-    n = 64
+    work(1)
+    n = 1
     while True:
         begin = contender.clock()
         work(n)
@@ -278,16 +510,19 @@ def calibrate(contender: Contender, work: Callable[[int], None], seconds: float)
 
 
 def table(results: list[Result]) -> str:
-    lines = ["| row | contender | median/s | range | to the best peer |", "|---|---|---|---|---|"]
+    lines = [
+        "| row | contender | median/s | range | to the best peer | gradient differs by |",
+        "|---|---|---|---|---|---|",
+    ]
     for r in results:
         if r.missing:
-            lines.append(f"| {r.row} | {r.name} | skipped: needs {r.missing} | | |")
+            lines.append(f"| {r.row} | {r.name} | skipped: needs {r.missing} | | | |")
             continue
         ratio = f"{r.ratio:.2f}x" if r.ratio else ""
         unit = ROWS[r.row][0]
-        lines.append(
-            f"| {r.row} | {r.name} | {r.median:,.0f} {unit} | {r.low:,.0f} to {r.high:,.0f} | {ratio} |"
-        )
+        differs = "" if r.difference is None else f"{r.difference:.0e}"
+        low, median, high = (f"{value:,.{0 if value >= 100 else 3}f}" for value in (r.low, r.median, r.high))
+        lines.append(f"| {r.row} | {r.name} | {median} {unit} | {low} to {high} | {ratio} | {differs} |")
     return "\n".join(lines)
 
 
