@@ -154,7 +154,9 @@ def _evaluated(
     if engine == "vmap":
         with differentiable_twice(inner.order):
             fast, frozen = vmap.adapt_stack(inner, named, support, tasks)
-        with at_step(inner.steps):
+        # The CPU's fused attention has no rule for vmap either.
+        on_cpu = next(iter(named.values())).device.type == "cpu"
+        with at_step(inner.steps), differentiable_twice(2 if on_cpu else 1):
             return vmap.over_tasks(call, fast, frozen, query)
     values = []
     for task in range(tasks):

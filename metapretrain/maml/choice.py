@@ -31,12 +31,16 @@ class Choice(NamedTuple):
 
 
 _probed: dict[Any, str | None] = {}
+_said: set[Any] = set()
 
 
 def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None) -> Choice:
-    """The engine for `engine="auto"`; says at debug level which and why."""
+    """The engine for `engine="auto"`; says at debug level which and why, once for each loss and shape."""
     choice = _choose(inner, named, batch, tasks)
-    logger.debug("engine %s: %s", choice.engine, choice.why)
+    seen = _key(inner, named, batch), choice
+    if seen not in _said:
+        _said.add(seen)
+        logger.debug("engine %s: %s", choice.engine, choice.why)
     return choice
 
 
