@@ -70,6 +70,8 @@ class BatchAugment(nn.Module):
         (torch.Size([2, 3, 8, 8]), torch.float32, [-2.0])
     """
 
+    compilable = True  # the training loop compiles such modules when asked to
+
     low: Tensor
     span: Tensor
     identity: Tensor

@@ -50,6 +50,8 @@ class SavedModel(nn.Module):
     Images are uint8 `(N, C, H, W)`, or float in 0..1; any size (they are resized), grey or colour.
     """
 
+    prototypes: Tensor
+
     def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__()
         self.classes: list[str] = list(model["classes"])

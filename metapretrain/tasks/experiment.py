@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metapretrain.data.images import ImageSet
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.models import Encoder
@@ -173,7 +172,8 @@ class Experiment:
         run.hparams({"method": name, "seed": seed, "recipe": self.recipe_name}, scored.metrics)
         run.finish({
             "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
-            "seed": seed, "kind": "row" if len(self.data.test) else "tuning", "metrics": scored.metrics, "counts": self.data.counts, "budget": dict(budget), **extra,
+            "seed": seed, "kind": "row" if len(self.data.test) else "tuning", "metrics": scored.metrics,
+            "counts": self.data.counts, "budget": dict(budget), **extra,
             "data": {**self.data.train.files, **self.data.test.files},
         })  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json

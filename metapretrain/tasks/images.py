@@ -238,13 +238,12 @@ def _by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping
 
 def _images(data: ImageData, phase: Phase, machine: Machine) -> Images:
     train = data.train
-    changes = (
-        {"flip": False} if train.channels == 1 and phase.augment != "none" else {}
-    )  # digits are not mirrored
+    changes: dict[str, bool] = {"channels_last": machine.device != "cpu"}
+    if train.channels == 1:  # digits are not mirrored
+        changes["flip"] = False
     augment = make_augmentation(
         phase.augment, train.image_size, train.channels, data.mean, data.std, **changes
     )
-    augment.channels_last = augment.compilable = machine.device != "cpu"
     return Images(train, augment, resident=_fits(train, machine))
 
 
@@ -280,5 +279,5 @@ def _fit(
     stream = TaskStream({name: rows}, "longest", seed=seed, steps=steps)
     step = Step(model, {name: task})
     if machine.device != "cpu":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(memory_format=torch.channels_last)
     return train(step, stream, settings, run=run, evaluate=evaluate, title=f"{name} seed {seed}")

@@ -43,7 +43,7 @@ class Images(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Images:
         # no buffers: DDP would send them to every rank in every step
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.labels = fn(self.labels)
         if self.resident:
             self.images = fn(self.images)

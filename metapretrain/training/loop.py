@@ -109,7 +109,8 @@ def train(
             return loop.run()
         except torch.OutOfMemoryError as error:
             raise TrainingError(
-                f"out of memory on {device} at step {loop.step}: lower --batch-size, or raise accumulation instead"
+                f"out of memory on {device} at step {loop.step}: lower the batch size (batch_size), "
+                "or accumulate over smaller batches (accumulate)"
             ) from error
         finally:
             accelerator.unwrap_model(loop.module, keep_fp32_wrapper=False)
@@ -172,7 +173,7 @@ class _Loop:
                 if logged:
                     self.logged_at, self.logged_step = time.monotonic(), self.step
         if self.average is not None:
-            self.plain.model.load_state_dict(self.average.module.state_dict())
+            self.plain.get_submodule("model").load_state_dict(self.average.module.state_dict())
         counts = dict(getattr(self.stream, "counts", {}))
         speed = statistics.median(self.speeds[1:]) if len(self.speeds) > 1 else 0.0
         return TrainReport(self.step, self.resumed_from, time.monotonic() - began, self.losses, counts, speed)
@@ -191,9 +192,10 @@ class _Loop:
                 f"the stream ended after {self.step} of {self.settings.steps} steps; "
                 "give TaskStream steps= (updates x accumulation)"
             ) from None
+        start_epoch: Callable[[str], None] | None = getattr(self.plain, "start_epoch", None)
         for name, epoch in getattr(self.stream, "epochs", {}).items():
-            if epoch != before[name] and hasattr(self.plain, "start_epoch"):
-                self.plain.start_epoch(name)
+            if epoch != before[name] and start_epoch is not None:
+                start_epoch(name)
         return batch
 
     def _log(self, bar: Any) -> None:
@@ -294,7 +296,7 @@ def _moving_average(step: nn.Module, decay: float | None) -> Any:
         return None
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    return AveragedModel(step.model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+    return AveragedModel(step.get_submodule("model"), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -187,7 +187,7 @@ def test_out_of_memory_names_the_option(monkeypatch):
         def forward(self, batches):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(TrainingError, match="--batch-size"):
+    with pytest.raises(TrainingError, match="batch_size"):
         train(Greedy(), stream(), settings())
 
 
