@@ -13,8 +13,11 @@ from pathlib import Path
 from metapretrain.options import Parser, common_options, main_guard, names
 from metapretrain.training.sweep import run_jobs, slots
 
-# One choice or two differ from recipe "strong" as it stood; `P.` stands for the phase of the row. Both rounds hold 500
-# training images back for the score.
+# Recipe "strong" before the trials: a trial changes one choice or two of it. `P.` stands for the phase of the row.
+BASE = [
+    "supervised.weight_decay=5e-4", "prl.lr=0.1", "prl.weight_decay=5e-4", "unfrozen.lr=0.01",
+    "unfrozen.weight_decay=5e-4", "pretrain_share=0.9", "proto.query_fraction=0.25",
+]  # fmt: skip
 ROWS = {"supervised": "supervised-resnet18", "prl": "prl-query-frozen-linear"}
 FIRST = {
     "base": [], "lr-low": ["P.lr=0.05"], "lr-high": ["P.lr=0.2"], "decay": ["P.weight_decay=1e-3"],

@@ -69,6 +69,7 @@ def _accuracy(group: Group) -> list[str]:
         "train %",
         "nearest prototype %",
         "kNN %",
+        "validation %",
     ]
     cited = any(row.published for row in group.rows)
     rows = []
@@ -80,7 +81,7 @@ def _accuracy(group: Group) -> list[str]:
             percent(row.accuracy.get("test")),
             f"{row.test_images:,}" if row.test_images else "-",
             f"{100 * wilson.low:.2f} to {100 * wilson.high:.2f}" if wilson else "-",
-            *(percent(row.accuracy.get(metric)) for metric in ("train", "nearest_prototype", "knn")),
+            *(percent(row.accuracy.get(metric)) for metric in ("train", "nearest_prototype", "knn", "validation")),
         ]
         if cited:
             pair = row.published
@@ -89,7 +90,7 @@ def _accuracy(group: Group) -> list[str]:
     legend = (
         "Mean ± half-width of the 95% interval over seeds (Student t). Test set 95%: Wilson interval at the "
         "mean, for the number of test images. Nearest prototype: the class of the nearest mean training "
-        "embedding, without a head."
+        "embedding, without a head. Validation: training images held back for choices."
     )
     return [*_table([*header, "published test / train"] if cited else header, rows), legend, ""]
 
