@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,18 +69,19 @@ def trials(rounds: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__)
+    common_options(parser, "stl10")
+    parser.add_argument("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
+    parser.add_argument("--rounds", type=names("round", TRIALS), default=list(TRIALS), metavar="A,B|all", help="which")
+    return parser.parse_args(argv)
+
+
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all trials, several side by side where there are several GPUs, and print their table."""
-    parser = Parser(description=__doc__)
-    common_options(parser, "stl10")
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the encoder and the augmentation (GPU)"
-    )
-    parser.add_argument(
-        "--rounds", type=names("round", TRIALS), default=list(TRIALS), metavar="A,B|all", help="which"
-    )
-    options = parser.parse_args(argv)
+    options = options_of(argv)
     script = [
         sys.executable,
         str(Path(__file__).with_name("run_stl10.py")),

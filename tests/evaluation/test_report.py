@@ -119,7 +119,7 @@ def test_one_seed_has_no_interval_but_the_test_sets(tmp_path: Path, make_run: Ma
     text = write(tmp_path / "runs")
     line = next(line for line in text.splitlines() if line.startswith("| simclr | 1 | 75"))
     assert line.startswith(
-        "| simclr | 1 | 75.00 | 400 | 70.53 to 78.99 | 99.00 | 70.00 | 65.00 | 64.6 / 96.5 |"
+        "| simclr | 1 | 75.00 | 400 | 70.53 to 78.99 | 99.00 | 70.00 | 65.00 | - | 64.6 / 96.5 |"
     )
     assert "One seed, so no interval over seeds: simclr." in text
     assert "nan" not in text.lower()
