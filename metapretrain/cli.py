@@ -71,6 +71,8 @@ def _report(parser: Parser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where it is written (default: RUNS/report)")
     parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown",
                         help="what is shown; all three are written (default: markdown)")  # fmt: skip
+    parser.add_argument("--bundle", type=Path, metavar="FILE",
+                        help="also keep all results in one small file, from which the report can be made again")  # fmt: skip
 
 
 def _few_shot(parser: Parser) -> None:

@@ -63,9 +63,11 @@ def _download(name: str, options: Namespace) -> None:
 def report(options: Namespace) -> int:
     """Write the table of a folder of runs in three formats and show one."""
     from metapretrain.evaluation.report import build_table, write
-    from metapretrain.evaluation.results import collect
+    from metapretrain.evaluation.results import bundle, collect
 
     text = write(options.runs, options.out)
+    if options.bundle is not None:
+        bundle(collect(options.runs).results, options.bundle)
     if options.format != "markdown":
         table = build_table(collect(options.runs))
         text = table.csv() if options.format == "csv" else table.json()

@@ -50,7 +50,7 @@ def write_run(folder: Path, method: str, seed: int, right: int, n: int = 20) -> 
     run = folder / f"{method}-s{seed}"
     run.mkdir(parents=True)
     labels = np.zeros(n, np.int64)
-    write_predictions(run / "predictions.csv", np.arange(n), labels, (np.arange(n) >= right).astype(np.int64))
+    write_predictions(run / "predictions.csv", labels, (np.arange(n) >= right).astype(np.int64))
     result = {
         "schema": 1, "status": "complete", "benchmark": "stl10", "dataset": "stl10", "recipe": "paper",
         "method": method, "seed": seed, "metrics": {"test_accuracy": right / n}, "counts": {"test": n},
@@ -211,6 +211,18 @@ def test_report_writes_all_formats_and_shows_one(runs: Path, capsys: pytest.Capt
     assert as_json == json.loads((runs.parent / "report" / "table.json").read_text())
     as_csv = show(["report", str(runs.parent), "--format", "csv", "--out", str(runs / "elsewhere")], capsys)
     assert as_csv == (runs / "elsewhere" / "table.csv").read_text()
+
+
+def test_report_is_rebuilt_from_the_bundle_that_it_wrote(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = tmp_path / "docs" / "results" / "stl10.json"
+    shown = show(["report", str(runs.parent), "--bundle", str(kept)], capsys)
+    (kept.parent / "speed.json").write_text('{"rows": []}')
+    with caplog.at_level("INFO"):
+        assert show(["report", str(kept.parent), "--out", str(tmp_path / "report")], capsys) == shown
+    assert "speed.json holds no results of runs" in caplog.text
+    assert "cannot write" in refuse(["report", str(kept), "--bundle", str(kept / "b.json")], capsys)
 
 
 def test_plot_draws_curves_and_comparison(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

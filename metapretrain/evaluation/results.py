@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from metapretrain.evaluation.files import write_text
 from metapretrain.evaluation.predictions import read_predictions
 
 Result = dict[str, Any]
+log = logging.getLogger(__name__)
 SCHEMA = 1
 EXPECTED = "a folder of runs (<method>-s<seed>/result.json at any depth) or of bundles (<name>.json)"
 
@@ -66,7 +68,7 @@ def collect(root: Path | str) -> Collection:
     for path in sorted(root.glob("*.json")):
         if path.name not in ("result.json", "config.json"):
             try:
-                candidates += [(path.name, result) for result in _read_bundle(path)]
+                candidates += [(path.name, result) for result in _read_bundle(path, among_others=True)]
             except InputError as error:
                 problems.append(str(error))
     if not (candidates or incomplete or problems):
@@ -83,11 +85,17 @@ def _read_json(path: Path, name: str) -> Any:
         raise InputError(f"{name}: not JSON (torn or damaged): {error}") from error
 
 
-def _read_bundle(path: Path) -> list[Result]:
+def _read_bundle(path: Path, among_others: bool = False) -> list[Result]:
     content = _read_json(path, path.name)
-    if not isinstance(content, list) or not all(isinstance(result, dict) for result in content):
+    listed = content if isinstance(content, list) else []
+    if not any(isinstance(result, dict) and "schema" in result for result in listed):
+        if among_others:  # figures of another kind, such as speeds, may stand beside the bundles
+            log.info("%s holds no results of runs: left out", path.name)
+            return []
         raise InputError(f"{path.name}: not a bundle (a JSON list of results); expected {EXPECTED}")
-    return content
+    if not all(isinstance(result, dict) for result in listed):
+        raise InputError(f"{path.name}: not a bundle (a JSON list of results); expected {EXPECTED}")
+    return listed
 
 
 def _read_run(folder: Path, problems: list[str], name: str) -> Result:
