@@ -18,6 +18,7 @@ import torch
 
 from metapretrain.data.registry import DATASETS, load_images
 from metapretrain.errors import InputError
+from metapretrain.evaluation.figures import REDUCERS, check_reducer
 from metapretrain.options import Parser, common_options, main_guard, positive_int
 from metapretrain.tasks.experiment import Experiment
 from metapretrain.tasks.images import ImageData, Method
@@ -80,6 +81,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add(
         "--set",
         nargs="+",
+        action="extend",
         default=[],
         metavar="NAME=VALUE",
         dest="changes",
@@ -90,6 +92,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
     add("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
+    add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
     add("--job", action="store_true", help="one of several side by side: print no table")
     return parser.parse_args(argv)
 
@@ -104,15 +107,15 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
         from metapretrain.data.stl10 import download_stl10
 
         download_stl10(options.data_dir)
-    train, test = (
+    parts = [
         load_images(options.dataset, options.data_dir, split, options.image_size)
-        for split in ("train", "test")
-    )
+        for split in ("train", "test")[: 1 if options.validate else 2]
+    ]
     if options.smoke:
-        train, test = (part.subset(torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:400])
-                       for part in (train, test))  # fmt: skip
-    if options.validate:
-        test = test.subset([])
+        parts = [part.subset(torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:400])
+                 for part in parts]  # fmt: skip
+    train = parts[0]
+    test = replace(train.subset([]), split="test", files={}) if options.validate else parts[1]
     return ImageData.of(train, test, 0 if options.train_on_all else recipe.validation)
 
 
@@ -120,20 +123,22 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows and print their table."""
     options = options_of(argv)
+    check_reducer(options.reducer)
     machine = machine_of(options)
-    recipe = override(RECIPES[options.recipe], options.changes)
+    recipe = RECIPES[options.recipe]
     if options.smoke:
-        recipe = override(
-            replace(recipe, encoder="small-conv"),
-            ["epochs=2", "pretrain_share=0.5", "batch_size=64", "validation=40"],
+        recipe = replace(
+            recipe, encoder="small-conv", epochs=2, pretrain_share=0.5, batch_size=64, validation=40
         )
+    recipe = override(recipe, options.changes)
     data = data_of(options, recipe)
     name = "-".join(filter(None, [options.recipe, options.tag, "smoke" * options.smoke]))
     figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = Experiment(
-        "stl10", options.dataset, name, recipe, data, machine, options.out, figures, options.resume
-    )
-    return run_table(experiment, METHODS, options, [sys.argv[0], *(sys.argv[1:] if argv is None else argv)])
+        "stl10", options.dataset, name, recipe, data, machine, options.out, figures, options.resume,
+        map_points=200 if options.smoke else 1000, reducer=options.reducer,
+    )  # fmt: skip
+    return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -40,6 +40,8 @@ def build_parser() -> Parser:
     demo = subcommand("demo", commands.demo, "pretraining methods side by side on small images",
                       "metapretrain demo --seeds 0 1 2")  # fmt: skip
     common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2), data_dir=False)
+    demo.add_argument("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
+    demo.add_argument("--job", action="store_true", help=SUPPRESS)  # one of several side by side
     _data(subcommand("data", commands.data, "the data sets: source, terms and layout; checks a folder",
                      "metapretrain data stl10 --data-dir data/stl10"))  # fmt: skip
     _report(subcommand("report", commands.report, "the table of a folder of runs, with intervals",

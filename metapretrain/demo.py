@@ -38,8 +38,11 @@ def main(options: Namespace) -> int:
     recipe = replace(RECIPE, epochs=2) if options.smoke else RECIPE
     name = "smoke" if options.smoke else "demo"
     data = ImageData.of(train, test, recipe.validation)
+    figures = None if options.no_figures else options.seeds[0]
     experiment = Experiment(
-        "demo", "digits", name, recipe, data, machine_of(options), options.out, options.seeds[0], resume=True
-    )
-    options.job = False
-    return run_table(experiment, METHODS, options, [])
+        "demo", "digits", name, recipe, data, machine_of(options), options.out, figures, resume=True,
+        map_points=200 if options.smoke else 500,
+    )  # fmt: skip
+    command = ["-m", "metapretrain", "demo", "--out", str(options.out), "--device", options.device]
+    command += ["--precision", options.precision, *["--smoke"] * options.smoke]
+    return run_table(experiment, METHODS, options, [*command, *["--no-figures"] * options.no_figures])

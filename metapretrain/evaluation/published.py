@@ -29,3 +29,15 @@ STL10_POSTER: dict[str, Published] = {
 }
 
 PUBLISHED: dict[str, Mapping[str, Published]] = {"stl10": STL10_POSTER}
+
+
+def published_for(
+    dataset: str, recipe: str, published: Mapping[str, Mapping[str, Published]] = PUBLISHED
+) -> Mapping[str, Published]:
+    """The figures that may stand beside runs of a data set: none for smoke runs, which see a part of it only.
+
+    Example:
+        >>> published_for("stl10", "paper")["simclr"].test, len(published_for("stl10", "paper-smoke"))
+        (0.646, 0)
+    """
+    return {} if "smoke" in recipe.split("-") else published.get(dataset, {})

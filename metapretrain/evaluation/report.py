@@ -19,7 +19,7 @@ from metapretrain.evaluation.intervals import (
     paired_interval,
     proportion_interval,
 )
-from metapretrain.evaluation.published import PUBLISHED, Published
+from metapretrain.evaluation.published import PUBLISHED, Published, published_for
 from metapretrain.evaluation.results import Collection, Result, collect, unpack
 
 # For each comparison the first of these methods that a group of runs has.
@@ -117,7 +117,7 @@ def build_table(
     groups = []
     for key in keys:
         mine = [result for result in collection.results if _group_key(result) == key]
-        groups.append(_group(key, mine, cited.get(key[1], {}), baselines))
+        groups.append(_group(key, mine, published_for(key[1], key[2], cited), baselines))
     return Table(groups, collection.incomplete, collection.problems)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError, one_of
 
+ENCODERS = ("mlp", "resnet18", "small-conv")
 STEMS = ("standard", "3x3")
 
 
@@ -131,4 +132,4 @@ def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: s
         "small-conv": lambda: small_conv(channels=channels),
         "mlp": lambda: mlp(channels=channels, image_size=image_size),
     }
-    return builders[one_of("encoder", name, builders)]()
+    return builders[one_of("encoder", name, ENCODERS)]()

@@ -68,11 +68,13 @@ class SavedModel(nn.Module):
         """Return normalised float images `(N, C, image_size, image_size)` on the model's device.
 
         Raises:
-            InputError: not `(N, 1 or 3, H, W)`, or neither uint8 nor float.
+            InputError: not `(N, 1 or 3, H, W)`, neither uint8 nor float, or float outside 0..1.
         """
         if images.ndim != 4 or images.shape[1] not in (1, 3):
             raise InputError(f"images must be (N, 1 or 3, H, W), got {tuple(images.shape)}")
         if images.is_floating_point():
+            if not bool(((images >= 0) & (images <= 1)).all()):
+                raise InputError("float images must lie in 0..1, without NaN; give 0..255 as uint8")
             images = (images * 255).round().clamp(0, 255).to(torch.uint8)
         if images.dtype != torch.uint8:
             raise InputError(f"images must be uint8 in 0..255 or float in 0..1, got {images.dtype}")
@@ -81,13 +83,12 @@ class SavedModel(nn.Module):
         images = resize(images, self.image_size).to(next(self.encoder.parameters()).device)
         return normalize(images, self.mean, self.std)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: features may be put into a training of the caller's
     def encode(self, images: Tensor, batch_size: int = 256) -> Tensor:
         """Return features float32 `(N, D)`."""
-        parts = [self.encoder(self.prepare(part)).float() for part in images.split(batch_size)]
-        return torch.cat(parts) if parts else torch.zeros(0, self.encoder.features)
+        return torch.cat([self.encoder(self.prepare(part)).float() for part in images.split(batch_size)])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
         """Return logits `(N, classes)`: of the head, or minus the distance to each prototype."""
         z = self.encode(images)
@@ -112,7 +113,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
         a model in evaluation mode with `.encode(images)`, `.predict(images)` and `.classes`.
 
     Raises:
-        InputError: no run there, a run that has not finished, or damaged weights.
+        InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
     """
     from metapretrain.training.checkpoint import load_tensors
 
@@ -132,14 +133,25 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
     if model.head is not None:
         parts[HEAD] = model.head
     for name, part in parts.items():
-        try:
-            part.load_state_dict(load_tensors(folder / name))
-        except RuntimeError as error:
-            raise InputError(f"{folder / name} is not of the model in {config.name}: {error}") from None
-    model.prototypes = load_tensors(folder / PROTOTYPES)["prototypes"]
+        _fill(part, load_tensors(folder / name), folder / name)
+    centres = load_tensors(folder / PROTOTYPES)
+    if {name: value.shape for name, value in centres.items()} != {"prototypes": model.prototypes.shape}:
+        raise _other_model(folder / PROTOTYPES, f"it should hold {tuple(model.prototypes.shape)} prototypes")
+    model.prototypes = centres["prototypes"]
     return model.to(device).eval().requires_grad_(False)
 
 
+def _fill(part: nn.Module, state: Mapping[str, Tensor], file: Path) -> None:
+    try:
+        part.load_state_dict(state)
+    except RuntimeError as error:  # its text has a line for each tensor
+        raise _other_model(file, " ".join(str(error).split())) from None
+
+
+def _other_model(file: Path, reason: str) -> InputError:
+    return InputError(f"{file} is not of the model in config.json: {reason}")
+
+
 def _grey(images: Tensor) -> Tensor:
-    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
     return (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)

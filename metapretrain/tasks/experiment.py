@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.data.images import ImageSet
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.models import Encoder
@@ -34,7 +35,6 @@ from metapretrain.training.checkpoint import load_tensors
 from metapretrain.training.devices import wait_for_all
 
 log = logging.getLogger(__name__)
-MAP_POINTS = 1000  # images in a map of embeddings
 NO_COST: Mapping[str, Any] = {"encoder_passes": 0, "updates": 0, "wall_s": 0.0}
 
 
@@ -46,6 +46,8 @@ class Experiment:
         benchmark: such as `stl10`; dataset and recipe name the folder below it.
         out: parent of all runs.
         figures: draw maps of embeddings and confusion matrices for this seed; None for none.
+        map_points: images in a panel of a map.
+        reducer: what maps are drawn by, `tsne` or `umap`.
         resume: go on with runs that were cut short and keep finished ones.
     """
 
@@ -58,6 +60,8 @@ class Experiment:
     out: Path
     figures: int | None = 0
     resume: bool = False
+    map_points: int = 1000
+    reducer: str = "tsne"
 
     @property
     def root(self) -> Path:
@@ -79,6 +83,25 @@ class Experiment:
             lines.append(f"{name}: {spent}, updates {source}{after:,} of the head's phase")
         return lines
 
+    def check(self, methods: Mapping[str, Method], seeds: Sequence[int]) -> None:
+        """Refuse now, before anything is trained, what :meth:`row` would refuse when its turn comes.
+
+        Raises:
+            InputError: a run that is there and `resume` is off, or that is in use, or that has another configuration;
+                a budget that is too small.
+        """
+        runs = {}
+        for name, method in methods.items():
+            updates(self.recipe, self.data, method)
+            runs[name] = method
+            if method.pretraining is not None:
+                runs[f"pretrain-{method.pretraining}"] = Method(method.pretraining, head=None)
+        for seed in seeds:
+            for name, method in runs.items():
+                if (self.path(name, seed) / "config.json").is_file():
+                    shared = method.head is None and (self.path(name, seed) / "result.json").is_file()
+                    self._open(name, method, seed, resume=self.resume or shared).close()
+
     def row(self, name: str, method: Method, seed: int) -> dict[str, Any]:
         """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
         if self.resume and (done := self._finished(name, method, seed)) is not None:
@@ -94,7 +117,7 @@ class Experiment:
             spent = before["encoder_passes"] + report.steps * self.recipe.batch_size
             budget = {"encoder_passes": spent, "updates": sum(steps.values()), **steps}
             scored = score(encoder, head, self.data)
-            if self.figures == seed:
+            if self.figures == seed and len(self.data.test):
                 self._draw_confusion(run, scored.test_predictions, report.steps)
             return self._finish(
                 run,
@@ -187,18 +210,22 @@ class Experiment:
         """Features and labels of some training and test images: the panels of a map."""
         features = encode(encoder, self.data)
         parts = {"train": self.data.train, "test": self.data.test}
-        some = {
-            name: part.subset(subsample(len(part), MAP_POINTS)) for name, part in parts.items() if len(part)
-        }
+        some = {name: self._some(part) for name, part in parts.items() if len(part)}
         return {f"{name}, {when}": (features(part).cpu(), part.labels.cpu()) for name, part in some.items()}
 
     def _draw_maps(self, run: RunFolder, maps: Mapping[str, tuple[Tensor, Tensor]], step: int) -> None:
         from metapretrain.evaluation.figures import tsne_figure
 
-        run.figure("tsne", tsne_figure(maps, self.data.train.classes), step)
-        part = self.data.test.subset(subsample(len(self.data.test), MAP_POINTS))
-        z, labels = maps["test, after pretraining"]
-        run.embedding("test", z, [self.data.test.classes[y] for y in labels.tolist()], part.images, step)
+        classes = self.data.train.classes
+        figure = tsne_figure(maps, classes, reducer=self.reducer, max_points=self.map_points)
+        run.figure(self.reducer, figure, step)
+        for name, (z, labels) in maps.items():
+            images = self._some(self.data.test).images if name == "test, after pretraining" else None
+            words = [classes[y] for y in labels.tolist()]
+            run.embedding(name.replace(", ", "-").replace(" ", "-"), z, words, images, step)
+
+    def _some(self, part: ImageSet) -> ImageSet:
+        return part.subset(subsample(len(part), self.map_points))
 
     def _draw_confusion(self, run: RunFolder, predicted: Tensor, step: int) -> None:
         from metapretrain.evaluation.figures import confusion_figure
@@ -236,9 +263,9 @@ def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> Scores
         f"{'' if name == 'test' else name + '_'}nearest_prototype_accuracy": _share(predicted, labels[name])
         for name, predicted in nearest.items()
     }
-    metrics |= {
-        f"silhouette_{name}": silhouette(z[name], labels[name]) for name in ("train", "test") if name in z
-    }
+    for name in ("train", "test"):
+        if name in z and 2 <= len(labels[name].unique()) < len(z[name]):  # else it is not defined
+            metrics[f"silhouette_{name}"] = silhouette(z[name], labels[name])
     if "test" in z:
         metrics["knn_accuracy"] = _share(knn_predict(z["train"], labels["train"], z["test"]), labels["test"])
     predicted = nearest.get("test", labels["train"][:0])

@@ -55,7 +55,7 @@ class ImageData:
         """Hold `validation` images of the training set back, the same ones for every seed.
 
         Raises:
-            InputError: unlabelled rows, another image size in the test set, or nothing left to train on.
+            InputError: no images, unlabelled rows, another image size in the test set, or nothing left to train on.
         """
         train.require_labels()
         test.require_labels()
@@ -63,6 +63,11 @@ class ImageData:
             raise InputError(
                 f"training images {tuple(train.images.shape[1:])} with {len(train.classes)} classes, but test images "
                 f"{tuple(test.images.shape[1:])} with {len(test.classes)}: they must agree"
+            )
+        if not 0 <= validation < len(train):
+            raise InputError(
+                f"{validation} validation images of {len(train)} training images leave none to train on; lower the "
+                "recipe's validation, such as validation=10"
             )
         rows, held = validation_split(train.labels, validation)
         part = train.subset(rows)
@@ -84,9 +89,9 @@ class ImageData:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how fast an experiment runs; none of it is part of the method."""
+    """Where and how fast an experiment runs; none of it is part of the method. `device` is torch's name of one."""
 
-    device: str = "auto"
+    device: str = "cpu"
     precision: str = "fp32"
     compile: bool = False
     cuda_graph: bool | None = None
@@ -113,8 +118,10 @@ def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
     views of it, so its pretraining has half as many updates.
 
     Raises:
-        InputError: the budget is too small for one update of each phase.
+        InputError: a batch is larger than the data, or the budget too small for one update of each phase.
     """
+    if recipe.batch_size > len(data.train):
+        raise InputError(f"batch_size {recipe.batch_size} is more than the {len(data.train)} training images; lower it")
     total = recipe.epochs * len(data.train) // recipe.batch_size
     before = 0
     if method.pretraining is not None:
@@ -153,7 +160,7 @@ def pretrain(
             label_smoothing=phase.label_smoothing, **asdict(recipe.proto),
         )  # fmt: skip
         task = PRL(images, proto)
-    evaluate = _by_prototypes(encoder, data)
+    evaluate = _by_prototypes(encoder, data) if len(data.validation) else None
     steps, _ = updates(recipe, data, Method(objective))
     report = _fit(encoder, objective, task, phase, steps, data, recipe, seed, machine, run, evaluate)
     return encoder, report
@@ -189,7 +196,8 @@ def finetune(
         return {"accuracy": _accuracy(logits(data.validation), data.validation)}
 
     _, steps = updates(recipe, data, method)
-    report = _fit(model, "supervised", task, phase, steps, data, recipe, seed, machine, run, evaluate)
+    held = evaluate if len(data.validation) else None
+    report = _fit(model, "supervised", task, phase, steps, data, recipe, seed, machine, run, held)
     return head, report
 
 
@@ -256,13 +264,13 @@ def _fits(images: ImageSet, machine: Machine) -> bool:
 
 def _fit(
     model: nn.Module, name: str, task: Any, phase: Phase, steps: int, data: ImageData, recipe: Recipe, seed: int,
-    machine: Machine, run: Any, evaluate: Callable[[int], Mapping[str, float]],
+    machine: Machine, run: Any, evaluate: Callable[[int], Mapping[str, float]] | None,
 ) -> TrainReport:  # fmt: skip
     batch = recipe.batch_size // machine.world
-    if batch < 2 or len(data.train) < recipe.batch_size:
+    if batch < 2 or recipe.batch_size % machine.world:
         raise InputError(
-            f"batch_size {recipe.batch_size} over {machine.world} process(es) needs at least 2 images a process and at "
-            f"most the {len(data.train)} training images"
+            f"batch_size {recipe.batch_size} must give each of {machine.world} process(es) the same number of images, "
+            "2 or more"
         )
     rows = ShuffledBatches(
         len(data.train), batch, seed=seed, rank=machine.rank, world_size=machine.world,

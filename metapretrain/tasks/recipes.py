@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_type_hints
 
+from metapretrain.data.augment import AUGMENTATIONS
 from metapretrain.errors import InputError, one_of
+from metapretrain.models import ENCODERS, STEMS
+from metapretrain.protonet import ProtoLoss
+from metapretrain.training import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,16 @@ class Phase:
     label_smoothing: float = 0.0
     ema: float | None = None
 
+    def __post_init__(self) -> None:
+        """Check every value now: a phase may begin hours after the start."""
+        TrainSettings(
+            1, self.lr, self.optimizer, weight_decay=self.weight_decay, schedule=self.schedule, warmup=self.warmup,
+            ema=self.ema,
+        )  # fmt: skip
+        one_of("augmentation", self.augment, AUGMENTATIONS)
+        if not 0 <= self.label_smoothing < 1:
+            raise InputError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
+
 
 @dataclass(frozen=True)
 class Proto:
@@ -37,6 +52,10 @@ class Proto:
     query_fraction: float = 0.25
     stratified: bool = False
     memory: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        ProtoLoss(num_classes=2, **asdict(self))
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,9 @@ class Recipe:
         supervised, prl, simclr: the phase of each objective; `frozen` and `unfrozen`: of fine-tuning.
         proto: of the prototypical loss.
         simclr_temperature: of the contrastive loss.
+
+    Raises:
+        InputError: a value outside its range, or an unknown name (with the nearest one).
     """
 
     epochs: int
@@ -71,12 +93,25 @@ class Recipe:
     balanced: bool = False
     simclr_temperature: float = 0.5
 
+    def __post_init__(self) -> None:
+        """Check every value."""
+        one_of("encoder", self.encoder, ENCODERS)
+        one_of("stem", self.stem, STEMS)
+        for name, lowest in (("epochs", 1), ("batch_size", 2), ("validation", 0)):
+            if getattr(self, name) < lowest:
+                raise InputError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        if not 0 < self.pretrain_share < 1:
+            raise InputError(f"pretrain_share must lie between 0 and 1, got {self.pretrain_share}")
+        if not 0 < self.simclr_temperature < math.inf:
+            raise InputError(f"simclr_temperature must be above 0, got {self.simclr_temperature}")
+
 
 def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     """Return the recipe with changes such as `["epochs=10", "prl.lr=0.2"]`.
 
     Raises:
-        InputError: a change without `=`, an unknown name (with the nearest one), or a value of the wrong type.
+        InputError: a change without `=`, an unknown name (with the nearest one), or a value of the wrong type or
+            outside its range.
 
     Example:
         >>> phase = Phase(lr=0.1)
@@ -88,27 +123,30 @@ def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
         name, equals, text = change.partition("=")
         if not equals:
             raise InputError(f"a change of the recipe is name=value, such as prl.lr=0.1; got {change!r}")
-        recipe = _replaced(recipe, name.split("."), text, name)
+        try:
+            recipe = _replaced(recipe, name.split("."), text)
+        except InputError as error:
+            raise InputError(f"{change}: {error}") from None
     return recipe
 
 
-def _replaced(node: Any, path: list[str], text: str, name: str) -> Any:
+def _replaced(node: Any, path: list[str], text: str) -> Any:
     kinds = get_type_hints(type(node))
     key = one_of("recipe setting", path[0], kinds)
     inner = getattr(node, key)
     if len(path) > 1 and dataclasses.is_dataclass(inner):
-        return dataclasses.replace(node, **{key: _replaced(inner, path[1:], text, name)})
+        return dataclasses.replace(node, **{key: _replaced(inner, path[1:], text)})
     if len(path) > 1 or dataclasses.is_dataclass(inner):
         parts = (
             [f"{key}.{field.name}" for field in dataclasses.fields(inner)]
             if dataclasses.is_dataclass(inner)
             else [key]
         )
-        raise InputError(f"recipe setting {name!r} is not a single value; allowed here: {', '.join(parts)}")
-    return dataclasses.replace(node, **{key: _parsed(text, kinds[key], name)})
+        raise InputError(f"not a single value; allowed here: {', '.join(parts)}")
+    return dataclasses.replace(node, **{key: _parsed(text, kinds[key])})
 
 
-def _parsed(text: str, kind: Any, name: str) -> Any:
+def _parsed(text: str, kind: Any) -> Any:
     options = getattr(kind, "__args__", (kind,))
     if type(None) in options and text.lower() == "none":
         return None
@@ -116,8 +154,9 @@ def _parsed(text: str, kind: Any, name: str) -> Any:
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise InputError(f"{name} is true or false, got {text!r}")
+        raise InputError(f"expected true or false, got {text!r}")
     try:
         return kind(text)
     except ValueError:
-        raise InputError(f"{name} is a {kind.__name__}, got {text!r}") from None
+        expected = {int: "a whole number", float: "a number"}[kind]
+        raise InputError(f"expected {expected}, got {text!r}") from None

@@ -34,13 +34,17 @@ def run_table(
 
     Args:
         methods: every row that the benchmark knows, by name.
-        command: what started this process; jobs that run side by side get it with fewer rows each.
+        command: script or module with the options that every job gets; jobs that run side by side add their rows.
+
+    Raises:
+        InputError: a run would be refused (before anything is trained), or some jobs failed.
     """
     chosen = {name: methods[name] for name in options.methods}
     if options.dry_run:
         print(f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}, {experiment.data.counts}")
         print("\n".join(experiment.plan(chosen)))
         return 0
+    experiment.check(chosen, options.seeds)
     places = slots(options.device, options.jobs_per_device)
     if len(places) > 1 and experiment.machine.world == 1 and not options.job:
         run_jobs(_jobs(chosen, options, command), places, experiment.root / "logs")

@@ -263,6 +263,7 @@ class _Loop:
                 "stream": self.stream.state_dict(),
                 "random": generators,
                 "engine": self.engine.state_dict(),
+                "seconds": self.folder.wall_seconds,
             }
             checkpoint.save(self.folder.checkpoints, self.step, state)
         self.saved_at = time.monotonic()
@@ -287,6 +288,7 @@ class _Loop:
         _set_random_state(ranks[self.accelerator.process_index])
         self.step = self.resumed_from = self.start = found.step
         self.folder.cut_back(found.step)
+        self.folder.seconds_before = state.get("seconds", 0.0)
         self.engine.load_state_dict(state["engine"])
         log.info("resumed from step %d", found.step)
 

@@ -13,6 +13,8 @@ import torch
 
 from metapretrain.errors import InputError
 
+STOP_SECONDS = 10.0  # after Ctrl-C a job has this long to end by itself
+
 
 def slots(device: str, per_device: int) -> list[dict[str, str]]:
     """Return the environment of each place where a job can run: `per_device` on every GPU, or on the CPU.
@@ -42,6 +44,7 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
     for name in jobs:
         waiting.put(name)
     failed: dict[str, str] = {}
+    stopped = threading.Event()
     running: set[subprocess.Popen[bytes]] = set()
     lock = threading.Lock()
 
@@ -51,17 +54,27 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
                 name = waiting.get_nowait()
             except queue.Empty:
                 return
-            log = logs / f"{name}.log"
+            reason = run(name, place)
+            with lock:
+                if reason is not None:
+                    failed[name] = reason
+                bar.update()
+
+    def run(name: str, place: Mapping[str, str]) -> str | None:
+        log = logs / f"{name}.log"
+        try:
             with log.open("wb") as file, lock:
+                if stopped.is_set():
+                    return "not started"
                 process = subprocess.Popen(jobs[name], stdout=file, stderr=file, env={**os.environ, **place})
                 running.add(process)
-            status = process.wait()
-            with lock:
-                running.discard(process)
-                if status:
-                    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-                    failed[name] = lines[-1] if lines else f"exit status {status}"
-                bar.update()
+        except OSError as error:
+            return str(error)
+        status = process.wait()
+        with lock:
+            running.discard(process)
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return (lines[-1] if lines else f"exit status {status}") if status else None
 
     with tqdm(total=len(jobs), desc="jobs", unit="job", disable=None) as bar:
         threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
@@ -71,10 +84,15 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
             for thread in threads:
                 thread.join()
         except KeyboardInterrupt:
-            while not waiting.empty():
-                waiting.get_nowait()
-            for process in list(running):
-                process.terminate()
+            with lock:
+                stopped.set()
+                for process in running:
+                    process.terminate()
+            for thread in threads:
+                thread.join(timeout=STOP_SECONDS)
+            with lock:
+                for process in running:
+                    process.kill()
             raise
     if failed:
         told = "; ".join(f"{name}: {line}" for name, line in failed.items())
