@@ -10,6 +10,7 @@ from metapretrain import __version__, commands
 from metapretrain.arguments import Parser, add_int_list, nonnegative_int, positive_int
 from metapretrain.options import add_device_options, common_options, main_guard
 
+REDUCERS = ("tsne", "umap")  # as in evaluation.figures
 DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
 
 OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
@@ -51,6 +52,7 @@ def build_parser() -> Parser:
     plot.add_argument("runs", type=Path, metavar="RUNS", help="a run's folder or one with runs below it")
     plot.add_argument("--out", type=Path, metavar="DIR", help="default: figures, beside the runs")
     plot.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="such as train/loss")
+    plot.add_argument("--reducer", choices=REDUCERS, help="also map each run's embeddings again, by this method")
     predict = subcommand("predict", commands.predict, "classify image files with a run's model",
                          "metapretrain predict runs/stl10/stl10-strong/prl-query-s0 cat.png")  # fmt: skip
     predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
@@ -74,7 +76,7 @@ def _report(parser: Parser) -> None:
     parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown",
                         help="what is shown; all three are written (default: markdown)")  # fmt: skip
     parser.add_argument("--bundle", type=Path, metavar="FILE",
-                        help="also keep all results in one small file, from which the report can be made again")  # fmt: skip
+                        help="keep all results in one small file: enough for this report")  # fmt: skip
 
 
 def _few_shot(parser: Parser) -> None:

@@ -78,8 +78,10 @@ def report(options: Namespace) -> int:
 def plot(options: Namespace) -> int:
     """Draw the curves and the comparison of a folder of runs."""
     from metapretrain.evaluation.plots import plot as draw
+    from metapretrain.evaluation.plots import redraw_maps
 
-    for path in draw(options.runs, options.out, options.metrics):
+    maps = redraw_maps(options.runs, options.reducer) if options.reducer is not None else []
+    for path in [*draw(options.runs, options.out, options.metrics), *maps]:
         print(path)
     return 0
 

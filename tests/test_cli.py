@@ -19,6 +19,7 @@ import metapretrain
 from metapretrain.cli import build_parser, main
 from metapretrain.evaluation.plots import usual_metrics
 from metapretrain.evaluation.predictions import write_predictions
+from metapretrain.training.projector import write_embedding
 
 COMMANDS = ("demo", "data", "report", "plot", "predict", "few-shot", "doctor")
 
@@ -229,6 +230,33 @@ def test_plot_draws_curves_and_comparison(runs: Path, capsys: pytest.CaptureFixt
     written = [Path(line) for line in show(["plot", str(runs.parent)], capsys).splitlines()]
     assert written == [runs / "figures" / "curves.png", runs / "figures" / "comparison.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_plot_maps_the_embeddings_again_by_another_reducer(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    class UMAP:
+        def __init__(self, **settings: Any) -> None: ...
+
+        def fit_transform(self, z: np.ndarray) -> np.ndarray:
+            asked.append(("umap", len(z)))
+            return z[:, :2]
+
+    run = runs / "prl-query-frozen-linear-s0"
+    assert "kept embeddings" in refuse(["plot", str(run), "--reducer", "tsne"], capsys)
+    for name in ("test-after-pretraining", "train-before-pretraining"):
+        write_embedding(run, name, torch.randn(12, 4), ["cat", "dog"] * 6, None, 7)
+    monkeypatch.setitem(sys.modules, "umap", None)
+    assert "pip install umap-learn" in refuse(["plot", str(runs), "--reducer", "umap"], capsys)
+    module = types.ModuleType("umap")
+    monkeypatch.setattr(module, "UMAP", UMAP, raising=False)
+    monkeypatch.setitem(sys.modules, "umap", module)
+    drawn = show(["plot", str(runs), "--reducer", "umap"], capsys).splitlines()
+    assert drawn[-1] == str(run / "figures" / "umap.png")
+    assert asked == [("umap", 12)] * 2
+    assert "did you mean 'umap'" in refuse(["plot", str(run), "--reducer", "umpa"], capsys)
 
 
 def test_plot_of_one_run_goes_into_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

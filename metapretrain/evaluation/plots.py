@@ -6,12 +6,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from metapretrain.errors import InputError
 from metapretrain.evaluation.canvas import save_figure
 from metapretrain.evaluation.curves import curves_figure, read_metrics
-from metapretrain.evaluation.figures import comparison_figure
+from metapretrain.evaluation.figures import check_reducer, comparison_figure, tsne_figure
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import collect
+from metapretrain.training.projector import POINTS, read_embeddings
 
 METRICS_FILE = "metrics.jsonl"
 USUAL = r".*/(loss.*|.*accuracy)"  # what is drawn when no metrics are named
@@ -43,6 +47,41 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
         written.append(save_figure(curves_figure(runs, shown), place / "curves.png"))
         written += _comparison(folder, place)
     return written
+
+
+def redraw_maps(root: Path | str, reducer: str) -> list[Path]:
+    """Draw the maps of the embeddings that the runs below `root` kept, into each run's ``figures/<reducer>.png``.
+
+    Args:
+        reducer: ``tsne`` or ``umap``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: the reducer is unknown or not installed, no run kept embeddings, or a file cannot be written.
+    """
+    check_reducer(reducer)
+    written = []
+    for run in sorted({path.parent.parent.parent for path in Path(root).rglob(f"projector/*/{POINTS}")}):
+        panels, classes = _panels(run)
+        figure = tsne_figure(panels, classes, reducer=reducer)
+        written.append(save_figure(figure, run / "figures" / f"{reducer}.png"))
+    if not written:
+        raise InputError(f"no run in {root} kept embeddings; a pretraining does, where figures are drawn")
+    return written
+
+
+def _panels(run: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
+    """Points and labels of each embedding of a run, "before" ones first, and the names of the classes."""
+    kept = read_embeddings(run)
+    classes = sorted({word for _, words in kept.values() for word in words})
+    number = {name: place for place, name in enumerate(classes)}
+    panels = {}
+    for name in sorted(kept, key=lambda name: ("before" not in name, "test" in name, name)):
+        z, words = kept[name]
+        panels[name.replace("-", " ")] = (z, torch.tensor([number[word] for word in words]))
+    return panels, classes
 
 
 def runs_by_group(root: Path) -> dict[Path, dict[str, list[Path]]]:

@@ -15,6 +15,8 @@ import torch
 from metapretrain.errors import InputError
 from metapretrain.training.files import write_whole
 
+POINTS, WORDS = "tensors.tsv", "metadata.tsv"
+
 
 def write_embedding(
     run: Path, name: str, z: torch.Tensor, labels: Sequence[Any], images: torch.Tensor | None, step: int
@@ -48,15 +50,34 @@ def write_embedding(
     folder.mkdir(parents=True)
     table = io.StringIO()
     np.savetxt(table, z.detach().float().cpu().numpy(), fmt="%.6g", delimiter="\t")
-    write_whole(folder / "tensors.tsv", table.getvalue().encode())
+    write_whole(folder / POINTS, table.getvalue().encode())
     words = [" ".join(str(label).split()) or "-" for label in labels]
-    write_whole(folder / "metadata.tsv", ("\n".join(words) + "\n").encode())
+    write_whole(folder / WORDS, ("\n".join(words) + "\n").encode())
     if images is not None:
         write_whole(folder / "sprite.png", _sprite(images))
     place = folder.relative_to(run).as_posix()
     write_whole(folder / "entry.pbtxt", _entry(f"{name}:{step:08d}", place, images))
     _list_embeddings(run)
     return folder
+
+
+def read_embeddings(run: Path) -> dict[str, tuple[torch.Tensor, list[str]]]:
+    """Read what :func:`write_embedding` wrote: name to points float32 (N, D) and N words; of each name the latest.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    found = {}
+    for folder in sorted((run / "projector").glob("*-*"), key=lambda path: int(path.name.rpartition("-")[2])):
+        try:
+            z = torch.from_numpy(np.loadtxt(folder / POINTS, dtype=np.float32, delimiter="\t", ndmin=2))
+            words = (folder / WORDS).read_text(encoding="utf-8").split("\n")[:-1]
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder}: its points cannot be read: {error}") from error
+        if len(words) != len(z):
+            raise InputError(f"{folder}: {len(z)} points with {len(words)} labels")
+        found[folder.name.rpartition("-")[0]] = (z, words)
+    return found
 
 
 def cut_embeddings(run: Path, step: int) -> None:
@@ -83,8 +104,8 @@ def _entry(title: str, place: str, images: torch.Tensor | None) -> bytes:
     """Return one `EmbeddingInfo` as protocol-buffer text."""
     lines = [
         f'tensor_name: "{title}"',
-        f'tensor_path: "{place}/tensors.tsv"',
-        f'metadata_path: "{place}/metadata.tsv"',
+        f'tensor_path: "{place}/{POINTS}"',
+        f'metadata_path: "{place}/{WORDS}"',
     ]
     if images is not None:
         height, width = images.shape[-2:]
