@@ -19,6 +19,7 @@ OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
   metapretrain data                         the data sets it reads: where they come from, how to lay them out
   metapretrain report runs/stl10            the table of a folder of runs
   metapretrain plot runs/stl10              its figures
+  metapretrain corrupt runs/stl10 --data-dir DIR   accuracy of its models on corrupted test images
   metapretrain predict RUN image.png ...    classify your own images with a run's model
   metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of a run's encoder on your own classes
   metapretrain doctor                       versions, devices and what is missing
@@ -53,6 +54,11 @@ def build_parser() -> Parser:
     plot.add_argument("--out", type=Path, metavar="DIR", help="default: figures, beside the runs")
     plot.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="such as train/loss")
     plot.add_argument("--reducer", choices=REDUCERS, help="also map each run's embeddings again, by this method")
+    corrupt = subcommand("corrupt", commands.corrupt, "accuracy under corruptions, added to the results of runs",
+                         "metapretrain corrupt runs/stl10 --data-dir data/stl10")  # fmt: skip
+    corrupt.add_argument("runs", type=Path, metavar="RUNS", help="a finished run's folder or one with runs below it")
+    corrupt.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
+    add_device_options(corrupt, precision=False)
     predict = subcommand("predict", commands.predict, "classify image files with a run's model",
                          "metapretrain predict runs/stl10/stl10-strong/prl-query-s0 cat.png")  # fmt: skip
     predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")

@@ -21,7 +21,7 @@ from metapretrain.evaluation.plots import usual_metrics
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.training.projector import write_embedding
 
-COMMANDS = ("demo", "data", "report", "plot", "predict", "few-shot", "doctor")
+COMMANDS = ("demo", "data", "report", "plot", "corrupt", "predict", "few-shot", "doctor")
 
 
 def refuse(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

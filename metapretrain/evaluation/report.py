@@ -24,7 +24,7 @@ from metapretrain.evaluation.results import Collection, Result, collect, unpack
 
 # For each comparison the first of these methods that a group of runs has.
 BASELINES = (("supervised-resnet18", "supervised"), ("simclr", "simclr-unfrozen", "simclr-frozen"))
-METRICS = ("test", "train", "nearest_prototype", "knn", "validation")
+METRICS = ("test", "train", "nearest_prototype", "knn", "validation", "corrupt")
 
 
 @dataclass(frozen=True)

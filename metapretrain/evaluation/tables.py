@@ -71,6 +71,11 @@ def _accuracy(group: Group) -> list[str]:
         "kNN %",
         "validation %",
     ]
+    shown = ["train", "nearest_prototype", "knn", "validation"]
+    corrupted = any("corrupt" in row.accuracy for row in group.rows)
+    if corrupted:
+        header.append("corrupted %")
+        shown.append("corrupt")
     cited = any(row.published for row in group.rows)
     rows = []
     for row in group.rows:
@@ -81,7 +86,7 @@ def _accuracy(group: Group) -> list[str]:
             percent(row.accuracy.get("test")),
             f"{row.test_images:,}" if row.test_images else "-",
             f"{100 * wilson.low:.2f} to {100 * wilson.high:.2f}" if wilson else "-",
-            *(percent(row.accuracy.get(metric)) for metric in ("train", "nearest_prototype", "knn", "validation")),
+            *(percent(row.accuracy.get(metric)) for metric in shown),
         ]
         if cited:
             pair = row.published
@@ -92,6 +97,8 @@ def _accuracy(group: Group) -> list[str]:
         "mean, for the number of test images. Nearest prototype: the class of the nearest mean training "
         "embedding, without a head. Validation: training images held back for choices."
     )
+    if corrupted:
+        legend += " Corrupted: test images, mean over the standard corruptions and their severities."
     return [*_table([*header, "published test / train"] if cited else header, rows), legend, ""]
 
 
@@ -204,7 +211,7 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
         "method": row.method, "seeds": " ".join(map(str, row.seeds)), "n_seeds": len(row.seeds),
         "test_images": row.test_images,
     }  # fmt: skip
-    for metric in ("test", "train", "nearest_prototype", "knn", "validation"):
+    for metric in ("test", "train", "nearest_prototype", "knn", "validation", "corrupt"):
         measured = row.accuracy.get(metric)
         record[metric] = measured.mean if measured else None
         record[f"{metric}_half_width"] = measured.half_width if measured and measured.known else None

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from metapretrain.evaluation.robustness import corrupt_runs
 from metapretrain.options import check_device, check_precision
 from metapretrain.tasks.experiment import Experiment
 from metapretrain.tasks.images import Machine, Method
@@ -57,6 +58,10 @@ def run_table(
     if not len(experiment.data.test):
         return 0
     if experiment.machine.rank == 0 and not options.job:
+        if getattr(options, "corrupt", False):
+            device = experiment.machine.device
+            for run, scores in corrupt_runs(experiment.root, lambda *_: experiment.data.test, device):
+                print(f"{run.name}: accuracy {scores['corrupt_accuracy']:.4f} under corruption")
         show(experiment.root, experiment.figures)
     return 0
 

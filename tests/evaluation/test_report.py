@@ -182,6 +182,21 @@ def test_pretraining_runs_stand_apart(tmp_path: Path, make_run: MakeRun) -> None
     assert "| prl-query | 1 | 90,000 |" in after
 
 
+def test_accuracy_under_corruption_is_a_column_where_it_was_measured(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("simclr", 0)
+    plain = build_table(collect(tmp_path / "runs"))
+    assert "corrupted" not in plain.markdown().lower()
+    for seed, share in ((0, 0.5), (1, 0.25)):
+        make_run("prl-query", seed, metrics={"corrupt_accuracy": share})
+    table = build_table(collect(tmp_path / "runs"))
+    header, _, *rows = (line for line in table.markdown().splitlines() if line.startswith("|"))
+    column = [cell.strip() for cell in header.split("|")].index("corrupted %")
+    cells = {row.split("|")[1].strip(): row.split("|")[column].strip() for row in rows[:2]}
+    assert cells["simclr"] == "-"
+    assert cells["prl-query"].startswith("37.50 ±")
+    assert "0.375" in table.csv()
+
+
 def test_groups_do_not_mix(tmp_path: Path, make_run: MakeRun) -> None:
     make_run("simclr", 0, 300)
     make_run("simclr", 0, 200, group="digits-strong")
