@@ -264,3 +264,12 @@ def test_bad_settings_are_one_line(changes, words):
     with pytest.raises(InputError) as error:
         train(Toy(), stream(), settings(**changes))
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_wall_time_counts_the_sessions_before(tmp_path):
+    with RunFolder.open(tmp_path / "run", {"method": "toy"}) as run:
+        run.seconds_before = 1000.0
+        train(Toy(), stream(), settings(), run=run)
+    with RunFolder.open(tmp_path / "run", {"method": "toy"}, resume=True) as run:
+        train(Toy(), stream(), settings(), run=run)
+        assert 1000 < run.wall_seconds < 1100

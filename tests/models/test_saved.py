@@ -1,0 +1,228 @@
+"""Saved models: what is loaded is what was trained, and every bad folder is one line."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import metapretrain
+from metapretrain.data.normalise import normalize
+from metapretrain.errors import InputError
+from metapretrain.models import Encoder, build_encoder, build_head
+from metapretrain.models.saved import ENCODER, HEAD, PROTOTYPES, load, save_model
+
+MODEL: dict[str, Any] = {
+    "encoder": "small-conv", "stem": "standard", "head": "mlp", "classes": ["cat", "dog", "owl"], "channels": 3,
+    "image_size": 8, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3],
+}  # fmt: skip
+
+
+def write_run(folder: Path, **changes: Any) -> tuple[Encoder, torch.nn.Module | None]:
+    """Write a run as an experiment does, with BatchNorm statistics that are not the initial ones."""
+    model = MODEL | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    encoder = build_encoder(model["encoder"], channels=model["channels"], image_size=model["image_size"])
+    encoder.train()(torch.randn(32, model["channels"], 8, 8))
+    head = build_head(model["head"], encoder.features, 3) if model["head"] else None
+    (folder / "config.json").write_text(json.dumps({"config": {"model": model}}))
+    save_model(folder, encoder, head, torch.randn(3, encoder.features))
+    return encoder.eval(), head
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (9, 3, 8, 8), generator=generator, dtype=torch.uint8)
+
+
+@torch.no_grad()
+def test_features_and_predictions_are_those_of_the_trained_model(tmp_path: Path, images: torch.Tensor) -> None:
+    encoder, head = write_run(tmp_path)
+    model = metapretrain.load(tmp_path)
+    z = encoder(normalize(images, (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
+    assert head is not None
+    assert torch.equal(model.encode(images), z)
+    assert torch.equal(model.logits(images), head(z))
+    assert torch.equal(model.predict(images), head(z).argmax(1))
+    assert model.classes == ["cat", "dog", "owl"] and not model.training
+    torch.testing.assert_close(model.encode(images, batch_size=2), z)
+
+
+def test_a_new_process_gives_the_same_bits(tmp_path: Path, images: torch.Tensor) -> None:
+    write_run(tmp_path)
+    model = load(tmp_path)
+    save_file({"images": images}, tmp_path / "images.safetensors")
+    code = (
+        "import sys, metapretrain\nfrom safetensors.torch import load_file, save_file\n"
+        "model = metapretrain.load(sys.argv[1])\nx = load_file(sys.argv[1] + '/images.safetensors')['images']\n"
+        "save_file({'z': model.encode(x), 'y': model.predict(x)}, sys.argv[1] + '/end.safetensors')"
+    )
+    torch_threads = f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
+    subprocess.run([sys.executable, "-c", torch_threads + code, str(tmp_path)], check=True, timeout=120)
+    from safetensors.torch import load_file
+
+    end = load_file(tmp_path / "end.safetensors")
+    assert torch.equal(end["z"], model.encode(images)) and torch.equal(end["y"], model.predict(images))
+
+
+def test_without_a_head_the_nearest_prototype_decides(tmp_path: Path, images: torch.Tensor) -> None:
+    write_run(tmp_path, head=None)
+    model = load(tmp_path)
+    z = model.encode(images)
+    model.prototypes.copy_(z[[4, 7, 2]])
+    assert model.predict(images[[2, 4, 7]]).tolist() == [2, 0, 1]
+    slow = [min(range(3), key=lambda c, row=row: float((row - model.prototypes[c]).norm())) for row in z]
+    assert model.predict(images).tolist() == slow
+
+
+def test_grey_colour_float_and_other_sizes(tmp_path: Path, images: torch.Tensor) -> None:
+    write_run(tmp_path / "colour")
+    write_run(tmp_path / "grey", channels=1, mean=[0.5], std=[0.2])
+    colour, grey = load(tmp_path / "colour"), load(tmp_path / "grey")
+    assert torch.equal(colour.encode(images.float() / 255), colour.encode(images))
+    one = images[:, :1]
+    assert torch.equal(colour.encode(one), colour.encode(one.expand(-1, 3, -1, -1)))
+    # a grey picture in three planes has its own grey levels, by the usual weights
+    assert torch.equal(grey.prepare(one.expand(-1, 3, -1, -1)), grey.prepare(one))
+    pure = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+    pure[[0, 1, 2], [0, 1, 2]] = 200
+    levels = (grey.prepare(pure)[:, 0, 0, 0] * 0.2 + 0.5) * 255
+    torch.testing.assert_close(levels, torch.tensor([60.0, 117.0, 23.0]), atol=0.01, rtol=0)
+    large = images.repeat_interleave(3, 2).repeat_interleave(3, 3)[:, :, :20]
+    assert colour.prepare(large).shape == (9, 3, 8, 8)
+    assert colour.encode(images[:0]).shape == (0, 128) and colour.predict(images[:0]).shape == (0,)
+
+
+def test_features_can_enter_a_training_of_ones_own(tmp_path: Path, images: torch.Tensor) -> None:
+    write_run(tmp_path)
+    head = torch.nn.Linear(128, 2)
+    head(load(tmp_path).encode(images)).sum().backward()
+    assert head.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("bad", "part"),
+    [
+        (torch.zeros(3, 8, 8), "(N, 1 or 3, H, W)"),
+        (torch.zeros(1, 2, 8, 8), "(N, 1 or 3, H, W)"),
+        (torch.zeros(1, 3, 8, 8, dtype=torch.int64), "torch.int64"),
+        (torch.full((1, 3, 8, 8), 7.0), "in 0..1"),
+        (torch.full((1, 3, 8, 8), float("nan")), "in 0..1"),
+    ],
+)
+def test_images_of_another_kind_are_refused(tmp_path: Path, bad: torch.Tensor, part: str) -> None:
+    write_run(tmp_path)
+    with pytest.raises(InputError) as error:
+        load(tmp_path).encode(bad)
+    assert part in str(error.value)
+
+
+def _no_config(run: Path) -> None:
+    (run / "config.json").unlink()
+
+
+def _unfinished(run: Path) -> None:
+    (run / ENCODER).unlink()
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (pytest.fail, ("the pickle was run",))
+
+
+def _pickled(run: Path) -> None:
+    (run / ENCODER).write_bytes(pickle.dumps(Bomb()))
+
+
+def _torch_saved(run: Path) -> None:
+    torch.save({"weight": torch.zeros(1)}, run / HEAD)
+
+
+def _other_encoder(run: Path) -> None:
+    save_file(build_encoder("mlp", channels=3, image_size=8).state_dict(), run / ENCODER)
+
+
+def _other_head(run: Path) -> None:
+    save_file(build_head("mlp", 128, 4).state_dict(), run / HEAD)
+
+
+def _no_head(run: Path) -> None:
+    (run / HEAD).unlink()
+
+
+def _no_prototypes(run: Path) -> None:
+    (run / PROTOTYPES).unlink()
+
+
+def _empty_prototypes(run: Path) -> None:
+    save_file({"other": torch.zeros(3, 128)}, run / PROTOTYPES)
+
+
+def _other_prototypes(run: Path) -> None:
+    save_file({"prototypes": torch.zeros(5, 128)}, run / PROTOTYPES)
+
+
+def _truncated(run: Path) -> None:
+    (run / ENCODER).write_bytes((run / ENCODER).read_bytes()[:-9])
+
+
+def _no_model(run: Path) -> None:
+    (run / "config.json").write_text('{"config": {"seed": 0}}')
+
+
+def _torn_config(run: Path) -> None:
+    (run / "config.json").write_text('{"config": {"mod')
+
+
+def _unknown_encoder(run: Path) -> None:
+    (run / "config.json").write_text(json.dumps({"config": {"model": MODEL | {"encoder": "vit"}}}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "parts"),
+    [
+        (_no_config, ["not a run folder", "config.json"]),
+        (_unfinished, ["has not finished", "--resume"]),
+        (_pickled, [ENCODER, "safetensors"]),
+        (_torch_saved, [HEAD, "safetensors"]),
+        (_other_encoder, [ENCODER, "not of the model"]),
+        (_other_head, [HEAD, "not of the model"]),
+        (_no_head, [HEAD, "No such file"]),
+        (_no_prototypes, [PROTOTYPES, "No such file"]),
+        (_empty_prototypes, [PROTOTYPES, "(3, 128)"]),
+        (_other_prototypes, [PROTOTYPES, "(3, 128)"]),
+        (_truncated, [ENCODER, "safetensors"]),
+        (_no_model, ["config.json", "model"]),
+        (_torn_config, ["config.json", "does not describe a model"]),
+        (_unknown_encoder, ["vit", "resnet18"]),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_a_bad_run_folder_is_one_line(tmp_path: Path, damage: Any, parts: list[str]) -> None:
+    write_run(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(InputError) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere is not a run folder"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError) as error:
+        save_model(tmp_path / "file", build_encoder("mlp", image_size=2), None, torch.zeros(1, 1))
+    assert "cannot write encoder.safetensors" in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,299 @@
+"""Experiments on the disk: pretrainings shared, runs resumed to the same bits, refusals before training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import metapretrain
+from metapretrain.errors import InputError
+from metapretrain.evaluation.predictions import read_predictions
+from metapretrain.models import Encoder
+from metapretrain.tasks import experiment as module
+from metapretrain.tasks.experiment import Experiment, score
+from metapretrain.tasks.images import ImageData, Machine, Method
+from metapretrain.tasks.recipes import Recipe
+from metapretrain.training import loop
+from metapretrain.training.run_folder import read_metrics
+from tests.tasks.conftest import make_images
+
+ROWS = {
+    "supervised": Method("supervised"),
+    "frozen": Method("prl-query", "linear", True),
+    "unfrozen": Method("prl-query", "mlp"),
+    "simclr": Method("simclr"),
+}
+Make = Callable[..., Experiment]
+
+
+@pytest.fixture
+def make(tmp_path: Path, data: ImageData, recipe: Recipe) -> Make:
+    def build(out: str = "runs", **changes: Any) -> Experiment:
+        usual = {"recipe": recipe, "data": data, "machine": Machine(), "out": tmp_path / out, "figures": None}
+        return Experiment("bench", "small", "short", **(usual | changes))
+
+    return build
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was pretrained and fine-tuned, in order."""
+    calls: list[str] = []
+    real_pretrain, real_finetune = module.pretrain, module.finetune
+
+    def pretrain(objective: str, *args: Any, **options: Any) -> Any:
+        calls.append(f"pretrain {objective}")
+        return real_pretrain(objective, *args, **options)
+
+    def finetune(encoder: Any, method: Method, *args: Any, **options: Any) -> Any:
+        calls.append(f"finetune {method.objective}")
+        return real_finetune(encoder, method, *args, **options)
+
+    monkeypatch.setattr(module, "pretrain", pretrain)
+    monkeypatch.setattr(module, "finetune", finetune)
+    return calls
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(run.glob("*.safetensors"))}
+
+
+def test_rows_that_share_a_pretraining_run_it_once_a_seed(make: Make, trained: list[str]) -> None:
+    experiment = make()
+    results = {name: experiment.row(name, method, 0) for name, method in ROWS.items()}
+    assert trained == [
+        "finetune supervised", "pretrain prl-query", "finetune prl-query", "finetune prl-query", "pretrain simclr",
+        "finetune simclr",
+    ]  # fmt: skip
+    experiment.row("frozen", ROWS["frozen"], 1)
+    assert trained[6:] == ["pretrain prl-query", "finetune prl-query"]
+    assert {result["budget"]["encoder_passes"] for result in results.values()} == {240}
+    assert results["simclr"]["budget"] == {
+        "encoder_passes": 240, "updates": 15, "pretrain_updates": 5, "finetune_updates": 10,
+    }  # fmt: skip
+    assert results["frozen"]["kind"] == "row" and results["frozen"]["counts"]["test"] == 30
+
+
+def test_a_frozen_row_has_the_pretrained_encoder_bit_for_bit(make: Make) -> None:
+    experiment = make()
+    experiment.row("frozen", ROWS["frozen"], 0)
+    mine, pretrained = (
+        load_file(experiment.path(name, 0) / "encoder.safetensors") for name in ("frozen", "pretrain-prl-query")
+    )
+    assert all(torch.equal(value, mine[name]) for name, value in pretrained.items())
+
+
+def test_a_row_does_not_depend_on_whether_its_pretraining_was_there(make: Make) -> None:
+    both, alone = make("both"), make("alone")
+    both.row("frozen", ROWS["frozen"], 0)
+    both.row("unfrozen", ROWS["unfrozen"], 0)  # from the disk
+    alone.row("unfrozen", ROWS["unfrozen"], 0)  # as it came from training
+    assert files(both.path("unfrozen", 0)) == files(alone.path("unfrozen", 0))
+
+
+def test_the_saved_model_predicts_what_was_scored(make: Make, data: ImageData) -> None:
+    experiment = make()
+    for name in ("supervised", "unfrozen"):
+        result = experiment.row(name, ROWS[name], 0)
+        run = experiment.path(name, 0)
+        predicted = metapretrain.load(run).predict(data.test.images)
+        stored = read_predictions(run / "predictions.csv")
+        assert stored.predictions.tolist() == predicted.tolist()
+        right = (predicted == data.test.labels).double().mean().item()
+        assert result["metrics"]["test_accuracy"] == pytest.approx(right)
+        assert not (run / "checkpoint").exists()
+
+
+class Killed(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize(("row", "cut"), [("unfrozen", 6), ("unfrozen", 15), ("supervised", 7)])
+def test_a_cut_experiment_resumes_to_the_same_bits(
+    make: Make, monkeypatch: pytest.MonkeyPatch, row: str, cut: int
+) -> None:
+    whole, method = make("whole"), ROWS[row]
+    whole.row(row, method, 0)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    real, done = loop.Engine.update, []
+
+    def update(self: Any, batches: Any) -> None:
+        if len(done) == cut:
+            raise Killed
+        done.append(1)
+        real(self, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Engine, "update", update)
+        with pytest.raises(Killed):
+            make("cut").row(row, method, 0)
+    with pytest.raises(InputError, match="--resume"):
+        make("cut").row(row, method, 0)
+    counted: list[int] = []
+
+    def count(self: Any, batches: Any) -> None:
+        counted.append(1)
+        real(self, batches)
+
+    monkeypatch.setattr(loop.Engine, "update", count)
+    rest = make("cut", resume=True)
+    result = rest.row(row, method, 0)
+    assert len(counted) < 20 - cut + 3  # from a checkpoint, not from the start
+    names = [row] if row == "supervised" else [row, "pretrain-prl-query"]
+    for name in names:
+        assert files(whole.path(name, 0)) == files(rest.path(name, 0)) != {}
+        assert read_metrics(whole.path(name, 0)) == read_metrics(rest.path(name, 0))
+    assert result["metrics"] == json.loads((whole.path(row, 0) / "result.json").read_text())["metrics"]
+
+
+def test_resume_keeps_finished_rows(make: Make, trained: list[str]) -> None:
+    first = make().row("frozen", ROWS["frozen"], 0)
+    before = (make().path("frozen", 0) / "result.json").read_bytes()
+    trained.clear()
+    again = make(resume=True)
+    again.check(ROWS, [0, 1])
+    assert again.row("frozen", ROWS["frozen"], 0) == first
+    assert trained == [] and (again.path("frozen", 0) / "result.json").read_bytes() == before
+
+
+def test_existing_rows_are_refused_before_anything_is_trained(make: Make, trained: list[str]) -> None:
+    make().row("unfrozen", ROWS["unfrozen"], 1)
+    kept = (make().path("unfrozen", 1) / "result.json").read_bytes()
+    with pytest.raises(InputError, match=r"unfrozen-s1 already holds a run; continue it with --resume"):
+        make().check(ROWS, [0, 1])
+    make().check({"frozen": ROWS["frozen"]}, [0, 1])  # its pretraining is there and done: used again
+    assert (make().path("unfrozen", 1) / "result.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"), [({"epochs": 5}, "choices.epochs was 4, is 5"), ({"stem": "3x3"}, "choices.stem")]
+)
+def test_a_changed_recipe_is_refused_with_the_key(
+    make: Make, recipe: Recipe, changes: dict[str, Any], key: str
+) -> None:
+    make().row("supervised", ROWS["supervised"], 0)
+    changed = make(recipe=dataclasses.replace(recipe, **changes), resume=True)
+    for refuse in (
+        lambda: changed.check(ROWS, [0]),
+        lambda: changed.row("supervised", ROWS["supervised"], 0),
+    ):
+        with pytest.raises(InputError) as error:
+            refuse()
+        assert key in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_pretraining_of_another_recipe_is_not_reused(make: Make, recipe: Recipe, trained: list[str]) -> None:
+    make().row("frozen", ROWS["frozen"], 0)
+    trained.clear()
+    phase = dataclasses.replace(recipe.prl, lr=0.5)
+    changed = make(recipe=dataclasses.replace(recipe, prl=phase))
+    for refuse in (
+        lambda: changed.check({"unfrozen": ROWS["unfrozen"]}, [0]),
+        lambda: changed.row("unfrozen", ROWS["unfrozen"], 0),
+    ):
+        with pytest.raises(InputError, match=r"choices\.prl\.lr was 0\.02, is 0\.5"):
+            refuse()
+    assert trained == []
+
+
+def test_other_images_are_another_configuration(make: Make, data: ImageData) -> None:
+    make().row("supervised", ROWS["supervised"], 0)
+    fewer = dataclasses.replace(data, test=data.test.subset(range(9)))
+    with pytest.raises(InputError, match=r"data\.counts\.test was 30, is 9"):
+        make(data=fewer, resume=True).check(ROWS, [0])
+
+
+def test_without_test_images_nothing_of_the_test_part_is_read(make: Make, data: ImageData) -> None:
+    class Untouchable(type(data.test)):  # type: ignore[misc]
+        @property
+        def images(self) -> torch.Tensor:
+            raise AssertionError("test images were read")
+
+    empty = data.test.subset([])
+    hidden = object.__new__(Untouchable)
+    hidden.__dict__.update({k: v for k, v in empty.__dict__.items() if k != "images"})
+    hidden.__class__.__len__ = lambda self: 0
+    experiment = make(data=dataclasses.replace(data, test=hidden), figures=0, map_points=20)
+    result = experiment.row("frozen", ROWS["frozen"], 0)
+    assert result["kind"] == "tuning" and result["metrics"]["validation_accuracy"] > 0
+    assert not {"test_accuracy", "knn_accuracy", "silhouette_test"} & result["metrics"].keys()
+    drawn = {path.name for path in experiment.root.glob("*/figures/*")}
+    assert drawn == {"tsne.png"}
+    assert not list(experiment.root.glob("*/predictions.csv"))
+
+
+def test_figures_are_drawn_for_one_seed(make: Make) -> None:
+    experiment = make(figures=1, map_points=20)
+    for seed in (0, 1):
+        experiment.row("frozen", ROWS["frozen"], seed)
+    drawn = sorted(path.relative_to(experiment.root).as_posix() for path in experiment.root.glob("*/figures/*"))
+    assert drawn == ["frozen-s1/figures/confusion.png", "pretrain-prl-query-s1/figures/tsne.png"]
+
+
+class Plane(nn.Module):
+    """Two features of an image: its first two pixels, as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0, 0, :2] * self.scale
+
+
+def test_score_by_hand() -> None:
+    def part(points: list[tuple[int, int]], labels: list[int]) -> Any:
+        images = torch.zeros(len(points), 1, 2, 2, dtype=torch.uint8)
+        images[:, 0, 0] = torch.tensor(points, dtype=torch.uint8)
+        return dataclasses.replace(make_images(0, classes=2), images=images, labels=torch.tensor(labels))
+
+    # prototypes: class 0 at (10, 0), class 1 at (100, 0)
+    train = part([(0, 0), (20, 0), (60, 0), (140, 0)], [0, 0, 1, 1])
+    held = part([(50, 0), (60, 0)], [0, 0])
+    test = part([(50, 9), (60, 9), (120, 9), (20, 9)], [0, 1, 1, 1])
+    data = ImageData(train, held, test, (0.0,), (1 / 255,))  # features are pixel values
+    head = nn.Linear(2, 2)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
+        head.bias.copy_(torch.tensor([65.0, -65.0]))  # class 1 from x = 65 on
+    scores = score(Plane(), head, data)
+    assert scores.prototypes.tolist() == pytest.approx(torch.tensor([[10.0, 0.0], [100.0, 0.0]]), abs=1e-4)
+    m = scores.metrics
+    assert m["train_accuracy"] == 0.75 and m["validation_accuracy"] == 1.0 and m["test_accuracy"] == 0.5
+    assert scores.test_predictions.tolist() == [0, 0, 1, 0]
+    assert m["nearest_prototype_accuracy"] == 0.75  # 55 is the border: 50 -> 0, 60 -> 1, 120 -> 1, 20 -> 0
+    assert m["validation_nearest_prototype_accuracy"] == 0.5
+    # silhouette of (0, 20 | 60, 140): a is 20, 20, 80, 80; b is 100, 80, 50, 130
+    assert m["silhouette_train"] == pytest.approx((80 / 100 + 60 / 80 + (50 - 80) / 80 + 50 / 130) / 4, abs=1e-5)
+    assert "silhouette_test" in m and 0 <= m["knn_accuracy"] <= 1
+    headless = score(Plane(), None, data)
+    assert headless.test_predictions.tolist() == [0, 1, 1, 0]
+    assert "test_accuracy" not in headless.metrics
+
+
+def test_scores_that_are_not_defined_are_left_out(data: ImageData) -> None:
+    one_each = dataclasses.replace(data, test=data.test.subset([0, 1, 2]))  # no class of two images
+    metrics = score(Plane(), nn.Linear(2, 3), one_each).metrics
+    assert "silhouette_test" not in metrics and "silhouette_train" in metrics and "test_accuracy" in metrics
+
+
+def test_scoring_leaves_the_mode_and_takes_no_augmentation(data: ImageData, recipe: Recipe) -> None:
+    encoder: Encoder = module.new_encoder(data, recipe, 0).train()
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    first, again = (score(encoder, None, data).metrics for _ in range(2))
+    assert first == again and encoder.training
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+
+
+def test_plan_shows_equal_passes(make: Make) -> None:
+    lines = make().plan(ROWS)
+    assert all("240 encoder passes" in line for line in lines) and len(lines) == 4
+    assert "5 of simclr (shared) + 10" in lines[3]

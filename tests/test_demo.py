@@ -1,0 +1,60 @@
+"""`metapretrain demo`: a table, figures and what to look at next; a second call keeps what is done."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from metapretrain import load
+from metapretrain.cli import DEMO_METHODS, main
+from metapretrain.data.registry import load_images
+from metapretrain.demo import METHODS
+from metapretrain.evaluation.results import collect
+
+SMOKE = ["demo", "--smoke", "--device", "cpu", "--seeds", "0", "2"]
+
+
+def test_the_command_line_knows_the_demos_methods() -> None:
+    assert set(DEMO_METHODS) == set(METHODS)
+
+
+def test_smoke_ends_with_a_table_figures_and_the_tensorboard_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, root = ["--out", str(tmp_path)], tmp_path / "demo" / "digits-smoke"
+    assert main([*SMOKE, *out, "--methods", "supervised,prl-query"]) == 0
+    shown = capsys.readouterr().out
+    for method in ("supervised", "prl-query"):
+        assert re.search(rf"^\| {method} \| 2 \| \d+\.\d\d ± \d+\.\d\d \|", shown, re.MULTILINE)
+    assert "published" not in shown
+    figures = [Path(line.split(None, 1)[1]) for line in shown.splitlines() if line.startswith("figure ")]
+    names = {path.relative_to(root).as_posix() for path in figures}
+    assert names == {
+        "figures/curves.png", "figures/comparison.png", "supervised-s0/figures/confusion.png",
+        "prl-query-s0/figures/confusion.png", "pretrain-prl-query-s0/figures/tsne.png",
+    }  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures)
+    assert shown.rstrip().splitlines()[-1] == f"curves   tensorboard --logdir {root}"
+    results = collect(root).results
+    assert {result["budget"]["encoder_passes"] for result in results if result["kind"] == "row"} == {2368}
+
+    test = load_images("digits", None, "test")
+    accuracy = (load(root / "supervised-s2").predict(test.images) == test.labels).double().mean().item()
+    stored = next(r for r in results if (r["method"], r["seed"]) == ("supervised", 2))
+    assert accuracy == pytest.approx(stored["metrics"]["test_accuracy"])
+
+    before = {path: path.stat().st_mtime_ns for path in root.glob("*-s*/result.json")}
+    assert len(before) == 6
+    assert main([*SMOKE[:-1], *out, "--methods", "supervised,prl-query", "--no-figures"]) == 0
+    again = capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert re.search(r"^\| prl-query \| 2 \|", again, re.MULTILINE)  # the other seed's run is kept in the table
+
+
+def test_dry_run_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMOKE, "--out", str(tmp_path), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{method}: 2,368 encoder passes" in shown for method in METHODS)
+    assert list(tmp_path.iterdir()) == []

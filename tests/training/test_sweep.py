@@ -1,0 +1,100 @@
+"""Jobs side by side: order, logs, failures by name, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from metapretrain.errors import InputError
+from metapretrain.training.sweep import run_jobs, slots
+
+
+def shell(text: str) -> list[str]:
+    return ["sh", "-c", text]
+
+
+def test_jobs_run_in_order_one_at_a_time_in_each_place(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    jobs = {
+        f"job-{i}": shell(f"echo begin {i} >> {trace}; sleep 0.02; echo end {i} >> {trace}") for i in range(4)
+    }
+    run_jobs(jobs, [{}], tmp_path / "logs")
+    expected = [f"{what} {i}" for i in range(4) for what in ("begin", "end")]
+    assert trace.read_text().splitlines() == expected
+
+
+def test_two_places_work_side_by_side_with_their_own_environment(tmp_path: Path) -> None:
+    # each waits for the other to have begun: one after the other would never end
+    wait = f"for i in $(seq 200); do [ -e {tmp_path}/%s ] && exit 0; sleep 0.02; done; exit 1"
+    jobs = {
+        "a": shell(f"echo $PLACE $HOME; touch {tmp_path}/a; " + wait % "b"),
+        "b": shell(f"echo $PLACE $HOME; touch {tmp_path}/b; " + wait % "a"),
+    }
+    run_jobs(jobs, [{"PLACE": "first"}, {"PLACE": "second"}], tmp_path / "logs")
+    said = {(tmp_path / "logs" / f"{name}.log").read_text().strip() for name in jobs}
+    home = os.environ.get("HOME", "")
+    assert said == {f"first {home}".strip(), f"second {home}".strip()}
+
+
+def test_failures_are_named_with_their_last_line_and_the_others_are_done(tmp_path: Path) -> None:
+    jobs = {
+        "good": shell("echo fine"),
+        "bad": shell("echo first; echo 'error: no such data' >&2; echo; exit 2"),
+        "silent": shell("exit 7"),
+        "missing": [str(tmp_path / "no-such-program")],
+        "last": shell(f"touch {tmp_path}/done"),
+    }
+    with pytest.raises(InputError) as error:
+        run_jobs(jobs, [{}, {}], tmp_path / "logs")
+    told = str(error.value)
+    assert "3 of 5 jobs failed" in told and str(tmp_path / "logs") in told and "\n" not in told
+    assert "bad: error: no such data" in told and "silent: exit status 7" in told
+    assert "missing: " in told and "no-such-program" in told
+    assert "good" not in told and (tmp_path / "done").exists()
+    assert (tmp_path / "logs" / "bad.log").read_text().startswith("first\nerror: no such data")
+
+
+def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        from pathlib import Path
+        from metapretrain.training.sweep import run_jobs
+        job = "import os, time; open({str(tmp_path)!r} + '/pid-%s', 'w').write(str(os.getpid())); time.sleep(60)"
+        jobs = {{name: [sys.executable, "-S", "-c", job % name] for name in "abcd"}}
+        run_jobs(jobs, [{{}}, {{}}], Path({str(tmp_path)!r}) / "logs")
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while len([p for p in tmp_path.glob("pid-*") if p.read_text()]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 2
+    os.kill(process.pid, signal.SIGINT)  # to the parent alone: the jobs must be ended by it
+    _, told = process.communicate(timeout=30)
+    assert b"KeyboardInterrupt" in told
+    assert sorted(path.name for path in tmp_path.glob("pid-*")) == ["pid-a", "pid-b"]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_slots_are_gpus_or_shares_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert slots("cpu", 3) == [{"OMP_NUM_THREADS": "2"}] * 3
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert slots("cpu", 1) == [{"OMP_NUM_THREADS": "8"}]
+    once, twice = [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}], slots("auto", 2)
+    assert slots("cuda", 1) == once and twice == once * 2  # both GPUs before a second job on one
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert slots("cuda", 1) == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
