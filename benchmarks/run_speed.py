@@ -10,6 +10,7 @@ contenders another clock.
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import statistics
@@ -390,9 +391,10 @@ def maml(work: MamlWork) -> list[Contender]:
         step()
         return torch.cat([p.grad.flatten() for p in starts])
 
+    reference = functools.cache(lambda: gradient(meta_step_of_engine("loop")))
+
     def difference(make: Any) -> float:
-        reference = gradient(meta_step_of_engine("loop"))
-        return float((gradient(make) - reference).norm() / reference.norm())
+        return float((gradient(make) - reference()).norm() / reference().norm())
 
     def contender(name: str, make: Any, ours: bool = False) -> Contender:
         return Contender(name, lambda: timed(make), ours, time.perf_counter, lambda: difference(make))
@@ -400,6 +402,7 @@ def maml(work: MamlWork) -> list[Contender]:
     return [
         contender("engine loop", meta_step_of_engine("loop"), ours=True),
         contender("engine vmap", meta_step_of_engine("vmap"), ours=True),
+        contender("engine mixed", meta_step_of_engine("mixed"), ours=True),
         contender(f"engine auto: {chosen(work, device)}", meta_step_of_engine("auto"), ours=True),
         contender("learn2learn", meta_step_of_learn2learn),
         contender("higher", meta_step_of_higher),
@@ -419,8 +422,8 @@ def chosen(work: MamlWork, device: str) -> str:
     def loss(params: Any, batch: Any) -> Any:
         return cross_entropy(apply(params, buffers, batch[0]), batch[1])
 
-    support, _ = work.data(device, torch.float32)
-    return engine_for(loss, params, support, lr=work.rate, tasks=work.tasks).engine
+    data = work.data(device, torch.float32)
+    return engine_for(loss, params, *data, lr=work.rate, tasks=work.tasks).engine
 
 
 def omniglot(steps: int, order: int) -> list[Contender]:
@@ -491,9 +494,7 @@ def measure(name: str, contenders: list[Contender], settings: Settings) -> list[
         ratio = median / best_peer if best_peer else None
         difference = contender.difference() if contender.difference else None
         spread = min(values), max(values)
-        results.append(
-            Result(name, contender.name, contender.ours, median, *spread, ratio, difference=difference)
-        )
+        results.append(Result(name, contender.name, contender.ours, median, *spread, ratio, difference=difference))
     return results + missing
 
 
@@ -530,9 +531,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="run_speed.py", description="Speed beside other libraries, measured in one process.")
     parse = names("row", tuple(ROWS))
     parser.add_argument("--rows", type=parse, default=parse("all"), metavar="A,B|all", help=", ".join(ROWS))
-    parser.add_argument(
-        "--repeats", type=positive_int, default=9, help="timings of each contender (default: 9)"
-    )
+    parser.add_argument("--repeats", type=positive_int, default=9, help="timings of each contender (default: 9)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the results there, as JSON")
     parser.add_argument("--smoke", action="store_true", help="two short timings each, to see that all works")
     return parser

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +51,8 @@ def adapt(
             step.
         steps: 0 returns the parameters.
         order: 2 differentiates through the inner gradients (MAML), 1 takes them as constants (FOMAML).
-        engine: "loop", "vmap" (all tasks in one forward pass), "higher", "learn2learn", or "auto".
+        engine: "loop" (one task at a time), "vmap" (all tasks in one forward pass), "mixed" (vmap, but loop
+            for the query part), "higher", "learn2learn", or "auto".
         tasks: T, if every tensor of the batch has a leading dimension (T, ...); the result's leaves have it
             too.
         only: which parameters adapt: names, prefixes up to a dot, patterns with ``*``, or a function of the
@@ -93,8 +94,10 @@ def adapt(
     return rebuild(params, iter([results[name] for name in named]))
 
 
-def engine_for(loss_fn: LossFunction, params: Nest, batch: Nest, *, lr: Any, **options: Any) -> Choice:
-    """The engine that :func:`adapt` with these arguments takes, and why: ``Choice(engine, why)``.
+def engine_for(
+    loss_fn: LossFunction, params: Nest, batch: Nest, query: Nest = None, *, lr: Any, **options: Any
+) -> Choice:
+    """The engine that :func:`adapt`, or with `query` :func:`meta_loss`, takes: ``Choice(engine, why)``.
 
     Example:
         >>> engine_for(lambda w, x: (w - x) ** 2, torch.tensor(1.0), torch.tensor(0.0), lr=0.1)
@@ -103,7 +106,7 @@ def engine_for(loss_fn: LossFunction, params: Nest, batch: Nest, *, lr: Any, **o
     inner, named, engine = build(loss_fn, params, batch, lr=lr, **options)
     if engine != "auto":
         return Choice(engine, "asked for")
-    return choose(inner, named, batch, options.get("tasks"))
+    return choose(inner, named, batch, options.get("tasks"), query)
 
 
 def evaluate(
@@ -125,7 +128,7 @@ def _with_graph_if_needed(
 ) -> Any:
     engine, *others = rest
     if engine == "auto":
-        engine = choose(inner, named, batch, tasks).engine
+        engine = choose(inner, named, batch, tasks, *others[:1]).engine
     try:
         return run(inner, named, batch, tasks, engine, *others)
     except HiddenWeights:
@@ -134,7 +137,7 @@ def _with_graph_if_needed(
 
 def _adapted(inner: Inner, named: Named, batch: Nest, tasks: int | None, engine: str) -> Named:
     with differentiable_twice(inner.order):
-        if engine == "vmap":
+        if engine in ("vmap", "mixed"):
             stacked = map_tensors(lambda t: t[None], batch) if tasks is None else batch
             fast, frozen = vmap.adapt_stack(inner, named, stacked, tasks or 1)
             if tasks is None:
@@ -151,17 +154,26 @@ def _evaluated(
     def call(params: Named, data: Nest) -> Tensor:
         return inner.call(function, params, data)
 
-    if engine == "vmap":
+    if engine in ("vmap", "mixed"):
         with differentiable_twice(inner.order):
             fast, frozen = vmap.adapt_stack(inner, named, support, tasks)
-        # The CPU's fused attention has no rule for vmap either.
-        on_cpu = next(iter(named.values())).device.type == "cpu"
-        with at_step(inner.steps), differentiable_twice(2 if on_cpu else 1):
-            return vmap.over_tasks(call, fast, frozen, query)
-    values = []
-    for task in range(tasks):
-        with differentiable_twice(inner.order):
-            adapted = ONE_TASK[engine](inner, named, task_of(support, task))
+        if engine == "mixed":
+            each = zip(*(stack.unbind() for stack in fast.values()), strict=True)
+            adapted = ({**frozen, **dict(zip(fast, values, strict=True))} for values in each)
+            return _one_by_one(inner, call, adapted, query)
         with at_step(inner.steps):
-            values.append(call(adapted, task_of(query, task)))
+            return vmap.over_tasks(call, fast, frozen, query)
+
+    def one_task(task: int) -> Named:
+        with differentiable_twice(inner.order):
+            return ONE_TASK[engine](inner, named, task_of(support, task))
+
+    return _one_by_one(inner, call, map(one_task, range(tasks)), query)
+
+
+def _one_by_one(inner: Inner, call: Callable[[Named, Nest], Tensor], adapted: Iterable[Named], query: Nest) -> Tensor:
+    values = []
+    for task, params in enumerate(adapted):
+        with at_step(inner.steps):
+            values.append(call(params, task_of(query, task)))
     return torch.stack(values)

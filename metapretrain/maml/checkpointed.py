@@ -84,9 +84,7 @@ class _Segment(torch.autograd.Function):
         _check_hidden(moved, values)
         wanted = [value for value in values if value.requires_grad]
         paired = [(m, g) for m, g in zip(moved, gradients, strict=True) if m.requires_grad]
-        found = iter(
-            torch.autograd.grad([m for m, _ in paired], wanted, [g for _, g in paired], allow_unused=True)
-        )
+        found = iter(torch.autograd.grad([m for m, _ in paired], wanted, [g for _, g in paired], allow_unused=True))
         return None, None, *(next(found) if value.requires_grad else None for value in values)
 
 

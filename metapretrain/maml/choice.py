@@ -18,9 +18,12 @@ from metapretrain.maml.steps import at_step, repeated
 
 logger = logging.getLogger(__name__)
 
-# On the CPU, a task with more numbers than this, in the products of its examples with the weights, keeps the
-# cores busy by itself; below, the cost of starting operations counts and a stack of tasks shares it.
-BUSY = 3e7
+# On a CPU, a task whose forward pass has more multiplications than this keeps the cores busy by itself, and
+# grouped convolutions only lose; below, the cost of starting operations counts, and a stack of tasks shares
+# it. Larger networks lose by stacking their weights. Measured on two cores (docs/maml.md); a rule and not a
+# timing, so that a run that is continued takes the engine that it had.
+BUSY = 5.5e7
+LARGE = 5e5
 
 
 class Choice(NamedTuple):
@@ -34,9 +37,9 @@ _probed: dict[Any, str | None] = {}
 _said: set[Any] = set()
 
 
-def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None) -> Choice:
+def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest = None) -> Choice:
     """The engine for `engine="auto"`; says at debug level which and why, once for each loss and shape."""
-    choice = _choose(inner, named, batch, tasks)
+    choice = _choose(inner, named, batch, tasks, query)
     seen = _key(inner, named, batch), choice
     if seen not in _said:
         _said.add(seen)
@@ -44,21 +47,28 @@ def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None) -> Choice
     return choice
 
 
-def _choose(inner: Inner, named: Named, batch: Nest, tasks: int | None) -> Choice:
+def _choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest) -> Choice:
     if inner.optimizer is not None:
         return Choice("higher", "the only engine with optimizers other than SGD")
     if tasks is None or tasks == 1:
         return Choice("loop", "a single task")
     device = next(iter(named.values())).device.type
-    if device == "cpu" and work(named, batch) > BUSY:
-        return Choice("loop", "on this CPU a task is work enough by itself")
+    if device == "cpu" and is_busy(named, batch):
+        return Choice("loop", "a task keeps this CPU busy by itself")
     key = _key(inner, named, batch)
     if key not in _probed:
         _probed[key] = _probe(inner, named, batch)
     reason = _probed[key]
     if reason is not None:
         return Choice("loop", reason)
-    return Choice("vmap", f"all {tasks} tasks in one forward pass on {device}")
+    if device == "cpu" and query is not None and is_busy(named, query):
+        return Choice("mixed", "small support parts are stacked, a query part keeps this CPU busy by itself")
+    return Choice("vmap", f"all tasks in one forward pass on {device}")
+
+
+def is_busy(named: Named, batch: Nest) -> bool:
+    """Whether one task of the batch is better computed by itself on a CPU."""
+    return sum(p.numel() for p in named.values()) > LARGE or work(named, batch) > BUSY
 
 
 def work(named: Named, batch: Nest) -> float:

@@ -28,9 +28,7 @@ def clone_module(module: nn.Module, policy: str) -> Any:
     return copy_tree(module, lambda p: p.clone() if p.requires_grad else p, placed)
 
 
-def weights_of(
-    module: nn.Module, only: Callable[[tuple[str, ...]], tuple[str, ...]], allow_nograd: bool
-) -> Named:
+def weights_of(module: nn.Module, only: Callable[[tuple[str, ...]], tuple[str, ...]], allow_nograd: bool) -> Named:
     """The parameters that adapt, by name.
 
     Raises:
@@ -47,9 +45,7 @@ def weights_of(
 
 def frozen_error(names: list[str]) -> InputError:
     """The error for parameters that take no gradient."""
-    return InputError(
-        f"{', '.join(names)}: requires_grad is False; pass allow_nograd=True to leave them as they are"
-    )
+    return InputError(f"{', '.join(names)}: requires_grad is False; pass allow_nograd=True to leave them as they are")
 
 
 def gradients_of(loss: Tensor, weights: Named, first_order: bool, allow_unused: bool) -> list[Tensor | None]:
@@ -60,9 +56,7 @@ def gradients_of(loss: Tensor, weights: Named, first_order: bool, allow_unused: 
     """
     if not loss.requires_grad:
         raise InputError("adapt: the loss has no gradient; compute it from this clone's output")
-    gradients = torch.autograd.grad(
-        loss, list(weights.values()), create_graph=not first_order, allow_unused=True
-    )
+    gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=not first_order, allow_unused=True)
     unused = [name for name, g in zip(weights, gradients, strict=True) if g is None]
     if unused and not allow_unused:
         raise InputError(

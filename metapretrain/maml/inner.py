@@ -47,9 +47,7 @@ class Inner:
 
     def split(self, params: Named) -> tuple[Named, Named]:
         """(those that are adapted, the others)."""
-        return {n: params[n] for n in self.adapted}, {
-            n: p for n, p in params.items() if n not in set(self.adapted)
-        }
+        return {n: params[n] for n in self.adapted}, {n: p for n, p in params.items() if n not in set(self.adapted)}
 
     def start(self, fast: Named) -> Named:
         """Weights that a gradient can be taken of: detached leaves where no graph is wanted."""
@@ -132,9 +130,7 @@ def scalar(loss: Any, what: str) -> Tensor:
     if not isinstance(loss, Tensor):
         raise InputError(f"{what} returned a {type(loss).__name__}; it must return a scalar tensor")
     if loss.ndim:
-        raise InputError(
-            f"{what} returned shape {tuple(loss.shape)}; it must return a scalar: take its mean or sum"
-        )
+        raise InputError(f"{what} returned shape {tuple(loss.shape)}; it must return a scalar: take its mean or sum")
     return loss
 
 

@@ -235,9 +235,7 @@ class MAML(nn.Module):
     def _moved(self, weights: Named, gradients: list[Tensor | None]) -> dict[int, Tensor]:
         rates = self._named_rates(weights)
         return {
-            id(w): w - rates[name] * g
-            for (name, w), g in zip(weights.items(), gradients, strict=True)
-            if g is not None
+            id(w): w - rates[name] * g for (name, w), g in zip(weights.items(), gradients, strict=True) if g is not None
         }
 
     def _named_rates(self, weights: Named) -> dict[str, Any]:

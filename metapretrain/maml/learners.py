@@ -58,9 +58,7 @@ class MetaSGD(MAML):
         parameters = list(model.parameters())
         rates = [torch.full_like(p, lr) for p in parameters] if lrs is None else list(lrs)
         if [r.shape for r in rates] != [p.shape for p in parameters]:
-            raise InputError(
-                f"lrs must be one tensor of the same shape for each of {len(parameters)} parameters"
-            )
+            raise InputError(f"lrs must be one tensor of the same shape for each of {len(parameters)} parameters")
         self.lrs = nn.ParameterList([nn.Parameter(rate.detach().clone()) for rate in rates])
 
     def _rates(self) -> Any:

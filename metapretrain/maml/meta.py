@@ -93,8 +93,8 @@ def meta_backward(
 
     Each chunk goes backward before the next one is computed: the memory is that of one chunk. `params`,
     learned rates, and batches may come from further computations, which are gone back through once, at the
-    end. Arguments as for :func:`meta_loss`; `chunk` None is all tasks at once for the engine vmap, and
-    one task at a time for the others.
+    end. Arguments as for :func:`meta_loss`; `chunk` None is all tasks at once for the engines vmap and
+    mixed, and one task at a time for the others.
 
     Raises:
         InputError: as :func:`adapt`, or nothing asks for a gradient.
@@ -111,8 +111,8 @@ def meta_backward(
     inside = [borders.cut(nest) for nest in (params, support, query, lr)]
     engine = options.pop("engine", "auto")
     if engine == "auto":
-        engine = engine_for(loss_fn, inside[0], inside[1], tasks=tasks, lr=inside[3], **options).engine
-    if chunk is None and engine != "vmap":
+        engine = engine_for(loss_fn, *inside[:3], tasks=tasks, lr=inside[3], **options).engine
+    if chunk is None and engine not in ("vmap", "mixed"):
         chunk = 1
     losses = []
     for rows in _chunks(whole("tasks", tasks, 1), chunk):

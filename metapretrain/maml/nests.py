@@ -97,9 +97,7 @@ def flat_params(params: Nest) -> dict[str, Tensor]:
             raise InputError(f"two parameters are named {name!r}: nested keys are joined by dots; rename one")
         found[name] = leaf
     if not found:
-        raise InputError(
-            "params is empty; give a dict of tensors, for example dict(model.named_parameters())"
-        )
+        raise InputError("params is empty; give a dict of tensors, for example dict(model.named_parameters())")
     return found
 
 

@@ -115,8 +115,7 @@ def _check_frozen(module: nn.Module) -> None:
         batch = isinstance(part, _NormBase) and not isinstance(part, nn.modules.instancenorm._InstanceNorm)
         if batch and part.running_mean is None:
             raise InputError(
-                f'batchnorm="frozen" needs running statistics, but {name or "the module"} keeps none; '
-                'use "batch"'
+                f'batchnorm="frozen" needs running statistics, but {name or "the module"} keeps none; use "batch"'
             )
 
 

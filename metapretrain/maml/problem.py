@@ -14,7 +14,7 @@ from metapretrain.maml.inner import Inner, LossFunction, Named, OptimizerFactory
 from metapretrain.maml.nests import Nest, check_stacked, flat_params, map_tensors, tensors
 from metapretrain.maml.rates import parse_rates
 
-ENGINES = ("auto", "higher", "learn2learn", "loop", "vmap")
+ENGINES = ("auto", "higher", "learn2learn", "loop", "mixed", "vmap")
 OPTIMIZERS: dict[str, OptimizerFactory | None] = {
     "sgd": None,
     "momentum": lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9),
@@ -61,7 +61,7 @@ def build(
     if factory is not None and engine not in ("auto", "higher"):
         raise InputError(f"engine {engine!r} has SGD only; optimizer={optimizer!r} needs engine='higher'")
     if checkpoint and (engine in ("higher", "learn2learn") or factory is not None):
-        raise InputError("checkpoint=True needs engine 'loop' or 'vmap' (and optimizer 'sgd')")
+        raise InputError("checkpoint=True needs engine 'loop', 'vmap' or 'mixed' (and optimizer 'sgd')")
     sources = [*named.values(), *rates.tensors(), *tensors(batch)]
     inner = Inner(
         loss_fn,

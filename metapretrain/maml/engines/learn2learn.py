@@ -28,8 +28,7 @@ def adapt_one(inner: Inner, params: Named, batch: Nest) -> Named:
             loss = inner.loss({**frozen, **fast}, batch)
         gradients = inner.gradient(step, loss, fast)
         updates = [
-            None if g is None else -inner.rates.at(step, name) * g
-            for name, g in zip(fast, gradients, strict=True)
+            None if g is None else -inner.rates.at(step, name) * g for name, g in zip(fast, gradients, strict=True)
         ]
         # Given through its attribute: its `updates` argument matches by order and ignores what is left over.
         for weight, change in zip(fast.values(), updates, strict=True):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.maml.checkpointed import unroll
-from metapretrain.maml.inner import Inner, Named
+from metapretrain.maml.inner import Inner, Named, differentiable_twice
 from metapretrain.maml.nests import Nest, rebuild, tensors
 from metapretrain.maml.steps import at_step
 
@@ -36,7 +36,9 @@ def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> T
         return function(params, rebuild(batch, iter(data)))
 
     mapped = torch.vmap(one, in_dims=(0, None, 0), randomness="different")
-    return mapped(list(fast.values()), list(frozen.values()), tensors(batch))
+    on_cpu = next(iter(fast.values())).device.type == "cpu"
+    with differentiable_twice(2 if on_cpu else 1):  # the CPU's fused attention has no rule for vmap either
+        return mapped(list(fast.values()), list(frozen.values()), tensors(batch))
 
 
 def _advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:

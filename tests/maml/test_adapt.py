@@ -1,0 +1,344 @@
+"""Arguments of adapt: rates, filters, nests, optimizers, dropout; and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metapretrain.errors import InputError
+from metapretrain.maml import adapt, engine_for, functional, meta_backward, meta_loss
+from tests.maml.nets import TASKS, cnn, flat, gradient, images, loss_of, relative, task
+
+PARAMS = {"w": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
+X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+STACKED = ("loop", "vmap", "mixed")
+
+
+def square(params: Any, x: Tensor) -> Tensor:
+    return ((params["w"] - x) ** 2).sum() / 2
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "higher", "learn2learn"])
+def test_rates_by_step_and_by_parameter(engine: str) -> None:
+    if engine in ("higher", "learn2learn"):
+        pytest.importorskip(engine, exc_type=ImportError)
+    per_entry = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    w = PARAMS["w"]
+    fast = adapt(square, PARAMS, X, lr={"w": per_entry}, tasks=4, engine=engine)["w"]
+    torch.testing.assert_close(fast, w - per_entry * (w - X))
+    fast = adapt(square, PARAMS, X, lr=[0.5, {"w": 0.1}], steps=2, tasks=4, engine=engine)["w"]
+    torch.testing.assert_close(fast, X + 0.5 * 0.9 * (w - X))
+    fast = adapt(square, PARAMS, X, lr=torch.tensor([0.5, 0.1]).double(), steps=2, tasks=4, engine=engine)
+    torch.testing.assert_close(fast["w"], X + 0.5 * 0.9 * (w - X))
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "higher", "learn2learn"])
+@pytest.mark.parametrize("order", [1, 2])
+def test_learned_rates_get_their_gradient(engine: str, order: int) -> None:
+    if engine in ("higher", "learn2learn"):
+        pytest.importorskip(engine, exc_type=ImportError)
+    rate = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    losses = meta_loss(square, PARAMS, X, X, lr=rate, tasks=4, order=order, engine=engine)
+    (found,) = torch.autograd.grad(losses.sum(), rate)
+    torch.testing.assert_close(found, -(1 - rate.detach()) * ((PARAMS["w"] - X) ** 2).sum())
+
+
+@pytest.mark.parametrize("engine", STACKED)
+def test_only_what_is_chosen_adapts_and_the_rest_keeps_its_meta_gradient(engine: str) -> None:
+    loss_fn, params = loss_of(cnn())
+    support, query = images(2, 0), images(3, 1)
+    options: Any = {"lr": 0.3, "tasks": TASKS, "only": ["9"], "engine": engine}
+    fast = adapt(loss_fn, params, support, **options)
+    for name, p in params.items():
+        assert fast[name].shape == (TASKS, *p.shape)
+        assert torch.equal(fast[name][1], p) == (not name.startswith("9."))
+    losses = meta_loss(loss_fn, params, support, query, **options)
+    expected = []
+    for t in range(TASKS):
+        inner = loss_fn(params, task(support, t))
+        g = torch.autograd.grad(inner, [params["9.weight"], params["9.bias"]], create_graph=True)
+        moved = {"9.weight": params["9.weight"] - 0.3 * g[0], "9.bias": params["9.bias"] - 0.3 * g[1]}
+        expected.append(loss_fn({**params, **moved}, task(query, t)))
+    assert relative(gradient(losses, params), gradient(torch.stack(expected), params)) < 1e-12
+
+
+def test_filters_by_prefix_pattern_and_function_choose_the_same() -> None:
+    loss_fn, params = loss_of(cnn())
+    support = task(images(2, 0), 0)
+    found = [
+        flat(adapt(loss_fn, params, support, lr=0.1, only=only))
+        for only in ("4", "4.*", ["4.weight", "4.bias"], lambda name: name.startswith("4."))
+    ]
+    assert all(torch.equal(f, found[0]) for f in found)
+    assert not torch.equal(found[0], flat(params))
+
+
+def test_params_and_batches_may_be_nests() -> None:
+    @dataclass(frozen=True)
+    class Part:
+        x: Tensor
+        note: str
+
+    Pair = namedtuple("Pair", "first second")
+    params = {"body": {"w": torch.tensor(2.0)}, "heads": [torch.tensor(3.0)]}
+    batch = {"a": Pair(Part(torch.tensor([1.0, 2.0]), "kept"), None), "n": 2}
+
+    def loss_fn(params: Any, batch: Any) -> Tensor:
+        assert (batch["a"].first.note, batch["a"].second, batch["n"]) == ("kept", None, 2)
+        loss: Tensor = (params["body"]["w"] * params["heads"][0] * batch["a"].first.x) ** 2 / 2
+        return loss
+
+    for engine in STACKED:
+        fast = adapt(loss_fn, params, batch, lr=0.01, tasks=2, engine=engine)
+        torch.testing.assert_close(fast["body"]["w"], 2 - 0.01 * torch.tensor([18.0, 72.0]))
+        torch.testing.assert_close(fast["heads"][0], 3 - 0.01 * torch.tensor([12.0, 48.0]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "auto"])
+def test_no_steps_return_the_parameters(engine: str) -> None:
+    assert adapt(square, PARAMS, X[0], lr=0.1, steps=0, engine=engine)["w"] is PARAMS["w"]
+    stacked = adapt(square, PARAMS, X, lr=0.1, steps=0, tasks=4, engine=engine)["w"]
+    assert torch.equal(stacked, PARAMS["w"].expand(4, 3))
+
+
+@pytest.mark.parametrize(("name", "factory"), [
+    ("adam", lambda groups: torch.optim.Adam(groups, lr=0.1)),
+    ("momentum", lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
+    (lambda groups: torch.optim.SGD(groups, lr=1.0, weight_decay=0.5),
+     lambda groups: torch.optim.SGD(groups, lr=0.1, weight_decay=0.5)),
+])  # fmt: skip
+def test_other_optimizers_in_the_inner_loop_move_as_torchs(name: Any, factory: Any) -> None:
+    pytest.importorskip("higher")
+    w = PARAMS["w"].clone().requires_grad_()
+    optimizer = factory([w])
+    for _ in range(3):
+        optimizer.zero_grad()
+        square({"w": w}, X[0]).backward()
+        optimizer.step()
+    start = PARAMS["w"].clone().requires_grad_()
+    fast = adapt(square, {"w": start}, X[0], lr=0.1, steps=3, optimizer=name)["w"]
+    torch.testing.assert_close(fast, w)
+    assert torch.autograd.grad(fast.sum(), start)[0].isfinite().all()
+
+
+def test_dropout_under_vmap_is_per_task_and_per_step() -> None:
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 1, bias=False)).double()
+    apply, params, buffers = functional(net)
+
+    def loss_fn(params: Any, x: Tensor) -> Tensor:
+        out: Tensor = apply(params, buffers, x).sum()
+        return out
+
+    x = torch.ones(3, 1, 64, dtype=torch.float64)
+    one = adapt(loss_fn, params, x, lr=1.0, tasks=3, engine="vmap")["1.weight"]
+    moved = (one - params["1.weight"]).round().flatten(1)
+    assert set(moved.unique().tolist()) == {-2.0, 0.0}
+    assert len({tuple(row.tolist()) for row in moved}) == 3
+    torch.manual_seed(5)
+    twice = adapt(loss_fn, params, x, lr=1.0, steps=2, tasks=3, engine="vmap", checkpoint=True)["1.weight"]
+    torch.manual_seed(5)
+    assert torch.equal(twice, adapt(loss_fn, params, x, lr=1.0, steps=2, tasks=3, engine="vmap")["1.weight"])
+    assert -2.0 in (twice - params["1.weight"]).round()
+
+
+def test_a_gradient_that_only_the_loss_knows_of_is_kept() -> None:
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+
+    def loss_fn(params: Any, x: Tensor) -> Tensor:
+        return scale * square(params, x)
+
+    for engine in STACKED:
+        fast = adapt(loss_fn, PARAMS, X, lr=0.1, tasks=4, engine=engine)["w"]
+        (found,) = torch.autograd.grad(fast.sum(), scale)
+        torch.testing.assert_close(found, -0.1 * (PARAMS["w"] - X).sum())
+        assert not adapt(square, PARAMS, X, lr=0.1, tasks=4, engine=engine)["w"].requires_grad
+
+
+def test_checkpoint_refuses_weights_that_it_cannot_see() -> None:
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    w = {"w": PARAMS["w"].clone().requires_grad_()}
+    fast = adapt(lambda p, x: scale * square(p, x), w, X[0], lr=0.1, steps=4, checkpoint=True)["w"]
+    with pytest.raises(InputError, match="checkpoint=True cannot see tensors that loss_fn uses"):
+        fast.sum().backward()
+
+
+def test_parameters_that_are_not_used_are_named_or_left() -> None:
+    params = {**PARAMS, "idle": torch.ones(2, dtype=torch.float64)}
+    for engine in ("loop", "vmap", "higher", "learn2learn"):
+        if engine in ("higher", "learn2learn"):
+            pytest.importorskip(engine, exc_type=ImportError)
+        with pytest.raises(InputError, match="unused in the inner loop: idle"):
+            adapt(square, params, X, lr=0.1, tasks=4, engine=engine)
+        fast = adapt(square, params, X, lr=0.1, tasks=4, engine=engine, allow_unused=True)
+        assert torch.equal(fast["idle"], torch.ones(4, 2, dtype=torch.float64))
+        assert not torch.equal(fast["w"][0], PARAMS["w"])
+
+
+def same(**options: Any) -> Any:
+    return adapt(square, PARAMS, X, **{"lr": 0.1, "tasks": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: same(lr=0.0), r"lr is 0.0; give a number above 0"),
+        (lambda: same(lr=-1), r"lr is -1"),
+        (lambda: same(lr=math.nan), r"lr is nan"),
+        (lambda: same(lr="fast"), r"lr is 'fast'"),
+        (lambda: same(lr={"v": 0.1}), r"lr has no entry for w; it has: v"),
+        (lambda: same(lr=[0.1, 0.1], steps=3), r"lr has 2 entries for steps=3"),
+        (lambda: same(lr={"w": torch.ones(2)}), r"lr\['w'\] has shape \(2,\), which does not fit \(3,\)"),
+        (lambda: same(steps=-1), r"steps is -1"),
+        (lambda: same(order=3), r"order is 3; give 2 \(MAML\) or 1"),
+        (lambda: same(engine="lop"), r"unknown engine 'lop'; did you mean 'loop'"),
+        (lambda: same(only="head"), r"only='head' matches none of the parameters: w"),
+        (lambda: same(only=lambda name: False), r"chooses none of the parameters: w"),
+        (lambda: same(only=[]), r"chooses none"),
+        (lambda: same(optimizer="adan"), r"unknown optimizer 'adan'; did you mean 'adam'"),
+        (lambda: same(optimizer="adam", engine="vmap"), r"engine 'vmap' has SGD only"),
+        (lambda: same(engine="higher", checkpoint=True), r"checkpoint=True needs engine"),
+        (lambda: same(tasks=5), r"tasks=5, but batch has batch \(4, 3\)"),
+        (lambda: adapt(square, PARAMS, (X, X[:2]), lr=0.1, tasks=4), r"has 1 \(2, 3\) \(beside 0 \(4, 3\)\)"),
+        (lambda: adapt(lambda p, x: p["w"] - x, PARAMS, X, lr=0.1, tasks=4), r"returned shape \(3,\)"),
+        (lambda: adapt(lambda p, x: 1.0, PARAMS, X[0], lr=0.1), r"loss_fn returned a float"),
+        (lambda: adapt(lambda p, x: x.sum(), PARAMS, X[0], lr=0.1), r"has no gradient"),
+        (lambda: adapt(square, {}, X[0], lr=0.1), r"params is empty"),
+        (lambda: adapt(square, {"w": torch.ones(3).long()}, X[0], lr=0.1), r"'w' is torch.int64"),
+        (lambda: adapt(square, {"a": {"b": X}, "a.b": X}, X, lr=0.1), r"two parameters are named 'a.b'"),
+        (lambda: meta_loss(square, PARAMS, X, X[:3], lr=0.1, tasks=4), r"tasks=4, but query has"),
+        (lambda: meta_backward(square, PARAMS, X, X, lr=0.1, tasks=4), r"neither params nor lr ask"),
+        (lambda: meta_loss(square, PARAMS, X, X, lr=0.1, tasks=4, chunk=0), r"chunk is 0"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_line(call: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("package", ["higher", "learn2learn"])
+def test_an_engine_that_is_not_installed_says_how(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=f"engine '{package}' .*pip install"):
+        same(engine=package)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_that_are_switched_off_are_an_error(mode: Any) -> None:
+    with mode(), pytest.raises(InputError, match=f"runs under torch.{mode.__name__}"):
+        same()
+
+
+def test_tensors_of_inference_mode_are_named() -> None:
+    with torch.inference_mode():
+        made = torch.ones(3, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"w: made under torch\.inference_mode"):
+        adapt(square, {"w": made}, X[0], lr=0.1)
+
+
+def test_compiled_functions_and_modules_are_refused() -> None:
+    net = nn.Linear(3, 1)
+    compiled = torch.compile(net)
+    with pytest.raises(InputError, match=r"compiled: torch\.compile has no second order"):
+        functional(compiled)
+    nested = nn.Sequential(nn.Linear(3, 3))
+    nested[0].compile()
+    with pytest.raises(InputError, match="its part '0' is compiled"):
+        functional(nested)
+
+    def loss_fn(params: Any, x: Tensor) -> Tensor:
+        out: Tensor = compiled(x).sum()
+        return out
+
+    for function in (loss_fn, torch.compile(square)):
+        with pytest.raises(InputError, match=r"compiled: torch\.compile has no second order"):
+            adapt(function, PARAMS, X[0], lr=0.1)
+
+
+class Choosy(nn.Module):
+    """Control flow that depends on the data, as in BERT's masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out if bool((x > 0).any()) else -out
+
+
+class LastOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.lstm(x)[0][:, -1]
+        return out
+
+
+def choice_of(net: nn.Module, x: Tensor) -> Any:
+    apply, params, buffers = functional(net)
+    loss: Any = lambda params, x: apply(params, buffers, x).square().mean()  # noqa: E731
+    return engine_for(loss, params, x, lr=0.1, tasks=len(x))
+
+
+def test_auto_takes_vmap_for_small_tasks_and_the_loop_for_large_ones_on_a_cpu() -> None:
+    assert choice_of(nn.Linear(3, 2), torch.ones(4, 5, 3)).engine == "vmap"
+    assert choice_of(nn.Linear(3, 2), torch.ones(1, 5, 3)) == ("loop", "a single task")
+    assert choice_of(nn.Linear(1000, 1000), torch.ones(4, 5, 1000)).engine == "loop"
+    conv = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3))
+    assert choice_of(conv, torch.ones(2, 5, 3, 32, 32)).engine == "vmap"
+    assert choice_of(conv, torch.ones(2, 50, 3, 32, 32)).engine == "loop"
+
+
+@pytest.mark.parametrize(("net", "shape"), [(Choosy(), (2, 5, 3)), (LastOutput(), (2, 5, 6, 3))])
+def test_auto_falls_back_to_the_loop_where_vmap_cannot_trace(
+    net: nn.Module, shape: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.ones(shape)
+    apply, params, buffers = functional(net)
+
+    def loss_fn(params: Any, x: Tensor) -> Tensor:
+        return F.mse_loss(apply(params, buffers, x), torch.ones(()).expand(len(x), 2))
+
+    with caplog.at_level(logging.DEBUG, logger="metapretrain.maml"):
+        fast = adapt(loss_fn, params, x, lr=0.1, tasks=2)
+        adapt(loss_fn, params, x, lr=0.1, tasks=2)
+    expected = adapt(loss_fn, params, x, lr=0.1, tasks=2, engine="loop")
+    assert all(torch.equal(fast[name], expected[name]) for name in params)
+    assert [r.message for r in caplog.records if "engine loop: vmap is not possible (RuntimeError" in r.message]
+    assert len(caplog.records) == 1
+
+
+def test_auto_does_not_take_vmap_where_it_gives_another_gradient() -> None:
+    calls = []
+
+    def counted(params: Any, x: Tensor) -> Tensor:
+        calls.append(0)  # the loop calls it once a task, vmap once for all
+        return square(params, x) * len(calls)
+
+    choice = engine_for(counted, PARAMS, X, lr=0.1, tasks=4)
+    assert choice.engine == "loop"
+    assert "by vmap the gradient differs" in choice.why
+
+
+def test_the_probe_leaves_no_trace() -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.BatchNorm1d(8))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    assert choice_of(net, torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(1))).engine == "vmap"
+    assert torch.equal(torch.rand(4), expected)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())

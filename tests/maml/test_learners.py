@@ -1,0 +1,313 @@
+"""Learners over all sorts of modules; a learn2learn script runs on them unchanged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metapretrain import (
+    ANIL,
+    FOMAML,
+    MAML,
+    EpisodeSampler,
+    EpisodeSpec,
+    MetaSGD,
+    ProtoNet,
+    evaluate_episodes,
+)
+from metapretrain.errors import InputError
+from metapretrain.maml.nests import map_tensors
+from tests.maml.nets import TASKS, WAYS, cnn, flat, images, relative, task
+from tests.maml.test_normalisation import Tied
+
+Y = torch.arange(WAYS).repeat(TASKS, 2)
+
+
+def rows(*shape: int, seed: int = 0) -> Tensor:
+    made = torch.randn(TASKS, 2 * WAYS, *shape, generator=torch.Generator().manual_seed(seed))
+    return made.double()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, WAYS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return out
+
+
+def bert() -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=8, num_labels=WAYS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+def sentences() -> Any:
+    ids = torch.randint(0, 40, (TASKS, 2 * WAYS, 5), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def resnet() -> Any:
+    models = pytest.importorskip("torchvision").models.resnet
+    return models.ResNet(models.BasicBlock, [1, 1, 1, 1], num_classes=WAYS)
+
+
+def of_learn2learn(name: str, **options: Any) -> Any:
+    models = pytest.importorskip("learn2learn", exc_type=ImportError).vision.models
+    return getattr(models, name)(WAYS, hidden_size=4, **options)
+
+
+def parametrised() -> nn.Module:
+    weight_norm, orthogonal = nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.orthogonal
+    return nn.Sequential(weight_norm(nn.Linear(4, 4)), nn.Tanh(), orthogonal(nn.Linear(4, 4)), nn.Linear(4, 3))
+
+
+MODULES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "cnn": (cnn, lambda: rows(1, 8, 8)),
+    "tied": (Tied, lambda: rows(3)),
+    "parametrised": (parametrised, lambda: rows(4)),
+    "lstm": (Recurrent, lambda: rows(3, 4)),
+    "bert": (bert, sentences),
+    "resnet": (resnet, lambda: rows(3, 16, 16)),
+    "learn2learn CNN4": (lambda: of_learn2learn("CNN4", embedding_size=16), lambda: rows(3, 32, 32)),
+    "learn2learn OmniglotCNN": (lambda: of_learn2learn("OmniglotCNN"), lambda: rows(1, 28, 28)),
+}
+
+
+def call(learner: Any, x: Any) -> Tensor:
+    out: Tensor = learner(**x).logits if isinstance(x, dict) else learner(x)
+    return out
+
+
+def as_a_script(maml: Any, support: Any, query: Any, steps: int) -> Tensor:
+    """The meta-gradient by clone() and adapt(), as scripts of learn2learn compute it."""
+    maml.zero_grad()
+    for t in range(TASKS):
+        learner = maml.clone()
+        x, y = task(support, t)
+        for _ in range(steps):
+            learner.adapt(F.cross_entropy(call(learner, x), y))
+        x, y = task(query, t)
+        (F.cross_entropy(call(learner, x), y) / TASKS).backward()
+    return flat([p.grad for p in maml.parameters()])
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_batches_of_tasks_give_the_gradient_of_clone_and_adapt(name: str) -> None:
+    make, data = MODULES[name]
+    torch.manual_seed(0)
+    module = make().double()
+    before = copy.deepcopy(module.state_dict())
+    support = data(), Y
+    query = map_tensors(lambda x: x.flip(1), support)
+    steps = 1 if name == "resnet" else 2
+    maml = MAML(module, lr=0.05, steps=steps)
+    losses = maml.backward(support, query)
+    assert losses.shape == (TASKS,)
+    gradient = flat([p.grad for p in maml.parameters()])
+    assert gradient.norm() > 0
+    assert relative(as_a_script(maml, support, query, steps), gradient) < 1e-9
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    assert maml.logits(support, query).shape == (TASKS, 2 * WAYS, WAYS)
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+def test_learn2learns_example_gives_the_same_bits_of_gradient(first_order: bool) -> None:
+    l2l = pytest.importorskip("learn2learn", exc_type=ImportError)
+    support, query = images(2, 0), images(3, 1)
+    found = []
+    for kind in (l2l.algorithms.MAML, MAML):
+        maml = kind(cnn(), lr=0.3, first_order=first_order)
+        found.append(as_a_script(maml, support, query, 2))
+    assert relative(found[1], found[0]) < 1e-12
+
+
+def test_learn2learns_meta_sgd_gives_the_same() -> None:
+    l2l = pytest.importorskip("learn2learn", exc_type=ImportError)
+    support, query = images(2, 0), images(3, 1)
+    theirs, ours = l2l.algorithms.MetaSGD(cnn(), lr=0.3), MetaSGD(cnn(), lr=0.3)
+    expected = as_a_script(theirs, support, query, 1)
+    assert relative(as_a_script(ours, support, query, 1), expected) < 1e-10
+    ours.zero_grad()
+    ours.backward(support, query)
+    assert relative(flat([p.grad for p in ours.parameters()]), expected) < 1e-10
+    assert [p.shape for p in ours.lrs] == [p.shape for p in theirs.lrs]
+
+
+def test_an_anil_script_adapts_a_part_of_the_model() -> None:
+    body, head = nn.Linear(4, 4).double(), MAML(nn.Linear(4, WAYS).double(), lr=0.1)
+    learner = head.clone()
+    x = rows(4)[0]
+    learner.adapt(F.cross_entropy(learner(body(x)), Y[0]))
+    F.cross_entropy(learner(body(x)), Y[0]).backward()
+    whole = ANIL(nn.Sequential(body, head.module), lr=0.1)
+    expected = [p.grad.clone() for p in (*body.parameters(), *head.parameters())]
+    whole.zero_grad()
+    whole.backward((x[None], Y[:1]), (x[None], Y[:1]))
+    for p, value in zip(whole.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, value)
+
+
+def test_first_order_differs_from_second_and_anil_leaves_the_body() -> None:
+    support, query = images(2, 0), images(3, 1)
+    gradients = {}
+    for kind in (MAML, FOMAML, ANIL):
+        learner = kind(cnn(), 0.3)
+        learner.backward(support, query)
+        gradients[kind.__name__] = flat([p.grad for p in learner.parameters()])
+    assert relative(gradients["FOMAML"], gradients["MAML"]) > 1e-3
+    learner = ANIL(cnn(), 0.3)
+    clone = learner.clone()
+    x, y = task(support, 0)
+    before = {name: p.clone() for name, p in clone.module.named_parameters()}
+    clone.adapt(F.cross_entropy(clone(x), y))
+    changed = {n for n, p in clone.module.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {"9.weight", "9.bias"}
+
+
+def test_a_clone_gives_access_to_the_parts_of_the_module() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.features(x))
+            return out
+
+    maml = MAML(Net(), lr=0.5)
+    learner = maml.clone()
+    x = torch.ones(4, 3)
+    learner.adapt(F.cross_entropy(learner(x), torch.tensor([0, 1, 0, 1])))
+    torch.testing.assert_close(learner.head(learner.features(x)), learner(x))
+    assert torch.equal(maml.features(x), maml.module.features(x))
+    with pytest.raises(AttributeError, match="no attribute 'tail'"):
+        _ = learner.tail
+
+
+def test_learned_rates_of_maml_are_parameters() -> None:
+    maml = MAML(cnn(), lr=nn.Parameter(torch.full((3,), 0.1).double()), steps=3)
+    maml.backward(images(2, 0), images(3, 1))
+    assert "lr" in maml.meta_parameters()
+    assert maml.lr.grad.abs().min() > 0
+
+
+def test_per_step_statistics_are_saved_with_the_learner() -> None:
+    maml = MAML(cnn(), 0.1, steps=2, batchnorm="per-step")
+    maml.backward(images(2, 0), images(3, 1))
+    saved = maml.state_dict()
+    assert len([key for key in saved if key.startswith("records.")]) == 4
+    other = MAML(cnn(), 0.1, steps=2, batchnorm="per-step")
+    other.load_state_dict(saved)
+    maml.eval(), other.eval()
+    support, query = images(2, 5), images(3, 6)
+    assert torch.equal(other.logits(support, query), maml.logits(support, query))
+    single = other.logits(support, (query[0][:, :1], query[1][:, :1]))
+    torch.testing.assert_close(single, maml.logits(support, query)[:, :1])  # not transductive
+    with pytest.raises(InputError, match="do not count steps"):
+        maml.clone()
+
+
+def test_a_deep_copy_and_a_move_have_weights_of_their_own() -> None:
+    maml = MAML(cnn(), 0.1)
+    support, query = images(2, 0), images(3, 1)
+    expected = maml.logits(support, query)
+    other = copy.deepcopy(maml)
+    with torch.no_grad():
+        for p in maml.parameters():
+            p.zero_()
+    assert torch.equal(other.logits(support, query), expected)
+    assert maml.float().logits(*(map_tensors(narrow, part) for part in (support, query))).dtype == torch.float32
+
+
+def narrow(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+class Idle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(3, WAYS), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.used(x)
+        return out
+
+
+def test_unused_and_frozen_parameters_are_named() -> None:
+    x, y = torch.randn(TASKS, 6, 3), Y
+    maml = MAML(Idle(), lr=0.1)
+    with pytest.raises(InputError, match=r"unused in the inner loop: idle\.weight, idle\.bias"):
+        maml.losses((x, y), (x, y))
+    learner = maml.clone()
+    with pytest.raises(InputError, match=r"does not use idle\.weight, idle\.bias"):
+        learner.adapt(F.cross_entropy(learner(x[0]), y[0]))
+    learner.adapt(F.cross_entropy(learner(x[0]), y[0]), allow_unused=True)
+    frozen = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, WAYS))
+    with pytest.raises(InputError, match=r"0\.weight, 0\.bias: requires_grad is False; pass allow_nograd"):
+        MAML(frozen, lr=0.1).losses((x, y), (x, y))
+    learner = MAML(frozen, lr=0.1, allow_nograd=True).clone()
+    learner.adapt(F.cross_entropy(learner(x[0]), y[0]))
+    assert learner.module[0].weight is frozen[0].weight
+    assert not torch.equal(learner.module[1].weight, frozen[1].weight)
+    learner = MAML(frozen, lr=0.1, allow_nograd=True).clone()
+    with pytest.raises(InputError, match="adapt: loss returned shape"):
+        learner.adapt(learner(x[0]))
+    with pytest.raises(InputError, match="the loss has no gradient"):
+        learner.adapt(learner(x[0]).detach().sum())
+
+
+@pytest.mark.parametrize("make", [
+    lambda: MAML(encoder(), 0.1), lambda: FOMAML(encoder(), 0.1), lambda: ANIL(encoder(), 0.1),
+    lambda: MetaSGD(encoder(), 0.1), lambda: ProtoNet(encoder()),
+])  # fmt: skip
+def test_untrained_learners_score_one_in_n_within_their_interval(make: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20000, 6)
+    labels = torch.arange(10).repeat(2000)
+    data = torch.utils.data.TensorDataset(x, labels)
+    result = evaluate_episodes(make().predict, data, EpisodeSampler(labels, EpisodeSpec(3, 1, 5), episodes=150, seed=0))
+    assert abs(result.mean - 1 / 3) < 1.3 * result.ci95
+    assert result.ci95 < 0.05
+
+
+def encoder() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_protonet_is_nearest_class_mean_and_takes_one_task_or_many() -> None:
+    net = ProtoNet(encoder().double())
+    support, query = (rows(6), Y), (rows(6, seed=1), Y)
+    logits = net.logits(support, query)
+    for t in range(TASKS):
+        z, q = net.module(support[0][t]), net.module(query[0][t])
+        for way in range(WAYS):
+            centre = z[Y[t] == way].mean(0)
+            torch.testing.assert_close(logits[t, :, way], -((q - centre) ** 2).sum(1).detach())
+        learner = net.clone()
+        learner.adapt(support[0][t], Y[t])
+        torch.testing.assert_close(learner(query[0][t]), logits[t])
+    expected = torch.stack([F.cross_entropy(logits[t], Y[t]) for t in range(TASKS)])
+    torch.testing.assert_close(net.backward(support, query), expected)
+    assert all(p.grad is not None for p in net.parameters())
+    torch.testing.assert_close(ProtoNet(net.module, ways=WAYS).logits(support, query), logits)
+    cosine = ProtoNet(net.module, distance="cosine", temperature=0.5).logits(support, query)
+    assert cosine.abs().max() <= 2
+
+
+def test_protonet_refuses_a_class_without_support() -> None:
+    with pytest.raises(InputError, match=r"a class of 0\.\.2 has no support example"):
+        ProtoNet(nn.Identity()).logits((rows(6), Y * 2 % 4), (rows(6), Y))
+    with pytest.raises(InputError, match="no prototypes yet"):
+        ProtoNet(nn.Identity())(torch.ones(2, 2))
