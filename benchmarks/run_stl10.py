@@ -100,6 +100,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 
 def data_of(options: Namespace, recipe: Recipe) -> ImageData:
     """Read the images and hold the validation part back."""
+    if options.validate and options.train_on_all:
+        raise InputError("--validate scores the images that --train-on-all would train on: give one of them")
     if options.image_folder:
         options.dataset, options.data_dir = "image-folder", options.image_folder
     if options.download:
@@ -139,7 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "stl10", options.dataset, name, recipe, data, machine, options.out, figures, options.resume,
         map_points=200 if options.smoke else 1000, reducer=options.reducer,
     )  # fmt: skip
-    return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
+    given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]
+    return run_table(experiment, METHODS, options, [__file__, *given])
 
 
 if __name__ == "__main__":

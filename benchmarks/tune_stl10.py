@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard, names
 from metapretrain.training.sweep import run_jobs, slots
 
@@ -82,6 +83,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all trials, several side by side where there are several GPUs, and print their table."""
     options = options_of(argv)
+    if options.data_dir is None and not options.dry_run:
+        raise InputError("tuning needs --data-dir, the folder that holds STL-10")
     script = [
         sys.executable,
         str(Path(__file__).with_name("run_stl10.py")),
@@ -103,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         *map(str, options.seeds),
         *["--compile"] * options.compile,
         *["--resume"] * options.resume,
+        *["--smoke"] * options.smoke,
     ]
     shared += ["--device", options.device]
     jobs = {name: [*script, *shared, *chosen] for name, chosen in trials(options.rounds).items()}

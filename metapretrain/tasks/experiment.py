@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.data.images import ImageSet
+from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.models import Encoder
@@ -88,8 +89,11 @@ class Experiment:
 
         Raises:
             InputError: a run that is there and `resume` is off, or that is in use, or that has another configuration;
-                a budget that is too small.
+                a budget that is too small; a seed of more than 32 bits.
         """
+        for seed in seeds:
+            if not 0 <= seed < 2**32:
+                raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
         runs = {}
         for name, method in methods.items():
             updates(self.recipe, self.data, method)

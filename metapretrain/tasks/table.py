@@ -42,8 +42,9 @@ def run_table(
     """
     chosen = {name: methods[name] for name in options.methods}
     if options.dry_run:
+        lines = experiment.plan(chosen)
         print(f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}, {experiment.data.counts}")
-        print("\n".join(experiment.plan(chosen)))
+        print("\n".join(lines))
         return 0
     experiment.check(chosen, options.seeds)
     places = slots(options.device, options.jobs_per_device)
