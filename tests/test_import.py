@@ -33,7 +33,7 @@ def test_import_needs_no_framework_and_at_most_a_second() -> None:
     assert not HEAVY & set(modules)
 
 
-@pytest.mark.parametrize("package", ["episodes", "protonet"])
+@pytest.mark.parametrize("package", ["episodes", "maml", "protonet"])
 def test_core_packages_import_no_framework(package: str) -> None:
     modules = run(f"import sys, metapretrain.{package}; print(*sys.modules)").stdout.split()
     assert not HEAVY & set(modules)

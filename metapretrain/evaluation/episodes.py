@@ -56,42 +56,57 @@ class EpisodeResult:
 
 
 def evaluate_episodes(
-    predict: Predict,
+    predict: Any,
     dataset: Any,
     sampler: Iterable[EpisodePlan],
     *,
     device: torch.device | str | None = None,
+    batch: int = 1,
 ) -> EpisodeResult:
     """Accuracy of `predict` over the sampler's episodes; only a number is kept of each.
 
     Args:
         predict: maps an Episode to logits (queries, ways) or to labels int (queries,), 0..W-1. It may adapt a
             copy of a model with gradients: what it returns is detached at once. It must not look at
-            `episode.query.y`.
+            `episode.query.y`. Or a learner (MAML and its kin), whose `predict` is used.
         dataset: any map-style data set of (x, label).
         sampler: plans, for example an EpisodeSampler with a number of episodes.
         device: where to move each episode first.
+        batch: how many episodes a learner adapts to at a time, by its `logits`; they must be of one shape.
 
     Raises:
-        InputError: the sampler is endless or empty, or `predict` returns NaN or another shape.
+        InputError: the sampler is endless or empty, or `predict` returns NaN or another shape; or episodes of
+            several shapes in a batch.
     """
     from metapretrain.episodes import EpisodeDataset
 
+    if batch < 1:
+        raise InputError(f"batch must be 1 episode or more; got {batch}")
+    if batch > 1 and not hasattr(predict, "logits"):
+        raise InputError(f"batch={batch} needs a learner with `logits`; a function takes one episode at a time")
+    one: Predict = getattr(predict, "predict", predict)
     episodes = EpisodeDataset(dataset)
-    values = []
-    for plan in _finite(sampler):
-        episode = episodes[plan]
-        if device is not None:
-            episode = episode.to(device)
-        values.append(_accuracy(predict(episode), episode.query.y))
+    values: list[float] = []
+    for plans in _chunks(_finite(sampler), batch):
+        group = [episodes[plan] if device is None else episodes[plan].to(device) for plan in plans]
+        answers = [one(group[0])] if batch == 1 else _stacked_logits(predict, group)
+        values += [_accuracy(answer, e.query.y) for answer, e in zip(answers, group, strict=True)]
     return EpisodeResult.of(values)
+
+
+def _stacked_logits(learner: Any, group: Sequence[Episode]) -> Sequence[Tensor]:
+    """Logits of each episode, from one call of the learner."""
+    parts = [[(e.support.x, e.support.y) for e in group], [(e.query.x, e.query.y) for e in group]]
+    if len({(e.support.y.shape, e.query.y.shape) for e in group}) > 1:
+        raise InputError("the episodes of a batch differ in their numbers of examples; use batch=1")
+    stacked = [torch.utils.data.default_collate(part) for part in parts]
+    answers: Tensor = learner.logits(*stacked)
+    return answers.unbind()
 
 
 def _finite(sampler: Iterable[EpisodePlan]) -> Iterable[EpisodePlan]:
     if getattr(sampler, "episodes", 0) is None:
-        raise InputError(
-            "this sampler is endless: an evaluation needs EpisodeSampler(..., episodes=600) or so"
-        )
+        raise InputError("this sampler is endless: an evaluation needs EpisodeSampler(..., episodes=600) or so")
     return sampler
 
 
@@ -160,9 +175,7 @@ def _score(z: Tensor, plans: Sequence[EpisodePlan], distance: str) -> Tensor:
         raise InputError("a plan must list its support rows, then its query rows, with one label each")
     for rows in (support, query):
         if int(rows.min()) < 0 or int(rows.max()) >= len(z):
-            raise InputError(
-                f"a plan names row {int(rows.max())}; there are embeddings of rows 0..{len(z) - 1}"
-            )
+            raise InputError(f"a plan names row {int(rows.max())}; there are embeddings of rows 0..{len(z) - 1}")
     ways = int(max(support_y.max(), query_y.max())) + 1
     support, support_y, query, query_y = (t.to(z.device) for t in (support, support_y, query, query_y))
     member = torch.nn.functional.one_hot(support_y + 1, ways + 1)[..., 1:].to(z.dtype)

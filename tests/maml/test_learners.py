@@ -282,6 +282,20 @@ def test_untrained_learners_score_one_in_n_within_their_interval(make: Callable[
     assert result.ci95 < 0.05
 
 
+def test_evaluation_by_batches_of_episodes_is_that_one_by_one() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(60, 6), torch.arange(6).repeat(10))
+    sampler = EpisodeSampler(data.tensors[1], EpisodeSpec(3, 2, 4), episodes=10, seed=0)
+    for learner in (MAML(encoder(), 0.1, steps=2), ProtoNet(encoder()).eval()):
+        expected = evaluate_episodes(learner, data, sampler)
+        assert evaluate_episodes(learner, data, sampler, batch=4).values == expected.values
+        assert evaluate_episodes(learner.predict, data, sampler).values == expected.values
+        with pytest.raises(InputError, match="needs a learner with `logits`"):
+            evaluate_episodes(learner.predict, data, sampler, batch=4)
+    ranged = EpisodeSampler(data.tensors[1], EpisodeSpec(3, (1, 4), 4), episodes=10, seed=0)
+    with pytest.raises(InputError, match="differ in their numbers of examples"):
+        evaluate_episodes(learner, data, ranged, batch=10)
+
+
 def encoder() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
