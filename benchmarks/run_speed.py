@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from speed_contenders import Contender, Missing, count_kernels
 
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
+from metapretrain.evaluation.files import write_text
 from metapretrain.options import Parser, main_guard, names, positive_int
 
 
@@ -36,27 +40,12 @@ class Settings:
     seconds: float
 
 
-class Missing(Exception):
-    """A peer that is not installed; the message says how to install it."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """Work to time: `make()` returns a function that does `n` units of it, or raises Missing.
-
-    `difference()` is how far its gradient is from the reference, relative, in float64.
-    """
-
-    name: str
-    make: Callable[[], Callable[[int], None]]
-    ours: bool = False
-    clock: Callable[[], float] = time.thread_time
-    difference: Callable[[], float] | None = None
-
-
 @dataclass(frozen=True)
 class Result:
-    """Units a second: median and range over the repeats; `ratio` to the fastest peer."""
+    """Units a second: median and range over the repeats; `ratio` to the fastest peer.
+
+    `kernels` that one call starts (operations, on a CPU) and how often it waits for the GPU, where counted.
+    """
 
     row: str
     name: str
@@ -67,6 +56,8 @@ class Result:
     ratio: float | None = None
     missing: str | None = None
     difference: float | None = None
+    kernels: int | None = None
+    waits: int | None = None
 
 
 Row = Callable[[], list[Contender]]
@@ -195,6 +186,38 @@ def loading_tensor() -> list[Contender]:
         Contender("EpisodeLoader of a TensorDataset", ours_by_item, ours=True),
         Contender("learn2learn Taskset with LoadData", learn2learn),
     ]
+
+
+@row("augment-plain", "images")
+def augment_plain() -> list[Contender]:
+    """Random crop and mirror of 128 x 3 x 96 x 96."""
+    from speed_images import augmentation
+
+    return augmentation("plain")
+
+
+@row("augment-strong", "images")
+def augment_strong() -> list[Contender]:
+    """With colour, grey and cutout."""
+    from speed_images import augmentation
+
+    return augmentation("strong")
+
+
+@row("augment-simclr", "images")
+def augment_simclr() -> list[Contender]:
+    """With colour, grey and blur."""
+    from speed_images import augmentation
+
+    return augmentation("simclr")
+
+
+@row("train", "images")
+def train() -> list[Contender]:
+    """Training ResNet-18 at 96 pixels."""
+    from speed_images import training
+
+    return training()
 
 
 @row("prototypical-loss", "steps")
@@ -485,17 +508,25 @@ def measure(name: str, contenders: list[Contender], settings: Settings) -> list[
         for contender, work, n in running:
             begin = contender.clock()
             work(n)
-            rates[contender.name].append(n / (contender.clock() - begin))
+            rates[contender.name].append(n * contender.each / (contender.clock() - begin))
     medians = {contender.name: statistics.median(rates[contender.name]) for contender, _, _ in running}
     best_peer = max((medians[c.name] for c, _, _ in running if not c.ours), default=None)
     results = []
-    for contender, _, _ in running:
+    for contender, work, _ in running:
         values, median = rates[contender.name], medians[contender.name]
         ratio = median / best_peer if best_peer else None
         difference = contender.difference() if contender.difference else None
         spread = min(values), max(values)
-        results.append(Result(name, contender.name, contender.ours, median, *spread, ratio, difference=difference))
+        kernels, waits = counted(work) if contender.count else (None, None)
+        results.append(Result(name, contender.name, contender.ours, median, *spread, ratio,
+                              difference=difference, kernels=kernels, waits=waits))  # fmt: skip
     return results + missing
+
+
+def counted(work: Callable[[int], None]) -> tuple[int, int | None]:
+    """Kernels and waits of one call: two calls less one, so that the wait after the last one drops out."""
+    (two, waited_twice), (one, waited) = count_kernels(lambda: work(2)), count_kernels(lambda: work(1))
+    return two - one, None if waited is None or waited_twice is None else waited_twice - waited
 
 
 def calibrate(contender: Contender, work: Callable[[int], None], seconds: float) -> int:
@@ -512,25 +543,29 @@ def calibrate(contender: Contender, work: Callable[[int], None], seconds: float)
 
 def table(results: list[Result]) -> str:
     lines = [
-        "| row | contender | median/s | range | to the best peer | gradient differs by |",
-        "|---|---|---|---|---|---|",
+        "| row | contender | median/s | range | to the best peer | gradient differs by | kernels / waits |",
+        "|---|---|---|---|---|---|---|",
     ]
     for r in results:
         if r.missing:
-            lines.append(f"| {r.row} | {r.name} | skipped: needs {r.missing} | | | |")
+            lines.append(f"| {r.row} | {r.name} | skipped: needs {r.missing} | | | | |")
             continue
         ratio = f"{r.ratio:.2f}x" if r.ratio else ""
         unit = ROWS[r.row][0]
         differs = "" if r.difference is None else f"{r.difference:.0e}"
         low, median, high = (f"{value:,.{0 if value >= 100 else 3}f}" for value in (r.low, r.median, r.high))
-        lines.append(f"| {r.row} | {r.name} | {median} {unit} | {low} to {high} | {ratio} | {differs} |")
+        started = " / ".join(f"{count:,}" for count in (r.kernels, r.waits) if count is not None)
+        lines.append(f"| {r.row} | {r.name} | {median} {unit} | {low} to {high} | {ratio} | {differs} | {started} |")
     return "\n".join(lines)
 
 
 def build_parser() -> Parser:
     parser = Parser(prog="run_speed.py", description="Speed beside other libraries, measured in one process.")
-    parse = names("row", tuple(ROWS))
-    parser.add_argument("--rows", type=parse, default=parse("all"), metavar="A,B|all", help=", ".join(ROWS))
+    groups = [name.partition("-")[0] for name in ROWS]
+    groups = [name for name in dict.fromkeys(groups) if groups.count(name) > 1]
+    parse = names("row", (*ROWS, *groups))
+    about = f"{', '.join(ROWS)}; or all rows of {', '.join(groups)}"
+    parser.add_argument("--rows", type=parse, default=list(ROWS), metavar="A,B|all", help=about)
     parser.add_argument("--repeats", type=positive_int, default=9, help="timings of each contender (default: 9)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the results there, as JSON")
     parser.add_argument("--smoke", action="store_true", help="two short timings each, to see that all works")
@@ -542,13 +577,49 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure the chosen rows and print their table."""
     options = build_parser().parse_args(argv)
     settings = Settings(2, 0.01) if options.smoke else Settings(options.repeats, 0.5)
+    rows = [name for name in ROWS if {name, name.partition("-")[0]} & set(options.rows)]
     results = []
-    for name in options.rows:
+    for name in rows:
         results += measure(name, ROWS[name][1](), settings)
-    print(f"Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}\n")
+    where = surroundings()
+    print("; ".join(f"{key} {value}" for key, value in where.items()) + "\n")
     print(table(results))
     if options.out:
-        options.out.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
+        content = {**where, "rows": [{"unit": ROWS[result.row][0], **asdict(result)} for result in results]}
+        write_text(options.out, json.dumps(content, indent=1) + "\n")
+
+
+def surroundings() -> dict[str, str]:
+    """Hardware and versions, in words."""
+    import torch
+
+    from metapretrain.training.environment import commit, versions
+
+    kinds = [line.partition(":")[2] for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    processor = (kinds[0].strip() if kinds else platform.processor()) or platform.machine()
+    hardware = f"{processor}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
+    if torch.cuda.is_available():
+        hardware = f"{torch.cuda.get_device_name()}; {hardware}"
+    peers = ("learn2learn", "higher", "torchopt", "easyfsl", "kornia", "torchvision")
+    found = {**versions(), **{name: version_of(name) for name in peers}}
+    listed = ("python", "torch", "numpy", *peers)
+    return {
+        "hardware": hardware,
+        "versions": ", ".join(f"{name} {found[name]}" for name in listed if found.get(name)),
+        "commit": commit() or "unknown",
+    }
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path)
+    return file.read_text().splitlines() if file.is_file() else []
 
 
 if __name__ == "__main__":

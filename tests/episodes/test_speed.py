@@ -20,6 +20,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "run_speed", module)
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec.loader.exec_module(module)
     return module
 
@@ -32,7 +33,10 @@ def test_a_missing_peer_is_named_and_skipped(
     assert script.main(["--smoke", "--rows", "planning-omniglot", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "learn2learn FusedNWaysKShots | skipped: needs learn2learn" in printed
-    results = json.loads(out.read_text())
+    content = json.loads(out.read_text())
+    assert "core" in content["hardware"]
+    assert "numpy" in content["versions"]
+    results = content["rows"]
     assert [result["median"] > 0 for result in results] == [True, True, False, False]
 
 
@@ -60,3 +64,58 @@ def test_an_unknown_row_is_one_line(script: ModuleType, capsys: pytest.CaptureFi
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "did you mean 'planning-omniglot'" in error
+
+
+def test_image_rows_say_what_needs_a_gpu_and_count_operations(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    images = importlib.import_module("speed_images")
+    for name, small in (("BATCH", 4), ("CPU_TRAIN_BATCH", 4), ("SIZE", 32)):
+        monkeypatch.setattr(images, name, small)
+    monkeypatch.setattr(images.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "kornia", None)
+    out = tmp_path / "speed.json"
+    assert script.main(["--smoke", "--rows", "augment-plain,train", "--out", str(out)]) == 0
+    rows = {(row["row"], row["name"]): row for row in json.loads(out.read_text())["rows"]}
+    assert "skipped: needs kornia" in capsys.readouterr().out
+    for name in ("CUDA graph", "compiled", "compiled, CUDA graph"):
+        assert rows["train", name]["missing"] == "a CUDA GPU"
+        assert rows["augment-plain", f"BatchAugment, {name}"]["missing"] == "a CUDA GPU"
+    assert rows["train", "kernel by kernel"]["median"] > 0
+    ours, theirs = (rows["augment-plain", name] for name in ("BatchAugment", "torchvision v2, image by image"))
+    assert ours["ratio"] == pytest.approx(ours["median"] / theirs["median"])
+    assert 0 < ours["kernels"] < theirs["kernels"]
+    assert ours["waits"] is None
+
+
+def test_kernels_of_one_call_are_counted(script: ModuleType) -> None:
+    contenders, torch = importlib.import_module("speed_contenders"), importlib.import_module("torch")
+    if torch.cuda.is_available():
+        pytest.skip("operations are counted on the CPU")
+    x = torch.ones(3)
+    assert contenders.count_kernels(lambda: x + x)[0] == 1
+    assert script.counted(lambda n: [x + x for _ in range(n + 4)]) == (1, None)
+
+
+def test_a_call_may_be_many_units_and_a_prefix_names_a_group(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+
+    def work(n: int) -> None:
+        now[0] += n * 0.5
+
+    ran = []
+
+    def rows(name: str) -> tuple[str, object]:
+        def contenders() -> list[object]:
+            ran.append(name)
+            return [script.Contender("ours", lambda: work, ours=True, clock=lambda: now[0], each=8)]
+
+        return "images", contenders
+
+    names = ("planning-a", "loss", "planning-b")
+    monkeypatch.setattr(script, "ROWS", {name: rows(name) for name in names})
+    assert script.main(["--rows", "planning"]) == 0
+    assert ran == ["planning-a", "planning-b"]
+    assert "| planning-b | ours | 16.000 images | 16.000 to 16.000 |" in capsys.readouterr().out

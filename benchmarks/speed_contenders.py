@@ -1,0 +1,63 @@
+"""What a row of run_speed.py is made of: contenders, their clock, and the kernels that one call starts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class Missing(Exception):
+    """A peer or a device that is not there; the message says what is needed."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Work to time: `make()` returns a function that does `n` calls of it, or raises Missing.
+
+    `each` is how many of the row's units one call does. `difference()` is how far its gradient is from the
+    reference, relative, in float64. With `count`, the kernels and the waits of one call are counted.
+    """
+
+    name: str
+    make: Callable[[], Callable[[int], None]]
+    ours: bool = False
+    clock: Callable[[], float] = time.thread_time
+    difference: Callable[[], float] | None = None
+    each: int = 1
+    count: bool = False
+
+
+def count_kernels(call: Callable[[], object]) -> tuple[int, int | None]:
+    """What one call starts: kernels, and how often it waits for the GPU; without a GPU, operations and None."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler tells each start and stop on stderr
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]) as seen:
+        call()
+    names = [event.name for event in seen.events()]
+    if cuda:
+        launches = [name for name in names if name.startswith(("cuda", "cu")) and "Launch" in name]
+        waits = [name for name in names if name.startswith("cuda") and "Synchronize" in name]
+        return len(launches), len(waits)
+    # An operation that calls others is counted with them: views and allocations are left out of neither library.
+    return sum(name.startswith("aten::") for name in names), None
+
+
+def device_clock() -> Callable[[], float]:
+    """Wall time if work runs elsewhere than in this thread, else the thread's own time."""
+    import torch
+
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return time.thread_time if alone else time.perf_counter
+
+
+def wait() -> None:
+    """Wait for the GPU, if there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
