@@ -54,7 +54,7 @@ def run_table(
         for seed in options.seeds:
             for name, method in chosen.items():
                 result = experiment.row(name, method, seed)
-                if not len(experiment.data.test):
+                if not len(experiment.data.test) and experiment.machine.rank == 0:
                     print(f"{name} seed {seed}, validation only: {result['metrics']}")
     if not len(experiment.data.test):
         return 0

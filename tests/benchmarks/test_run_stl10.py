@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import tune_stl10
+from benchmarks import run_stl10, tune_stl10
 from benchmarks.run_stl10 import METHODS, RECIPES, main
 from metapretrain.evaluation.published import STL10_POSTER
 from metapretrain.evaluation.results import collect
@@ -146,6 +150,25 @@ def test_validate_leaves_the_test_images_alone(
         assert not {"test_accuracy", "nearest_prototype_accuracy", "knn_accuracy"} & stored["metrics"].keys()
     assert len(list(root.glob("*/result.json"))) == 2
     assert not [*root.glob("*/predictions.csv"), *root.glob("report/*")]
+
+
+def test_two_processes_make_one_run_folder_a_row(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    words = ["--dataset", "digits", "--smoke", "--validate", "--device", "cpu", "--out", str(tmp_path)]
+    words += ["--methods", "prl-query-frozen-linear,prl-query-frozen-mlp"]
+    processes = []
+    for rank in ("0", "1"):
+        env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, run_stl10.__file__, *words]
+        usual = {**os.environ, "OMP_NUM_THREADS": "1"}
+        processes.append(subprocess.Popen(command, env=usual | env, stdout=subprocess.PIPE, text=True))
+    shown = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert shown[0].count("validation only") == 2 and shown[1] == ""
+    results = list(tmp_path.glob("*/*/*/result.json"))
+    assert len(results) == 3  # two rows and the pretraining that they share
 
 
 def test_train_on_all_holds_nothing_back(run: Callable[..., int], tmp_path: Path, stl10: Path) -> None:
