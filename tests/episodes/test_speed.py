@@ -20,7 +20,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "run_speed", module)
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec.loader.exec_module(module)
     return module
 
