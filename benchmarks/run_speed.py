@@ -17,6 +17,7 @@ import platform
 import statistics
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -559,7 +560,8 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def build_parser() -> Parser:
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
     parser = Parser(prog="run_speed.py", description="Speed beside other libraries, measured in one process.")
     groups = [name.partition("-")[0] for name in ROWS]
     groups = [name for name in dict.fromkeys(groups) if groups.count(name) > 1]
@@ -569,13 +571,14 @@ def build_parser() -> Parser:
     parser.add_argument("--repeats", type=positive_int, default=9, help="timings of each contender (default: 9)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the results there, as JSON")
     parser.add_argument("--smoke", action="store_true", help="two short timings each, to see that all works")
-    return parser
+    options: Namespace = parser.parse_args(argv)
+    return options
 
 
 @main_guard
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the chosen rows and print their table."""
-    options = build_parser().parse_args(argv)
+    options = options_of(argv)
     settings = Settings(2, 0.01) if options.smoke else Settings(options.repeats, 0.5)
     rows = [name for name in ROWS if {name, name.partition("-")[0]} & set(options.rows)]
     results = []
