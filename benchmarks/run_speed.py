@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from speed_contenders import Contender, Missing, count_kernels
+from speed_contenders import Contender, Missing, count_kernels, device_clock
 
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.evaluation.files import write_text
@@ -387,7 +387,7 @@ def meta_step_of_torchopt(work: MamlWork, net: Any, support: Any, query: Any) ->
 
 
 def maml(work: MamlWork) -> list[Contender]:
-    """Meta-steps on the GPU if there is one (else on the CPU), by wall time."""
+    """Meta-steps on the GPU if there is one, else on the CPU."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -421,7 +421,7 @@ def maml(work: MamlWork) -> list[Contender]:
         return float((gradient(make) - reference()).norm() / reference().norm())
 
     def contender(name: str, make: Any, ours: bool = False) -> Contender:
-        return Contender(name, lambda: timed(make), ours, time.perf_counter, lambda: difference(make))
+        return Contender(name, lambda: timed(make), ours, device_clock(), lambda: difference(make))
 
     return [
         contender("engine loop", meta_step_of_engine("loop"), ours=True),
@@ -580,11 +580,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure the chosen rows and print their table."""
     options = options_of(argv)
     settings = Settings(2, 0.01) if options.smoke else Settings(options.repeats, 0.5)
+    where = surroundings()
     rows = [name for name in ROWS if {name, name.partition("-")[0]} & set(options.rows)]
     results = []
     for name in rows:
         results += measure(name, ROWS[name][1](), settings)
-    where = surroundings()
     print("; ".join(f"{key} {value}" for key, value in where.items()) + "\n")
     print(table(results))
     if options.out:
@@ -610,6 +610,7 @@ def surroundings() -> dict[str, str]:
         "hardware": hardware,
         "versions": ", ".join(f"{name} {found[name]}" for name in listed if found.get(name)),
         "commit": commit() or "unknown",
+        "load": f"{os.getloadavg()[0]:.1f} at the start",
     }
 
 
