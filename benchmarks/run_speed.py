@@ -16,7 +16,6 @@ import os
 import platform
 import statistics
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
