@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import metapretrain
 from metapretrain.data.normalise import normalize
@@ -68,8 +68,6 @@ def test_a_new_process_gives_the_same_bits(tmp_path: Path, images: torch.Tensor)
     )
     torch_threads = f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
     subprocess.run([sys.executable, "-c", torch_threads + code, str(tmp_path)], check=True, timeout=120)
-    from safetensors.torch import load_file
-
     end = load_file(tmp_path / "end.safetensors")
     assert torch.equal(end["z"], model.encode(images)) and torch.equal(end["y"], model.predict(images))
 
@@ -78,6 +76,7 @@ def test_without_a_head_the_nearest_prototype_decides(tmp_path: Path, images: to
     write_run(tmp_path, head=None)
     model = load(tmp_path)
     z = model.encode(images)
+    assert torch.equal(model.prototypes, load_file(tmp_path / PROTOTYPES)["prototypes"])
     model.prototypes.copy_(z[[4, 7, 2]])
     assert model.predict(images[[2, 4, 7]]).tolist() == [2, 0, 1]
     slow = [min(range(3), key=lambda c, row=row: float((row - model.prototypes[c]).norm())) for row in z]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.models import Encoder
+from metapretrain.tasks import images
 from metapretrain.tasks.images import (
     ImageData,
     Machine,
@@ -21,7 +23,7 @@ from metapretrain.tasks.images import (
     pretrain,
     updates,
 )
-from metapretrain.tasks.recipes import Recipe
+from metapretrain.tasks.recipes import Phase, Recipe
 from tests.tasks.conftest import RECIPE, make_images
 
 METHODS = [Method("supervised"), Method("prl-standard"), Method("prl-query", "mlp", True), Method("simclr")]
@@ -80,15 +82,15 @@ def test_a_budget_without_an_update_is_refused(
 
 
 def test_validation_images_are_the_same_for_every_seed_and_never_trained_on() -> None:
-    images = make_images(72)
-    images.images[:, 0, 0, 0] = torch.arange(72)  # a mark on each
-    once, again = (ImageData.of(images, make_images(30), 12) for _ in range(2))
+    marked = make_images(72)
+    marked.images[:, 0, 0, 0] = torch.arange(72)
+    once, again = (ImageData.of(marked, make_images(30), 12) for _ in range(2))
     trained, held = (set(part.images[:, 0, 0, 0].tolist()) for part in (once.train, once.validation))
     assert trained | held == set(range(72)) and not trained & held
     assert torch.equal(once.validation.images, again.validation.images)
     assert once.counts == {"train": 60, "validation": 12, "test": 30}
     assert once.validation.labels.bincount().tolist() == [4, 4, 4]
-    assert (once.mean, once.std) == once.train.statistics() != images.statistics()
+    assert (once.mean, once.std) == once.train.statistics() != marked.statistics()
 
 
 @pytest.mark.parametrize("objective", ["prl-query", "simclr", "supervised"])
@@ -147,6 +149,56 @@ def test_frozen_fine_tuning_leaves_the_encoder_and_unfrozen_changes_it(recipe: R
         assert all(same) if frozen else not any(same)
         assert report.steps == 10 and report.batches == {"supervised": 10}
         assert head.weight.shape == (3, encoder.features)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What reaches the training loop: (step, stream, settings) of each call; nothing is trained."""
+    calls: list[Any] = []
+
+    def train(step: Any, stream: Any, settings: Any, **options: Any) -> None:
+        calls.append((step, stream, settings))
+
+    monkeypatch.setattr(images, "train", train)
+    return calls
+
+
+def test_each_phase_of_the_recipe_reaches_the_loop(recipe: Recipe, data: ImageData, trained: list[Any]) -> None:
+    names = ("supervised", "prl", "simclr", "frozen", "unfrozen")
+    phases = {
+        name: Phase(0.01 * i, "plain", "adamw", 0.1 * i, "linear", 0.2, 0.03 * i, 0.9 + 0.01 * i)
+        for i, name in enumerate(names, start=1)
+    }
+    recipe = dataclasses.replace(recipe, **phases, simclr_temperature=0.3)
+    encoder = new_encoder(data, recipe, 4)
+    finetune(encoder, Method("supervised"), data, recipe, 4, Machine())
+    pretrain("prl-query", data, recipe, 4, Machine(precision="bf16"))
+    pretrain("simclr", data, recipe, 4, Machine())
+    for frozen in (True, False):
+        finetune(encoder, Method("prl-query", "linear", frozen), data, recipe, 4, Machine())
+    assert [chosen.steps for *_, chosen in trained] == [20, 10, 5, 10, 10]
+    for phase, (step, stream, chosen) in zip(phases.values(), trained, strict=True):
+        assert (chosen.lr, chosen.optimizer, chosen.weight_decay, chosen.schedule, chosen.warmup) == (
+            phase.lr, "adamw", phase.weight_decay, "linear", 0.2)  # fmt: skip
+        assert (chosen.ema, chosen.seed, chosen.device) == (phase.ema, 4, "cpu")
+        (task,) = step.objectives.values()
+        assert task.images.augment.crops and not task.images.augment.flips  # grey images are not mirrored
+        loss = getattr(task, "proto", task)
+        assert getattr(loss, "label_smoothing", phase.label_smoothing) == phase.label_smoothing
+        assert sum(len(batch) for batches in stream for batch in batches.values()) == 12 * chosen.steps
+    assert [chosen.precision for *_, chosen in trained] == ["fp32", "bf16", "fp32", "fp32", "fp32"]
+    prl, simclr = (next(iter(trained[i][0].objectives.values())) for i in (1, 2))
+    assert (prl.proto.mode, prl.proto.query_fraction, simclr.contrast.temperature) == ("query", 0.5, 0.3)
+
+
+def test_balanced_batches_hold_every_class_as_often(recipe: Recipe, data: ImageData, trained: list[Any]) -> None:
+    for balanced in (True, False):
+        pretrain("prl-standard", data, dataclasses.replace(recipe, balanced=balanced), 0, Machine())
+    counts = [
+        {tuple(data.train.labels[rows].bincount(minlength=3).tolist()) for batch in stream for rows in batch.values()}
+        for _, stream, _ in trained
+    ]
+    assert counts[0] == {(4, 4, 4)} and len(counts[1]) > 1
 
 
 @pytest.mark.parametrize("objective", ["prl-standard", "prl-query", "simclr"])
