@@ -13,7 +13,7 @@ from metapretrain.errors import InputError
 from metapretrain.maml.inner import Named
 from metapretrain.maml.normalisation import set_policy
 from metapretrain.maml.problem import check_module_not_compiled, check_usable
-from metapretrain.maml.skeleton import copy_tree, refresh_flat_weights
+from metapretrain.maml.skeleton import copy_tree
 
 
 def clone_module(module: nn.Module, policy: str) -> Any:
@@ -72,7 +72,6 @@ def set_parameters(module: nn.Module, values: dict[int, Tensor]) -> None:
         for name, old in part._parameters.items():
             if id(old) in values:
                 part._parameters[name] = values[id(old)]  # type: ignore[assignment]
-        refresh_flat_weights(part)
 
 
 def last_module(module: nn.Module) -> str:

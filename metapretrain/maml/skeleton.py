@@ -44,7 +44,6 @@ def _copy(
     for name, child in module._modules.items():
         if child is not None:
             copied._modules[name] = _copy(child, parameter, replace, modules, parameters)
-    refresh_flat_weights(copied)
     return result
 
 
@@ -53,9 +52,3 @@ def _rebound(value: Any, old: nn.Module, new: nn.Module) -> Any:
     if isinstance(value, MethodType) and value.__self__ is old:
         return MethodType(value.__func__, new)
     return value
-
-
-def refresh_flat_weights(module: nn.Module) -> None:
-    """Let a recurrent layer's own list of weights follow its parameters."""
-    if isinstance(module, nn.RNNBase):
-        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]

@@ -150,6 +150,24 @@ def test_dropout_under_vmap_is_per_task_and_per_step() -> None:
     assert -2.0 in (twice - params["1.weight"]).round()
 
 
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_checkpointed_step_drops_the_same_units_again(engine: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Tanh(), nn.Linear(32, 1)).double()
+    apply, params, buffers = functional(net)
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+
+    def loss_fn(params: Any, x: Tensor) -> Tensor:
+        out: Tensor = apply(params, buffers, x).square().mean()
+        return out
+
+    found = []
+    for checkpoint in (False, True):
+        torch.manual_seed(7)
+        options: Any = {"tasks": 2, "lr": 0.1, "steps": 3, "engine": engine, "checkpoint": checkpoint}
+        found.append(gradient(meta_loss(loss_fn, params, x, x, **options), params))
+    assert relative(found[1], found[0]) < 1e-12
+
+
 def test_a_gradient_that_only_the_loss_knows_of_is_kept() -> None:
     scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
 
@@ -333,7 +351,7 @@ def test_auto_does_not_take_vmap_where_it_gives_another_gradient() -> None:
 
 
 def test_the_probe_leaves_no_trace() -> None:
-    net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.BatchNorm1d(8))
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in net.state_dict().items()}
     torch.manual_seed(3)
     expected = torch.rand(4)

@@ -119,7 +119,12 @@ def test_batches_of_tasks_give_the_gradient_of_clone_and_adapt(name: str) -> Non
     assert gradient.norm() > 0
     assert relative(as_a_script(maml, support, query, steps), gradient) < 1e-9
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-    assert maml.logits(support, query).shape == (TASKS, 2 * WAYS, WAYS)
+    learner = maml.clone()
+    for _ in range(steps):
+        learner.adapt(F.cross_entropy(call(learner, task(support, 1)[0]), Y[1]))
+    logits = maml.logits(support, query)
+    torch.testing.assert_close(logits[1], call(learner, task(query, 1)[0]).detach())
+    assert logits.shape == (TASKS, 2 * WAYS, WAYS)
 
 
 @pytest.mark.parametrize("first_order", [False, True])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.errors import InputError
-from metapretrain.maml import adapt, functional, meta_backward
+from metapretrain.maml import adapt, engine_for, functional, meta_backward
 from tests.maml.nets import TASKS, cnn, flat, images, loss_of, task
 
 
@@ -92,6 +92,20 @@ def test_per_step_statistics_are_recorded_and_used_by_step(engine: str) -> None:
     torch.testing.assert_close(logits, norm @ params["1.weight"].T + params["1.bias"])
     assert fast["0.weight"].shape == (2,)
     assert torch.equal(buffers["0.running_mean"], kept)
+
+
+def test_probing_for_an_engine_records_nothing() -> None:
+    for engine in ("vmap", "auto"):
+        net, (x, y) = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double(), images(2, 0)
+        x = x.flatten(2)[..., :2]
+        apply, params, buffers = functional(net, "per-step", steps=1)
+
+        def loss_fn(params: Any, batch: Any, apply: Any = apply, buffers: Any = buffers) -> Tensor:
+            return F.cross_entropy(apply(params, buffers, batch[0]), batch[1])
+
+        assert engine_for(loss_fn, params, (x, y), lr=0.1, tasks=TASKS).engine == "vmap"
+        adapt(loss_fn, params, (x, y), lr=0.1, tasks=TASKS, engine=engine)
+        torch.testing.assert_close(buffers["0.running_mean"][0], 0.1 * x.mean((0, 1)))
 
 
 def test_per_step_needs_the_number_of_steps() -> None:
