@@ -67,12 +67,17 @@ def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from metapretrain.training.sweep import run_jobs
-        job = "import os, time; open({str(tmp_path)!r} + '/pid-%s', 'w').write(str(os.getpid())); time.sleep(60)"
-        jobs = {{name: [sys.executable, "-S", "-c", job % name] for name in "abcd"}}
+        job = '''if True:
+            import os, signal, sys, time
+            signal.signal(signal.SIGTERM, lambda *_: (open("ended-%s", "w"), sys.exit(1)))
+            with open("pid-%s", "w") as file:
+                file.write(str(os.getpid()))
+            time.sleep(60)'''
+        jobs = {{name: [sys.executable, "-S", "-c", job % (name, name)] for name in "abcd"}}
         run_jobs(jobs, [{{}}, {{}}], Path({str(tmp_path)!r}) / "logs")
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, start_new_session=True, cwd=tmp_path
     )
     deadline = time.monotonic() + 60
     while len([p for p in tmp_path.glob("pid-*") if p.read_text()]) < 2 and time.monotonic() < deadline:
@@ -82,7 +87,8 @@ def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)  # to the parent alone: the jobs must be ended by it
     _, told = process.communicate(timeout=30)
     assert b"KeyboardInterrupt" in told
-    assert sorted(path.name for path in tmp_path.glob("pid-*")) == ["pid-a", "pid-b"]
+    left = sorted(path.name for path in tmp_path.glob("*-*"))
+    assert left == ["ended-a", "ended-b", "pid-a", "pid-b"]  # each was asked to end, and no other began
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
