@@ -3,7 +3,8 @@
     python docs/build_results.py          # rewrite docs/results.md
     python docs/build_results.py --check  # exit 1 if it would change
 
-The text between `<!-- NAME -->` and `<!-- /NAME -->` is the table of docs/results/NAME.json; the rest is written by hand.
+The text between `<!-- NAME -->` and `<!-- /NAME -->` is the table of docs/results/NAME.json; the rest is written by
+hand.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     before = page.read_text()
     after = rebuilt(before)
     if "--check" in argv:
-        print("docs/results.md is up to date" if before == after else "docs/results.md differs: run this without --check")
+        print("docs/results.md is up to date" if before == after else "docs/results.md differs: run without --check")
         return int(before != after)
     page.write_text(after)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,3 +60,18 @@ def wait_for_all(world: int) -> None:
     """Wait until every rank is here; does nothing for one process."""
     if world > 1:
         torch.distributed.barrier()
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the state of the default generators of the CPU and, if `device` is one, the GPU."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: Mapping[str, torch.Tensor]) -> None:
+    """Go back to a state that :func:`random_state` returned."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -14,7 +14,7 @@ from torch import nn
 
 from metapretrain.errors import InputError
 from metapretrain.training import checkpoint
-from metapretrain.training.devices import compile_parts, make_accelerator
+from metapretrain.training.devices import compile_parts, make_accelerator, random_state, set_random_state
 from metapretrain.training.engine import Engine, build_optimizer
 from metapretrain.training.schedule import learning_rate
 from metapretrain.training.settings import TrainSettings
@@ -100,7 +100,8 @@ def train(
         >>> report.steps, round(line.w.item(), 2)
         (50, 1.0)
     """
-    accelerator = make_accelerator(settings.device, settings.precision, unused_parameters=True)
+    one_task_a_step = len(getattr(stream, "loaders", ())) > 1  # then some parameters have no gradient
+    accelerator = make_accelerator(settings.device, settings.precision, unused_parameters=one_task_a_step)
     device: torch.device = accelerator.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(settings.seed * 100_003 + accelerator.process_index)
@@ -254,7 +255,7 @@ class _Loop:
         from accelerate.utils import gather_object
 
         self._refuse_bad_loss()
-        generators = gather_object([_random_state(self.accelerator.device)])
+        generators = gather_object([random_state(self.accelerator.device)])
         if self.accelerator.is_main_process:
             state = {
                 "module": self.plain.state_dict(),
@@ -285,7 +286,7 @@ class _Loop:
                 f"the checkpoint is of {len(ranks)} process(es), this run has {self.accelerator.num_processes}: "
                 "resume with as many as before"
             )
-        _set_random_state(ranks[self.accelerator.process_index])
+        set_random_state(ranks[self.accelerator.process_index])
         self.step = self.resumed_from = self.start = found.step
         self.folder.cut_back(found.step)
         self.folder.seconds_before = state.get("seconds", 0.0)
@@ -299,16 +300,3 @@ def _moving_average(step: nn.Module, decay: float | None) -> Any:
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     return AveragedModel(step.get_submodule("model"), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-
-
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_random_state(state: Mapping[str, torch.Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
