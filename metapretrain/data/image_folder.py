@@ -49,7 +49,7 @@ def load_image_folder(
             the training split has not, or an image cannot be decoded (named).
     """
     classes, paths, labels = list_images(data_dir, split)
-    images, files = _read(paths, split, image_size, channels, workers)
+    images, files = decode(paths, split, image_size, channels, workers)
     name = Path(data_dir).expanduser().resolve().name
     return ImageSet(images, labels, classes, name, split, files)
 
@@ -65,13 +65,17 @@ def read_images(
     Raises:
         InputError: a file cannot be decoded (named).
     """
-    return _read([Path(path) for path in paths], "given", image_size, channels, workers)[0]
+    return decode([Path(path) for path in paths], "given", image_size, channels, workers)[0]
 
 
-def _read(
+def decode(
     paths: Sequence[Path], what: str, image_size: int, channels: int, workers: int | None
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
-    """Return the images uint8 (N, channels, image_size, image_size) and one record of the files together."""
+    """Return the images uint8 (N, channels, image_size, image_size) and one record of the files together.
+
+    Raises:
+        InputError: a file cannot be decoded (named), or a bad size or number of channels.
+    """
     if not isinstance(image_size, int) or image_size < 1:
         raise InputError(f"image size must be a positive integer, got {image_size!r}")
     if channels not in (1, 3):

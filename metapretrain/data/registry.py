@@ -11,6 +11,9 @@ from metapretrain.data.digits import check_digits, load_digits_images
 from metapretrain.data.image_folder import SPLITS as FOLDER_SPLITS
 from metapretrain.data.image_folder import check_image_folder, load_image_folder
 from metapretrain.data.images import ImageSet, resized
+from metapretrain.data.omniglot import LAYOUT as OMNIGLOT_LAYOUT
+from metapretrain.data.omniglot import SPLITS as OMNIGLOT_SPLITS
+from metapretrain.data.omniglot import check_omniglot, load_omniglot
 from metapretrain.data.splits import validation_split
 from metapretrain.data.stl10 import SPLITS as STL10_SPLITS
 from metapretrain.data.stl10 import check_stl10, load_stl10
@@ -72,6 +75,16 @@ _ROWS = (
         needs_folder=False,
         check=check_digits,
         load=lambda folder, split, size: resized(load_digits_images(split), size),
+    ),
+    DatasetInfo(
+        name="omniglot",
+        source="https://github.com/brendenlake/omniglot; split: https://github.com/jakesnell/prototypical-networks",
+        terms="MIT; cite Lake, Salakhutdinov and Tenenbaum (2015)",
+        layout=OMNIGLOT_LAYOUT,
+        splits=OMNIGLOT_SPLITS,
+        needs_folder=True,
+        check=lambda folder: check_omniglot(_require(folder, "omniglot")),
+        load=lambda folder, split, size: load_omniglot(_require(folder, "omniglot"), split, size or 28),
     ),
     DatasetInfo(
         name="image-folder",

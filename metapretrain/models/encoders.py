@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError, one_of
 
-ENCODERS = ("mlp", "resnet18", "small-conv")
+ENCODERS = ("conv4", "mlp", "resnet18", "small-conv")
 STEMS = ("standard", "3x3")
 
 
@@ -97,6 +97,23 @@ def small_conv(*, channels: int = 3, width: int = 32) -> Encoder:
     return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), sizes[-1])
 
 
+def conv4(*, channels: int = 1, image_size: int = 28, width: int = 64) -> Encoder:
+    """Four blocks of 3x3 convolution, BatchNorm, ReLU and 2x2 max-pooling: the network of few-shot papers.
+
+    Features are the flattened last map: `width` for images of 28 pixels, `25 * width` for 84 (Vinyals et al., 2016).
+
+    Raises:
+        InputError: images of less than 16 pixels, of which four poolings leave nothing.
+    """
+    if image_size < 16:
+        raise InputError(f"conv4 needs images of 16 pixels or more, got {image_size}; give a larger image size")
+    layers: list[nn.Module] = []
+    for before in (channels, width, width, width):
+        layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+    return Encoder(nn.Sequential(*layers, nn.Flatten()), width * (image_size // 16) ** 2)
+
+
 def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
     """Two fully connected ReLU layers over the pixels: the poster's MLP baseline (its widths are not given)."""
     net = nn.Sequential(
@@ -110,7 +127,7 @@ def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
 
 
 def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: str = "standard") -> Encoder:
-    """Build an encoder by name: `resnet18`, `small-conv` or `mlp`.
+    """Build an encoder by name: `conv4`, `resnet18`, `small-conv` or `mlp`.
 
     Args:
         channels: colour planes of the images.
@@ -128,6 +145,7 @@ def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: s
         raise InputError(f"channels and image_size must be at least 1, got {channels} and {image_size}")
     one_of("stem", stem, STEMS)
     builders: dict[str, Callable[[], Encoder]] = {
+        "conv4": lambda: conv4(channels=channels, image_size=image_size),
         "resnet18": lambda: resnet18(channels=channels, stem=stem),
         "small-conv": lambda: small_conv(channels=channels),
         "mlp": lambda: mlp(channels=channels, image_size=image_size),

@@ -6,13 +6,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from metapretrain.data.augment import AUGMENTATIONS
 from metapretrain.errors import InputError, one_of
 from metapretrain.models import ENCODERS, STEMS
 from metapretrain.protonet import ProtoLoss
 from metapretrain.training import TrainSettings
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Recipe:
             raise InputError(f"simclr_temperature must be above 0, got {self.simclr_temperature}")
 
 
-def override(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+def override(recipe: R, changes: Sequence[str]) -> R:
     """Return the recipe with changes such as `["epochs=10", "prl.lr=0.2"]`.
 
     Raises:

@@ -1,0 +1,163 @@
+"""Reader of Omniglot: drawn characters, with the few-shot split in which a turned character is another class."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from metapretrain.data.image_folder import decode
+from metapretrain.data.images import ImageSet
+from metapretrain.errors import InputError, one_of
+
+SPLITS = ("train", "validation", "trainval", "test")
+SPLIT_FILES = {"train": "train.txt", "validation": "val.txt", "trainval": "trainval.txt", "test": "test.txt"}
+PARTS = ("images_background", "images_evaluation")
+DRAWINGS = 20  # of each character, each by another person
+CHARACTERS = {"images_background": 964, "images_evaluation": 659}
+LAYOUT = (
+    "omniglot-py/images_{background,evaluation}/<alphabet>/<character>/*.png as torchvision.datasets.Omniglot unpacks "
+    "it, and omniglot-splits/{train,val,test}.txt with lines <alphabet>/<character>/rot090"
+)
+
+
+def load_omniglot(data_dir: str | Path, split: str, image_size: int = 28, *, workers: int | None = None) -> ImageSet:
+    """Read a split of Omniglot (Lake et al., 2015) as few-shot papers use it (Vinyals et al., 2016).
+
+    A line of a split file names a class: a character and how far it is turned counterclockwise, 0, 90, 180 or
+    270 degrees. Drawings are reduced to `image_size` pixels; ink is 255 and paper 0, so that ink is 1 after
+    division by 255.
+
+    Args:
+        data_dir: the folder that holds `omniglot-py` and `omniglot-splits` (or `splits`), or `omniglot-py`.
+        split: `"train"`, `"validation"`, `"trainval"` (both) or `"test"`.
+        image_size: height and width of the result in pixels.
+        workers: decoding threads; by default one a processor.
+
+    Returns:
+        images uint8 (20 * classes, 1, image_size, image_size), class after class in the order of the file.
+
+    Raises:
+        InputError: a folder or file is missing, a line is malformed or repeated, a character is not there or has
+            not 20 drawings, or an image cannot be decoded.
+    """
+    one_of("split", split, SPLITS)
+    characters = find_characters(data_dir)
+    lines = read_split(data_dir, split)
+    names = list(dict.fromkeys(character for character, _ in lines))
+    missing = [name for name in names if name not in characters]
+    if missing:
+        raise InputError(
+            f"omniglot {split}: {len(missing)} characters of {SPLIT_FILES[split]} are not in {data_dir}, the first is "
+            f"{missing[0]!r}; unpack both images_background and images_evaluation"
+        )
+    paths = [path for name in names for path in characters[name]]
+    drawings, files = decode(paths, f"omniglot {split}", image_size, 1, workers)
+    ink = (255 - drawings).view(len(names), DRAWINGS, 1, image_size, image_size)
+    place = {name: number for number, name in enumerate(names)}
+    images = turned(ink[[place[name] for name, _ in lines]], torch.tensor([quarter for _, quarter in lines]))
+    labels = torch.arange(len(lines)).repeat_interleave(DRAWINGS)
+    classes = [f"{name}/rot{90 * quarter:03}" for name, quarter in lines]
+    return ImageSet(images.flatten(0, 1), labels, classes, "omniglot", split, files)
+
+
+def turned(images: Tensor, quarters: Tensor) -> Tensor:
+    """Turn images (N, ..., H, H) counterclockwise, each by its own number of quarter turns, 0..3 (N,).
+
+    Example:
+        >>> turned(torch.tensor([[[1, 2], [3, 4]]]), torch.tensor([1])).tolist()
+        [[[2, 4], [1, 3]]]
+    """
+    result = torch.empty_like(images)
+    for quarter in range(4):
+        rows = (quarters == quarter).nonzero().flatten()
+        result[rows] = torch.rot90(images[rows], quarter, (-2, -1))
+    return result
+
+
+def find_characters(data_dir: str | Path) -> dict[str, list[Path]]:
+    """Return the image files of each character, by `alphabet/character`.
+
+    Raises:
+        InputError: there is no such folder, or a character has not 20 drawings.
+    """
+    root = _image_root(data_dir)
+    found: dict[str, list[Path]] = {}
+    for part in PARTS:
+        for folder in sorted((root / part).glob("*/*/")):
+            name = f"{folder.parent.name}/{folder.name}"
+            files = sorted(path for path in folder.glob("*.png") if not path.name.startswith("."))
+            if len(files) != DRAWINGS:
+                raise InputError(f"{folder} has {len(files)} drawings, {DRAWINGS} expected; unpack Omniglot again")
+            found[name] = files
+    if not found:
+        raise InputError(f"no characters in {root}; expected {LAYOUT}")
+    return found
+
+
+def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
+    """Return (character, quarter turns) of each class of a split.
+
+    Raises:
+        InputError: no split file, a malformed line, or a class that is named twice.
+    """
+    name = SPLIT_FILES[one_of("split", split, SPLITS)]
+    root = Path(data_dir).expanduser()
+    places = [place / folder for place in (root, root.parent) for folder in ("omniglot-splits", "splits")]
+    file = next((place / name for place in places if (place / name).is_file()), None)
+    if file is None:
+        raise InputError(f"no omniglot-splits/{name} in or beside {root}; expected {LAYOUT}")
+    classes = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        found = re.fullmatch(r"([^/]+/[^/]+)/rot(000|090|180|270)", line.strip())
+        if found is None:
+            raise InputError(
+                f"{name}, line {number}: {line.strip()!r} is not <alphabet>/<character>/rot000, 090, 180 or 270"
+            )
+        classes.append((found[1], int(found[2]) // 90))
+    repeated = len(classes) - len(set(classes))
+    if repeated or not classes:
+        raise InputError(f"{name}: {f'{repeated} classes are named twice' if repeated else 'it names no class'}")
+    return classes
+
+
+def check_omniglot(data_dir: str | Path) -> str:
+    """Return one line with the characters and the classes of each split; no image is decoded.
+
+    Raises:
+        InputError: as :func:`load_omniglot`, or a character is in two splits.
+    """
+    characters = find_characters(data_dir)
+    parts = {split: read_split(data_dir, split) for split in ("train", "validation", "test")}
+    for split, lines in parts.items():
+        missing = [name for name, _ in lines if name not in characters]
+        if missing:
+            raise InputError(f"omniglot {split}: {missing[0]!r} is not there; unpack both image folders")
+    _check_apart(parts)
+    counts = ", ".join(
+        f"{split} {len({name for name, _ in lines}):,} characters in {len(lines):,} classes"
+        for split, lines in parts.items()
+    )
+    whole = " (all)" if len(characters) == sum(CHARACTERS.values()) else ""
+    return f"omniglot: {len(characters):,} characters{whole} of {DRAWINGS} drawings; {counts}"
+
+
+def _check_apart(parts: dict[str, list[tuple[str, int]]]) -> None:
+    owner: dict[str, str] = {}
+    for split, lines in parts.items():
+        for name in {name for name, _ in lines}:
+            if name in owner:
+                raise InputError(f"omniglot: the character {name!r} is in both {owner[name]} and {split}")
+            owner[name] = split
+
+
+def _image_root(data_dir: str | Path) -> Path:
+    root = Path(data_dir).expanduser()
+    for place in (root, root / "omniglot-py"):
+        if all((place / part).is_dir() for part in PARTS):
+            return place
+    raise InputError(f"no {' and '.join(PARTS)} in {root}; expected {LAYOUT}")
