@@ -75,6 +75,7 @@ def train(
         step: a module; `step({task: batch})` returns `{task: scalar loss}`; their sum is minimised. If
             `settings.ema` is set it has an attribute `model`, whose weights end as the moving average. If it
             has a method `start_epoch(task)`, that is called when a new pass over a task's batches begins.
+            With an attribute `reduces_gradients = True` it averages its gradients over the ranks by itself.
         stream: yields `{task: batch}`; see :class:`Stream`.
         settings: see :class:`TrainSettings`.
         run: a :class:`RunFolder`: losses are logged there and a run that was cut short goes on from its last
@@ -135,7 +136,9 @@ class _Loop:
         if settings.compile:
             log.info("compiling %d module(s)", compile_parts(step))
         optimizer = build_optimizer(step, settings, accelerator.device)
-        self.module, self.optimizer = accelerator.prepare(step, optimizer)
+        own = getattr(step, "reduces_gradients", False)
+        self.module = accelerator.prepare_model(step, evaluation_mode=own)  # evaluation_mode: not wrapped in DDP
+        self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.step = self.resumed_from = self.start = 0
         self.losses: dict[str, float] = {}
         self.speeds: list[float] = []
