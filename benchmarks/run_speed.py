@@ -28,8 +28,8 @@ import numpy as np
 from speed_contenders import Contender, Missing, count_kernels, device_clock
 
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
-from metapretrain.evaluation.files import write_text
 from metapretrain.options import Parser, main_guard, names, positive_int
+from metapretrain.training.files import write_file
 
 
 @dataclass(frozen=True)
@@ -588,7 +588,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(table(results))
     if options.out:
         content = {**where, "rows": [{"unit": ROWS[result.row][0], **asdict(result)} for result in results]}
-        write_text(options.out, json.dumps(content, indent=1) + "\n")
+        write_file(options.out, json.dumps(content, indent=1) + "\n")
 
 
 def surroundings() -> dict[str, str]:

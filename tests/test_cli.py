@@ -269,10 +269,9 @@ def test_plot_of_one_run_goes_into_it(runs: Path, capsys: pytest.CaptureFixture[
 def test_accuracies_are_drawn_before_losses_and_other_metrics_only_when_named(tmp_path: Path) -> None:
     names = ("learning_rate", "loss_a", "loss_b", "loss_c", "accuracy", "nearest_prototype_accuracy")
     lines = [{"step": 1, "split": "train", "name": name, "value": 0.5} for name in names]
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     expected = ["train/accuracy", "train/nearest_prototype_accuracy", "train/loss_a", "train/loss_b"]
-    assert usual_metrics([file]) == expected
+    assert usual_metrics([tmp_path]) == expected
 
 
 def test_plot_into_another_folder(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metapretrain.errors import InputError
+from metapretrain.training.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,15 +37,9 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
     Raises:
         InputError: the folder cannot be made or written.
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.stem}.partial.png")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return write_file(Path(path), png.getvalue())
 
 
 def darker(colour: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from numpy.typing import NDArray
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.canvas import COLOURS, INK, darker, new_figure, plain
+from metapretrain.training.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,37 +20,19 @@ if TYPE_CHECKING:
 
 Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps, values
 
-log = logging.getLogger(__name__)
 
+def read_curves(run: Path | str) -> dict[str, Curve]:
+    """What a run logged: "split/name" -> (steps int64 (S,) in order, values float64 (S,)); NaN where not finite.
 
-def read_metrics(path: Path | str) -> dict[str, Curve]:
-    """Read `metrics.jsonl` into "split/name" -> (steps, values); a torn last line is left out with a warning.
-
-    Raises:
-        InputError: the file cannot be read, or a line before the last is not a metric.
+    Example:
+        >>> read_curves("no-such-run")
+        {}
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read metrics {path}: {error}") from error
     series: dict[str, dict[int, float]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            key, step, value = f"{entry['split']}/{entry['name']}", int(entry["step"]), float(entry["value"])
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                log.warning("%s: the last line is torn and left out", path)
-                break
-            raise InputError(f"{path}: line {number} is not a metric (step, split, name, value)") from error
-        series.setdefault(key, {})[step] = value
+    for line in read_metrics(run):
+        series.setdefault(f"{line['split']}/{line['name']}", {})[line["step"]] = line["value"]
     return {
-        key: (
-            np.array(sorted(found), np.int64),
-            np.array([found[step] for step in sorted(found)], np.float64),
-        )
+        key: (np.array(sorted(found), np.int64), np.array([found[step] for step in sorted(found)], np.float64))
         for key, found in series.items()
     }
 
@@ -62,13 +43,13 @@ def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[st
     At each step the seeds count that have reached it, so a run in progress does not cut the others short.
 
     Args:
-        runs: method to the `metrics.jsonl` files of its seeds.
+        runs: method to the run folders of its seeds.
         metrics: "split/name", for example "train/loss".
 
     Raises:
-        InputError: no file holds any of the metrics (the line names those that are there).
+        InputError: no run logged any of the metrics (the line names those that are there).
     """
-    read = {method: [read_metrics(path) for path in paths] for method, paths in runs.items()}
+    read = {method: [read_curves(folder) for folder in folders] for method, folders in runs.items()}
     there = sorted({key for seeds in read.values() for seed in seeds for key in seed})
     shown = [metric for metric in metrics if metric in there]
     if not shown:

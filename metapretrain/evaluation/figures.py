@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.evaluation.canvas import COLOURS, INK, MARKERS, darker, new_figure, plain, save_figure
-from metapretrain.evaluation.curves import curves_figure, read_metrics
+from metapretrain.evaluation.canvas import COLOURS, INK, MARKERS, darker, new_figure, plain
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.evaluation.predictions import confusion
 from metapretrain.evaluation.representation import check_embeddings, knn_leave_one_out, silhouette, subsample
@@ -21,17 +20,6 @@ from metapretrain.evaluation.representation import check_embeddings, knn_leave_o
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = [
-    "comparison_figure",
-    "confusion_figure",
-    "curves_figure",
-    "project",
-    "read_metrics",
-    "save_figure",
-    "tsne_figure",
-]
-
 
 REDUCERS = {"tsne": "t-SNE", "umap": "UMAP"}
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.canvas import save_figure
-from metapretrain.evaluation.curves import curves_figure, read_metrics
+from metapretrain.evaluation.curves import curves_figure, read_curves
 from metapretrain.evaluation.figures import check_reducer, comparison_figure, tsne_figure
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import collect
+from metapretrain.training.metrics_file import METRICS
 from metapretrain.training.projector import POINTS, read_embeddings
 
-METRICS_FILE = "metrics.jsonl"
 USUAL = r".*/(loss.*|.*accuracy)"  # what is drawn when no metrics are named
 PANELS = 4
 
@@ -43,7 +43,7 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
     written = []
     for folder, runs in groups.items():
         place = _place(folder, root, Path(out) if out is not None else None)
-        shown = metrics or usual_metrics([file for files in runs.values() for file in files])
+        shown = metrics or usual_metrics([run for seeds in runs.values() for run in seeds])
         written.append(save_figure(curves_figure(runs, shown), place / "curves.png"))
         written += _comparison(folder, place)
     return written
@@ -85,7 +85,7 @@ def _panels(run: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
 
 
 def runs_by_group(root: Path) -> dict[Path, dict[str, list[Path]]]:
-    """The ``metrics.jsonl`` files below `root`: folder of a group to method to its seeds' files.
+    """The run folders below `root` that logged anything: folder of a group to method to its seeds' folders.
 
     Raises:
         InputError: there are none.
@@ -93,12 +93,11 @@ def runs_by_group(root: Path) -> dict[Path, dict[str, list[Path]]]:
     if not root.is_dir():
         raise InputError(f"no such folder: {root}; name a run's folder or one with runs below it")
     groups: dict[Path, dict[str, list[Path]]] = {}
-    for file in sorted(root.rglob(METRICS_FILE)):
-        run = file.parent
+    for run in sorted(file.parent for file in root.rglob(METRICS)):
         group = root if run == root else run.parent
-        groups.setdefault(group, {}).setdefault(method_of(run.resolve().name), []).append(file)
+        groups.setdefault(group, {}).setdefault(method_of(run.resolve().name), []).append(run)
     if not groups:
-        raise InputError(f"no runs in {root}: no {METRICS_FILE} at any depth")
+        raise InputError(f"no runs in {root}: no {METRICS} at any depth")
     return groups
 
 
@@ -112,9 +111,9 @@ def method_of(run: str) -> str:
     return re.sub(r"-s\d+$", "", run)
 
 
-def usual_metrics(files: Sequence[Path]) -> list[str]:
-    """The first accuracies and losses that were logged in `files`, accuracies before losses."""
-    logged = sorted({name for file in files for name in read_metrics(file) if re.fullmatch(USUAL, name)})
+def usual_metrics(runs: Sequence[Path]) -> list[str]:
+    """The first accuracies and losses that were logged in `runs`, accuracies before losses."""
+    logged = sorted({name for run in runs for name in read_curves(run) if re.fullmatch(USUAL, name)})
     return sorted(logged, key=lambda name: "accuracy" not in name)[:PANELS] or ["train/loss"]
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.files import write_text
+from metapretrain.training.files import write_file
 
 HEADER = ("index", "label", "prediction")
 
@@ -71,7 +71,7 @@ def write_predictions(
             f"{len(y)} labels, {len(predicted)} predictions and {len(rows)} indices: they must be as many"
         )
     lines = [",".join(HEADER), *(f"{i},{a},{b}" for i, a, b in zip(rows, y, predicted, strict=True))]
-    return write_text(Path(path), "\n".join(lines) + "\n")
+    return write_file(Path(path), "\n".join(lines) + "\n")
 
 
 def read_predictions(path: Path | str) -> Predictions:

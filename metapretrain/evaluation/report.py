@@ -11,7 +11,6 @@ import numpy as np
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.claims import FAMILIES, Claim, compare_families
-from metapretrain.evaluation.files import write_text
 from metapretrain.evaluation.intervals import (
     Interval,
     mean_interval,
@@ -21,6 +20,7 @@ from metapretrain.evaluation.intervals import (
 )
 from metapretrain.evaluation.published import PUBLISHED, Published, published_for
 from metapretrain.evaluation.results import Collection, Result, collect, unpack
+from metapretrain.training.files import write_file
 
 # For each comparison the first of these methods that a group of runs has.
 BASELINES = (("supervised-resnet18", "supervised"), ("simclr", "simclr-unfrozen", "simclr-frozen"))
@@ -269,7 +269,7 @@ def write(
     if folder.exists() and not folder.is_dir():
         raise InputError(f"cannot write the report to {folder}: it is a file; name a folder")
     text = table.markdown()
-    write_text(folder / "table.md", text)
-    write_text(folder / "table.csv", table.csv())
-    write_text(folder / "table.json", table.json())
+    write_file(folder / "table.md", text)
+    write_file(folder / "table.csv", table.csv())
+    write_file(folder / "table.json", table.json())
     return text

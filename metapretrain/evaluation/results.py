@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.files import write_text
 from metapretrain.evaluation.predictions import read_predictions
+from metapretrain.training.files import write_file
 
 Result = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
     lines = [json.dumps(result, sort_keys=True, allow_nan=False) for result in results]
     if not lines:
         raise InputError(f"no complete result to bundle into {path}")
-    return write_text(Path(path), "[\n" + ",\n".join(lines) + "\n]\n")
+    return write_file(Path(path), "[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def _fault(result: Result) -> str | None:

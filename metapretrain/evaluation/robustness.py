@@ -12,8 +12,8 @@ from torch import Tensor
 from metapretrain.data.corruptions import CORRUPTIONS, corrupt
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
-from metapretrain.evaluation.files import write_text
 from metapretrain.evaluation.representation import accuracy, subsample
+from metapretrain.training.files import json_bytes, read_json, write_file
 
 SEVERITIES = (1, 3, 5)
 MOST = 1000
@@ -86,7 +86,6 @@ def corrupt_runs(
         InputError: no finished run, a damaged one, or one whose classes are not those of the images.
     """
     from metapretrain.models.saved import load
-    from metapretrain.training.files import json_bytes, read_json
 
     runs = sorted(path.parent for path in Path(root).rglob("result.json"))
     results = {run: read_json(run / "result.json") or {} for run in runs}
@@ -108,5 +107,5 @@ def corrupt_runs(
         scores = part.score(model.predict)
         result["metrics"] |= scores
         result["corrupt"] = {"images": len(part.clean), "severities": list(part.severities), "seed": part.seed}
-        write_text(run / "result.json", json_bytes(result).decode())
+        write_file(run / "result.json", json_bytes(result))
         yield run, scores

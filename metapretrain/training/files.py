@@ -105,6 +105,24 @@ def write_whole(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write `path`, whole or not at all, and the folders above it where they are missing; text as UTF-8.
+
+    Raises:
+        InputError: a folder cannot be made, or the file not written; an older one is untouched.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_file(Path(folder) / "report" / "table.csv", "a,b").read_text()
+        'a,b'
+    """
+    with one_line_errors(f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.encode() if isinstance(content, str) else content)
+    return path
+
+
 def plain(value: Any) -> Any:
     """Return `value` as JSON has it: tuples as lists, keys as strings, numbers that are not finite as None.
 

@@ -14,14 +14,12 @@ import torch
 from matplotlib.figure import Figure
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.curves import over_seeds
+from metapretrain.evaluation.canvas import save_figure
+from metapretrain.evaluation.curves import curves_figure, over_seeds, read_curves
 from metapretrain.evaluation.figures import (
     comparison_figure,
     confusion_figure,
-    curves_figure,
     project,
-    read_metrics,
-    save_figure,
     tsne_figure,
 )
 from metapretrain.evaluation.intervals import mean_interval
@@ -74,12 +72,13 @@ def test_names_on_a_map_do_not_overlap() -> None:
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
-def write_metrics(path: Path, values: dict[int, float], name: str = "loss") -> Path:
+def write_metrics(run: Path, values: dict[int, float | None], name: str = "loss") -> Path:
     entries = [
         {"step": step, "split": "train", "name": name, "value": value} for step, value in values.items()
     ]
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    return path
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return run
 
 
 def test_curves_show_mean_and_band(tmp_path: Path) -> None:
@@ -112,13 +111,23 @@ def test_a_run_in_progress_does_not_cut_the_others_short() -> None:
     np.testing.assert_array_equal(values, [[1, 1.5, 2, 3], [3, 3, np.nan, np.nan]])
 
 
-def test_torn_last_line_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write_metrics(tmp_path / "metrics.jsonl", {0: 1.0, 5: 2.0})
-    path.write_text(path.read_text()[:-9])
+def test_a_value_that_was_not_finite_leaves_a_gap(tmp_path: Path) -> None:
+    run = write_metrics(tmp_path / "a", {0: 1.0, 5: None, 10: 2.0})
+    steps, values = read_curves(run)["train/loss"]
+    assert steps.tolist() == [0, 5, 10]
+    np.testing.assert_array_equal(values, [1, np.nan, 2])
+    (axes,) = curves_figure({"a": [run]}, ["train/loss"]).axes
+    assert axes.lines[0].get_xydata().tolist() == [[0, 1], [10, 2]]  # type: ignore[union-attr]
+
+
+def test_damaged_lines_are_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = write_metrics(tmp_path / "a", {0: 1.0, 5: 2.0, 9: 3.0})
+    file = run / "metrics.jsonl"
+    file.write_text('{"step": 1}\n' + file.read_text()[:-9])  # the last one torn by a kill
     with caplog.at_level(logging.WARNING):
-        steps, values = read_metrics(path)["train/loss"]
-    assert (steps.tolist(), values.tolist()) == ([0], [1.0])
-    assert "torn" in caplog.text
+        steps, values = read_curves(run)["train/loss"]
+    assert (steps.tolist(), values.tolist()) == ([0, 5], [1.0, 2.0])
+    assert "1 damaged lines are left out" in caplog.text
 
 
 def test_confusion_cells_are_per_cent_of_the_row() -> None:
@@ -163,9 +172,7 @@ def test_umap_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     z, y = blobs()
-    bad = tmp_path / "bad"
-    bad.write_text('{"step": 1}\n{"step": 2}\n')
-    metrics = write_metrics(tmp_path / "metrics.jsonl", {0: 1.0})
+    run = write_metrics(tmp_path / "run", {0: 1.0})
     broken = z.clone()
     broken[3] = float("nan")
     cases = [
@@ -173,9 +180,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         (lambda: tsne_figure({"train": (z, y)}, NAMES[:2]), r"labels must be 0\.\.1"),
         (lambda: tsne_figure({"train": (broken, y)}, NAMES), "panel 'train'.*NaN.*first row 3"),
         (lambda: project(z[:3]), "4 rows or more"),
-        (lambda: curves_figure({"a": [metrics]}, ["train/los"]), "there are: train/loss"),
-        (lambda: read_metrics(bad), "line 1 is not a metric"),
-        (lambda: read_metrics(tmp_path / "none"), "cannot read metrics"),
+        (lambda: curves_figure({"a": [run]}, ["train/los"]), "there are: train/loss"),
         (lambda: comparison_figure({}), "at least one method"),
     ]
     for call, match in cases:
