@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from metapretrain.devices import check_device
 from metapretrain.errors import InputError, one_of
-from metapretrain.options import check_device
 
 if TYPE_CHECKING:
     from metapretrain.data.images import ImageSet

@@ -1,4 +1,4 @@
-"""The options that all scripts share, the checks of device and precision, and the guard around `main`."""
+"""The options that all scripts share, and the guard around `main`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import functools
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -22,7 +21,8 @@ from metapretrain.arguments import (
     positive_float,
     positive_int,
 )
-from metapretrain.errors import InputError, one_of
+from metapretrain.devices import DEVICES, PRECISIONS, check_device, check_device_name, check_precision
+from metapretrain.errors import InputError
 
 __all__ = [
     "DEVICES",
@@ -44,24 +44,8 @@ __all__ = [
     "positive_int",
 ]
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-PRECISIONS = ("bf16", "fp16", "fp32")
+device_name = option_type(check_device_name)
 INTERRUPTED = 130  # the shell's status of a process that Ctrl-C ended
-
-
-@option_type
-def device_name(text: str) -> str:
-    """A device's name, checked for its form only: ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:N``.
-
-    Example:
-        >>> device_name("cuda:1")
-        'cuda:1'
-    """
-    if re.fullmatch(r"cuda:\d+", text):
-        return text
-    if text.lower() in ("gpu", "nvidia"):
-        raise InputError(f"unknown device {text!r}; did you mean 'cuda'? allowed: {', '.join(DEVICES)}")
-    return one_of("device", text, DEVICES)
 
 
 def common_options(
@@ -99,57 +83,6 @@ def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = Tru
     add("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N or mps (default: auto)")
     if precision:
         add("--precision", choices=PRECISIONS, default="fp32", help="of the forward pass (default: fp32)")
-
-
-def check_device(name: str) -> str:
-    """The torch device string of `name`; ``auto`` is the first GPU if there is one, else the CPU.
-
-    Raises:
-        InputError: the name is unknown or this machine has no such device.
-
-    Example:
-        >>> check_device("cpu")
-        'cpu'
-    """
-    import torch
-
-    try:
-        name = device_name(name)
-    except argparse.ArgumentTypeError as error:
-        raise InputError(str(error)) from None
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return "cuda" if count else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name.startswith("cuda") and not count:
-        raise InputError(f"device {name!r} is not available: torch sees no CUDA GPU; try --device auto")
-    index = int(name.partition(":")[2] or 0)
-    if name.startswith("cuda") and index >= count:
-        have = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise InputError(f"device {name!r} is not available: this machine has {have}")
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise InputError("device 'mps' is not available on this machine; use --device cpu or auto")
-    return name
-
-
-def check_precision(name: str, device: str) -> str:
-    """`name` if `device` can compute in it: ``fp16`` needs a GPU, ``bf16`` works on the CPU too.
-
-    Raises:
-        InputError: the name is unknown, or the device cannot.
-
-    Example:
-        >>> check_precision("bf16", "cpu")
-        'bf16'
-    """
-    one_of("precision", name, PRECISIONS)
-    if name == "fp16" and device == "cpu":
-        raise InputError("precision 'fp16' needs a GPU; on the CPU use --precision bf16 or fp32")
-    if name == "bf16" and device.startswith("cuda"):
-        import torch
-
-        if not torch.cuda.is_bf16_supported():
-            raise InputError(f"precision 'bf16' is not supported by {device!r}; use --precision fp16 or fp32")
-    return name
 
 
 def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:

@@ -7,12 +7,57 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
+from metapretrain.devices import check_device, check_precision
 from metapretrain.evaluation.robustness import corrupt_runs
-from metapretrain.options import check_device, check_precision
-from metapretrain.tasks.experiment import Experiment
-from metapretrain.tasks.images import Machine, Method
+from metapretrain.tasks.images import Machine
 from metapretrain.training.sweep import run_jobs, slots
+
+
+class Row(Protocol):
+    """A row of a table."""
+
+    @property
+    def pretraining(self) -> str | None:
+        """The pretraining that it shares with others: these rows are one job."""
+        ...
+
+
+class Rows(Protocol):
+    """What :func:`run_table` runs, such as :class:`metapretrain.tasks.experiment.Experiment`."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of all rows."""
+        ...
+
+    @property
+    def machine(self) -> Machine:
+        """Where it runs."""
+        ...
+
+    @property
+    def data(self) -> Any:
+        """Has `counts` and a part `test`."""
+        ...
+
+    @property
+    def figures(self) -> int | None:
+        """The seed for which figures are drawn; None for none."""
+        ...
+
+    def plan(self, methods: Mapping[str, Any]) -> list[str]:
+        """Return a line a row with its budget."""
+        ...
+
+    def check(self, methods: Mapping[str, Any], seeds: Sequence[int]) -> None:
+        """Refuse now what `row` would refuse later."""
+        ...
+
+    def row(self, name: str, method: Any, seed: int) -> dict[str, Any]:
+        """Run one row for one seed and return its result."""
+        ...
 
 
 def machine_of(options: Namespace) -> Machine:
@@ -29,7 +74,7 @@ def machine_of(options: Namespace) -> Machine:
 
 
 def run_table(
-    experiment: Experiment, methods: Mapping[str, Method], options: Namespace, command: Sequence[str]
+    experiment: Rows, methods: Mapping[str, Row], options: Namespace, command: Sequence[str]
 ) -> int:
     """Run the rows of `options.methods` for `options.seeds`, then write and print the table.
 
@@ -81,7 +126,7 @@ def show(root: Path, figures: int | None) -> None:
     print(f"curves   tensorboard --logdir {root}")
 
 
-def _jobs(chosen: Mapping[str, Method], options: Namespace, command: Sequence[str]) -> dict[str, list[str]]:
+def _jobs(chosen: Mapping[str, Row], options: Namespace, command: Sequence[str]) -> dict[str, list[str]]:
     """One job a seed and pretraining: its rows wait for the same encoder; supervised rows stand alone."""
     jobs = {}
     groups: dict[str, list[str]] = {}

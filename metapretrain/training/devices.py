@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from metapretrain.errors import InputError
+from metapretrain.devices import check_device, check_precision
 
 
 def make_accelerator(device: str, precision: str, *, unused_parameters: bool = False) -> Any:
@@ -18,7 +18,7 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
         unused_parameters: some update leaves some parameters without a gradient (one task a step).
 
     Raises:
-        InputError: a CUDA device that is not there, or fp16 on the CPU.
+        InputError: a device that is not there, or a precision that it cannot compute in.
 
     Example:
         >>> make_accelerator("cpu", "fp32").device
@@ -27,22 +27,14 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState
 
-    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device {device!r} was asked for, but torch sees no CUDA device; use --device cpu")
-    if on_cpu and precision == "fp16":
-        raise InputError("precision fp16 needs a CUDA device; use fp32 or bf16 on the CPU")
+    device = check_device(device)
+    check_precision(precision, device)
     if device.startswith("cuda:"):
-        index = int(device.removeprefix("cuda:"))
-        if index >= torch.cuda.device_count():
-            raise InputError(
-                f"device {device!r} is not there: torch sees {torch.cuda.device_count()} CUDA device(s)"
-            )
-        torch.cuda.set_device(index)
+        torch.cuda.set_device(device)
     # accelerate keeps one state a process; a second phase may want another precision
     AcceleratorState._reset_state()
     return Accelerator(
-        cpu=on_cpu,
+        cpu=device == "cpu",
         mixed_precision="no" if precision == "fp32" else precision,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused_parameters)],
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from metapretrain.devices import PRECISIONS
 from metapretrain.errors import InputError, one_of
 from metapretrain.training.schedule import SCHEDULES
 
 OPTIMIZERS = ("adamw", "sgd")
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TrainSettings:
         clip: largest gradient norm, or None.
         accumulate: batches an update.
         precision: `fp32`, `bf16` or `fp16` (GPU only).
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         compile: compile the modules that say `compilable = True`.
         cuda_graph: record one update and replay it; None means wherever that is possible (one CUDA process, not fp16,
             no accumulation).

@@ -256,8 +256,8 @@ def test_evaluation_is_called_and_logged(tmp_path):
         ({"ema": 1.0}, "ema must lie"),
         ({"clip": 0.0}, "clip must be"),
         ({"weight_decay": -1.0}, "weight_decay"),
-        ({"device": "cuda:99"}, "CUDA"),
-        ({"precision": "fp16"}, "fp16 needs a CUDA device"),
+        ({"device": "cuda:99"}, "'cuda:99' is not available"),
+        ({"precision": "fp16"}, "'fp16' needs a GPU"),
     ],
 )
 def test_bad_settings_are_one_line(changes, words):
