@@ -1,1 +1,1 @@
-"""Filled by the first landing."""
+"""Intervals, scores of representations and episodes, figures, and the report of a folder of runs."""

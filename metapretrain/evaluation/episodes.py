@@ -14,12 +14,12 @@ from torch import Tensor
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import check_embeddings
+from metapretrain.protonet.distances import DISTANCES
 
 if TYPE_CHECKING:
     from metapretrain.episodes import Episode, EpisodePlan
 
 Predict = Callable[["Episode"], Tensor]
-DISTANCES = ("euclidean", "sqeuclidean", "cosine")
 
 
 @dataclass(frozen=True)

@@ -31,17 +31,13 @@ def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototy
     Raises:
         InputError: the folder cannot be written.
     """
-    from safetensors.torch import save
-
-    from metapretrain.training.files import one_line_errors, write_whole
+    from metapretrain.training.checkpoint import save_tensors
 
     states = {ENCODER: encoder.state_dict(), PROTOTYPES: {"prototypes": prototypes}}
     if head is not None:
         states[HEAD] = head.state_dict()
     for name, state in states.items():
-        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
-        with one_line_errors(f"cannot write {name} in {folder}"):
-            write_whole(folder / name, save(tensors))
+        save_tensors(folder / name, state)
 
 
 class SavedModel(nn.Module):

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import write_predictions
-from metapretrain.evaluation.representation import knn_predict, nearest_prototype, silhouette, subsample
+from metapretrain.evaluation.representation import accuracy, knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.models import Encoder
 from metapretrain.models.saved import ENCODER, save_model
 from metapretrain.protonet import prototypes
 from metapretrain.tasks.images import (
-    VIEWS,
     ImageData,
     Machine,
     Method,
@@ -29,6 +28,7 @@ from metapretrain.tasks.images import (
     new_encoder,
     pretrain,
     updates,
+    views,
 )
 from metapretrain.tasks.recipes import Recipe
 from metapretrain.training import RunFolder, TrainReport
@@ -78,8 +78,8 @@ class Experiment:
         lines = []
         for name, method in methods.items():
             before, after = updates(self.recipe, self.data, method)
-            batch, views = self.recipe.batch_size, VIEWS.get(method.objective, 1)
-            spent = f"{(before * views + after) * batch:,} encoder passes"
+            batch = self.recipe.batch_size
+            spent = f"{(before * views(method.objective) + after) * batch:,} encoder passes"
             source = f"{before:,} of {method.pretraining} (shared) + " if before else ""
             lines.append(f"{name}: {spent}, updates {source}{after:,} of the head's phase")
         return lines
@@ -147,7 +147,7 @@ class Experiment:
         with self._open(name, method, seed) as run:
             maps = self._maps("before pretraining", encoder) if self.figures == seed else {}
             encoder, report = pretrain(objective, self.data, self.recipe, seed, self.machine, run=run)
-            spent = report.steps * self.recipe.batch_size * VIEWS.get(objective, 1)
+            spent = report.steps * self.recipe.batch_size * views(objective)
             cost = {"encoder_passes": spent, "updates": report.steps}
             if maps:
                 self._draw_maps(run, maps | self._maps("after pretraining", encoder), report.steps)
@@ -162,7 +162,7 @@ class Experiment:
                 cost,
                 {
                     "kind": "pretraining",
-                    "images_per_s": self._speed(report, VIEWS.get(objective, 1)),
+                    "images_per_s": self._speed(report, views(objective)),
                 },
             )
             return encoder, {**cost, "wall_s": result.get("wall_s", 0.0)}
@@ -207,8 +207,8 @@ class Experiment:
         wait_for_all(self.machine.world)  # the others may look for result.json now
         return run.result() or {}
 
-    def _speed(self, report: TrainReport, views: int) -> float:
-        return round(report.updates_per_second * self.recipe.batch_size * views, 1)
+    def _speed(self, report: TrainReport, passes: int) -> float:
+        return round(report.updates_per_second * self.recipe.batch_size * passes, 1)
 
     def _maps(self, when: str, encoder: Encoder) -> dict[str, tuple[Tensor, Tensor]]:
         """Features and labels of some training and test images: the panels of a map."""
@@ -264,23 +264,19 @@ def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> Scores
         if name != "train"
     }
     metrics = {
-        f"{'' if name == 'test' else name + '_'}nearest_prototype_accuracy": _share(predicted, labels[name])
+        f"{'' if name == 'test' else name + '_'}nearest_prototype_accuracy": accuracy(predicted, labels[name])
         for name, predicted in nearest.items()
     }
     for name in ("train", "test"):
         if name in z and 2 <= len(labels[name].unique()) < len(z[name]):  # else it is not defined
             metrics[f"silhouette_{name}"] = silhouette(z[name], labels[name])
     if "test" in z:
-        metrics["knn_accuracy"] = _share(knn_predict(z["train"], labels["train"], z["test"]), labels["test"])
+        metrics["knn_accuracy"] = accuracy(knn_predict(z["train"], labels["train"], z["test"]), labels["test"])
     predicted = nearest.get("test", labels["train"][:0])
     if head is not None:
         with torch.inference_mode():
             classes = {name: head(values).argmax(1) for name, values in z.items()}
         predicted = classes.get("test", predicted)
-        metrics |= {f"{name}_accuracy": _share(values, labels[name]) for name, values in classes.items()}
+        metrics |= {f"{name}_accuracy": accuracy(values, labels[name]) for name, values in classes.items()}
     centres, _ = prototypes(z["train"], labels["train"], len(data.train.classes))
     return Scores(metrics, predicted.cpu(), centres.cpu())
-
-
-def _share(predicted: Tensor, labels: Tensor) -> float:
-    return (predicted.cpu() == labels.cpu()).double().mean().item()

@@ -15,14 +15,19 @@ from metapretrain.data.normalise import normalize
 from metapretrain.data.splits import validation_split
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.representation import accuracy, embed, evaluation_mode, nearest_prototype
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head, projection
 from metapretrain.protonet import ProtoLoss, check_labels
 from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
 from metapretrain.tasks.recipes import Phase, Recipe
 from metapretrain.training import TrainReport, TrainSettings, train
 
-OBJECTIVES = ("supervised", "prl-standard", "prl-query", "simclr")
-VIEWS = {"simclr": 2}  # encoder passes an image and update, where it is not one
+OBJECTIVES: dict[str, type[Supervised | PRL | SimCLR]] = {
+    "supervised": Supervised,
+    "prl-standard": PRL,
+    "prl-query": PRL,
+    "simclr": SimCLR,
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,16 @@ def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = N
         )
 
 
+def views(objective: str) -> int:
+    """Encoder passes an image and update.
+
+    Example:
+        >>> views("simclr"), views("prl-query")
+        (2, 1)
+    """
+    return OBJECTIVES[objective].views
+
+
 def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
     """Return the updates of pretraining and of the phase with a head, for exactly the same encoder passes a row.
 
@@ -125,9 +140,9 @@ def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
     total = recipe.epochs * len(data.train) // recipe.batch_size
     before = 0
     if method.pretraining is not None:
-        views = VIEWS.get(method.pretraining, 1)
-        before = round(recipe.pretrain_share * total) // views
-        total -= before * views
+        passes = views(method.pretraining)
+        before = round(recipe.pretrain_share * total) // passes
+        total -= before * passes
     if total < 1 or (before < 1 and method.pretraining is not None):
         raise InputError(
             f"{recipe.epochs} epochs of {len(data.train)} images at batch_size {recipe.batch_size} are too few for "
@@ -144,7 +159,7 @@ def pretrain(
     Raises:
         InputError: unknown objective, or a batch that the objective cannot use.
     """
-    one_of("pretraining objective", objective, OBJECTIVES[1:])
+    one_of("pretraining objective", objective, OBJECTIVES.keys() - {"supervised"})
     phase = recipe.simclr if objective == "simclr" else recipe.prl
     images = _images(data, phase, machine)
     encoder = new_encoder(data, recipe, seed)
@@ -192,8 +207,8 @@ def finetune(
     model = Frozen(encoder) if method.frozen else encoder
 
     def evaluate(step: int) -> Mapping[str, float]:
-        logits = classify(encoder, head, data)
-        return {"accuracy": _accuracy(logits(data.validation), data.validation)}
+        predict = classify(encoder, head, data)
+        return {"accuracy": accuracy(predict(data.validation), data.validation.labels)}
 
     _, steps = updates(recipe, data, method)
     held = evaluate if len(data.validation) else None
@@ -203,8 +218,6 @@ def finetune(
 
 def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
     """Return a function from an image set to its features float32 (N, D), in evaluation mode, not augmented."""
-    from metapretrain.evaluation.representation import embed, evaluation_mode
-
     def features(images: ImageSet) -> Tensor:
         device = next(encoder.parameters()).device  # training may have moved it
         with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder.__call__):
@@ -227,19 +240,13 @@ def classify(encoder: nn.Module, head: nn.Module, data: ImageData) -> Callable[[
     return predict
 
 
-def _accuracy(predicted: Tensor, images: ImageSet) -> float:
-    return (predicted.cpu() == images.labels.cpu()).double().mean().item()
-
-
 def _by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[str, float]]:
-    from metapretrain.evaluation.representation import nearest_prototype
-
     features = encode(encoder, data)
 
     def evaluate(step: int) -> Mapping[str, float]:
         z, labels = features(data.train), data.train.labels
         predicted = nearest_prototype(z, labels.to(z.device), features(data.validation))
-        return {"nearest_prototype_accuracy": _accuracy(predicted, data.validation)}
+        return {"nearest_prototype_accuracy": accuracy(predicted, data.validation.labels)}
 
     return evaluate
 

@@ -224,4 +224,4 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError) as error:
         save_model(tmp_path / "file", build_encoder("mlp", image_size=2), None, torch.zeros(1, 1))
-    assert "cannot write encoder.safetensors" in str(error.value) and "\n" not in str(error.value)
+    assert "cannot write" in str(error.value) and "encoder.safetensors" in str(error.value) and "\n" not in str(error.value)
