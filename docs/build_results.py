@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import collect
@@ -30,7 +31,32 @@ def table(name: str) -> str:
             for trial, score in json.loads(file.read_text()).items()
         ]
         return "\n".join(["| trial | validation % | nearest prototype % |", "| --- | ---: | ---: |", *rows])
+    if name.startswith("speed-"):
+        return speed(json.loads(file.read_text()))
     return re.sub(r"^## .*\n+", "", build_table(collect(file)).markdown()).strip()
+
+
+def speed(measured: dict[str, Any]) -> str:
+    """Return the table of a file that `benchmarks/run_speed.py --out` wrote; rows that were skipped are left out."""
+    rows = [
+        f"| {row['row']} | {row['name']} | {plain(row['median'])} {row['unit']} | {plain(row['low'])} to {plain(row['high'])} "
+        f"| {row['ratio']:.2f} |"
+        for row in measured["rows"]
+        if not row["missing"]
+    ]
+    head = ["| row | contender | median a second | range | to the best peer |", "| --- | --- | ---: | ---: | ---: |"]
+    about = f"{measured['hardware']}; load of the machine {measured['load']}; {measured['versions']}."
+    return "\n".join([*head, *rows, "", about])
+
+
+def plain(value: float) -> str:
+    """Return a rate with at least three figures: `279,993`, `1.43`.
+
+    Example:
+        >>> plain(279992.98), plain(1.427)
+        ('279,993', '1.43')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def rebuilt(text: str) -> str:
