@@ -10,6 +10,12 @@ class InputError(ValueError):
     """Bad input in one line: what was given, what is allowed, what to do.
 
     Scripts print it as ``error: <line>`` and exit with status 2; in Python it is a :class:`ValueError`.
+
+    Example:
+        >>> raise InputError("seed is -1; give a whole number of at least 0")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: seed is -1; give a whole number of at least 0
     """
 
 

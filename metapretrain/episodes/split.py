@@ -22,7 +22,7 @@ def split_support_query(
     the batch; the stratified one does so in each class, which has at least one row on each side if it has
     two. Neither side is ever empty.
 
-    Source: query prototypical pretraining, 1/4 query and 3/4 support (vision poster).
+    Source: query prototypical pretraining, 1/4 query and 3/4 support (vision poster, "Experiments").
 
     Raises:
         InputError: the fraction is not between 0 and 1, the labels are not integers (B,), there are fewer

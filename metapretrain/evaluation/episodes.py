@@ -77,6 +77,16 @@ def evaluate_episodes(
     Raises:
         InputError: the sampler is endless or empty, or `predict` returns NaN or another shape; or episodes of
             several shapes in a batch.
+
+    Example:
+        >>> from metapretrain import EpisodeSampler, EpisodeSpec, proto_logits, prototypes
+        >>> y = torch.arange(60) % 6
+        >>> def nearest(episode):
+        ...     centres, _ = prototypes(episode.support.x, episode.support.y, num_classes=5)
+        ...     return proto_logits(episode.query.x, centres)
+        >>> sampler = EpisodeSampler(y, EpisodeSpec(ways=5, shots=1, queries=4), episodes=100, seed=0)
+        >>> print(evaluate_episodes(nearest, torch.utils.data.TensorDataset(torch.eye(6)[y], y), sampler))
+        100.00% +- 0.00% (100 episodes)
     """
     from metapretrain.episodes import EpisodeDataset
 
@@ -129,9 +139,9 @@ def evaluate_embeddings(
 ) -> EpisodeResult:
     """Accuracy by nearest support prototype over the sampler's episodes, from embeddings computed once.
 
-    Prototypical classification (Snell et al. 2017): each query goes to the class whose mean support embedding
-    is nearest. `batch` episodes are scored in one go; ways, shots and queries may differ between them. A
-    query whose class has no support example counts as wrong.
+    Prototypical classification (Snell et al., 2017, equations 1 and 2): each query goes to the class whose mean
+    support embedding is nearest. `batch` episodes are scored in one go; ways, shots and queries may differ
+    between them. A query whose class has no support example counts as wrong.
 
     Args:
         z: embedding of every row of the data set, (N, D).
@@ -140,6 +150,13 @@ def evaluate_embeddings(
 
     Raises:
         InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
+
+    Example:
+        >>> from metapretrain.episodes import EpisodeSampler, EpisodeSpec
+        >>> y = torch.arange(60) % 6  # classes that an embedding tells apart
+        >>> sampler = EpisodeSampler(y, EpisodeSpec(ways=5, shots=1, queries=4), episodes=100, seed=0)
+        >>> print(evaluate_embeddings(torch.eye(6)[y], sampler))
+        100.00% +- 0.00% (100 episodes)
     """
     one_of("distance", distance, DISTANCES)
     check_embeddings(z)

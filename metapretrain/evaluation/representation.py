@@ -90,7 +90,8 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
 def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:
     """Predict the class whose mean training embedding is nearest in the Euclidean distance.
 
-    No head is involved: prototypical classification (Snell et al. 2017) with all training rows as support.
+    No head is involved: prototypical classification (Snell et al., 2017, equations 1 and 2) with all
+    training rows as support.
 
     Args:
         z_train: (N, D).

@@ -70,9 +70,10 @@ def proto_logits(
 ) -> Tensor:
     """Logit of every query for every class: minus its distance to the centre, over the temperature.
 
-    ``"euclidean"`` is the plain norm of both pretraining papers, ``"sqeuclidean"`` its square (Snell et al.,
-    2017), ``"cosine"`` the similarity itself, in [-1, 1], over the temperature. The gradient of the norm is
-    0 where a query equals a centre.
+    The softmax of the logits is the probability of each class (Snell et al., 2017, equation 2; steps 3 and 4
+    of the vision paper). ``"euclidean"`` is the plain norm of both pretraining papers, ``"sqeuclidean"`` its
+    square (Snell et al.), ``"cosine"`` the similarity itself, in [-1, 1], over the temperature. The gradient
+    of the norm is 0 where a query equals a centre.
 
     Args:
         queries: (B, D) floating point.

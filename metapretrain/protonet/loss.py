@@ -28,6 +28,9 @@ _MEMORY = ("memory_sums", "memory_counts")
 class ProtoLoss(nn.Module):
     """Cross-entropy of examples against the prototypes of their batch.
 
+    Steps 1 to 4 of the vision paper and appendix A.2 of the text paper; query mode with the squared distance
+    is the loss of Snell et al. (2017), equations 1 and 2.
+
     ``mode="standard"`` (text paper, appendix A.2): prototypes and loss from the whole batch, an example is
     part of its own prototype. ``mode="query"`` (vision paper): prototypes from the support rows, loss on the
     query rows; a query whose class has no prototype is left out of the mean. The split is a function of

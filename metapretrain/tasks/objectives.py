@@ -78,7 +78,9 @@ class Supervised(nn.Module):
 
 
 class PRL(nn.Module):
-    """Prototypical representation learning: the prototypical loss of the pooled features, no projection (poster).
+    """Prototypical representation learning: the prototypical loss of the pooled features, without a projection.
+
+    Steps 1 to 4 of the vision paper; its two variants are the modes of :class:`metapretrain.protonet.ProtoLoss`.
 
     Args:
         images: where rows come from.
@@ -98,9 +100,10 @@ class PRL(nn.Module):
 
 
 class SimCLR(nn.Module):
-    """Contrast of two views of each image by the normalised temperature-scaled cross entropy (Chen et al., 2020).
+    """Contrast of two views of each image by the normalised temperature-scaled cross entropy.
 
-    Labels are not read. Over ranks the negatives of all of them are used, with gradients.
+    Chen et al. (2020), equation 1 and algorithm 1. Labels are not read.
+    Over ranks the negatives of all of them are used, with gradients.
 
     Args:
         images: where rows come from; its augmentation makes both views.
