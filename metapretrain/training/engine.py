@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from metapretrain.errors import InputError
+from metapretrain.training.checks import check_losses
 from metapretrain.training.settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer over the parameters that take a gradient; vectors and scalars are not decayed."""
     trained = [p for p in module.parameters() if p.requires_grad]
+    if not trained:
+        raise InputError(f"{type(module).__name__} has no parameter that takes a gradient: nothing to train")
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
@@ -33,6 +37,17 @@ def build_optimizer(
         nesterov = settings.momentum > 0
         return torch.optim.SGD(groups, settings.lr, settings.momentum, nesterov=nesterov, fused=fused)
     return torch.optim.AdamW(groups, settings.lr, fused=fused, capturable=fused)
+
+
+def moving_average(step: nn.Module, decay: float | None) -> Any:
+    """Return the average of the weights of `step.model` with this decay, or None without one."""
+    if decay is None:
+        return None
+    if not isinstance(getattr(step, "model", None), nn.Module):
+        raise InputError("ema averages the weights of step.model, which this step has not; give ema=None")
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    return AveragedModel(step.get_submodule("model"), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
 
 class Engine:
@@ -144,7 +159,7 @@ class Engine:
         for position, batch in enumerate(batches):
             last = position == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.module):
-                losses = self.module(batch)
+                losses = check_losses(self.module(batch), batch)
                 total = torch.stack(list(losses.values())).sum() / len(batches)
                 self.accelerator.backward(total)
             with torch.no_grad():

@@ -6,16 +6,16 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from metapretrain.errors import InputError
 from metapretrain.training import checkpoint
+from metapretrain.training.checks import TrainingError, check_settings, load_states, refuse_bad_weights
 from metapretrain.training.devices import compile_parts, make_accelerator, random_state, set_random_state
-from metapretrain.training.engine import Engine, build_optimizer
+from metapretrain.training.engine import Engine, build_optimizer, moving_average
 from metapretrain.training.schedule import learning_rate
 from metapretrain.training.settings import TrainSettings
 
@@ -37,10 +37,6 @@ class Stream(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a position."""
         ...
-
-
-class TrainingError(InputError):
-    """Training cannot go on; the line names the step and the last good checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ class _Loop:
         self.plain, self.stream, self.settings, self.accelerator = step, stream, settings, accelerator
         self.folder, self.evaluate, self.title = run, evaluate, title
         step.to(accelerator.device)
-        self.average = _moving_average(step, settings.ema)
+        self.average = moving_average(step, settings.ema)
         if settings.compile:
             log.info("compiling %d module(s)", compile_parts(step))
         optimizer = build_optimizer(step, settings, accelerator.device)
@@ -176,6 +172,7 @@ class _Loop:
                     self._save()
                 if logged:
                     self.logged_at, self.logged_step = time.monotonic(), self.step
+        refuse_bad_weights(self.plain, self.step, self._last_good())
         if self.average is not None:
             self.plain.get_submodule("model").load_state_dict(self.average.module.state_dict())
         counts = dict(getattr(self.stream, "counts", {}))
@@ -228,9 +225,7 @@ class _Loop:
     def _last_good(self) -> str:
         kept = sorted(self.folder.checkpoints.glob("step-*")) if self.folder is not None else []
         return (
-            f"the last good checkpoint is {kept[-1].name} in {kept[-1].parent}"
-            if kept
-            else "no checkpoint was saved"
+            f"the last good checkpoint is {kept[-1].name} in {kept[-1].parent}" if kept else "no checkpoint was saved"
         )
 
     def _maybe_evaluate(self) -> None:
@@ -258,6 +253,7 @@ class _Loop:
         from accelerate.utils import gather_object
 
         self._refuse_bad_loss()
+        refuse_bad_weights(self.plain, self.step, self._last_good())
         generators = gather_object([random_state(self.accelerator.device)])
         if self.accelerator.is_main_process:
             state = {
@@ -268,6 +264,7 @@ class _Loop:
                 "random": generators,
                 "engine": self.engine.state_dict(),
                 "seconds": self.folder.wall_seconds,
+                "settings": asdict(self.settings),
             }
             checkpoint.save(self.folder.checkpoints, self.step, state)
         self.saved_at = time.monotonic()
@@ -278,10 +275,8 @@ class _Loop:
             self.folder.cut_back(-1)
             return
         state = found.state
-        self.plain.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
+        check_settings(state.get("settings"), self.settings)
+        load_states(found, {"module": self.plain, "optimizer": self.optimizer, "average": self.average})
         self.stream.load_state_dict(state["stream"])
         ranks = state["random"]
         if len(ranks) != self.accelerator.num_processes:
@@ -295,11 +290,3 @@ class _Loop:
         self.folder.seconds_before = state.get("seconds", 0.0)
         self.engine.load_state_dict(state["engine"])
         log.info("resumed from step %d", found.step)
-
-
-def _moving_average(step: nn.Module, decay: float | None) -> Any:
-    if decay is None:
-        return None
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-    return AveragedModel(step.get_submodule("model"), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from metapretrain.devices import PRECISIONS
 from metapretrain.errors import InputError, one_of
@@ -69,17 +71,25 @@ class TrainSettings:
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("precision", self.precision, PRECISIONS)
-        if not 0 < self.lr < float("inf"):
-            raise InputError(f"lr must be a number above 0, got {self.lr}")
+        if not isinstance(self.device, str):
+            raise InputError(f"device is a name such as 'cpu' or 'cuda:0', got {self.device!r}")
+        if not _is_real(self.lr) or not 0 < self.lr < float("inf"):
+            raise InputError(f"lr must be a number above 0, got {self.lr!r}")
         for name in ("steps", "accumulate", "log_every", "checkpoint_every", "evaluate_every"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name in ("momentum", "warmup", "ema"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise InputError(f"{name} must lie in [0, 1), got {value}")
-        if not self.weight_decay >= 0:
-            raise InputError(f"weight_decay must be at least 0, got {self.weight_decay}")
-        if self.clip is not None and not self.clip > 0:
-            raise InputError(f"clip must be above 0, got {self.clip}")
+            if (name != "ema" or value is not None) and (not _is_real(value) or not 0 <= value < 1):
+                raise InputError(f"{name} must lie in [0, 1), got {value!r}")
+        if not _is_real(self.weight_decay) or not 0 <= self.weight_decay < float("inf"):
+            raise InputError(f"weight_decay must be at least 0 and finite, got {self.weight_decay!r}")
+        if self.clip is not None and (not _is_real(self.clip) or not self.clip > 0):
+            raise InputError(f"clip must be above 0, got {self.clip!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise InputError(f"seed must be a whole number from 0 to {2**32 - 1}, got {self.seed!r}")
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
