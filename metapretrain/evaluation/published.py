@@ -10,7 +10,7 @@ class Published(NamedTuple):
     """Accuracies as printed, in fractions; the poster names neither seeds nor the number of test images."""
 
     test: float
-    train: float
+    train: float | None = None
 
 
 # R. Sikand, "Prototypical Pre-Training for Visual Representation Learning", poster, table "Results", by row.
@@ -28,7 +28,19 @@ STL10_POSTER: dict[str, Published] = {
     "prl-query-frozen-mlp": Published(0.631, 0.996),
 }
 
-PUBLISHED: dict[str, Mapping[str, Published]] = {"stl10": STL10_POSTER}
+# Omniglot with the split of Vinyals et al. (2016). ProtoNet: Snell et al. (2017), table 1; MAML: Finn et al. (2017),
+# table 1, convolutional.
+OMNIGLOT: dict[str, Mapping[str, Published]] = {
+    f"omniglot-{setting}": {"protonet": Published(proto), "maml": Published(maml)}
+    for setting, proto, maml in (
+        ("5w1s", 0.988, 0.987),
+        ("5w5s", 0.997, 0.999),
+        ("20w1s", 0.960, 0.958),
+        ("20w5s", 0.989, 0.989),
+    )
+}
+
+PUBLISHED: dict[str, Mapping[str, Published]] = {"stl10": STL10_POSTER, **OMNIGLOT}
 
 
 def published_for(

@@ -11,6 +11,7 @@ import numpy as np
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.claims import FAMILIES, Claim, compare_families
+from metapretrain.evaluation.episode_notes import episode_notes
 from metapretrain.evaluation.intervals import (
     Interval,
     mean_interval,
@@ -215,10 +216,11 @@ def _notes(
         told = "; ".join(f"{row.method}: {', '.join(row.devices)}" for row in rows if row.devices)
         notes.append(f"Several devices, so wall times are not comparable: {told}.")
     images = sorted({row.test_images for row in rows if row.test_images})
-    if len(images) > 1 or any(row.test_images is None for row in rows):
+    episodes = episode_notes(by_method)
+    if not episodes and (len(images) > 1 or any(row.test_images is None for row in rows)):
         told = "; ".join(f"{row.method} {row.test_images or 'unknown or several'}" for row in rows)
         notes.append(f"The numbers of test images differ: {told}.")
-    notes += _pairing_notes(rows, by_method, baselines)
+    notes += [*episodes, *_pairing_notes(rows, by_method, baselines)]
     single = [row.method for row in rows if len(row.seeds) == 1]
     if single:
         notes.append(f"One seed, so no interval over seeds: {', '.join(single)}.")

@@ -90,7 +90,8 @@ def _accuracy(group: Group) -> list[str]:
         ]
         if cited:
             pair = row.published
-            cells.append(f"{100 * pair.test:.1f} / {100 * pair.train:.1f}" if pair else "-")
+            known = [f"{100 * value:.1f}" for value in pair or () if value is not None]
+            cells.append(" / ".join(known) or "-")
         rows.append(cells)
     legend = (
         "Mean ± half-width of the 95% interval over seeds (Student t). Test set 95%: Wilson interval at the "

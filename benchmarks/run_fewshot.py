@@ -1,0 +1,126 @@
+"""Few-shot learning: Omniglot 5-way and 20-way, 1-shot and 5-shot, by prototypes and by MAML and its kin.
+
+Each row meta-learns on the training classes, takes the weights that are best on the validation classes, and is tested
+once on a frozen set of episodes of the test classes; docs/fewshot.md gives the reason for each choice below.
+
+    python benchmarks/run_fewshot.py --data-dir DIR --seeds 0 1 2 --test-episodes 1000
+    python benchmarks/run_fewshot.py --data-dir DIR --encoder runs/stl10/stl10-paper/simclr-s0
+    python benchmarks/run_fewshot.py --smoke
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from metapretrain.arguments import option_type
+from metapretrain.data.few_shot import FEW_SHOT_DATA, load_few_shot
+from metapretrain.episodes import EpisodeSpec
+from metapretrain.errors import InputError
+from metapretrain.models.backbones import BACKBONES
+from metapretrain.options import Parser, common_options, main_guard, positive_int
+from metapretrain.tasks.fewshot import Learning
+from metapretrain.tasks.fewshot_runs import FewShot, Pretrained
+from metapretrain.tasks.recipes import override
+from metapretrain.tasks.table import machine_of, run_table
+
+SETTINGS = ("5w1s", "5w5s", "20w1s", "20w5s")
+ENCODER = "encoder"
+
+# Snell et al. (2017): 60-way training episodes, 5 queries a class.
+PROTONET = Learning("protonet", updates=20_000, tasks=1, ways=60, queries=5)
+# Finn et al. (2017): 5-way with 1 inner step of 0.4 and 32 tasks, 20-way with 5 inner steps of 0.1 and 16 tasks.
+MAML = {
+    False: Learning("maml", updates=30_000, tasks=32, inner_lr=0.4, inner_steps=1, test_steps=3),
+    True: Learning("maml", updates=30_000, tasks=16, inner_lr=0.1, inner_steps=5, test_steps=5),
+}
+METHODS = ("protonet", "maml", "fomaml", "anil", "metasgd")
+
+
+def methods_of(ways: int) -> dict[str, Learning]:
+    """The rows of a setting: MAML's kin differ from it by the learner alone."""
+    maml = MAML[ways >= 20]
+    return {name: PROTONET if name == "protonet" else replace(maml, learner=name) for name in METHODS}
+
+
+@option_type
+def settings_of(text: str) -> list[str]:
+    """Ways and shots such as `5w1s,20w5s`, or `all` of the four of the papers."""
+    given = list(SETTINGS) if text == "all" else [part for part in text.split(",") if part]
+    wrong = [part for part in given if re.fullmatch(r"[1-9]\d*w[1-9]\d*s", part) is None]
+    if wrong or not given:
+        raise InputError(f"expected ways and shots such as 5w1s,20w5s, or all; given {(wrong or [text])[0]!r}")
+    return list(dict.fromkeys(given))
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__)
+    common_options(parser, "fewshot", methods=(*METHODS, ENCODER), default_methods=",".join(METHODS))
+    add = parser.add_argument
+    add("--dataset", choices=FEW_SHOT_DATA, default="omniglot", help="omniglot (default), image-folder or made")
+    add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
+    add("--image-size", type=positive_int, metavar="PIXELS", help="28, or 84 for an image folder")
+    add("--settings", type=settings_of, default=list(SETTINGS), metavar="5w1s,...|all", help="ways and shots (all)")
+    add("--queries", type=positive_int, default=15, help="query images a class in validation and test (default: 15)")
+    add("--backbone", choices=BACKBONES, default="conv4", help="conv4 (default), or learn2learn's l2l-*")
+    add("--encoder", type=Path, metavar="RUN", help="score the encoder of a finished run; alone unless --methods")
+    add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
+    add("--validation-episodes", type=positive_int, default=200, help="default: 200")
+    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
+        help="change the methods: updates=1000 lr=0.002")  # fmt: skip
+    add("--tag", default="", metavar="NAME", help="added to the folder's name, to keep its runs apart")
+    add("--cuda-graph", action="store_true", help="record an update and replay it (one GPU)")
+    add("--no-figures", action="store_true", help="draw no curves")
+    add("--job", action="store_true", help="one of several side by side: print no table")
+    options = parser.parse_args(argv)
+    if options.encoder is not None and ENCODER not in options.methods:
+        options.methods = [ENCODER]
+    if options.encoder is None and ENCODER in options.methods:
+        options.methods = [name for name in options.methods if name != ENCODER]
+        if not options.methods:
+            parser.error("method encoder needs the run to score: --encoder RUN")
+    if options.image_folder is not None:
+        options.dataset, options.data_dir = "image-folder", options.image_folder
+    if options.smoke and options.data_dir is None:
+        options.dataset = "made"
+    return options
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen rows of each setting and print its table."""
+    options = options_of(argv)
+    machine = replace(machine_of(options), cuda_graph=options.cuda_graph)
+    data = load_few_shot(options.dataset, options.data_dir, options.image_size)
+    if options.smoke:
+        data = data.first(25)
+    suffix = "".join(f"-{part}" for part in (options.tag, "smoke" * options.smoke) if part)
+    given = sys.argv[1:] if argv is None else list(argv)
+    for setting in options.settings:
+        ways, shots = map(int, re.findall(r"\d+", setting))
+        episodes = {"test": options.test_episodes, "validation": options.validation_episodes}
+        methods = methods_of(ways)
+        if options.smoke:
+            episodes = {"test": 20, "validation": 5}
+            methods = {name: replace(m, updates=4, tasks=2, validations=2, ways=None) for name, m in methods.items()}
+        rows: dict[str, Learning | Pretrained] = {
+            name: override(method, options.changes) for name, method in methods.items()
+        }
+        if options.encoder is not None:
+            rows[ENCODER] = Pretrained(options.encoder)
+        table = FewShot(
+            options.dataset, data, EpisodeSpec(ways, shots, options.queries), options.backbone, machine, options.out,
+            episodes["test"], episodes["validation"], options.resume, suffix,
+            None if options.no_figures else options.seeds[0],
+        )  # fmt: skip
+        run_table(table, rows, options, [__file__, *given, "--settings", setting])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Data of few-shot learning: three parts whose classes are disjoint, from Omniglot, any image folder, or made here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from metapretrain.data.image_folder import load_image_folder
+from metapretrain.data.images import ImageSet
+from metapretrain.data.omniglot import load_omniglot
+from metapretrain.errors import InputError, one_of
+
+FEW_SHOT_DATA = ("omniglot", "image-folder", "made")
+PARTS = ("train", "validation", "test")
+FOLDERS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
+SHARES = {"validation": 0.2, "test": 0.2}  # of the classes of a folder without parts
+MADE = {"train": 40, "validation": 20, "test": 25}  # classes
+
+
+@dataclass(frozen=True)
+class FewShotData:
+    """Images to learn from, to choose by and to be tested on; no class is in two parts.
+
+    `mean` and `std` of each channel, in 0..1 units, are those that a backbone normalises by.
+    """
+
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, parts: Mapping[str, ImageSet]) -> FewShotData:
+        """Check the parts; grey images are only divided by 255, colours normalised by the training part.
+
+        Raises:
+            InputError: a class is in two parts, an image has no label, or the image sizes differ.
+        """
+        train, validation, test = (parts[name].require_labels() for name in PARTS)
+        check_disjoint(parts)
+        shapes = {name: tuple(part.images.shape[1:]) for name, part in parts.items()}
+        if len(set(shapes.values())) > 1:
+            raise InputError(f"the parts have images of different shapes: {shapes}")
+        mean, std = ((0.0,), (1.0,)) if train.channels == 1 else train.statistics()
+        return cls(train, validation, test, mean, std)
+
+    def first(self, classes: int) -> FewShotData:
+        """Return the first classes of each part, or all where there are not so many: for a quick look."""
+        parts = {name: getattr(self, name) for name in PARTS}
+        few = {name: torch.arange(min(classes, len(part.classes))) for name, part in parts.items()}
+        return FewShotData.of({name: _classes(part, few[name], name) for name, part in parts.items()})
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Classes and images of each part."""
+        parts = {name: getattr(self, name) for name in PARTS}
+        classes = {f"{name}_classes": len(part.classes) for name, part in parts.items()}
+        return classes | {f"{name}_images": len(part) for name, part in parts.items()}
+
+
+def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
+    """Refuse parts that share a class; turned copies of an Omniglot character count as the same.
+
+    Raises:
+        InputError: names the parts and the first classes that both have.
+
+    Example:
+        >>> one = ImageSet(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([0]), ["Greek/character01/rot090"])
+        >>> other = replace(one, classes=["Greek/character01/rot180"])
+        >>> check_disjoint({"train": one, "test": other})
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: train and test share 1 class(es), such as 'Greek/character01': few-shot ...
+    """
+    owner: dict[str, str] = {}
+    for name, part in parts.items():
+        mine = dict.fromkeys(re.sub(r"/rot\d{3}$", "", label) for label in part.classes)
+        shared = [label for label in mine if label in owner]
+        if shared:
+            raise InputError(
+                f"{owner[shared[0]]} and {name} share {len(shared)} class(es), such as {shared[0]!r}: few-shot "
+                "accuracy is measured on classes that training has not seen"
+            )
+        owner |= dict.fromkeys(mine, name)
+
+
+def load_few_shot(name: str, data_dir: str | Path | None, image_size: int | None = None) -> FewShotData:
+    """Read the three parts of a data set.
+
+    Args:
+        name: `"omniglot"`; `"image-folder"`: `train/<class>`, `validation/<class>` (or `val`) and `test/<class>`, or
+            `<class>` folders of which a fixed fifth each is for validation and test; `"made"`: random glyphs.
+        data_dir: the folder; not needed for `"made"`.
+        image_size: height and width in pixels; None: 28, or 84 for an image folder.
+
+    Raises:
+        InputError: the data cannot be read, or a class is in two parts.
+    """
+    if one_of("data set", name, FEW_SHOT_DATA) == "made":
+        return FewShotData.of({part: made_glyphs(part, image_size or 28) for part in PARTS})
+    if data_dir is None:
+        raise InputError(f"{name} needs its folder: --data-dir DIR")
+    if name == "omniglot":
+        return FewShotData.of({part: load_omniglot(data_dir, part, image_size or 28) for part in PARTS})
+    return FewShotData.of(_folder_parts(Path(data_dir).expanduser(), image_size or 84))
+
+
+def _folder_parts(root: Path, size: int) -> dict[str, ImageSet]:
+    places = {part: [root / name for name in names if (root / name).is_dir()] for part, names in FOLDERS.items()}
+    missing = [part for part, found in places.items() if not found]
+    if not missing:
+        return {part: replace(load_image_folder(found[0], "all", size), split=part) for part, found in places.items()}
+    if len(missing) < len(places):
+        raise InputError(
+            f"{root} has no {missing[0]} folder; give it train, validation and test, or class folders only"
+        )
+    return split_classes(load_image_folder(root, "all", size))
+
+
+def split_classes(images: ImageSet) -> dict[str, ImageSet]:
+    """Share the classes of a set out over training, validation and test, the same way every time.
+
+    Raises:
+        InputError: there are fewer than three classes.
+    """
+    count = len(images.classes)
+    held = {part: max(1, round(share * count)) for part, share in SHARES.items()}
+    if count < 3:
+        raise InputError(f"{images.name} has {count} classes; training, validation and test need one each, or more")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    sizes = [count - sum(held.values()), *held.values()]
+    return {
+        part: _classes(images, rows.sort().values, part) for part, rows in zip(PARTS, order.split(sizes), strict=True)
+    }
+
+
+def _classes(images: ImageSet, chosen: torch.Tensor, split: str) -> ImageSet:
+    """The images of some classes, whose labels are counted anew."""
+    new = torch.full((len(images.classes),), -1)
+    new[chosen] = torch.arange(len(chosen))
+    part = images.subset(torch.isin(images.labels, chosen))
+    classes = [images.classes[number] for number in chosen.tolist()]
+    return replace(part, labels=new[part.labels], classes=classes, split=split)
+
+
+def made_glyphs(part: str, image_size: int = 28) -> ImageSet:
+    """Random blocks as characters, 20 noisy and shifted drawings of each: data for trying things out.
+
+    Example:
+        >>> made_glyphs("test").images.shape
+        torch.Size([500, 1, 28, 28])
+    """
+    random = torch.Generator().manual_seed(PARTS.index(one_of("part", part, PARTS)))
+    count = MADE[part]
+    glyphs = (torch.rand(count, 1, 6, 6, generator=random) < 0.4).float()
+    large = F.interpolate(glyphs, (image_size - 4, image_size - 4), mode="bilinear")
+    images = torch.zeros(count, 20, 1, image_size, image_size)
+    for number in range(20):
+        down, right = torch.randint(0, 5, (2,), generator=random).tolist()
+        images[:, number, :, down : down + image_size - 4, right : right + image_size - 4] = large
+    images += 0.15 * torch.randn(images.shape, generator=random)
+    pixels = (images * 255).round().clamp(0, 255).to(torch.uint8).flatten(0, 1)
+    labels = torch.arange(count).repeat_interleave(20)
+    return ImageSet(pixels, labels, [f"{part} glyph {number}" for number in range(count)], "made", part)

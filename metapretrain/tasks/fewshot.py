@@ -1,0 +1,288 @@
+"""Few-shot learning on images: learners, batches of episodes, and a step that the training loop can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.data.few_shot import FewShotData
+from metapretrain.data.images import ImageSet
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream
+from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes
+from metapretrain.evaluation.few_shot import few_shot_accuracy
+from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, ProtoNet
+from metapretrain.models.backbones import build_backbone
+from metapretrain.tasks.images import Machine
+from metapretrain.training import TrainReport, TrainSettings, train
+
+LEARNERS = ("protonet", "maml", "fomaml", "anil", "metasgd")
+EPISODES = "episodes"  # the stream's only task
+FROZEN_SEED = {"validation": 1_000_003, "test": 2_000_003}  # which episodes: the same for every run
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a method learns.
+
+    Args:
+        learner: one of `LEARNERS`.
+        updates: outer updates.
+        tasks: episodes an update, over all ranks.
+        lr: outer rate of Adam; `schedule` and `warmup` as in :class:`metapretrain.training.TrainSettings`.
+        ways: classes of a training episode of `protonet`, at most all; None, and the others: as many as in the test.
+        queries: query images a class in training.
+        inner_lr, inner_steps, test_steps, batchnorm, chunk: as for :class:`metapretrain.maml.MAML`.
+        validations: how often the validation episodes are scored; the best time gives the weights.
+
+    Raises:
+        InputError: an unknown learner or a count below 1; other values when they are used.
+    """
+
+    learner: str
+    updates: int
+    tasks: int
+    lr: float = 1e-3
+    schedule: str = "cosine"
+    warmup: float = 0.0
+    clip: float | None = None
+    ways: int | None = None
+    queries: int = 5
+    inner_lr: float = 0.4
+    inner_steps: int = 1
+    test_steps: int = 1
+    batchnorm: str = "batch"
+    chunk: int | None = None
+    validations: int = 20
+
+    def __post_init__(self) -> None:
+        """Check the names and counts."""
+        one_of("learner", self.learner, LEARNERS)
+        for name in ("updates", "tasks", "queries", "inner_steps", "test_steps", "validations", "ways"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def pretraining(self) -> str | None:
+        """None: every method is a job of its own."""
+        return None
+
+    def spec(self, tested: EpisodeSpec, classes: int) -> EpisodeSpec:
+        """The training episodes: as tested, but for their ways and queries."""
+        ways = self.ways if self.learner == "protonet" else None  # a head has as many outputs as it is tested with
+        return EpisodeSpec(min(ways or tested.ranges[0][1], classes), tested.shots, self.queries)
+
+    def encoder_passes(self, spec: EpisodeSpec) -> int:
+        """Images that an update takes through the backbone, forward and backward as one."""
+        (ways, _), (shots, _), (queries, _) = spec.ranges
+        return self.tasks * ways * (shots * (1 if self.learner == "protonet" else self.inner_steps) + queries)
+
+
+def build_learner(method: Learning, backbone: str, data: FewShotData, ways: int, seed: int) -> Any:
+    """Return a learner whose first weights are a function of `seed`; `ways` are those of training episodes.
+
+    Raises:
+        InputError: an unknown backbone, or one that cannot take these images.
+    """
+    kind = {"maml": MAML, "fomaml": FOMAML, "anil": ANIL, "metasgd": MetaSGD}.get(method.learner)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = build_backbone(
+            backbone, ways=None if kind is None else ways, channels=data.train.channels,
+            image_size=data.train.image_size, mean=data.mean, std=data.std,
+        )  # fmt: skip
+    if kind is None:
+        return ProtoNet(net, ways=ways)
+    return kind(
+        net, method.inner_lr, steps=method.inner_steps, test_steps=method.test_steps, batchnorm=method.batchnorm,
+        chunk=method.chunk,
+    )  # fmt: skip
+
+
+def is_transductive(learner: nn.Module) -> bool:
+    """Whether the prediction for a query depends on the other queries of its episode, through BatchNorm."""
+    normalised = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in learner.modules())
+    return normalised and isinstance(learner, MAML) and learner.batchnorm == "batch"
+
+
+class TaskBatches:
+    """Rows and labels of `tasks` episodes at a time, stacked; this rank's part of them.
+
+    Yields {"support": (T, S), "query": (T, Q), "support_y": (T, S), "query_y": (T, Q)}, int64, without end. Batch i
+    is a function of (seed, i); over all ranks it holds the episodes of the one-process batch.
+
+    Raises:
+        InputError: `tasks` does not divide by the number of ranks, or the labels do not fit `spec`.
+
+    Example:
+        >>> batches = TaskBatches(torch.tensor([0, 0, 1, 1]), EpisodeSpec(2, 1, 1), 3, seed=0)
+        >>> next(iter(batches))["support"].shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(
+        self, labels: Tensor, spec: EpisodeSpec, tasks: int, *, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        if tasks % world_size:
+            raise InputError(f"tasks={tasks} must divide by the {world_size} processes")
+        self.tasks = tasks // world_size
+        self.sampler = EpisodeSampler(labels, spec, None, seed=seed, rank=rank, world_size=world_size)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return self.iter_from(0)
+
+    def iter_from(self, position: int) -> Iterator[dict[str, Tensor]]:
+        """All but the first `position` batches."""
+        plans = self.sampler.iter_from(position * self.tasks)
+        while group := list(islice(plans, self.tasks)):
+            rows = torch.tensor(group)
+            support_y = torch.stack([plan.support_y for plan in group])
+            query_y = torch.stack([plan.query_y for plan in group])
+            shots = support_y.shape[1]
+            yield {
+                "support": rows[:, :shots], "query": rows[:, shots:], "support_y": support_y, "query_y": query_y,
+            }  # fmt: skip
+
+
+class MetaStep(nn.Module):
+    """One outer update of a learner for :func:`metapretrain.training.train`, and the best weights so far.
+
+    The learner goes backward itself, chunk by chunk; its gradients, and running statistics, are averaged over the
+    ranks. The loss that is returned only hands these gradients on. `keep` notes weights by their validation
+    accuracy; they are part of the state, so that a resumed run knows them.
+
+    Args:
+        learner: MAML and its kin, or ProtoNet.
+        images: uint8 (N, C, H, W), which go where the learner goes.
+    """
+
+    reduces_gradients = True
+    images: Tensor
+
+    def __init__(self, learner: nn.Module, images: Tensor) -> None:
+        super().__init__()
+        self.learner = learner
+        self.register_buffer("images", images, persistent=False)
+        self.best: dict[str, Any] = {"accuracy": -1.0, "step": 0, "weights": {}}
+
+    def forward(self, batches: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the mean query loss of a batch of episodes, whose backward gives the meta-gradient."""
+        batch = batches[EPISODES]
+        parameters = [p for p in self.learner.parameters() if p.requires_grad]
+        before = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        support, query = ((self.images[batch[part]], batch[f"{part}_y"]) for part in ("support", "query"))
+        backward: Any = self.learner.backward
+        loss = backward(support, query).mean()
+        used = [p for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in used if p.grad is not None]
+        for p, grad in zip(parameters, before, strict=True):
+            p.grad = grad
+        statistics = [b for b in self.learner.buffers() if b.is_floating_point()]
+        average_over_ranks([loss, *gradients, *statistics])
+        return {EPISODES: _WithGradients.apply(loss, gradients, *used)}
+
+    def keep(self, step: int, accuracy: float) -> None:
+        """Note the weights if they are better than all before."""
+        if accuracy > self.best["accuracy"]:
+            weights = {name: value.detach().cpu().clone() for name, value in self.learner.state_dict().items()}
+            self.best = {"accuracy": accuracy, "step": step, "weights": weights}
+
+    def restore(self) -> None:
+        """Give the learner its best weights back, if any were noted."""
+        if self.best["weights"]:
+            self.learner.load_state_dict(self.best["weights"])
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what `keep` noted."""
+        return self.best
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`get_extra_state`."""
+        self.best = state
+
+
+class _WithGradients(torch.autograd.Function):
+    """A loss whose gradients by some parameters are known."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(outer[0] * grad for grad in ctx.gradients)
+
+
+def average_over_ranks(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its mean over all processes, in one message; nothing happens in a single process."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
+    torch.distributed.all_reduce(flat)
+    flat /= torch.distributed.get_world_size()
+    with torch.no_grad():
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+
+def score_episodes(
+    learner: Any, images: ImageSet, spec: EpisodeSpec, episodes: int, *, batch: int = 16
+) -> EpisodeResult:
+    """Accuracy over a part's frozen episodes (`images.split` chooses them), in evaluation mode.
+
+    A ProtoNet embeds every image once, unless the episodes hold fewer images than that.
+    """
+    seed = FROZEN_SEED[images.split]
+    device = next(learner.parameters()).device
+    evaluated = learner.eval()
+    if isinstance(learner, ProtoNet):
+        if episodes * spec.longest > len(images):
+            return few_shot_accuracy(
+                learner.module, images, spec, episodes, seed, distance=learner.distance, device=device
+            )
+        evaluated = learner.clone()
+        evaluated.ways = spec.ranges[0][1]  # trained with more ways than it is tested with
+    sampler = EpisodeSampler(images.labels, spec, episodes, seed=seed)
+    return evaluate_episodes(evaluated, images.images.to(device), sampler, device=device, batch=batch)
+
+
+def fit(
+    method: Learning, backbone: str, data: FewShotData, tested: EpisodeSpec, seed: int, machine: Machine,
+    *, validation_episodes: int, run: Any = None,
+) -> tuple[MetaStep, TrainReport]:  # fmt: skip
+    """Train a method; the learner in the step that is returned has the weights of the best validation accuracy.
+
+    Raises:
+        InputError: values that a learner, the sampler or the training loop refuses.
+    """
+    if machine.precision == "fp16":
+        raise InputError("precision fp16 would lose small inner gradients; use fp32 or bf16")
+    spec = method.spec(tested, len(data.train.classes))
+    learner = build_learner(method, backbone, data, spec.ranges[0][1], seed)
+    step = MetaStep(learner, data.train.images)
+
+    def evaluate(done: int) -> dict[str, float]:
+        result = score_episodes(learner, data.validation, tested, validation_episodes)
+        step.keep(done, result.mean)
+        return {"accuracy": result.mean, "ci95": result.ci95}
+
+    settings = TrainSettings(
+        steps=method.updates, lr=method.lr, optimizer="adamw", weight_decay=0.0, schedule=method.schedule,
+        warmup=method.warmup, clip=method.clip, precision=machine.precision, device=machine.device, seed=seed,
+        cuda_graph=machine.cuda_graph or False, log_every=max(1, min(50, method.updates // 20)),
+        evaluate_every=max(1, method.updates // method.validations),
+    )  # fmt: skip
+    batches = TaskBatches(data.train.labels, spec, method.tasks, seed=seed, rank=machine.rank, world_size=machine.world)
+    stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
+    report = train(step, stream, settings, run=run, evaluate=evaluate, title=f"{method.learner} seed {seed}")
+    step.restore()
+    return step, report

@@ -1,0 +1,232 @@
+"""Few-shot learning on the disk: one run folder a method and seed, resumable, tested once."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from metapretrain.data.few_shot import FewShotData, check_disjoint
+from metapretrain.data.images import ImageSet
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec
+from metapretrain.errors import InputError
+from metapretrain.evaluation.episodes import EpisodeResult
+from metapretrain.evaluation.few_shot import few_shot_accuracy
+from metapretrain.maml import ProtoNet
+from metapretrain.models.backbones import build_backbone
+from metapretrain.models.encoders import Encoder
+from metapretrain.models.saved import load, save_model
+from metapretrain.protonet import prototypes
+from metapretrain.tasks.fewshot import FROZEN_SEED, Learning, fit, is_transductive, score_episodes
+from metapretrain.tasks.images import Machine
+from metapretrain.training import RunFolder
+from metapretrain.training.devices import wait_for_all
+from metapretrain.training.files import one_line_errors, write_whole
+
+log = logging.getLogger(__name__)
+WEIGHTS = "learner.safetensors"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """The row of an encoder that another benchmark has trained: its features, nearest support prototype."""
+
+    run: Path
+
+    @property
+    def pretraining(self) -> str | None:
+        """None: it shares nothing with other rows."""
+        return None
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """What all rows of a few-shot table share.
+
+    Args:
+        dataset: name of the data.
+        data: its three parts.
+        tested: ways, shots and queries of validation and test episodes.
+        backbone: see :data:`metapretrain.models.backbones.BACKBONES`; with `suffix` it names the folder.
+        out: parent of all runs.
+        test_episodes, validation_episodes: how many, the same ones for every run.
+        resume: go on with runs that were cut short and keep finished ones.
+        figures: a seed: curves are drawn; None: they are not.
+    """
+
+    dataset: str
+    data: FewShotData
+    tested: EpisodeSpec
+    backbone: str
+    machine: Machine
+    out: Path
+    test_episodes: int = 600
+    validation_episodes: int = 200
+    resume: bool = False
+    suffix: str = ""
+    figures: int | None = 0
+
+    @property
+    def setting(self) -> str:
+        """Such as 5w1s."""
+        (ways, _), (shots, _), _ = self.tested.ranges
+        return f"{ways}w{shots}s"
+
+    @property
+    def recipe(self) -> str:
+        """Name of the backbone, and of what else sets these runs apart."""
+        return f"{self.backbone}{self.suffix}"
+
+    @property
+    def root(self) -> Path:
+        """The folder of all rows."""
+        return self.out / "fewshot" / f"{self.dataset}-{self.setting}-{self.recipe}"
+
+    def path(self, name: str, seed: int) -> Path:
+        """The folder of one run."""
+        return self.root / f"{name}-s{seed}"
+
+    def plan(self, methods: Mapping[str, Learning | Pretrained]) -> list[str]:
+        """Return one line a run with its budget: what `--dry-run` prints."""
+        lines = []
+        for name, method in methods.items():
+            if isinstance(method, Pretrained):
+                lines.append(f"{_name(name, method)}: no training, {self.test_episodes:,} test episodes")
+                continue
+            spec = method.spec(self.tested, len(self.data.train.classes))
+            (ways, _), (shots, _), (queries, _) = spec.ranges
+            lines.append(
+                f"{name}: {method.updates:,} updates of {method.tasks} episodes ({ways}-way {shots}-shot, {queries} "
+                f"queries a class), {method.updates * method.encoder_passes(spec):,} encoder passes; "
+                f"{self.validation_episodes:,} validation and {self.test_episodes:,} test episodes"
+            )
+        return lines
+
+    def check(self, methods: Mapping[str, Learning | Pretrained], seeds: Sequence[int]) -> None:
+        """Refuse now, before anything is trained, what :meth:`row` would refuse when its turn comes.
+
+        Raises:
+            InputError: too few classes or images, a backbone that cannot be built, a run that is there and `resume` is
+                off, or that has another configuration.
+        """
+        for part in (self.data.validation, self.data.test):
+            EpisodeSampler(part.labels, self.tested, 1, seed=0)
+        for name, method in methods.items():
+            if isinstance(method, Learning):
+                spec = method.spec(self.tested, len(self.data.train.classes))
+                EpisodeSampler(self.data.train.labels, spec, 1, seed=0)
+                size, channels = self.data.train.image_size, self.data.train.channels
+                build_backbone(self.backbone, ways=None, channels=channels, image_size=size)
+            for seed in seeds:
+                if (self.path(_name(name, method), seed) / "config.json").is_file():
+                    self._open(name, method, seed).close()
+
+    def row(self, name: str, method: Learning | Pretrained, seed: int) -> dict[str, Any]:
+        """Run one row for one seed; a finished one is kept if `resume` is set."""
+        with self._open(name, method, seed) as run:
+            done = run.result() if (run.path / "result.json").is_file() else None
+            if done is not None:
+                log.info("%s seed %d: already done", name, seed)
+                return done
+            if isinstance(method, Pretrained):
+                return self._finish(run, _name(name, method), seed, self._score(method), {}, {"transductive": False})
+            step, report = fit(
+                method, self.backbone, self.data, self.tested, seed, self.machine,
+                validation_episodes=self.validation_episodes, run=run,
+            )  # fmt: skip
+            if self.machine.rank == 0:
+                result = score_episodes(step.learner, self.data.test, self.tested, self.test_episodes)
+                spec = method.spec(self.tested, len(self.data.train.classes))
+                budget = {
+                    "encoder_passes": report.steps * method.encoder_passes(spec),
+                    "updates": report.steps,
+                    "best_step": step.best["step"],
+                }
+                self._save(run, step.learner)
+                extra = {
+                    "transductive": is_transductive(step.learner),
+                    "updates_per_s": round(report.updates_per_second, 2),
+                    "validation_accuracy": step.best["accuracy"],
+                }
+                found = self._finish(run, name, seed, result, budget, extra)
+            wait_for_all(self.machine.world)  # the others may look for result.json now
+            return found if self.machine.rank == 0 else {}
+
+    def _score(self, method: Pretrained) -> EpisodeResult:
+        model = load(method.run, self.machine.device)
+        seen = ImageSet(torch.empty(0, 1, 1, 1, dtype=torch.uint8), torch.empty(0).long(), model.classes)
+        check_disjoint({"the encoder's training": seen, "test": self.data.test})
+        return few_shot_accuracy(model.encode, self.data.test, self.tested, self.test_episodes, FROZEN_SEED["test"])
+
+    def _open(self, name: str, method: Learning | Pretrained, seed: int) -> RunFolder:
+        data, named = self.data, _name(name, method)
+        config: dict[str, Any] = {
+            "benchmark": "fewshot", "dataset": f"{self.dataset}-{self.setting}", "recipe": self.recipe, "method": named,
+            "seed": seed, "precision": self.machine.precision, "tested": asdict(self.tested),
+            "episodes": {"validation": self.validation_episodes, "test": self.test_episodes},
+            "data": {"counts": data.counts, "files": self._files()},
+        }  # fmt: skip
+        if isinstance(method, Learning):
+            config |= {"choices": asdict(method), "backbone": self.backbone, "model": {
+                "encoder": self.backbone, "stem": "standard", "head": None, "classes": list(data.train.classes),
+                "channels": data.train.channels, "image_size": data.train.image_size, "mean": list(data.mean),
+                "std": list(data.std),
+            }}  # fmt: skip
+        return RunFolder.open(
+            self.path(named, seed), config, resume=self.resume, main=self.machine.rank == 0, device=self.machine.device
+        )
+
+    def _files(self) -> dict[str, Any]:
+        return {**self.data.train.files, **self.data.validation.files, **self.data.test.files}
+
+    def _save(self, run: RunFolder, learner: nn.Module) -> None:
+        """Write the learner's weights; a ProtoNet's encoder also as `metapretrain.load` reads it."""
+        from safetensors.torch import save
+
+        tensors = {name: value.detach().cpu().contiguous() for name, value in learner.state_dict().items()}
+        with one_line_errors(f"cannot write {WEIGHTS} in {run.path}"):
+            write_whole(run.path / WEIGHTS, save(tensors))
+        if not isinstance(learner, ProtoNet):
+            return  # MAML keeps no running statistics: its encoder works inside an episode only
+        encoder = learner.module.encoder
+        if not isinstance(encoder, Encoder):
+            return  # learn2learn's
+        from metapretrain.evaluation.representation import embed
+
+        device = next(encoder.parameters()).device
+        z = embed(learner.module.eval(), self.data.train.images, device=device)
+        centres, _ = prototypes(z, self.data.train.labels.to(z.device), len(self.data.train.classes))
+        save_model(run.path, encoder, None, centres.cpu())
+
+    def _finish(
+        self, run: RunFolder, name: str, seed: int, result: EpisodeResult, budget: Mapping[str, int],
+        extra: Mapping[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
+        metrics = {"test_accuracy": result.mean, "test_ci95": result.ci95, "test_sd": result.sd}
+        extra = dict(extra)
+        if "validation_accuracy" in extra:
+            metrics["validation_accuracy"] = extra.pop("validation_accuracy")
+        run.hparams({"method": name, "seed": seed, "recipe": self.recipe}, metrics)
+        run.finish({
+            "benchmark": "fewshot", "dataset": f"{self.dataset}-{self.setting}", "recipe": self.recipe, "method": name,
+            "seed": seed, "kind": "row", "metrics": metrics, "counts": {**self.data.counts, "test_episodes": result.n},
+            "budget": dict(budget), **extra, "data": self._files(),
+        })  # fmt: skip
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
+        return run.result() or {}
+
+
+def _name(name: str, method: Learning | Pretrained) -> str:
+    """The method's name in the table: that of an encoder says which run it is from."""
+    if not isinstance(method, Pretrained):
+        return name
+    run = method.run.resolve()
+    if not (run / "config.json").is_file():
+        raise InputError(f"{method.run} is not a run folder: it has no config.json; name one below runs/")
+    return f"{name}-{run.name}"
