@@ -10,55 +10,21 @@ contenders another clock.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
-import statistics
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from speed_contenders import Contender, Missing, count_kernels, device_clock
+from speed_contenders import Contender
+from speed_measure import Result, Settings, measure
 
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.options import Parser, main_guard, names, positive_int
 from metapretrain.training.files import write_file
-
-
-@dataclass(frozen=True)
-class Settings:
-    """`repeats` timings of each contender, each of at least `seconds`."""
-
-    repeats: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """Units a second: median and range over the repeats; `ratio` to the fastest peer.
-
-    `kernels` that one call starts (operations, on a CPU) and how often it waits for the GPU, where counted.
-    """
-
-    row: str
-    name: str
-    ours: bool
-    median: float
-    low: float
-    high: float
-    ratio: float | None = None
-    missing: str | None = None
-    difference: float | None = None
-    kernels: int | None = None
-    waits: int | None = None
-
 
 Row = Callable[[], list[Contender]]
 ROWS: dict[str, tuple[str, Row]] = {}
@@ -74,118 +40,28 @@ def row(name: str, unit: str) -> Callable[[Row], Row]:
     return register
 
 
-def drain(iterable: Iterable[Any], n: int) -> None:
-    for _ in islice(iterable, n):
-        pass
-
-
-def planning(classes: int, rows_a_class: int) -> list[Contender]:
-    """5-way episodes of 1 shot and 15 queries: plans as iterated, and learn2learn's task descriptions."""
-    labels = np.repeat(np.arange(classes), rows_a_class)
-
-    def ours() -> Callable[[int], None]:
-        plans = iter(EpisodeSampler(labels, EpisodeSpec(5, 1, 15), None, seed=0))
-        return lambda n: drain(plans, n)
-
-    def arrays_only() -> Callable[[int], None]:
-        sampler = EpisodeSampler(labels, EpisodeSpec(5, 1, 15), None, seed=0)
-        planner = sampler._planner
-
-        def plan_blocks(n: int) -> None:
-            for block in range(-(-n // planner.block_size)):
-                planner.block(0, block)
-
-        return plan_blocks
-
-    def learn2learn(separate: bool) -> Callable[[], Callable[[int], None]]:
-        def make() -> Callable[[int], None]:
-            dataset, transforms = learn2learn_dataset(labels)
-            ways_and_shots = (
-                [transforms.NWays(dataset, n=5), transforms.KShots(dataset, k=16)]
-                if separate
-                else [transforms.FusedNWaysKShots(dataset, n=5, k=16)]
-            )
-            return learn2learn_planning(dataset, ways_and_shots)
-
-        return make
-
-    return [
-        Contender("EpisodeSampler, plans iterated", ours, ours=True),
-        Contender("EpisodeSampler, blocks of arrays only", arrays_only, ours=True),
-        Contender("learn2learn NWays + KShots", learn2learn(separate=True)),
-        Contender("learn2learn FusedNWaysKShots", learn2learn(separate=False)),
-    ]
-
-
-def learn2learn_dataset(labels: np.ndarray) -> tuple[Any, Any]:
-    try:
-        import learn2learn
-    except ImportError:
-        raise Missing("learn2learn (installed by `make`, see the README)") from None
-    import torch
-
-    data = torch.utils.data.TensorDataset(torch.zeros(len(labels), 1), torch.from_numpy(labels))
-    by_index = dict(enumerate(labels.tolist()))
-    return learn2learn.data.MetaDataset(data, indices_to_labels=by_index), learn2learn.data.transforms
-
-
-def learn2learn_planning(dataset: Any, transforms: list[Any]) -> Callable[[int], None]:
-    import learn2learn
-
-    taskset = learn2learn.data.Taskset(dataset, transforms)
-
-    def plan(n: int) -> None:
-        for _ in range(n):
-            taskset.sample_task_description()
-
-    return plan
-
-
 @row("planning-omniglot", "episodes")
 def planning_omniglot() -> list[Contender]:
     """Planning on Omniglot's shape, 1,623 classes of 20."""
+    from speed_episodes import planning
+
     return planning(1623, 20)
 
 
 @row("planning-large-classes", "episodes")
 def planning_large_classes() -> list[Contender]:
     """Planning on STL-10's shape, 10 classes of 500."""
+    from speed_episodes import planning
+
     return planning(10, 500)
 
 
 @row("loading-tensor", "episodes")
 def loading_tensor() -> list[Contender]:
     """Planning and reading 5-way episodes of 16 each out of 28x28 images in memory, in this process."""
-    import torch
+    from speed_episodes import loading
 
-    from metapretrain.episodes import EpisodeLoader
-
-    labels = np.repeat(np.arange(1623), 20)
-    images = torch.zeros(len(labels), 1, 28, 28)
-
-    def ours() -> Callable[[int], None]:
-        episodes = iter(EpisodeLoader(images, EpisodeSampler(labels, EpisodeSpec(5, 1, 15), None, seed=0)))
-        return lambda n: drain(episodes, n)
-
-    def ours_by_item() -> Callable[[int], None]:
-        data = torch.utils.data.TensorDataset(images, torch.from_numpy(labels))
-        episodes = iter(EpisodeLoader(data, EpisodeSampler(labels, EpisodeSpec(5, 1, 15), None, seed=0)))
-        return lambda n: drain(episodes, n)
-
-    def learn2learn() -> Callable[[int], None]:
-        dataset, transforms = learn2learn_dataset(labels)
-        dataset.dataset = torch.utils.data.TensorDataset(images, torch.from_numpy(labels))
-        steps = [transforms.FusedNWaysKShots(dataset, n=5, k=16), transforms.LoadData(dataset)]
-        import learn2learn as l2l
-
-        taskset = l2l.data.Taskset(dataset, [*steps, transforms.RemapLabels(dataset)])
-        return lambda n: drain(taskset, n)
-
-    return [
-        Contender("EpisodeLoader of a tensor", ours, ours=True),
-        Contender("EpisodeLoader of a TensorDataset", ours_by_item, ours=True),
-        Contender("learn2learn Taskset with LoadData", learn2learn),
-    ]
+    return loading(1623, 20)
 
 
 @row("augment-plain", "images")
@@ -223,322 +99,57 @@ def train() -> list[Contender]:
 @row("prototypical-loss", "steps")
 def prototypical_loss() -> list[Contender]:
     """Loss and gradient of 128 embeddings of 512 numbers, 10 classes, standard mode."""
-    import torch
-    from torch.nn.functional import cross_entropy
+    from speed_episodes import prototypical
 
-    from metapretrain.protonet import ProtoLoss
-
-    z = torch.randn(128, 512, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    y = torch.arange(128) % 10
-
-    def steps(loss: Callable[[Any, Any], Any]) -> Callable[[int], None]:
-        def run(n: int) -> None:
-            for _ in range(n):
-                z.grad = None
-                loss(z, y).backward()
-
-        return run
-
-    def easyfsl() -> Callable[[int], None]:
-        try:
-            from easyfsl.methods import PrototypicalNetworks
-        except ImportError:
-            raise Missing("easyfsl (pip install easyfsl)") from None
-        network = PrototypicalNetworks(torch.nn.Identity())
-
-        def loss(z: Any, y: Any) -> Any:
-            network.process_support_set(z, y)
-            return cross_entropy(network(z), y)
-
-        return steps(loss)
-
-    def learn2learn() -> Callable[[int], None]:
-        try:
-            from learn2learn.nn import PrototypicalClassifier
-        except ImportError:
-            raise Missing("learn2learn (installed by `make`, see the README)") from None
-        return steps(lambda z, y: cross_entropy(PrototypicalClassifier(z, y)(z), y))
-
-    return [
-        Contender("ProtoLoss", lambda: steps(ProtoLoss(num_classes=10)), ours=True),
-        Contender("ProtoLoss, any labels", lambda: steps(ProtoLoss()), ours=True),
-        Contender("ProtoLoss, query mode", lambda: steps(ProtoLoss("query", num_classes=10)), ours=True),
-        Contender("easyfsl PrototypicalNetworks", easyfsl),
-        Contender("learn2learn PrototypicalClassifier (squared)", learn2learn),
-    ]
-
-
-@dataclass(frozen=True)
-class MamlWork:
-    """A meta-step: the mean query loss of `tasks` tasks after `steps` inner steps, and its gradient."""
-
-    tasks: int
-    shots: int
-    queries: int
-    size: int
-    channels: int
-    width: int
-    steps: int
-    order: int
-    pooled: bool
-    ways: int = 5
-    rate: float = 0.1
-
-    def network(self) -> Any:
-        """CNN4: four blocks of convolution, batch normalisation, ReLU, and stride 2 or max-pooling."""
-        from torch import nn
-
-        layers: list[Any] = []
-        for inputs in (self.channels, *[self.width] * 3):
-            stride = 1 if self.pooled else 2
-            layers += [nn.Conv2d(inputs, self.width, 3, stride, 1), nn.BatchNorm2d(self.width), nn.ReLU()]
-            layers += [nn.MaxPool2d(2)] if self.pooled else []
-        features = self.width * (25 if self.pooled else 4)
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, self.ways))
-
-    def data(self, device: str, dtype: Any) -> Any:
-        import torch
-
-        generator = torch.Generator().manual_seed(0)
-
-        def part(each: int) -> tuple[Any, Any]:
-            shape = self.tasks, self.ways * each, self.channels, self.size, self.size
-            x = torch.randn(shape, generator=generator).to(device, dtype)
-            return x, torch.arange(self.ways, device=device).repeat(self.tasks, each)
-
-        return part(self.shots), part(self.queries)
-
-
-def meta_step_of_engine(engine: str) -> Any:
-    def make(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
-        from metapretrain import MAML
-
-        maml = MAML(net, work.rate, work.order == 1, steps=work.steps, engine=engine)
-        return lambda: maml.backward(support, query)
-
-    return make
-
-
-def meta_step_of_learn2learn(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
-    from torch.nn.functional import cross_entropy
-
-    try:
-        import learn2learn
-    except ImportError:
-        raise Missing("learn2learn (installed by `make`, see the README)") from None
-    maml = learn2learn.algorithms.MAML(net, work.rate, first_order=work.order == 1)
-
-    def step() -> None:
-        for t in range(work.tasks):
-            learner = maml.clone()
-            for _ in range(work.steps):
-                learner.adapt(cross_entropy(learner(support[0][t]), support[1][t]))
-            (cross_entropy(learner(query[0][t]), query[1][t]) / work.tasks).backward()
-
-    return step
-
-
-def meta_step_of_higher(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    try:
-        import higher
-    except ImportError:
-        raise Missing("higher (pip install higher)") from None
-    optimizer = torch.optim.SGD(net.parameters(), lr=work.rate)
-
-    def constant(gradients: Any) -> Any:
-        return [g.detach() for g in gradients] if work.order == 1 else gradients
-
-    def step() -> None:
-        for t in range(work.tasks):
-            with higher.innerloop_ctx(net, optimizer, copy_initial_weights=False) as (made, inner):
-                for _ in range(work.steps):
-                    inner.step(cross_entropy(made(support[0][t]), support[1][t]), grad_callback=constant)
-                (cross_entropy(made(query[0][t]), query[1][t]) / work.tasks).backward()
-
-    return step
-
-
-def meta_step_of_torchopt(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
-    from torch.nn.functional import cross_entropy
-
-    try:
-        import torchopt
-    except ImportError:
-        raise Missing("torchopt (pip install torchopt)") from None
-    if work.order == 1:
-        raise Missing("first order, which torchopt has not")
-    optimizer = torchopt.MetaSGD(net, lr=work.rate)
-
-    def step() -> None:
-        weights = torchopt.extract_state_dict(net, by="reference", detach_buffers=True)
-        state = torchopt.extract_state_dict(optimizer, by="reference")
-        for t in range(work.tasks):
-            for _ in range(work.steps):
-                optimizer.step(cross_entropy(net(support[0][t]), support[1][t]))
-            (cross_entropy(net(query[0][t]), query[1][t]) / work.tasks).backward()
-            torchopt.recover_state_dict(net, weights)
-            torchopt.recover_state_dict(optimizer, state)
-
-    return step
-
-
-def maml(work: MamlWork) -> list[Contender]:
-    """Meta-steps on the GPU if there is one, else on the CPU."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    def prepared(make: Any, dtype: Any) -> tuple[Any, Callable[[], Any]]:
-        torch.manual_seed(0)
-        net = work.network().to(device, dtype)
-        return net, make(work, net, *work.data(device, dtype))
-
-    def timed(make: Any) -> Callable[[int], None]:
-        net, step = prepared(make, torch.float32)
-
-        def steps(n: int) -> None:
-            for _ in range(n):
-                net.zero_grad()
-                step()
-            if device == "cuda":
-                torch.cuda.synchronize()
-
-        return steps
-
-    def gradient(make: Any) -> Any:
-        net, step = prepared(make, torch.float64)
-        starts = list(net.parameters())
-        step()
-        return torch.cat([p.grad.flatten() for p in starts])
-
-    reference = functools.cache(lambda: gradient(meta_step_of_engine("loop")))
-
-    def difference(make: Any) -> float:
-        return float((gradient(make) - reference()).norm() / reference().norm())
-
-    def contender(name: str, make: Any, ours: bool = False) -> Contender:
-        return Contender(name, lambda: timed(make), ours, device_clock(), lambda: difference(make))
-
-    return [
-        contender("engine loop", meta_step_of_engine("loop"), ours=True),
-        contender("engine vmap", meta_step_of_engine("vmap"), ours=True),
-        contender("engine mixed", meta_step_of_engine("mixed"), ours=True),
-        contender(f"engine auto: {chosen(work, device)}", meta_step_of_engine("auto"), ours=True),
-        contender("learn2learn", meta_step_of_learn2learn),
-        contender("higher", meta_step_of_higher),
-        contender("torchopt", meta_step_of_torchopt),
-    ]
-
-
-def chosen(work: MamlWork, device: str) -> str:
-    """The engine that `auto` takes."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    from metapretrain.maml import engine_for, functional
-
-    apply, params, buffers = functional(work.network().to(device))
-
-    def loss(params: Any, batch: Any) -> Any:
-        return cross_entropy(apply(params, buffers, batch[0]), batch[1])
-
-    data = work.data(device, torch.float32)
-    return engine_for(loss, params, *data, lr=work.rate, tasks=work.tasks).engine
-
-
-def omniglot(steps: int, order: int) -> list[Contender]:
-    import torch
-
-    tasks = 32 if torch.cuda.is_available() else 8
-    return maml(MamlWork(tasks, 1, 15, 28, 1, 64, steps, order, pooled=False))
+    return prototypical()
 
 
 @row("maml-omniglot-1-step", "meta-steps")
 def maml_omniglot_1() -> list[Contender]:
     """CNN4-64, 28x28, 5-way 1-shot, 15 queries a class, 1 inner step, 32 tasks (8 on a CPU)."""
-    return omniglot(1, 2)
+    from speed_maml import omniglot
+
+    return omniglot(steps=1, order=2)
 
 
 @row("maml-omniglot-5-steps", "meta-steps")
 def maml_omniglot_5() -> list[Contender]:
     """The same with 5 inner steps."""
-    return omniglot(5, 2)
+    from speed_maml import omniglot
+
+    return omniglot(steps=5, order=2)
 
 
 @row("maml-84-5-steps", "meta-steps")
 def maml_84() -> list[Contender]:
     """CNN4-32 with max-pooling, 84x84 in colour, 5-way 1-shot, 15 queries a class, 5 inner steps, 4 tasks."""
-    return maml(MamlWork(4, 1, 15, 84, 3, 32, 5, 2, pooled=True))
+    from speed_maml import colour
+
+    return colour(order=2)
 
 
 @row("fomaml-omniglot-1-step", "meta-steps")
 def fomaml_omniglot_1() -> list[Contender]:
     """First order, 1 inner step."""
-    return omniglot(1, 1)
+    from speed_maml import omniglot
+
+    return omniglot(steps=1, order=1)
 
 
 @row("fomaml-omniglot-5-steps", "meta-steps")
 def fomaml_omniglot_5() -> list[Contender]:
     """First order, 5 inner steps."""
-    return omniglot(5, 1)
+    from speed_maml import omniglot
+
+    return omniglot(steps=5, order=1)
 
 
 @row("fomaml-84-5-steps", "meta-steps")
 def fomaml_84() -> list[Contender]:
     """First order at 84x84."""
-    return maml(MamlWork(4, 1, 15, 84, 3, 32, 5, 1, pooled=True))
+    from speed_maml import colour
 
-
-def measure(name: str, contenders: list[Contender], settings: Settings) -> list[Result]:
-    """Time the contenders in turns; work is sized so that one timing lasts `seconds`."""
-    running: list[tuple[Contender, Callable[[int], None], int]] = []
-    missing = []
-    for contender in contenders:
-        try:
-            work = contender.make()
-        except Missing as error:
-            missing.append(Result(name, contender.name, contender.ours, 0, 0, 0, missing=str(error)))
-            continue
-        running.append((contender, work, calibrate(contender, work, settings.seconds)))
-    rates: dict[str, list[float]] = {contender.name: [] for contender, _, _ in running}
-    for _ in range(settings.repeats):
-        for contender, work, n in running:
-            begin = contender.clock()
-            work(n)
-            rates[contender.name].append(n * contender.each / (contender.clock() - begin))
-    medians = {contender.name: statistics.median(rates[contender.name]) for contender, _, _ in running}
-    best_peer = max((medians[c.name] for c, _, _ in running if not c.ours), default=None)
-    results = []
-    for contender, work, _ in running:
-        values, median = rates[contender.name], medians[contender.name]
-        ratio = median / best_peer if best_peer else None
-        difference = contender.difference() if contender.difference else None
-        spread = min(values), max(values)
-        kernels, waits = counted(work) if contender.count else (None, None)
-        results.append(Result(name, contender.name, contender.ours, median, *spread, ratio,
-                              difference=difference, kernels=kernels, waits=waits))  # fmt: skip
-    return results + missing
-
-
-def counted(work: Callable[[int], None]) -> tuple[int, int | None]:
-    """Kernels and waits of one call: two calls less one, so that the wait after the last one drops out."""
-    (two, waited_twice), (one, waited) = count_kernels(lambda: work(2)), count_kernels(lambda: work(1))
-    return two - one, None if waited is None or waited_twice is None else waited_twice - waited
-
-
-def calibrate(contender: Contender, work: Callable[[int], None], seconds: float) -> int:
-    work(1)
-    n = 1
-    while True:
-        begin = contender.clock()
-        work(n)
-        spent = contender.clock() - begin
-        if spent > seconds / 4:
-            return max(1, int(n * seconds / spent))
-        n *= 4
+    return colour(order=1)
 
 
 def table(results: list[Result]) -> str:

@@ -1,0 +1,86 @@
+"""How a row of run_speed.py is measured: its contenders in turns, each timing long enough to mean something."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from speed_contenders import Contender, Missing, count_kernels
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`repeats` timings of each contender, each of at least `seconds`."""
+
+    repeats: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Units a second: median and range over the repeats; `ratio` to the fastest peer.
+
+    `kernels` that one call starts (operations, on a CPU) and how often it waits for the GPU, where counted.
+    """
+
+    row: str
+    name: str
+    ours: bool
+    median: float
+    low: float
+    high: float
+    ratio: float | None = None
+    missing: str | None = None
+    difference: float | None = None
+    kernels: int | None = None
+    waits: int | None = None
+
+
+def measure(name: str, contenders: list[Contender], settings: Settings) -> list[Result]:
+    """Time the contenders in turns; work is sized so that one timing lasts `seconds`."""
+    running: list[tuple[Contender, Callable[[int], None], int]] = []
+    missing = []
+    for contender in contenders:
+        try:
+            work = contender.make()
+        except Missing as error:
+            missing.append(Result(name, contender.name, contender.ours, 0, 0, 0, missing=str(error)))
+            continue
+        running.append((contender, work, calibrate(contender, work, settings.seconds)))
+    rates: dict[str, list[float]] = {contender.name: [] for contender, _, _ in running}
+    for _ in range(settings.repeats):
+        for contender, work, n in running:
+            begin = contender.clock()
+            work(n)
+            rates[contender.name].append(n * contender.each / (contender.clock() - begin))
+    medians = {contender.name: statistics.median(rates[contender.name]) for contender, _, _ in running}
+    best_peer = max((medians[c.name] for c, _, _ in running if not c.ours), default=None)
+    results = []
+    for contender, work, _ in running:
+        values, median = rates[contender.name], medians[contender.name]
+        ratio = median / best_peer if best_peer else None
+        difference = contender.difference() if contender.difference else None
+        spread = min(values), max(values)
+        kernels, waits = counted(work) if contender.count else (None, None)
+        results.append(Result(name, contender.name, contender.ours, median, *spread, ratio,
+                              difference=difference, kernels=kernels, waits=waits))  # fmt: skip
+    return results + missing
+
+
+def counted(work: Callable[[int], None]) -> tuple[int, int | None]:
+    """Kernels and waits of one call: two calls less one, so that the wait after the last one drops out."""
+    (two, waited_twice), (one, waited) = count_kernels(lambda: work(2)), count_kernels(lambda: work(1))
+    return two - one, None if waited is None or waited_twice is None else waited_twice - waited
+
+
+def calibrate(contender: Contender, work: Callable[[int], None], seconds: float) -> int:
+    work(1)
+    n = 1
+    while True:
+        begin = contender.clock()
+        work(n)
+        spent = contender.clock() - begin
+        if spent > seconds / 4:
+            return max(1, int(n * seconds / spent))
+        n *= 4
