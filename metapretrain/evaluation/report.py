@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from metapretrain.errors import InputError
+from metapretrain.evaluation import tables
 from metapretrain.evaluation.claims import FAMILIES, Claim, compare_families
 from metapretrain.evaluation.episode_notes import episode_notes
 from metapretrain.evaluation.intervals import (
@@ -25,7 +26,6 @@ from metapretrain.training.files import write_file
 
 # For each comparison the first of these methods that a group of runs has.
 BASELINES = (("supervised-resnet18", "supervised"), ("simclr", "simclr-unfrozen", "simclr-frozen"))
-METRICS = ("test", "train", "nearest_prototype", "knn", "validation", "corrupt")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Row:
 
     method: str
     seeds: list[int]
-    accuracy: dict[str, Interval]  # by METRICS, where measured
+    accuracy: dict[str, Interval]  # by tables.METRICS, where measured
     test_images: int | None
     test_set: Interval | None  # Wilson at the mean over seeds
     differences: list[Difference | None]  # one a baseline; None for the baseline itself
@@ -78,21 +78,15 @@ class Table:
 
     def markdown(self) -> str:
         """The table for readers, percentages."""
-        from metapretrain.evaluation.tables import markdown
-
-        return markdown(self)
+        return tables.markdown(self)
 
     def csv(self) -> str:
         """A line a method, fractions."""
-        from metapretrain.evaluation.tables import csv_text
-
-        return csv_text(self)
+        return tables.csv_text(self)
 
     def json(self) -> str:
         """Everything, fractions."""
-        from metapretrain.evaluation.tables import json_object
-
-        return json.dumps(json_object(self), indent=1, allow_nan=False) + "\n"
+        return json.dumps(tables.json_object(self), indent=1, allow_nan=False) + "\n"
 
 
 def build_table(
@@ -160,7 +154,7 @@ def _row(
 ) -> Row:
     seeds = sorted(runs)
     accuracy = {}
-    for metric in METRICS:
+    for metric in tables.METRICS:
         values = [runs[seed]["metrics"].get(f"{metric}_accuracy") for seed in seeds]
         known = [float(value) for value in values if value is not None]
         if known:

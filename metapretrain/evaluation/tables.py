@@ -13,9 +13,18 @@ from metapretrain.evaluation.intervals import Interval
 if TYPE_CHECKING:
     from metapretrain.evaluation.report import Difference, Group, Row, Table
 
+METRICS = ("test", "train", "nearest_prototype", "knn", "validation", "corrupt")
+BUDGET = ("encoder_passes", "updates", "pretrain_updates", "finetune_updates")
+
 
 def percent(interval: Interval | None, sign: str = "") -> str:
-    """`80.12 ± 0.43` in per cent, without an interval where there is none, `-` where nothing was measured."""
+    """`80.12 ± 0.43` in per cent, without an interval where there is none, `-` where nothing was measured.
+
+    Example:
+        >>> from metapretrain.evaluation.intervals import mean_interval
+        >>> percent(mean_interval([0.70, 0.72, 0.74])), percent(None)
+        ('72.00 ± 4.97', '-')
+    """
     if interval is None:
         return "-"
     text = f"{round(100 * interval.mean, 9):{sign}.2f}"  # rounded so that equal means are shown alike
@@ -152,11 +161,10 @@ def _cost(rows: Sequence[Row]) -> list[str]:
         "wall time",
         "device",
     ]
-    names = ("encoder_passes", "updates", "pretrain_updates", "finetune_updates")
     lines = []
     for row in rows:
         wall = "-" if row.wall_s is None else f"{row.wall_s:,.1f} s"
-        counts = [_budget(row, name) for name in names]
+        counts = [_budget(row, name) for name in BUDGET]
         lines.append([row.method, str(len(row.seeds)), *counts, wall, ", ".join(row.devices) or "-"])
     return _table(header, lines)
 
@@ -212,7 +220,7 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
         "method": row.method, "seeds": " ".join(map(str, row.seeds)), "n_seeds": len(row.seeds),
         "test_images": row.test_images,
     }  # fmt: skip
-    for metric in ("test", "train", "nearest_prototype", "knn", "validation", "corrupt"):
+    for metric in METRICS:
         measured = row.accuracy.get(metric)
         record[metric] = measured.mean if measured else None
         record[f"{metric}_half_width"] = measured.half_width if measured and measured.known else None
@@ -228,7 +236,7 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
             record[f"difference_{place}_{name}_half_width"] = (
                 interval.half_width if interval and known else None
             )
-    for name in ("encoder_passes", "updates", "pretrain_updates", "finetune_updates"):
+    for name in BUDGET:
         record[name] = " ".join(map(str, row.budget.get(name, [])))
     record |= {"wall_s": row.wall_s, "devices": "; ".join(row.devices)}
     record |= {

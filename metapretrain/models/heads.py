@@ -27,5 +27,10 @@ def build_head(name: str, features: int, classes: int) -> nn.Module:
 
 
 def projection(features: int, size: int = 128) -> nn.Module:
-    """SimCLR's projection head: one hidden ReLU layer, `size` outputs (Chen et al., 2020, section 4.2)."""
+    """SimCLR's projection head: one hidden ReLU layer, `size` outputs (Chen et al., 2020, section 4.2).
+
+    Example:
+        >>> projection(512)[-1]
+        Linear(in_features=512, out_features=128, bias=True)
+    """
     return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))

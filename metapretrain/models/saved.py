@@ -110,6 +110,19 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
 
     Raises:
         InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
+
+    Example:
+        >>> import tempfile
+        >>> model = {"encoder": "mlp", "stem": "standard", "head": None, "classes": ["cat", "dog"]}
+        >>> model |= {"channels": 1, "image_size": 8, "mean": [0.5], "std": [0.25]}
+        >>> with tempfile.TemporaryDirectory() as run:  # as a benchmark leaves it
+        ...     file = Path(run) / "config.json"
+        ...     written = file.write_text(json.dumps({"config": {"model": model}}))
+        ...     save_model(Path(run), build_encoder("mlp", channels=1, image_size=8), None, torch.zeros(2, 512))
+        ...     loaded = load(run)
+        >>> images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+        >>> loaded.encode(images).shape, loaded.predict(images).shape
+        (torch.Size([3, 512]), torch.Size([3]))
     """
     from metapretrain.training.checkpoint import load_tensors
 

@@ -47,7 +47,12 @@ def split_keys(seed: int, calls: Tensor, rows: int) -> Tensor:
 
 
 def query_count(rows: int, query_fraction: float) -> int:
-    """Number of queries in a batch of `rows`: the rounded fraction, but never an empty side."""
+    """Number of queries in a batch of `rows`: the rounded fraction, but never an empty side.
+
+    Example:
+        >>> query_count(128, 0.25), query_count(2, 0.1)
+        (32, 1)
+    """
     return max(1, min(rows - 1, round(query_fraction * rows)))
 
 
@@ -62,6 +67,11 @@ def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor
 
     Sorted by class and then by key, a row's place in its class is its position minus the position where its
     class starts.
+
+    Example:
+        >>> y = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+        >>> stratified_queries(torch.arange(7), y, 0.25).tolist()
+        [True, False, False, False, True, False, False]
     """
     by_key = torch.argsort(keys)
     order = by_key[torch.argsort(y[by_key], stable=True)]

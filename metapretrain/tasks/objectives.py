@@ -163,6 +163,14 @@ class Step(nn.Module):
 
     Raises:
         InputError: a weight for an objective that is not there.
+
+    Example:
+        >>> from metapretrain.data.augment import make_augmentation
+        >>> data = ImageSet(torch.zeros(8, 1, 8, 8, dtype=torch.uint8), torch.arange(8) % 2, ["cat", "dog"])
+        >>> images = Images(data, make_augmentation("none", 8, 1, [0.5], [0.25]))
+        >>> step = Step(nn.Flatten(), {"prl": PRL(images, ProtoLoss(num_classes=2))})
+        >>> {name: round(loss.item(), 3) for name, loss in step({"prl": torch.arange(8)}).items()}  # ln 2
+        {'prl': 0.693}
     """
 
     def __init__(
