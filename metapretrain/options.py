@@ -6,6 +6,7 @@ import argparse
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -88,26 +89,59 @@ def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = Tru
 def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Wrap a script's `main(argv)` so that bad input is one line and exit status 2, and Ctrl-C status 130.
 
-    The wrapped function returns the exit status; any other exception passes through with its traceback.
+    So is what the machine lacks: a file that cannot be read or written, memory. The wrapped function returns the
+    exit status; any other exception passes through with its traceback. Text that the terminal cannot show (names
+    of files that are no UTF-8, say) is printed with escapes.
     """
 
     @functools.wraps(main)
     def guarded(argv: Sequence[str] | None = None) -> int:
         _log_to_stderr()
+        _escape_what_cannot_be_shown()
         try:
-            return main(argv) or 0
+            try:
+                return main(argv) or 0
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
         except InputError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-            return 2
+            return _failed(str(error))
         except KeyboardInterrupt:
             print("interrupted; continue with --resume", file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:
-            # The reader of a pipe (`| head`) has left; else Python complains again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _stop_printing()  # the reader of a pipe (`| head`) has left
             return 1
+        except OSError as error:
+            _stop_printing()
+            named = f"{error.filename}: " if error.filename is not None else ""
+            return _failed(f"{named}{error.strerror or error}; make room, or name another file or folder")
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not re.search(r"(out of|allocate) memory", str(error)):
+                raise
+            return _failed(f"out of memory ({error}); take smaller images or batches")
 
     return guarded
+
+
+def _failed(line: str) -> int:
+    print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    return 2
+
+
+def _stop_printing() -> None:
+    """Drop what stdout could not take; else Python complains again when it flushes at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _escape_what_cannot_be_shown() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _log_to_stderr() -> None:

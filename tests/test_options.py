@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -96,9 +98,7 @@ def test_all_methods_keep_their_order_and_repeats_are_dropped() -> None:
         (["--device", "cpuu"], ["did you mean 'cpu'"]),
     ],
 )
-def test_wrong_options_are_one_line(
-    argv: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_options_are_one_line(argv: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     line = error_line(argv, capsys)
     for part in parts:
         assert part in line
@@ -202,3 +202,50 @@ def test_reader_of_a_pipe_may_leave() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=60) == 1
+
+
+def guarded(error: BaseException) -> int:
+    def main(argv: Sequence[str] | None = None) -> int:
+        raise error
+
+    return main_guard(main)([])
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(36, "File name too long", "x"), "error: x: File name too long; make room"),
+        (OSError(28, "No space left on device"), "error: No space left on device; make room"),
+        (MemoryError("Unable to allocate 2 PiB"), "error: out of memory (Unable to allocate 2 PiB); take smaller"),
+        (RuntimeError("[enforce fail] can't allocate memory: 9 bytes"), "error: out of memory ([enforce"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "error: out of memory (CUDA"),
+    ],
+)
+def test_guard_says_in_one_line_what_the_machine_lacks(
+    error: BaseException, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(error) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(line) and shown.count("\n") == 1
+
+
+def printed(body: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    code = f"from metapretrain.options import main_guard\nraise SystemExit(main_guard(lambda argv: {body})([]))"
+    return subprocess.run(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False, timeout=60, **options
+    )
+
+
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = printed("print('table')", stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_text_that_the_terminal_cannot_show_is_escaped() -> None:
+    body = r"print('80.1 \u00b1 0.4', 'cat\udcff.png')"
+    for encoding, shown in (("ascii", "80.1 \\xb1 0.4 cat\\udcff.png\n"), ("utf-8", "80.1 ± 0.4 cat\\udcff.png\n")):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = printed(body, stdout=subprocess.PIPE, env=environment, encoding="utf-8")
+        assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")

@@ -160,7 +160,7 @@ def load_tensors(file: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
 def _encode(step: int, state: Any) -> dict[str, bytes]:
     value, tensors = pack(state)
     text = json.dumps({"schema": SCHEMA, "step": step, "state": value}, allow_nan=False, ensure_ascii=False)
-    files = {_TENSORS: _tensor_bytes(tensors), _STATE: text.encode()}
+    files = {_TENSORS: _tensor_bytes(tensors), _STATE: text.encode(errors="backslashreplace")}
     sums = {file: {"bytes": len(data), "sha256": _sha256(data)} for file, data in files.items()}
     return {**files, _MANIFEST: json_bytes({"schema": SCHEMA, "step": step, "files": sums})}
 
@@ -201,7 +201,7 @@ def _decode(path: Path, step: int) -> Any:
         )
     try:
         return unpack(stored["state"], safetensors.torch.load(data[_TENSORS]))
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} was written by another version: {error}") from error
 
 
@@ -215,7 +215,7 @@ def _read(file: Path) -> bytes:
 def _json(file: Path, data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: not JSON") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} is damaged: not a JSON object")

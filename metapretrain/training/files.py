@@ -160,7 +160,8 @@ def json_bytes(value: Any) -> bytes:
         >>> json_bytes({"a": float("inf")})
         b'{\\n  "a": null\\n}\\n'
     """
-    return (json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return text.encode(errors="backslashreplace")  # a name that is no UTF-8: its escape is JSON's own
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
@@ -179,7 +180,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
         data = file.read_bytes()
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InputError(f"{file} is damaged: not a JSON object; choose another --out")

@@ -35,9 +35,11 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
             value = math.nan if line["value"] is None else float(line["value"])
+            if abs(line["step"]) >= 2**63:
+                raise ValueError
             found = {"step": int(line["step"]), "split": str(line["split"]), "name": str(line["name"])}
             lines.append({**found, "value": value})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             bad += 1
     if bad:
         _log.warning("%s: %d damaged lines are left out", file, bad)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.training.configuration import check_same
+from metapretrain.training.configuration import check_same, flatten
 from metapretrain.training.environment import (
     command,
     commit,
@@ -282,13 +282,12 @@ class RunFolder:
                 f"{self.path} already holds a run; continue it with --resume or choose another --out"
             )
         check_same(self.path, stored.get("config"), self.config, may_change)
-        if stored.get("versions", {}).get("torch") != versions()["torch"]:
-            _log.warning(
-                "%s was started with torch %s and goes on with %s: its end may differ in the last bits",
-                self.path,
-                stored.get("versions", {}).get("torch"),
-                versions()["torch"],
-            )
+        started = "%s was started with %s and goes on with %s: its end may differ in the last bits"
+        about = flatten({"versions": versions(), "device": self.device})
+        before = flatten(stored)
+        for key in ("versions.torch", "device"):  # the device's name has the number of threads
+            if before.get(key) != about[key] and not (self.path / _RESULT).exists():
+                _log.warning(started, self.path, f"{key} {before.get(key)}", about[key])
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return one_line_errors(f"cannot write {what} in {self.path}", _ROOM)

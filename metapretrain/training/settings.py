@@ -45,7 +45,7 @@ class TrainSettings:
         >>> TrainSettings(steps=10, lr=-1)
         Traceback (most recent call last):
         ...
-        metapretrain.errors.InputError: lr must be a number above 0, got -1
+        metapretrain.errors.InputError: lr must be a number above 0 and below 1e30, got -1
     """
 
     steps: int
@@ -73,8 +73,8 @@ class TrainSettings:
         one_of("precision", self.precision, PRECISIONS)
         if not isinstance(self.device, str):
             raise InputError(f"device is a name such as 'cpu' or 'cuda:0', got {self.device!r}")
-        if not _is_real(self.lr) or not 0 < self.lr < float("inf"):
-            raise InputError(f"lr must be a number above 0, got {self.lr!r}")
+        if not _is_real(self.lr) or not 0 < self.lr < 1e30:  # optimizers compute with 10 lr in float32
+            raise InputError(f"lr must be a number above 0 and below 1e30, got {self.lr!r}")
         for name in ("steps", "accumulate", "log_every", "checkpoint_every", "evaluate_every"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

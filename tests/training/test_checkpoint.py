@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import math
@@ -533,3 +534,25 @@ def test_tensors_of_a_gpu_come_back_on_the_cpu(tmp_path: Path) -> None:
     back = round_trip(tmp_path, state)
     assert back["w"].device.type == "cpu"
     assert same(state, back)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"schema": 1, "step": 2, "state": ' + "[" * 900 + "]" * 900 + "}",
+     '{"schema": 1, "step": 2, "state": {"$": "tensor", "name": "w", "layout": "channels_last"}}'],
+)  # fmt: skip
+def test_a_state_of_another_shape_falls_back_to_the_checkpoint_before(tmp_path, text):
+    for step in (1, 2):
+        save(tmp_path, step, {"w": torch.ones(2)})
+    newest = tmp_path / "step-00000002"
+    (newest / "state.json").write_text(text)
+    manifest = json.loads((newest / "manifest.json").read_text())
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    manifest["files"]["state.json"] = {"bytes": len(text), "sha256": digest}
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    assert load_latest(tmp_path).step == 1
+
+
+def test_a_key_that_is_no_utf8_is_kept(tmp_path):
+    save(tmp_path, 1, {"\udcff": "\udcff"})
+    assert load_latest(tmp_path).state == {"\udcff": "\udcff"}

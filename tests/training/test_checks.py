@@ -88,7 +88,7 @@ def test_weights_that_are_not_finite_after_a_finite_loss_end_the_run(tmp_path):
 
     with (
         RunFolder.open(tmp_path, {"method": "line"}) as run,
-        pytest.raises(TrainingError, match="weights w are NaN .* after step 4; .*step-00000002"),
+        pytest.raises(TrainingError, match=r"weights w are NaN .* after step 4; .*step-00000002"),
     ):
         train(Line(loss=loss), stream(), settings(), run=run)
     with pytest.raises(TrainingError, match="after step 1; no checkpoint"):

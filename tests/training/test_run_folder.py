@@ -583,3 +583,42 @@ def test_the_import_is_light() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "\xff"])
+def test_a_config_of_another_shape_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=r"config\.json is damaged: not a JSON object"):
+        RunFolder.open(tmp_path, {}, resume=True)
+
+
+def test_a_name_that_is_no_utf8_is_kept(tmp_path):
+    config = {"classes": ["cat", "\udcff"]}
+    RunFolder.open(tmp_path, config).close()
+    RunFolder.open(tmp_path, config, resume=True).close()
+    with pytest.raises(InputError, match="classes was"):
+        RunFolder.open(tmp_path, {"classes": ["cat", "\udcfe"]}, resume=True)
+
+
+def test_another_number_of_threads_is_told_once_a_resume_and_not_for_a_finished_run(tmp_path, caplog):
+    RunFolder.open(tmp_path, {}, device="cpu").close()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        with RunFolder.open(tmp_path, {}, resume=True, device="cpu") as run:
+            assert f"goes on with cpu ({threads + 1} threads)" in caplog.text
+            run.finish({})
+        caplog.clear()
+        RunFolder.open(tmp_path, {}, resume=True, device="cpu").close()
+        assert not caplog.text
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"step": 1e999, "split": "a", "name": "b", "value": 1}',
+                                  f'{{"step": {10**30}, "split": "a", "name": "b", "value": 1}}',
+                                  f'{{"step": 1, "split": "a", "name": "b", "value": {10**400}}}'])  # fmt: skip
+def test_metrics_that_no_number_holds_are_left_out(tmp_path, line):
+    good = '{"step": 1, "split": "a", "name": "b", "value": 1.0}'
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{good}\n")
+    assert [found["value"] for found in read_metrics(tmp_path)] == [1.0]
