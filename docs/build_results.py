@@ -39,8 +39,8 @@ def table(name: str) -> str:
 def speed(measured: dict[str, Any]) -> str:
     """Return the table of a file that `benchmarks/run_speed.py --out` wrote; rows that were skipped are left out."""
     rows = [
-        f"| {row['row']} | {row['name']} | {plain(row['median'])} {row['unit']} | {plain(row['low'])} to {plain(row['high'])} "
-        f"| {row['ratio']:.2f} |"
+        f"| {row['row']} | {row['name']} | {plain(row['median'])} {row['unit']} "
+        f"| {plain(row['low'])} to {plain(row['high'])} | {row['ratio']:.2f} |"
         for row in measured["rows"]
         if not row["missing"]
     ]
