@@ -16,7 +16,9 @@ import torch
 from PIL import Image
 
 import metapretrain
+from metapretrain import cli
 from metapretrain.cli import build_parser, main
+from metapretrain.evaluation import figures
 from metapretrain.evaluation.plots import usual_metrics
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.training.projector import write_embedding
@@ -294,3 +296,7 @@ def test_predict_names_a_file_that_is_no_image(
 ) -> None:
     (tmp_path / "text.png").write_text("text")
     assert "text.png" in refuse(["predict", "run", str(tmp_path / "text.png")], capsys)
+
+
+def test_the_reducers_offered_are_those_there_are() -> None:
+    assert set(cli.REDUCERS) == set(figures.REDUCERS)  # written twice, so that help needs no torch
