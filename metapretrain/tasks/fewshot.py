@@ -16,7 +16,7 @@ from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes
 from metapretrain.evaluation.few_shot import few_shot_accuracy
-from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, ProtoNet
+from metapretrain.maml import ANIL, FOMAML, MAML, POLICIES, MetaSGD, ProtoNet
 from metapretrain.models.backbones import build_backbone
 from metapretrain.tasks.images import Machine
 from metapretrain.training import TrainReport, TrainSettings, train
@@ -41,7 +41,7 @@ class Learning:
         validations: how often the validation episodes are scored; the best time gives the weights.
 
     Raises:
-        InputError: an unknown learner or a count below 1; other values when they are used.
+        InputError: an unknown name, a count below 1, or an inner rate that is not above 0.
     """
 
     learner: str
@@ -63,7 +63,10 @@ class Learning:
     def __post_init__(self) -> None:
         """Check the names and counts."""
         one_of("learner", self.learner, LEARNERS)
-        for name in ("updates", "tasks", "queries", "inner_steps", "test_steps", "validations", "ways"):
+        one_of("batchnorm", self.batchnorm, POLICIES)
+        if not 0 < self.inner_lr < float("inf"):
+            raise InputError(f"inner_lr must be a number above 0, got {self.inner_lr}")
+        for name in ("updates", "tasks", "queries", "inner_steps", "test_steps", "validations", "ways", "chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
@@ -255,6 +258,22 @@ def score_episodes(
     return evaluate_episodes(evaluated, images.images.to(device), sampler, device=device, batch=batch)
 
 
+def settings_of(method: Learning, seed: int, machine: Machine) -> TrainSettings:
+    """The training loop's settings.
+
+    Raises:
+        InputError: a value that the loop refuses, or fp16.
+    """
+    if machine.precision == "fp16":
+        raise InputError("precision fp16 would lose small inner gradients; use fp32 or bf16")
+    return TrainSettings(
+        steps=method.updates, lr=method.lr, optimizer="adamw", weight_decay=0.0, schedule=method.schedule,
+        warmup=method.warmup, clip=method.clip, precision=machine.precision, device=machine.device, seed=seed,
+        cuda_graph=machine.cuda_graph or False, log_every=max(1, min(50, method.updates // 20)),
+        evaluate_every=max(1, method.updates // method.validations),
+    )  # fmt: skip
+
+
 def fit(
     method: Learning, backbone: str, data: FewShotData, tested: EpisodeSpec, seed: int, machine: Machine,
     *, validation_episodes: int, run: Any = None,
@@ -264,8 +283,6 @@ def fit(
     Raises:
         InputError: values that a learner, the sampler or the training loop refuses.
     """
-    if machine.precision == "fp16":
-        raise InputError("precision fp16 would lose small inner gradients; use fp32 or bf16")
     spec = method.spec(tested, len(data.train.classes))
     learner = build_learner(method, backbone, data, spec.ranges[0][1], seed)
     step = MetaStep(learner, data.train.images)
@@ -275,12 +292,7 @@ def fit(
         step.keep(done, result.mean)
         return {"accuracy": result.mean, "ci95": result.ci95}
 
-    settings = TrainSettings(
-        steps=method.updates, lr=method.lr, optimizer="adamw", weight_decay=0.0, schedule=method.schedule,
-        warmup=method.warmup, clip=method.clip, precision=machine.precision, device=machine.device, seed=seed,
-        cuda_graph=machine.cuda_graph or False, log_every=max(1, min(50, method.updates // 20)),
-        evaluate_every=max(1, method.updates // method.validations),
-    )  # fmt: skip
+    settings = settings_of(method, seed, machine)
     batches = TaskBatches(data.train.labels, spec, method.tasks, seed=seed, rank=machine.rank, world_size=machine.world)
     stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
     report = train(step, stream, settings, run=run, evaluate=evaluate, title=f"{method.learner} seed {seed}")

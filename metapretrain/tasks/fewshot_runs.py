@@ -19,11 +19,19 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import EpisodeResult
 from metapretrain.evaluation.few_shot import few_shot_accuracy
 from metapretrain.maml import ProtoNet
-from metapretrain.models.backbones import build_backbone
 from metapretrain.models.encoders import Encoder
 from metapretrain.models.saved import load, save_model
 from metapretrain.protonet import prototypes
-from metapretrain.tasks.fewshot import FROZEN_SEED, Learning, fit, is_transductive, score_episodes
+from metapretrain.tasks.fewshot import (
+    FROZEN_SEED,
+    Learning,
+    TaskBatches,
+    build_learner,
+    fit,
+    is_transductive,
+    score_episodes,
+    settings_of,
+)
 from metapretrain.tasks.images import Machine
 from metapretrain.training import RunFolder
 from metapretrain.training.devices import wait_for_all
@@ -112,17 +120,17 @@ class FewShot:
         """Refuse now, before anything is trained, what :meth:`row` would refuse when its turn comes.
 
         Raises:
-            InputError: too few classes or images, a backbone that cannot be built, a run that is there and `resume` is
-                off, or that has another configuration.
+            InputError: too few classes or images, a value or backbone that would be refused, a run that is there and
+                `resume` is off, or that has another configuration.
         """
         for part in (self.data.validation, self.data.test):
             EpisodeSampler(part.labels, self.tested, 1, seed=0)
         for name, method in methods.items():
             if isinstance(method, Learning):
                 spec = method.spec(self.tested, len(self.data.train.classes))
-                EpisodeSampler(self.data.train.labels, spec, 1, seed=0)
-                size, channels = self.data.train.image_size, self.data.train.channels
-                build_backbone(self.backbone, ways=None, channels=channels, image_size=size)
+                TaskBatches(self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world)
+                build_learner(method, self.backbone, self.data, spec.ranges[0][1], 0)
+                settings_of(method, 0, self.machine)
             for seed in seeds:
                 if (self.path(_name(name, method), seed) / "config.json").is_file():
                     self._open(name, method, seed).close()

@@ -1,0 +1,163 @@
+"""The few-shot script end to end on made glyphs: results, report, resume, encoders, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.run_fewshot import METHODS, main, methods_of, options_of
+from metapretrain import load
+from metapretrain.evaluation.report import build_table
+from metapretrain.tasks import fewshot
+from metapretrain.training import loop
+
+TINY = ["--device", "cpu", "--smoke", "--no-figures", "--image-size", "16", "--settings", "5w1s", "--queries", "3"]
+ROOT = Path("fewshot") / "made-5w1s-conv4-smoke"
+
+
+@pytest.fixture(autouse=True)
+def _no_ranks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    caplog.set_level(logging.ERROR)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., int]:
+    return lambda *words: main([*TINY, "--out", str(tmp_path), *map(str, words)])
+
+
+@pytest.fixture
+def refuse(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run the script, check that it fails in one line with status 2, and return that line."""
+
+    def refused(*words: object) -> str:
+        capsys.readouterr()
+        try:
+            status = run(*words)
+        except SystemExit as error:
+            status = error.code
+        said = capsys.readouterr().err.strip().splitlines()
+        assert status == 2 and len(said) == 1 and said[0].startswith("error: "), said
+        return said[0]
+
+    return refused
+
+
+def result(folder: Path) -> Any:
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_every_method_is_trained_tested_once_and_reported(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run() == 0
+    table = capsys.readouterr().out
+    for name in METHODS:
+        found = result(tmp_path / ROOT / f"{name}-s0")
+        metrics = found["metrics"]
+        assert 0.2 < metrics["test_accuracy"] <= 1 and 0 < metrics["test_ci95"] < 0.2
+        assert found["counts"]["test_episodes"] == 20 and found["counts"]["train_classes"] == 25
+        assert found["transductive"] == (name != "protonet")
+        assert found["budget"] == {"encoder_passes": 4 * 2 * 5 * (1 + 5), "updates": 4} | {
+            "best_step": found["budget"]["best_step"]
+        }
+        assert found["budget"]["best_step"] in (2, 4)
+        assert f"| {name} | 1 | {100 * metrics['test_accuracy']:.2f}" in table
+        assert f"- {name}: 20 test episodes a run" in table
+        assert (tmp_path / ROOT / f"{name}-s0" / "learner.safetensors").is_file()
+    model = load(tmp_path / ROOT / "protonet-s0")
+    assert model.encode(torch.zeros(2, 1, 16, 16, dtype=torch.uint8)).shape == (2, 64)
+
+    assert run("--encoder", tmp_path / ROOT / "protonet-s0") == 0
+    scored = result(tmp_path / ROOT / "encoder-protonet-s0-s0")
+    assert scored["metrics"]["test_accuracy"] == result(tmp_path / ROOT / "protonet-s0")["metrics"]["test_accuracy"]
+
+
+def test_a_run_that_was_cut_short_ends_with_the_same_bits(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    assert run("--methods", "maml", "--out", tmp_path / "whole") == 0
+    plain, calls = fewshot.score_episodes, []
+
+    def stops(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return plain(*args, **options)
+
+    monkeypatch.setattr(fewshot, "score_episodes", stops)
+    assert run("--methods", "maml", "--out", tmp_path / "cut") == 130
+    kept = sorted(path.name for path in (tmp_path / "cut" / ROOT / "maml-s0" / "checkpoint").iterdir())
+    assert kept[-1] == "step-00000003"
+    assert run("--methods", "maml", "--out", tmp_path / "cut", "--resume") == 0
+    whole, cut = (tmp_path / name / ROOT / "maml-s0" for name in ("whole", "cut"))
+    assert len(calls) == 3  # the first validation was not done again
+    assert result(whole)["metrics"] == result(cut)["metrics"]
+    assert (whole / "learner.safetensors").read_bytes() == (cut / "learner.safetensors").read_bytes()
+    assert run("--methods", "maml", "--out", tmp_path / "cut", "--resume") == 0
+    assert len(calls) == 3
+
+
+def test_an_encoder_that_knows_a_test_class_is_refused(
+    run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    assert run("--methods", "protonet") == 0
+    folder = tmp_path / ROOT / "protonet-s0"
+    config = json.loads((folder / "config.json").read_text())
+    config["config"]["model"]["classes"][3] = "test glyph 7"
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "the encoder's training and test share 1 class(es), such as 'test glyph 7'" in refuse("--encoder", folder)
+
+
+def test_a_dry_run_says_what_it_would_do(run: Callable[..., int], tmp_path: Path, capsys: Any) -> None:
+    assert run("--dry-run", "--settings", "5w1s,20w1s", "--methods", "protonet,maml") == 0
+    said = capsys.readouterr().out
+    assert "protonet: 4 updates of 2 episodes (5-way 1-shot, 5 queries a class), 240 encoder passes" in said
+    assert "maml: 4 updates of 2 episodes (20-way 1-shot, 5 queries a class), 1,600 encoder passes" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., int], tmp_path: Path) -> None:
+    assert "expected ways and shots such as 5w1s,20w5s, or all; given '5x1'" in refuse("--settings", "5x1")
+    assert "did you mean 'maml'" in refuse("--methods", "mamml")
+    assert "method encoder needs the run to score" in refuse("--methods", "encoder")
+    assert "is not a run folder" in refuse("--encoder", tmp_path / "none")
+    assert "did you mean 'inner_lr'" in refuse("--set", "iner_lr=1")
+    assert "inner_lr must be a number above 0, got -1.0" in refuse("--methods", "maml", "--set", "inner_lr=-1")
+    assert "lr must be a number above 0" in refuse("--set", "lr=0")
+    assert "did you mean 'per-step'" in refuse("--set", "batchnorm=perstep")
+    assert "ways" in refuse("--settings", "40w1s")
+    assert "conv4 needs images of 16 pixels or more" in refuse("--image-size", "8")
+    assert not list(tmp_path.iterdir())  # all of it before a run's folder is made
+    assert run("--methods", "protonet") == 0
+    assert "already holds a run" in refuse("--methods", "protonet")
+    assert "choices.lr was 0.001, is 0.5" in refuse("--methods", "protonet", "--resume", "--set", "lr=0.5")
+
+
+def test_omniglot_needs_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cpu"]) == 2
+    assert "omniglot needs its folder: --data-dir DIR" in capsys.readouterr().err
+
+
+def test_the_papers_choices_and_figures_stand_beside() -> None:
+    assert options_of([]).settings == ["5w1s", "5w5s", "20w1s", "20w5s"]
+    five, twenty = methods_of(5), methods_of(20)
+    assert (five["maml"].inner_lr, five["maml"].inner_steps, five["maml"].tasks) == (0.4, 1, 32)
+    assert (twenty["anil"].inner_lr, twenty["anil"].inner_steps, twenty["anil"].tasks) == (0.1, 5, 16)
+    assert five["protonet"].ways == 60
+    runs = [
+        {"schema": 1, "status": "complete", "benchmark": "fewshot", "dataset": "omniglot-20w1s", "recipe": "conv4",
+         "method": name, "seed": 0, "metrics": {"test_accuracy": 0.9}}
+        for name in ("protonet", "maml")
+    ]  # fmt: skip
+    text = build_table(runs).markdown()
+    rows = {line.split(" | ")[0]: line for line in reversed(text.splitlines()) if line.startswith("| ")}
+    assert rows["| protonet"].endswith("| 96.0 |") and rows["| maml"].endswith("| 95.8 |")
+    assert build_table(runs).csv() and build_table(runs).json()
