@@ -8,13 +8,14 @@ from pathlib import Path
 import metapretrain
 
 PACKAGE = Path(metapretrain.__file__).parent
-LEAVES = {"errors", "devices"}
+LEAVES = {"errors", "devices", "extras"}
 MAY_IMPORT = {
     "errors": set(),
     "devices": {"errors"},
-    "episodes": {"errors"},
+    "extras": {"errors"},
+    "episodes": {"errors", "extras"},
     "protonet": {"errors"},
-    "maml": {"errors"},
+    "maml": {"errors", "extras"},
     "data": {"errors"},
     "training": LEAVES | {"episodes"},
     "models": LEAVES | {"data", "training"},

@@ -15,11 +15,7 @@ from metapretrain.episodes.dataset import Batch, Episode
 from metapretrain.episodes.draws import Bits, Use, permutations
 from metapretrain.episodes.sampler import EpisodeSampler
 from metapretrain.errors import InputError
-
-INSTALL = (
-    'learn2learn is not installed: pip install --no-deps --config-settings="--build-option=build_ext"'
-    " learn2learn==0.2.0 && pip install gym requests scipy tqdm (needs a C compiler)"
-)
+from metapretrain.extras import import_learn2learn
 
 
 def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
@@ -31,7 +27,7 @@ def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
     Raises:
         InputError: learn2learn is not installed, or labels and rows differ in number.
     """
-    l2l = _learn2learn()
+    l2l = import_learn2learn()
     if len(dataset) != sampler.rows:
         raise InputError(
             f"labels must be one a row: the sampler has {sampler.rows} labels,"
@@ -127,15 +123,3 @@ def from_taskset(taskset: Any, shots: int, *, seed: int = 0) -> TasksetEpisodes:
         [[2.0, 0.0]]
     """
     return TasksetEpisodes(taskset, shots, seed=seed)
-
-
-def _learn2learn() -> Any:
-    try:
-        import learn2learn
-    except ImportError as error:
-        if error.name != "learn2learn":
-            raise InputError(
-                f"learn2learn cannot be imported: {error}; pip install gym requests scipy tqdm"
-            ) from None
-        raise InputError(INSTALL) from None
-    return learn2learn

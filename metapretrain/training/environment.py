@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from metapretrain.extras import INSTALL
+
 _PACKAGES = (
     "metapretrain",
     "torch",
@@ -35,12 +37,8 @@ _PACKAGES = (
     "higher",
     "pytorch-metric-learning",
 )
-_LEARN2LEARN = (
-    'pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0 '
-    "&& pip install gym requests scipy tqdm"
-)
 _EXTRAS = {
-    "learn2learn": ("the peer of the speed benchmark, task sets", _LEARN2LEARN),
+    "learn2learn": ("the peer of the speed benchmark, task sets", INSTALL),
     "umap-learn": ("UMAP figures", "pip install umap-learn"),
     "peft": ("prompts that load in PEFT", "pip install peft"),
 }

@@ -6,20 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from metapretrain.errors import InputError
+from metapretrain.extras import import_learn2learn
 from metapretrain.maml.inner import Inner, Named
 from metapretrain.maml.nests import Nest
 from metapretrain.maml.steps import at_step
 
-INSTALL = (
-    'pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0'
-    " && pip install gym requests scipy tqdm (needs a C compiler)"
-)
-
 
 def adapt_one(inner: Inner, params: Named, batch: Nest) -> Named:
     """All parameters of one task after the inner steps, by name."""
-    utils = library().utils
+    utils = import_learn2learn("engine 'learn2learn'").utils
     fast, frozen = inner.split(params)
     holder = utils.clone_module(_holder(inner.start(fast)))
     for step in range(inner.steps):
@@ -49,20 +44,3 @@ def _holder(fast: Named) -> nn.Module:
     for number, value in enumerate(fast.values()):
         holder._parameters[str(number)] = value  # type: ignore[assignment]
     return holder
-
-
-def library() -> Any:
-    """The module learn2learn.
-
-    Raises:
-        InputError: it is not installed, or what it imports is not.
-    """
-    try:
-        import learn2learn
-    except ImportError as error:
-        if error.name not in (None, "learn2learn"):
-            raise InputError(
-                f"engine 'learn2learn' cannot be imported: {error}; pip install gym requests scipy tqdm"
-            ) from None
-        raise InputError(f"engine 'learn2learn' is not installed: {INSTALL}") from None
-    return learn2learn
