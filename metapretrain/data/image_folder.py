@@ -76,7 +76,7 @@ def decode(
     Raises:
         InputError: a file cannot be decoded (named), or a bad size or number of channels.
     """
-    if not isinstance(image_size, int) or image_size < 1:
+    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
         raise InputError(f"image size must be a positive integer, got {image_size!r}")
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 or 3, got {channels!r}")
@@ -86,7 +86,7 @@ def decode(
         decoded = pool.map(lambda path: _decode(path, image_size, channels), paths)
         for row, (image, checksum, length) in enumerate(_progress(decoded, len(paths))):
             pixels[row] = image
-            digest.update(paths[row].parent.name.encode() + paths[row].name.encode() + checksum)
+            digest.update(os.fsencode(paths[row].parent.name) + os.fsencode(paths[row].name) + checksum)
             size += length
     files = {f"{what} images": {"bytes": size, "md5": digest.hexdigest(), "official": None}}
     return torch.from_numpy(pixels), files
@@ -109,6 +109,12 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
         if split == ALL:
             return classes, paths, labels
         test = max(round(TEST_SHARE * len(paths)), 1)
+        sizes = torch.bincount(labels)
+        if int(sizes.min()) < 2:
+            raise InputError(
+                f"{root / classes[int(sizes.argmin())]} has one image, and a fifth of all is the test split: add "
+                "images, or make the folders train and test yourself"
+            )
         rows = validation_split(labels, test)[SPLITS.index(split)]
         return classes, [paths[row] for row in rows.tolist()], labels[rows]
     if split == ALL:
@@ -179,6 +185,9 @@ def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any,
             if image.mode.startswith("I;16"):
                 # Pillow clips 16-bit grey levels to 8 bits; keep the upper byte instead.
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode in ("I", "F"):  # Pillow would clip them to 0..255
+                raise ValueError(f"its pixels are of {'32 bits' if image.mode == 'I' else 'floating point'}; save it "
+                                 "with 8 or 16 bits a channel")  # fmt: skip
             if "transparency" in image.info:
                 image = image.convert("RGBA")
             image = image.convert("RGB" if channels == 3 else "L")

@@ -137,7 +137,7 @@ def resize(images: Tensor, image_size: int) -> Tensor:
         >>> resize(torch.full((1, 3, 8, 8), 7, dtype=torch.uint8), 4).unique().tolist()
         [7]
     """
-    if not isinstance(image_size, int) or image_size < 1:
+    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
         raise InputError(f"image size must be a positive integer, got {image_size!r}")
     if images.shape[-2:] == (image_size, image_size):
         return images

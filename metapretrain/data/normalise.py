@@ -33,6 +33,8 @@ def normalisation(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, 
         raise InputError(f"mean and std must both have 1 or 3 values, got {len(mean)} and {len(std)}")
     if not all(value > 0 and math.isfinite(value) for value in std):
         raise InputError(f"std must be positive, got {tuple(std)}")
+    if not all(math.isfinite(value) for value in mean):
+        raise InputError(f"mean must be finite, got {tuple(mean)}")
     deviation = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
     centre = torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1)
     return (1 / (255 * deviation)).float(), (-centre / deviation).float()

@@ -179,7 +179,8 @@ def _classes(folder: Path) -> list[str]:
     path = folder / "class_names.txt"
     if not path.is_file():
         return list(CLASSES)
-    names = path.read_text(encoding="utf-8").split()
-    if len(names) != len(CLASSES):
-        raise InputError(f"{path} must name {len(CLASSES)} classes, one a line, got {len(names)}")
+    names = path.read_bytes().decode(errors="replace").split()
+    if len(set(names)) != len(CLASSES) or len(names) != len(CLASSES):
+        given = f"{len(names)}, {len(set(names))} of them different"
+        raise InputError(f"{path} must name {len(CLASSES)} classes, one a line, got {given}")
     return names

@@ -83,14 +83,17 @@ def read_predictions(path: Path | str) -> Predictions:
     try:
         with open(path, encoding="utf-8", newline="") as file:
             header, *lines = list(csv.reader(file)) or [[]]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read predictions {path}: {error}") from error
     if tuple(header) != HEADER:
         raise InputError(f"{path}: the first line must be {','.join(HEADER)!r}; got {','.join(header)!r}")
     for number, line in enumerate(lines, start=2):
         if len(line) != 3 or not all(field.removeprefix("-").isdecimal() for field in line):
             raise InputError(f"{path}: line {number} must be three whole numbers; got {','.join(line)!r}")
-    table = np.asarray(lines, dtype=np.int64).reshape(-1, 3)
+    try:
+        table = np.asarray(lines, dtype=np.int64).reshape(-1, 3)
+    except (OverflowError, ValueError):
+        raise InputError(f"{path}: a number is too large; indices and classes have at most 18 digits") from None
     table = table[np.argsort(table[:, 0], kind="stable")]
     if len(np.unique(table[:, 0])) != len(table):
         raise InputError(f"{path}: an index appears twice; each image has one line")

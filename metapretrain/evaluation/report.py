@@ -21,7 +21,7 @@ from metapretrain.evaluation.intervals import (
     proportion_interval,
 )
 from metapretrain.evaluation.published import PUBLISHED, Published, published_for
-from metapretrain.evaluation.results import Collection, Result, collect, unpack
+from metapretrain.evaluation.results import Collection, Result, collect, data_of, unpack
 from metapretrain.training.files import write_file
 
 # For each comparison the first of these methods that a group of runs has.
@@ -184,9 +184,10 @@ def _difference(
         return None
     a, b = ([float(runs[seed]["metrics"]["test_accuracy"]) for seed in seeds] for runs in (mine, theirs))
     packed = [[runs[seed].get("correct", {}) for seed in seeds] for runs in (mine, theirs)]
-    images = {part.get("images") for side in packed for part in side}
+    images = {(part.get("images"), part.get("n")) for side in packed for part in side}
+    data = {data_of(runs[seed]) for runs in (mine, theirs) for seed in seeds}
     over_images = None
-    if len(images) == 1 and None not in images:
+    if len(images) == 1 and len(data) == 1 and (None, None) not in images:
         first, second = (np.stack([unpack(part) for part in side]) for side in packed)
         over_images = paired_images_interval(first, second)
     return Difference(baseline, seeds, paired_interval(a, b), over_images)
@@ -214,11 +215,23 @@ def _notes(
     if not episodes and (len(images) > 1 or any(row.test_images is None for row in rows)):
         told = "; ".join(f"{row.method} {row.test_images or 'unknown or several'}" for row in rows)
         notes.append(f"The numbers of test images differ: {told}.")
-    notes += [*episodes, *_pairing_notes(rows, by_method, baselines)]
+    notes += [*episodes, *_data_notes(by_method), *_pairing_notes(rows, by_method, baselines)]
     single = [row.method for row in rows if len(row.seeds) == 1]
     if single:
         notes.append(f"One seed, so no interval over seeds: {', '.join(single)}.")
     return notes
+
+
+def _data_notes(by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
+    """Runs may be of folders of one name whose files differ."""
+    methods: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, runs in by_method.items():
+        for data in {data_of(run) for run in runs.values()}:
+            methods.setdefault(data, []).append(name)
+    if len(methods) < 2:
+        return []
+    told = "; ".join(", ".join(names) for names in methods.values())
+    return [f"Not a comparison on the same data: the checksums of the data files differ between {told}."]
 
 
 def _pairing_notes(

@@ -81,7 +81,7 @@ def _read_json(path: Path, name: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: not JSON (torn or damaged): {error}") from error
 
 
@@ -133,7 +133,9 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[np.bool_]:
         n, content = int(packed["n"]), base64.b64decode(packed["bits"], validate=True)
         if n < 1 or len(content) != (n + 7) // 8:
             raise ValueError(f"{len(content)} bytes for {n} images")
-    except (KeyError, TypeError, ValueError) as error:
+        if not isinstance(packed.get("images", ""), str):
+            raise ValueError("its images are no fingerprint")
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InputError(f"'correct' is damaged: {error}") from error
     return np.unpackbits(np.frombuffer(content, np.uint8), count=n).astype(bool)
 
@@ -158,8 +160,13 @@ def _fault(result: Result) -> str | None:
     """What makes a result unusable, or None."""
     if result.get("schema") != SCHEMA:
         return f"schema {result.get('schema')!r}, this version reads {SCHEMA}"
-    if not isinstance(result.get("method"), str) or not isinstance(result.get("seed"), int):
+    if not isinstance(result.get("method"), str) or type(result.get("seed")) is not int:
         return "it names no method (text) and seed (whole number)"
+    wall = result.get("wall_s")
+    if wall is not None and not _is_finite(wall):
+        return f"wall_s is {wall!r}, not a finite number"
+    if not isinstance(result.get("metrics"), dict):
+        return "'metrics' must be a JSON object"
     for part in ("metrics", "counts", "budget"):
         if not isinstance(result.get(part, {}), dict):
             return f"{part!r} must be a JSON object"
@@ -167,7 +174,7 @@ def _fault(result: Result) -> str | None:
         for name, value in result.get(part, {}).items():
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if not _is_finite(value) or (part != "metrics" and value < 0):
                 return f"{part}.{name} is {value!r}, not a finite number"
             if name.endswith("accuracy") and not 0 <= value <= 1:
                 return f"{part}.{name} is {value!r}; accuracies are fractions, 0 to 1"
@@ -176,6 +183,12 @@ def _fault(result: Result) -> str | None:
     if result.get("kind") != "pretraining" and result.get("metrics", {}).get("test_accuracy") is None:
         return "metrics.test_accuracy is missing"
     return None
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < 2**63 and math.isfinite(value)
 
 
 def _disagreement(result: Result) -> str | None:
@@ -193,6 +206,19 @@ def _disagreement(result: Result) -> str | None:
     if count is not None and count != correct.size:
         return f"{correct.size} predictions for {count} test images"
     return None
+
+
+def data_of(result: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The files that a run read with their checksums, where the result tells them.
+
+    Example:
+        >>> data_of({"data": {"test_X.bin": {"bytes": 3, "md5": "900150983cd24fb0"}}})
+        (('test_X.bin', '900150983cd24fb0'),)
+    """
+    files = result.get("data")
+    if not isinstance(files, dict):
+        return ()
+    return tuple(sorted((name, str(file.get("md5"))) for name, file in files.items() if isinstance(file, dict)))
 
 
 def identity(result: Mapping[str, Any]) -> tuple[str, str, str, str, str, int]:

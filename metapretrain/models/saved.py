@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.data.images import resize
-from metapretrain.data.normalise import normalize
+from metapretrain.data.normalise import normalisation, normalize
+from metapretrain.devices import check_device
 from metapretrain.errors import InputError
 from metapretrain.models.encoders import build_encoder
 from metapretrain.models.heads import build_head
@@ -50,9 +51,14 @@ class SavedModel(nn.Module):
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__()
+        if not isinstance(model["classes"], list):
+            raise InputError(f"classes must be a list of names, got {model['classes']!r}")
         self.classes: list[str] = list(model["classes"])
         self.channels, self.image_size = int(model["channels"]), int(model["image_size"])
         self.mean, self.std = tuple(model["mean"]), tuple(model["std"])
+        normalisation(self.mean, self.std)
+        if len(self.mean) != self.channels:
+            raise InputError(f"mean and std must have {self.channels} values, one a channel, got {len(self.mean)}")
         self.encoder = build_encoder(
             model["encoder"], channels=self.channels, image_size=self.image_size, stem=model["stem"]
         )
@@ -66,7 +72,7 @@ class SavedModel(nn.Module):
         Raises:
             InputError: not `(N, 1 or 3, H, W)`, neither uint8 nor float, or float outside 0..1.
         """
-        if images.ndim != 4 or images.shape[1] not in (1, 3):
+        if images.ndim != 4 or images.shape[1] not in (1, 3) or not min(images.shape[2:]):
             raise InputError(f"images must be (N, 1 or 3, H, W), got {tuple(images.shape)}")
         if images.is_floating_point():
             if not bool(((images >= 0) & (images <= 1)).all()):
@@ -81,7 +87,15 @@ class SavedModel(nn.Module):
 
     @torch.no_grad()  # not inference_mode: features may be put into a training of the caller's
     def encode(self, images: Tensor, batch_size: int = 256) -> Tensor:
-        """Return features float32 `(N, D)`."""
+        """Return features float32 `(N, D)`.
+
+        Raises:
+            InputError: not a tensor of images (see :meth:`prepare`), or a batch size that is not at least 1.
+        """
+        if not isinstance(images, Tensor):
+            raise InputError(f"images must be a torch tensor (N, 1 or 3, H, W), got {type(images).__name__}")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
         return torch.cat([self.encoder(self.prepare(part)).float() for part in images.split(batch_size)])
 
     @torch.no_grad()
@@ -126,6 +140,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
     """
     from metapretrain.training.checkpoint import load_tensors
 
+    device = check_device(str(device))
     folder = Path(run)
     config = folder / "config.json"
     if not config.is_file():
@@ -134,9 +149,9 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
         raise InputError(f"{folder} has not finished: it has no {ENCODER}; continue it with --resume")
     try:
         model = SavedModel(json.loads(config.read_text())["config"]["model"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:  # also what no memory can hold
         raise InputError(
-            f"{config} does not describe a model ({error!r}); is it of an older version?"
+            f"{config} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
         ) from None
     parts: dict[str, nn.Module] = {ENCODER: model.encoder}
     if model.head is not None:
@@ -146,11 +161,20 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
     centres = load_tensors(folder / PROTOTYPES)
     if {name: value.shape for name, value in centres.items()} != {"prototypes": model.prototypes.shape}:
         raise _other_model(folder / PROTOTYPES, f"it should hold {tuple(model.prototypes.shape)} prototypes")
-    model.prototypes = centres["prototypes"]
+    _refuse_bad(centres, folder / PROTOTYPES)
+    model.prototypes = centres["prototypes"].float()
     return model.to(device).eval().requires_grad_(False)
 
 
+def _refuse_bad(state: Mapping[str, Tensor], file: Path) -> None:
+    """Refuse weights that would make every prediction the first class."""
+    bad = [name for name, value in state.items() if not bool(value.isfinite().all())]
+    if bad:
+        raise InputError(f"{file} holds NaN or infinity in {bad[0]}; train again, with a lower learning rate")
+
+
 def _fill(part: nn.Module, state: Mapping[str, Tensor], file: Path) -> None:
+    _refuse_bad(state, file)
     try:
         part.load_state_dict(state)
     except RuntimeError as error:  # its text has a line for each tensor

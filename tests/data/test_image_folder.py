@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from metapretrain.data.image_folder import check_image_folder, list_images, load_image_folder
+from metapretrain.data.image_folder import check_image_folder, list_images, load_image_folder, read_images
+from metapretrain.data.images import resize
 from metapretrain.data.registry import load_images
 from metapretrain.errors import InputError
 
@@ -138,3 +141,36 @@ def test_the_rows_are_the_same_on_every_reading(tmp_path: Path) -> None:
     _fill(tmp_path, {"red": 5, "green": 5})
     first, second = (load_image_folder(tmp_path, "train", 8) for _ in range(2))
     assert torch.equal(first.images, second.images) and torch.equal(first.labels, second.labels)
+
+
+def test_pixels_that_pillow_would_clip_are_refused(tmp_path: Path) -> None:
+    for number, pixels in enumerate((np.full((8, 8), 60000, np.int32), np.full((8, 8), 0.7, np.float32))):
+        file = tmp_path / f"{number}.tiff"
+        Image.fromarray(pixels).save(file)
+        with pytest.raises(InputError, match=rf"{number}\.tiff: its pixels are of .*8 or 16 bits"):
+            read_images([file], 8)
+
+
+def test_names_that_are_no_utf8_are_read(tmp_path: Path) -> None:
+    for name in (b"0.png", b"\xff\xfe.png", b"2.png"):
+        for folder in (b"cat", b"\xff"):
+            os.makedirs(os.fsencode(tmp_path / "train") + b"/" + folder, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(os.fsencode(tmp_path / "train") + b"/" + folder + b"/" + name, format="PNG")
+    images = load_image_folder(tmp_path, "train", 8)
+    assert len(images) == 6 and images.classes == ["cat", "\udcff"]
+
+
+def test_a_class_of_one_image_cannot_be_split(tmp_path: Path) -> None:
+    for name in ("a/0", "a/1", "a/2", "b/0"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    with pytest.raises(InputError, match=r"b has one image.*folders train and test"):
+        load_image_folder(tmp_path, "test", 8)
+
+
+@pytest.mark.parametrize("size", [True, 8.5, 0])
+def test_a_size_that_is_no_count_is_refused(tmp_path: Path, size: Any) -> None:
+    with pytest.raises(InputError, match="image size must be a positive integer"):
+        read_images([], size)
+    with pytest.raises(InputError, match="image size must be a positive integer"):
+        resize(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), size)

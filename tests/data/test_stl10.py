@@ -178,3 +178,10 @@ def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match=r"could not download STL-10 into .* from http.*: no route"):
         stl10.download_stl10(tmp_path / "stl10_binary")
     assert asked == [str(tmp_path)], "torchvision makes the folder stl10_binary itself"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a a c d e f g h i j"])
+def test_class_names_that_are_no_text_or_twice_the_same_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "class_names.txt").write_bytes(content)
+    with pytest.raises(InputError, match=r"class_names\.txt must name 10 classes"):
+        stl10._classes(tmp_path)

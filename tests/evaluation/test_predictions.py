@@ -81,3 +81,10 @@ def test_confusion_is_scikit_learns() -> None:
         confusion(torch.tensor([0, 1]), torch.tensor([0, 3]), 3)
     with pytest.raises(InputError, match="label must be"):
         confusion(torch.tensor([0, -1]), torch.tensor([0, 1]), 3)
+
+
+@pytest.mark.parametrize("digits", [40, 5000, 200_000])
+def test_a_number_too_large_is_one_line(tmp_path: Path, digits: int) -> None:
+    (tmp_path / "predictions.csv").write_text(f"index,label,prediction\n0,1,{'9' * digits}\n")
+    with pytest.raises(InputError, match=r"predictions\.csv"):
+        read_predictions(tmp_path / "predictions.csv")

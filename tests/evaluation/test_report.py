@@ -16,7 +16,7 @@ from metapretrain.evaluation.intervals import mean_interval, paired_images_inter
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.evaluation.published import STL10_POSTER
 from metapretrain.evaluation.report import Group, Row, build_table, write
-from metapretrain.evaluation.results import bundle, collect
+from metapretrain.evaluation.results import bundle, collect, pack
 
 MakeRun = Callable[..., Path]
 
@@ -258,3 +258,22 @@ def test_where_the_report_cannot_go(tmp_path: Path, make_run: MakeRun) -> None:
     (tmp_path / "runs" / "report").write_text("")
     with pytest.raises(InputError, match="it is a file; name a folder"):
         write(tmp_path / "runs")
+
+
+def test_runs_of_other_data_files_are_not_compared_image_by_image() -> None:
+    """Two folders of one name, with labels in one order: only the checksums tell their images apart."""
+    results = []
+    for method, md5 in (("supervised-mlp", "1"), ("supervised-resnet18", "1"), ("simclr", "2")):
+        results.append({
+            "schema": 1, "status": "complete", "method": method, "seed": 0, "metrics": {"test_accuracy": 0.5},
+            "counts": {"test": 4}, "correct": pack(np.array([True, True, False, False]), "f"),
+            "data": {"test images": {"bytes": 3, "md5": md5, "official": None}},
+        })  # fmt: skip
+    (group,) = build_table(results).groups
+    over_images = {row.method: [gap.over_images is not None for gap in row.differences if gap] for row in group.rows}
+    assert over_images["supervised-mlp"] == [True, False]
+    assert [note for note in group.notes if "checksums" in note] == [
+        "Not a comparison on the same data: the checksums of the data files differ between "
+        "supervised-mlp, supervised-resnet18; simclr."
+    ]
+    assert not [note for note in build_table(results[:2]).groups[0].notes if "checksums" in note]

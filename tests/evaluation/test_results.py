@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import read_predictions, write_predictions
-from metapretrain.evaluation.results import bundle, collect, pack, unpack
+from metapretrain.evaluation.report import build_table
+from metapretrain.evaluation.results import Collection, bundle, collect, pack, unpack
 
 MakeRun = Callable[..., Path]
 
@@ -142,3 +144,40 @@ def test_bad_roots_are_one_line(tmp_path: Path) -> None:
             assert "<method>-s<seed>/result.json" in str(caught.value)
     with pytest.raises(InputError, match="no complete result"):
         bundle([], tmp_path / "b.json")
+
+
+def hostile(folder: Path, text: str) -> Collection:
+    (folder / "m-s0").mkdir()
+    (folder / "m-s0" / "result.json").write_text(text)
+    return collect(folder)
+
+
+GOOD = {
+    "schema": 1, "status": "complete", "method": "m", "seed": 0, "metrics": {"test_accuracy": 0.5}, "wall_s": 1.0,
+    "counts": {"test": 4}, "budget": {"encoder_passes": 5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        json.dumps(GOOD).replace("0.5", "9" * 400),
+        json.dumps(GOOD).replace("5}", "9" * 400 + "}"),
+        json.dumps(GOOD | {"wall_s": "long"}),
+        json.dumps(GOOD | {"wall_s": math.nan}),
+        json.dumps(GOOD | {"seed": True}),
+        json.dumps(GOOD | {"counts": {"test": -4}}),
+        json.dumps({key: value for key, value in GOOD.items() if key != "metrics"} | {"kind": "pretraining"}),
+    ],
+)
+def test_a_hostile_result_is_a_problem_in_one_line(tmp_path: Path, text: str) -> None:
+    found = hostile(tmp_path, text)
+    assert not found.results and len(found.problems) == 1 and "\n" not in found.problems[0]
+    build_table(found).json()
+
+
+def test_a_fingerprint_that_is_none_is_left_out(tmp_path: Path) -> None:
+    packed = {**pack(np.array([True, True, False, False]), "f"), "images": ["f"]}
+    found = hostile(tmp_path, json.dumps(GOOD | {"correct": packed}))
+    assert len(found.results) == 1 and "correct" not in found.results[0] and len(found.problems) == 1

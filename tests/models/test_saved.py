@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from metapretrain.data.normalise import normalize
 from metapretrain.errors import InputError
 from metapretrain.models import Encoder, build_encoder, build_head
 from metapretrain.models.saved import ENCODER, HEAD, PROTOTYPES, load, save_model
+from metapretrain.training.checkpoint import load_tensors, save_tensors
 
 MODEL: dict[str, Any] = {
     "encoder": "small-conv", "stem": "standard", "head": "mlp", "classes": ["cat", "dog", "owl"], "channels": 3,
@@ -224,4 +226,64 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError) as error:
         save_model(tmp_path / "file", build_encoder("mlp", image_size=2), None, torch.zeros(1, 1))
-    assert "cannot write" in str(error.value) and "encoder.safetensors" in str(error.value) and "\n" not in str(error.value)
+    told = str(error.value)
+    assert "cannot write" in told and "encoder.safetensors" in told and "\n" not in told
+
+
+def edited(folder: Path, **changes: Any) -> Path:
+    """A run of an untrained model whose config.json says something else."""
+    model: dict[str, Any] = {"encoder": "mlp", "stem": "standard", "head": None, "classes": ["a", "b"], "channels": 1}
+    model |= {"image_size": 4, "mean": [0.5], "std": [0.25]}
+    save_model(folder, build_encoder("mlp", channels=1, image_size=4), None, torch.zeros(2, 512))
+    text = json.dumps({"config": {"model": model | changes}}).replace("Infinity", "1e999")
+    (folder / "config.json").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"image_size": 10**9}, {"image_size": math.inf}, {"channels": 10**12}, {"mean": [None]}, {"mean": "abc"},
+     {"mean": [0.5] * 3, "std": [0.5] * 3}, {"std": [0]}, {"mean": [math.nan]}, {"classes": "ab"},
+     {"encoder": ["mlp"]}],
+)  # fmt: skip
+def test_a_config_of_another_shape_is_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="does not describe a model") as error:
+        load(edited(tmp_path, **changes))
+    assert "\n" not in str(error.value)
+
+
+def test_a_config_nested_without_end_is_one_line(tmp_path: Path) -> None:
+    (edited(tmp_path) / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="does not describe a model"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["encoder", "prototypes"])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, name: str) -> None:
+    """Else every image would be of the first class."""
+    file = edited(tmp_path) / f"{name}.safetensors"
+    save_tensors(file, {key: value * math.nan for key, value in load_tensors(file).items()})
+    with pytest.raises(InputError, match=f"{name}.safetensors holds NaN or infinity"):
+        load(tmp_path)
+
+
+def test_prototypes_in_half_precision_are_used(tmp_path: Path) -> None:
+    file = edited(tmp_path) / "prototypes.safetensors"
+    save_tensors(file, {"prototypes": torch.zeros(2, 512).half()})
+    assert load(tmp_path).predict(torch.zeros(1, 1, 4, 4)).shape == (1,)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_one_line(tmp_path: Path, device: str) -> None:
+    with pytest.raises(InputError, match="device"):
+        load(edited(tmp_path), device)
+
+
+def test_what_is_no_batch_of_images_is_refused(tmp_path: Path) -> None:
+    model = load(edited(tmp_path))
+    for images in ([[0]], torch.zeros(1, 1, 0, 4)):
+        with pytest.raises(InputError, match="images must be"):
+            model.encode(images)  # type: ignore[arg-type]
+    for size in (0, -1, 1.5, True):
+        with pytest.raises(InputError, match="batch_size"):
+            model.encode(torch.zeros(1, 1, 4, 4), size)  # type: ignore[arg-type]
