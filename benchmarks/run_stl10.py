@@ -9,6 +9,7 @@ the same for every row; docs/stl10.md gives the reason for each choice below.
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -127,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows and print their table."""
     options = options_of(argv)
     check_reducer(options.reducer)
+    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
+        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     machine = machine_of(options)
     recipe = RECIPES[options.recipe]
     if options.smoke:

@@ -122,12 +122,14 @@ def table(root: Path) -> str:
     """Write the trials' validation accuracies as JSON below `root` and return them as lines, best first."""
     found = {}
     for file in root.glob("stl10-strong-tune-*/*/result.json"):
-        result = json.loads(file.read_text())
-        if not result["method"].startswith("pretrain-"):
-            trial = f"{result['recipe'].removeprefix('strong-tune-')} seed {result['seed']}"
-            found[trial] = {
-                name: value for name, value in result["metrics"].items() if name.startswith("validation")
-            }
+        try:
+            result = json.loads(file.read_text())
+            if not result["method"].startswith("pretrain-"):
+                trial = f"{result['recipe'].removeprefix('strong-tune-')} seed {result['seed']}"
+                scores = {name: value for name, value in result["metrics"].items() if name.startswith("validation")}
+                found[trial] = {**scores, "validation_accuracy": float(scores["validation_accuracy"])}
+        except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(f"{file} is no result of a trial ({error!r}); remove its folder and --resume") from None
     best = sorted(found.items(), key=lambda item: -item[1]["validation_accuracy"])
     (root / "tuning.json").write_text(json.dumps(dict(best), indent=1) + "\n")
     return "\n".join(f"{name}: {values}" for name, values in best)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from metapretrain.errors import InputError, one_of
 
 Value = TypeVar("Value")
+MOST_PLACES = 1000
 
 
 class Parser(argparse.ArgumentParser):
@@ -194,6 +195,15 @@ class _IntListAction(argparse.Action):
             setattr(namespace, self.dest, int_list(" ".join(values)))
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentError(self, str(error)) from None
+
+
+@option_type
+def place_count(text: str) -> int:
+    """Whole number of 1 to 1000: jobs on one device."""
+    value = _whole(text, 1)
+    if value > MOST_PLACES:
+        raise InputError(f"expected a whole number of 1 to {MOST_PLACES}, given {value}")
+    return value
 
 
 def add_int_list(parser: argparse.ArgumentParser, name: str, default: Sequence[int], help: str) -> None:

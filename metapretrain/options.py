@@ -19,6 +19,7 @@ from metapretrain.arguments import (
     names,
     nonnegative_int,
     option_type,
+    place_count,
     positive_float,
     positive_int,
 )
@@ -75,7 +76,7 @@ def common_options(
     add("--resume", action="store_true", help="continue from the last checkpoints; finished runs are kept")
     add("--smoke", action="store_true", help="a few tiny steps in seconds, to see that everything works")
     add("--dry-run", action="store_true", help="show the planned runs and their budget, run nothing")
-    add("--jobs-per-device", type=positive_int, default=1, metavar="N", help="runs side by side (default: 1)")
+    add("--jobs-per-device", type=place_count, default=1, metavar="N", help="runs side by side (default: 1)")
 
 
 def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = True) -> None:
@@ -139,6 +140,8 @@ def _stop_printing() -> None:
 
 
 def _escape_what_cannot_be_shown() -> None:
+    if sys.stderr is None:  # closed by the caller (`2>&-`): progress bars write to it
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -249,3 +249,9 @@ def test_text_that_the_terminal_cannot_show_is_escaped() -> None:
         environment = {**os.environ, "PYTHONIOENCODING": encoding}
         done = printed(body, stdout=subprocess.PIPE, env=environment, encoding="utf-8")
         assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+
+
+def test_a_closed_stderr_is_no_error() -> None:
+    code = "from tqdm import tqdm\nfrom metapretrain.options import main_guard\nimport sys\n"
+    code += "sys.exit(main_guard(lambda argv: len(list(tqdm([0, 0, 0]))))([]))"
+    assert subprocess.run(["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, code], check=False).returncode == 3

@@ -7,12 +7,15 @@ from typing import Any
 
 from metapretrain.errors import InputError
 
+MOST = 2**62
+
 
 def whole(what: str, given: Any, minimum: int = 0) -> int:
     """Return `given` as an int of at least `minimum`.
 
     Raises:
-        InputError: it is a bool, a float, any other non-integer, or below `minimum`.
+        InputError: it is a bool, a float, any other non-integer, or below `minimum` or above 2**62 (a seed: see
+            :func:`check_seed`).
 
     Example:
         >>> whole("shots", 5, 1)
@@ -26,6 +29,8 @@ def whole(what: str, given: Any, minimum: int = 0) -> int:
         raise InputError(f"{what} must be an integer of at least {minimum}, not {given!r}") from None
     if number < minimum:
         raise InputError(f"{what} must be at least {minimum}, not {number}")
+    if number > MOST and what != "seed":
+        raise InputError(f"{what} must be at most {MOST}, not {number}")
     return number
 
 

@@ -68,6 +68,8 @@ class EpisodeSampler(Sampler[list[int]]):
         block_size: int = BLOCK,
     ) -> None:
         super().__init__()
+        if not isinstance(spec, EpisodeSpec):
+            raise InputError(f"spec must be EpisodeSpec(ways, shots, queries), not {type(spec).__name__}")
         self.spec = spec
         self.episodes = None if episodes is None else whole("episodes", episodes, 1)
         self.rank, self.world_size = check_rank(rank, world_size)

@@ -71,8 +71,9 @@ class TaskStream:
         seed: int,
         steps: int | None = None,
     ) -> None:
-        if not loaders:
-            raise InputError("loaders is empty: give at least one, as {name: loader}")
+        if not isinstance(loaders, Mapping) or not loaders:
+            given = "empty" if isinstance(loaders, Mapping) else f"a {type(loaders).__name__}"
+            raise InputError(f"loaders is {given}: give at least one, as {{name: loader}}")
         self.loaders, self.seed = dict(loaders), check_seed(seed)
         self.policy = policy if not isinstance(policy, str) else one_of("policy", policy, POLICIES)
         if not isinstance(policy, str) and not isinstance(policy, Scheduler):

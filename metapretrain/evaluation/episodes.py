@@ -121,8 +121,10 @@ def _finite(sampler: Iterable[EpisodePlan]) -> Iterable[EpisodePlan]:
 
 
 def _accuracy(answer: Tensor, y: Tensor) -> float:
+    if not isinstance(answer, Tensor):
+        raise InputError(f"predict must return a torch tensor, got {type(answer).__name__}")
     answer = answer.detach()
-    if answer.ndim == 2 and answer.shape[0] == len(y):
+    if answer.ndim == 2 and answer.shape[0] == len(y) and answer.shape[1]:
         if bool(torch.isnan(answer).any()):
             raise InputError("predict returned logits with NaN; they are not averaged in")
         answer = answer.argmax(dim=1)

@@ -61,9 +61,12 @@ def embed(
     z: Tensor | None = None
     with evaluation_mode(encode), torch.inference_mode():
         for start in range(0, len(images), batch_size):
-            part = encode(images[start : start + batch_size].to(device)).float()
-            if part.ndim != 2:
-                raise InputError(f"the encoder must return (batch, dimension); got shape {tuple(part.shape)}")
+            rows = images[start : start + batch_size].to(device)
+            part = encode(rows)
+            if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(rows):
+                got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+                raise InputError(f"the encoder must return (batch, dimension) for a batch of {len(rows)}; got {got}")
+            part = part.float()
             if z is None:
                 z = part.new_empty(len(images), part.shape[1])
             z[start : start + len(part)] = part

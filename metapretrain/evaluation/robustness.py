@@ -13,6 +13,7 @@ from metapretrain.data.corruptions import CORRUPTIONS, corrupt
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.evaluation.representation import accuracy, subsample
+from metapretrain.evaluation.results import data_of
 from metapretrain.training.files import json_bytes, read_json, write_file
 
 SEVERITIES = (1, 3, 5)
@@ -102,6 +103,10 @@ def corrupt_runs(
         if key not in corrupted:
             corrupted[key] = CorruptedImages(images(*key))
         part = corrupted[key]
+        read = dict(data_of({"data": part.clean.files}))
+        other = [name for name, md5 in data_of(result) if read.get(name, md5) != md5]
+        if other:
+            raise InputError(f"{run}: was tested on another {other[0]} than the one given now (checksums differ)")
         if part.clean.classes != model.classes:
             raise InputError(f"{run}: trained on classes {model.classes}, the images have {part.clean.classes}")
         scores = part.score(model.predict)

@@ -11,6 +11,9 @@ from metapretrain.protonet.distances import result_dtype, wide_dtype
 
 def check_shapes(z: Tensor, y: Tensor) -> None:
     """Raise InputError unless `z` is floating (B, D) and `y` whole numbers (B,), B at least 1."""
+    for what, given in (("embeddings", z), ("labels", y)):
+        if not isinstance(given, Tensor):
+            raise InputError(f"{what} must be a torch tensor, got {type(given).__name__}")
     if z.dim() != 2 or y.dim() != 1 or z.shape[0] != y.shape[0] or z.shape[0] == 0:
         raise InputError(
             f"embeddings {tuple(z.shape)} and labels {tuple(y.shape)} do not match: "

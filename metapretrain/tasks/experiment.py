@@ -33,6 +33,7 @@ from metapretrain.tasks.images import (
 from metapretrain.tasks.recipes import Recipe
 from metapretrain.training import RunFolder, TrainReport
 from metapretrain.training.checkpoint import load_tensors
+from metapretrain.training.configuration import check_neighbours
 from metapretrain.training.devices import wait_for_all
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Experiment:
         for seed in seeds:
             if not 0 <= seed < 2**32:
                 raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
+        check_neighbours(self.root, {"choices": asdict(self.recipe), "data": self._data()})
         runs = {}
         for name, method in methods.items():
             updates(self.recipe, self.data, method)
@@ -105,6 +107,9 @@ class Experiment:
                 if (self.path(name, seed) / "config.json").is_file():
                     shared = method.head is None and (self.path(name, seed) / "result.json").is_file()
                     self._open(name, method, seed, resume=self.resume or shared).close()
+
+    def _data(self) -> dict[str, Any]:
+        return {"counts": self.data.counts, "files": {**self.data.train.files, **self.data.test.files}}
 
     def row(self, name: str, method: Method, seed: int) -> dict[str, Any]:
         """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
@@ -179,7 +184,7 @@ class Experiment:
             "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
             "seed": seed, "precision": self.machine.precision, "choices": asdict(self.recipe),
             "model": data.describe(method.encoder or self.recipe.encoder, self.recipe.stem, method.head),
-            "data": {"counts": data.counts, "files": {**data.train.files, **data.test.files}},
+            "data": self._data(),
         }  # fmt: skip
         return RunFolder.open(
             self.path(name, seed), config, resume=self.resume if resume is None else resume,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.errors import InputError
+from metapretrain.training.files import plain, read_json
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -68,3 +69,26 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Col
 
 def _said(config: Mapping[str, Any], key: str) -> str:
     return json.dumps(config[key], sort_keys=True) if key in config else "not set"
+
+
+def check_neighbours(root: Path, given: Mapping[str, Any]) -> None:
+    """Refuse to put runs of two recipes, or of two folders of data, into one table.
+
+    Args:
+        root: the folder of all runs of the table.
+        given: the parts of the configuration that they share, by name.
+
+    Raises:
+        InputError: a run there differs in one of them; the run, the first key and both values are named.
+    """
+    for file in sorted(root.glob("*/config.json")):
+        stored = (read_json(file) or {}).get("config")
+        if not isinstance(stored, dict) or not given.keys() <= stored.keys():
+            continue
+        before, now = (flatten(plain({key: config[key] for key in given})) for config in (stored, given))
+        key = next((key for key in sorted({*before, *now}) if before.get(key) != now.get(key)), None)
+        if key is not None:
+            raise InputError(
+                f"{file.parent} in the same table has another configuration: {key} was {_said(before, key)}, is "
+                f"{_said(now, key)}; give the same options again or choose another --out (or --tag, where there is one)"
+            )

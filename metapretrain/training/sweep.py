@@ -76,6 +76,7 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return (lines[-1] if lines else f"exit status {status}") if status else None
 
+    places = places[: len(jobs)]
     with tqdm(total=len(jobs), desc="jobs", unit="job", disable=None) as bar:
         threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
         for thread in threads:

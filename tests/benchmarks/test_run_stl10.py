@@ -19,6 +19,7 @@ from PIL import Image
 
 from benchmarks import run_stl10, tune_stl10
 from benchmarks.run_stl10 import METHODS, RECIPES, main
+from metapretrain.errors import InputError
 from metapretrain.evaluation.published import STL10_POSTER
 from metapretrain.evaluation.results import collect
 
@@ -304,3 +305,21 @@ def test_every_trial_is_a_valid_recipe(run: Callable[..., int], stl10: Path, nam
     words = [word if word != "batch_size=130" else "batch_size=30" for word in words]
     small = [] if any(word.startswith("batch_size") for word in words) else ["--set", "batch_size=30"]
     assert run("--recipe", "strong", "--data-dir", stl10, *words, *small, "--set", "validation=10", "--dry-run") == 0
+
+
+@pytest.mark.parametrize("tag", ["../../evil", "a/b", "a b"])
+def test_a_tag_is_no_path(refuse: Callable[..., str], tag: str) -> None:
+    assert "--tag is part of a folder's name" in refuse("--dataset", "digits", "--tag", tag)
+
+
+def test_more_jobs_than_any_device_takes_are_refused(refuse: Callable[..., str]) -> None:
+    assert "1 to 1000" in refuse("--dataset", "digits", "--jobs-per-device", 10**11)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"method": "a", "recipe": "b", "seed": 0, "metrics": {}}'])
+def test_a_damaged_trial_is_one_line(tmp_path: Path, text: str) -> None:
+    run = tmp_path / "stl10-strong-tune-x" / "a-s0"
+    run.mkdir(parents=True)
+    (run / "result.json").write_text(text)
+    with pytest.raises(InputError, match=r"result\.json is no result of a trial"):
+        tune_stl10.table(tmp_path)

@@ -271,3 +271,15 @@ def test_groups_without_enough_classes_are_one_line() -> None:
 def test_bad_options_are_one_line(change: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         EpisodeSampler(LABELS, EpisodeSpec(2, 1, 1), **({"episodes": 4, "seed": 0} | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", [{"start": 2**63}, {"epoch": 2**70}, {"block_size": 2**65}])
+def test_numbers_beyond_64_bits_are_refused(what):
+    with pytest.raises(InputError, match="must be at most"):
+        EpisodeSampler([0, 0, 1, 1], EpisodeSpec(2, 1, 1), None, seed=0, **what)
+
+
+@pytest.mark.parametrize("spec", [None, (2, 1, 1)])
+def test_what_is_no_spec_is_refused(spec):
+    with pytest.raises(InputError, match="spec must be EpisodeSpec"):
+        EpisodeSampler([0, 0, 1, 1], spec, 1, seed=0)

@@ -226,3 +226,9 @@ def test_counts_say_what_each_task_gave() -> None:
     stream = TaskStream(LETTERS, "round-robin", seed=0, steps=7)
     given = Counter(next(iter(batch)) for batch in stream)
     assert stream.counts == dict(given)
+
+
+@pytest.mark.parametrize("loaders", [[[1]], None, {}])
+def test_loaders_without_names_are_refused(loaders):
+    with pytest.raises(InputError, match="loaders is "):
+        TaskStream(loaders, "longest", seed=0)

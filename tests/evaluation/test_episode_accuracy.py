@@ -6,7 +6,9 @@ import gc
 import math
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -213,3 +215,10 @@ def test_a_single_episode_has_no_interval() -> None:
     result = EpisodeResult.of([0.5])
     assert math.isnan(result.ci95)
     assert str(result) == "50.00% (1 episode)"
+
+
+@pytest.mark.parametrize("answer", [None, [0, 1], np.zeros((2, 2)), torch.zeros(2, 0)])
+def test_what_is_no_answer_is_refused(answer: Any) -> None:
+    sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(2, 1, 1), 3, seed=0)
+    with pytest.raises(InputError, match="predict must return"):
+        evaluate_episodes(lambda episode: answer, torch.zeros(4, 2), sampler)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,3 +176,17 @@ def test_half_precision_encoders_are_scored_in_float32() -> None:
     z = embed(lambda x: x.half(), torch.rand(5, 3))
     assert z.dtype == torch.float32
     assert np.isfinite(z.numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("encode", "got"),
+    [
+        (lambda x: x.flatten(1)[:1], "shape (1, 4)"),
+        (lambda x: torch.cat([x.flatten(1)] * 2), "shape (6, 4)"),
+        (lambda x: x.numpy(), "ndarray"),
+    ],
+)
+def test_an_encoder_that_gives_another_number_of_rows_is_refused(encode: Any, got: str) -> None:
+    """One row for a batch was once spread over it, and the rest of the features was left as memory had it."""
+    with pytest.raises(InputError, match=re.escape(f"for a batch of 3; got {got}")):
+        embed(encode, torch.zeros(5, 1, 2, 2), batch_size=3)

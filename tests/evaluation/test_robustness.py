@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ def by_brightness(images: torch.Tensor) -> torch.Tensor:
     return (images.float().mean(dim=(1, 2, 3)) > 115).long()
 
 
-def make_run(folder: Path, kind: str = "row", dataset: str = "own") -> Path:
+def make_run(folder: Path, kind: str = "row", dataset: str = "own", **more: Any) -> Path:
     model = {
         "encoder": "small-conv", "stem": "standard", "head": "linear", "classes": CLASSES, "channels": 1,
         "image_size": 8, "mean": [0.4], "std": [0.2],
@@ -41,7 +43,7 @@ def make_run(folder: Path, kind: str = "row", dataset: str = "own") -> Path:
     (folder / "config.json").write_text(json.dumps({"config": {"model": model}}))
     save_model(folder, encoder, build_head("linear", encoder.features, 2), torch.zeros(2, encoder.features))
     result = {"schema": 1, "status": "complete", "method": "simclr", "seed": 0, "dataset": dataset, "kind": kind}
-    (folder / "result.json").write_text(json.dumps(result | {"metrics": {"test_accuracy": 0.5}, "wall_s": 3.5}))
+    (folder / "result.json").write_text(json.dumps(result | {"metrics": {"test_accuracy": 0.5}, "wall_s": 3.5} | more))
     return folder
 
 
@@ -97,3 +99,11 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         CorruptedImages(make_images(4), (6,)).score(by_brightness)
     with pytest.raises(InputError, match="needs images"):
         CorruptedImages(make_images(4).subset([]))
+
+
+def test_images_of_other_files_than_the_run_was_tested_on_are_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a-s0", data={"test_X.bin": {"bytes": 3, "md5": "1"}})
+    images = replace(make_images(20, 8), files={"test_X.bin": {"bytes": 3, "md5": "2"}})
+    with pytest.raises(InputError, match=r"a-s0: was tested on another test_X\.bin"):
+        list(corrupt_runs(tmp_path, lambda *_: images))
+    assert "corrupt" not in json.loads((run / "result.json").read_text())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
-from metapretrain.protonet import dense_ids, prototypes
+from metapretrain.protonet import ProtoLoss, dense_ids, prototypes
 
 LABELS = st.lists(st.integers(-5, 5) | st.sampled_from([300, -(2**62), 2**62]), min_size=1, max_size=20)
 
@@ -69,3 +69,11 @@ def test_bad_shapes_and_types_are_named() -> None:
     for classes in (0, -1, 2.0, True):
         with pytest.raises(InputError, match=r"num_classes is .*; give a whole number of at least 1"):
             prototypes(z, y, classes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("z", "y"), [([[1.0]], torch.tensor([0])), (torch.zeros(1, 1), [0]), (None, None)])
+def test_what_is_no_tensor_is_refused(z, y):
+    with pytest.raises(InputError, match="must be a torch tensor"):
+        prototypes(z, y, 1)
+    with pytest.raises(InputError, match="must be a torch tensor"):
+        ProtoLoss()(z, y)

@@ -297,3 +297,15 @@ def test_plan_shows_equal_passes(make: Make) -> None:
     lines = make().plan(ROWS)
     assert all("240 encoder passes" in line for line in lines) and len(lines) == 4
     assert "5 of simclr (shared) + 10" in lines[3]
+
+
+def test_rows_of_another_recipe_or_other_data_are_not_put_into_one_table(make: Make, recipe: Recipe) -> None:
+    make().row("supervised", ROWS["supervised"], 0)
+    other = dataclasses.replace(recipe, prl=dataclasses.replace(recipe.prl, lr=recipe.prl.lr / 2))
+    with pytest.raises(InputError, match=r"supervised-s0 in the same table .* choices\.prl\.lr was"):
+        make(recipe=other).check({"frozen": ROWS["frozen"]}, [0])
+    data = ImageData.of(make_images(70), make_images(20), 10)
+    with pytest.raises(InputError, match=r"in the same table .* data\.counts"):
+        make(data=data).check({"frozen": ROWS["frozen"]}, [0])
+    make().check({"frozen": ROWS["frozen"]}, [0])
+    make(recipe=other, out="others").check({"frozen": ROWS["frozen"]}, [0])
