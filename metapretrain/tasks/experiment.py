@@ -95,7 +95,6 @@ class Experiment:
         for seed in seeds:
             if not 0 <= seed < 2**32:
                 raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
-        check_neighbours(self.root, {"choices": asdict(self.recipe), "data": self._data()})
         runs = {}
         for name, method in methods.items():
             updates(self.recipe, self.data, method)
@@ -107,6 +106,7 @@ class Experiment:
                 if (self.path(name, seed) / "config.json").is_file():
                     shared = method.head is None and (self.path(name, seed) / "result.json").is_file()
                     self._open(name, method, seed, resume=self.resume or shared).close()
+        check_neighbours(self.root, {"choices": asdict(self.recipe), "data": self._data()})
 
     def _data(self) -> dict[str, Any]:
         return {"counts": self.data.counts, "files": {**self.data.train.files, **self.data.test.files}}

@@ -101,6 +101,8 @@ class RunFolder:
         with one_line_errors(f"cannot use {folder} as a run folder", "choose another --out"):
             if folder.exists() and not folder.is_dir():
                 raise NotADirectoryError(0, "it is a file")
+            if str(folder) != os.fsencode(folder).decode(errors="replace"):
+                raise OSError(0, "its name is no UTF-8, which TensorBoard needs")
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder / ".lock")
         try:
@@ -283,8 +285,7 @@ class RunFolder:
             )
         check_same(self.path, stored.get("config"), self.config, may_change)
         started = "%s was started with %s and goes on with %s: its end may differ in the last bits"
-        about = flatten({"versions": versions(), "device": self.device})
-        before = flatten(stored)
+        about, before = flatten({"versions": versions(), "device": self.device}), flatten(stored)
         for key in ("versions.torch", "device"):  # the device's name has the number of threads
             if before.get(key) != about[key] and not (self.path / _RESULT).exists():
                 _log.warning(started, self.path, f"{key} {before.get(key)}", about[key])

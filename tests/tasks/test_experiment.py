@@ -309,3 +309,10 @@ def test_rows_of_another_recipe_or_other_data_are_not_put_into_one_table(make: M
         make(data=data).check({"frozen": ROWS["frozen"]}, [0])
     make().check({"frozen": ROWS["frozen"]}, [0])
     make(recipe=other, out="others").check({"frozen": ROWS["frozen"]}, [0])
+
+
+def test_all_changed_keys_of_a_run_are_named_before_its_neighbours_are_looked_at(make: Make, recipe: Recipe) -> None:
+    make().row("supervised", ROWS["supervised"], 0)
+    changed = make(recipe=dataclasses.replace(recipe, epochs=recipe.epochs + 1, balanced=True), resume=True)
+    with pytest.raises(InputError, match=r"--resume with .* choices\.balanced was .* choices\.epochs was"):
+        changed.check({"supervised": ROWS["supervised"]}, [0])

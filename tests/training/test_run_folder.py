@@ -622,3 +622,9 @@ def test_metrics_that_no_number_holds_are_left_out(tmp_path, line):
     good = '{"step": 1, "split": "a", "name": "b", "value": 1.0}'
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n{good}\n")
     assert [found["value"] for found in read_metrics(tmp_path)] == [1.0]
+
+
+def test_a_folder_whose_name_is_no_utf8_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no UTF-8"):
+        RunFolder.open(tmp_path / "\udcff", {})
+    assert not list(tmp_path.iterdir())
