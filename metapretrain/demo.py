@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from dataclasses import replace
+
+import torch
 
 from metapretrain.data.registry import load_images
 from metapretrain.tasks.experiment import Experiment
@@ -45,4 +48,10 @@ def main(options: Namespace) -> int:
     )  # fmt: skip
     command = ["-m", "metapretrain", "demo", "--out", str(options.out), "--device", options.device]
     command += ["--precision", options.precision, *["--smoke"] * options.smoke]
-    return run_table(experiment, METHODS, options, [*command, *["--no-figures"] * options.no_figures])
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # for models this small more threads gain little, and wait long on a busy machine
+    try:
+        return run_table(experiment, METHODS, options, [*command, *["--no-figures"] * options.no_figures])
+    finally:
+        torch.set_num_threads(threads)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from metapretrain import load
 from metapretrain.cli import DEMO_METHODS, main
@@ -58,3 +59,23 @@ def test_dry_run_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert all(f"{method}: 2,368 encoder passes" in shown for method in METHODS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_uses_one_thread_unless_told_and_says_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = torch.get_num_threads()
+    one = ["demo", "--smoke", "--device", "cpu", "--seeds", "0", "--methods", "supervised", "--no-figures", "--out"]
+    try:
+        for variable, used in ((None, 1), ("2", 2)):
+            torch.set_num_threads(2)
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            if variable:
+                monkeypatch.setenv("OMP_NUM_THREADS", variable)
+            with caplog.at_level("INFO", "metapretrain"):
+                assert main([*one, str(tmp_path / str(used))]) == 0
+            assert collect(tmp_path / str(used)).results[0]["device"] == f"cpu ({used} threads)"
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert sum("supervised seed 0: done in" in line for line in caplog.messages) == 2

@@ -175,7 +175,7 @@ def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:
 
 def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any, Any], bytes, int]:
     """Return the square image (channels, image_size, image_size), the file's MD5 and its number of bytes."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         content = path.read_bytes()
@@ -194,6 +194,10 @@ def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any,
             image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"there is no image {path}") from error
+        if isinstance(error, UnidentifiedImageError):  # its own text shows the address of a buffer
+            reason = "it is of no known image format"
         raise InputError(f"cannot read the image {path}: {reason}; repair or remove it") from error
     pixels = np.asarray(image).reshape(image_size, image_size, channels).transpose(2, 0, 1)
     return pixels, hashlib.md5(content, usedforsecurity=False).digest(), len(content)

@@ -210,7 +210,9 @@ class Experiment:
         })  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
         wait_for_all(self.machine.world)  # the others may look for result.json now
-        return run.result() or {}
+        result = run.result() or {}
+        log.info("%s seed %d: done in %.0f s", name, seed, result.get("wall_s", 0))
+        return result
 
     def _speed(self, report: TrainReport, passes: int) -> float:
         return round(report.updates_per_second * self.recipe.batch_size * passes, 1)

@@ -163,6 +163,7 @@ DATA = TensorDataset(features(), Y)
         (lambda: evaluate_episodes(lambda e: torch.full((20, 5), math.nan), DATA, sampler()), "NaN"),
         (lambda: evaluate_episodes(lambda e: torch.zeros(3, 5), DATA, sampler()), r"logits \(20, ways\)"),
         (lambda: evaluate_episodes(lambda e: torch.zeros(20), DATA, sampler()), "integer labels"),
+        (lambda: evaluate_episodes(lambda e: [0] * 20, DATA, sampler()), "torch tensor.*got list"),
     ],
 )
 def test_bad_input_is_one_line(call: object, match: str) -> None:
