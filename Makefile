@@ -2,11 +2,13 @@
 #
 #   VENV=path      the environment (default .venv); one that exists already is installed into
 #   PYTHON=python  the Python that makes the environment, 3.11 to 3.13 (default: the first that fits)
+#   JOBS=n         tests side by side (default 2), one thread each
 #   ARGS="..."     passed on, for example  make test ARGS="-k sampler"  or  make demo ARGS="--smoke"
 
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
+JOBS ?= 2
 PIP_ARGS ?=
 LEARN2LEARN_PIP_ARGS ?=
 
@@ -33,7 +35,7 @@ demo: $(STAMP)
 	@"$(BIN)/metapretrain" demo $(ARGS)
 
 test: $(STAMP)
-	@"$(BIN)/python" -m pytest $(ARGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} "$(BIN)/python" -m pytest -n $(JOBS) $(ARGS)
 
 lint: $(STAMP)
 	@"$(BIN)/python" -m ruff check $(ARGS) .

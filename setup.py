@@ -48,6 +48,7 @@ EXTRAS = {
         "hypothesis>=6.100,<7",  # property tests
         "mypy>=1.13",  # strict types; 1.13 is the first for Python 3.13
         "pytest>=8.2",  # tests and doctests
+        "pytest-xdist>=3.6",  # tests side by side
         "ruff>=0.8",  # lint
         "types-tqdm>=4.66",  # stubs for tqdm, which ships no types
     ],
