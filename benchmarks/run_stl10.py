@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import torch
 
+from metapretrain.data.images import resized
 from metapretrain.data.registry import DATASETS, load_images
 from metapretrain.errors import InputError
 from metapretrain.evaluation.figures import REDUCERS, check_reducer
@@ -116,8 +117,9 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
         for split in ("train", "test")[: 1 if options.validate else 2]
     ]
     if options.smoke:
-        parts = [part.subset(torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:400])
-                 for part in parts]  # fmt: skip
+        some = [torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:400] for part in parts]
+        small = [options.image_size or min(32, part.image_size) for part in parts]
+        parts = [resized(part.subset(rows), size) for part, rows, size in zip(parts, some, small, strict=True)]
     train = parts[0]
     test = replace(train.subset([]), split="test", files={}) if options.validate else parts[1]
     return ImageData.of(train, test, 0 if options.train_on_all else recipe.validation)
