@@ -29,7 +29,7 @@ setup: $(STAMP)
 
 $(STAMP): setup.py
 	@PIP_ARGS="$(PIP_ARGS)" LEARN2LEARN_PIP_ARGS="$(LEARN2LEARN_PIP_ARGS)" \
-		sh tools/setup-env.sh "$(VENV)" "$(STAMP)" "$(PYTHON)"
+		sh .ci/setup-env.sh "$(VENV)" "$(STAMP)" "$(PYTHON)"
 
 demo: $(STAMP)
 	@"$(BIN)/metapretrain" demo $(ARGS)
@@ -44,4 +44,4 @@ types: $(STAMP)
 	@"$(BIN)/python" -m mypy $(ARGS)
 
 clean:
-	@sh tools/clean.sh "$(VENV)"
+	@sh .ci/clean.sh "$(VENV)"

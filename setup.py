@@ -38,7 +38,7 @@ CORE = [
 EXTRAS = {
     # What `import learn2learn` needs. learn2learn itself is not named here: its source distribution builds
     # only with a config setting that pip passes to no dependency, and its own requirements would bring numpy
-    # below 2. `make` installs it after this extra (tools/setup-env.sh); by hand, the second line of:
+    # below 2. `make` installs it after this extra (.ci/setup-env.sh); by hand, the second line of:
     #   pip install "metapretrain[learn2learn]"
     #   pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0
     "learn2learn": ["gym>=0.26,<0.27", "requests>=2.31,<3"],
