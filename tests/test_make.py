@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SETUP = ROOT / "tools" / "setup-env.sh"
+SETUP = ROOT / ".ci" / "setup-env.sh"
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -35,7 +35,7 @@ def stand_in(folder: Path, build: int = 0) -> Path:
 
 
 def tools_without_compiler(folder: Path) -> dict[str, str]:
-    tools = folder / "tools"
+    tools = folder / ".ci"
     tools.mkdir()
     for name in ("sh", "ls", "mkdir", "rm", "touch"):
         (tools / name).symlink_to(shutil.which(name) or name)
@@ -125,5 +125,5 @@ def test_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     done = run("sh", SETUP, tmp_path, tmp_path / "stamp", sys.executable)
     assert_one_line(done, "not a Python environment")
-    run("sh", ROOT / "tools" / "clean.sh", tmp_path)
+    run("sh", ROOT / ".ci" / "clean.sh", tmp_path)
     assert (tmp_path / "thesis.tex").exists()
