@@ -35,7 +35,7 @@ def stand_in(folder: Path, build: int = 0) -> Path:
 
 
 def tools_without_compiler(folder: Path) -> dict[str, str]:
-    tools = folder / ".ci"
+    tools = folder / "bin"
     tools.mkdir()
     for name in ("sh", "ls", "mkdir", "rm", "touch"):
         (tools / name).symlink_to(shutil.which(name) or name)
