@@ -206,8 +206,9 @@ def comparison_figure(
         half = 100 * interval.half_width if interval.known else None
         mean = 100 * interval.mean
         axes.axhline(place, color="#DDDDDD", linewidth=0.8, zorder=0)
+        shown = None if half is None else [[min(half, mean)], [min(half, 100 - mean)]]  # 0 to 100% is all there is
         axes.errorbar(
-            mean, place, xerr=half, fmt="o", color="#332288", capsize=3, linewidth=1.4, markersize=5
+            mean, place, xerr=shown, fmt="o", color="#332288", capsize=3, linewidth=1.4, markersize=5
         )
         text = f"{mean:.1f} (one seed)" if half is None else f"{mean:.1f} ± {half:.1f}"
         axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=INK)
