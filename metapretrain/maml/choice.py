@@ -13,7 +13,7 @@ from torch import Tensor
 from metapretrain.maml.engines import vmap
 from metapretrain.maml.inner import Inner, Named, differentiable_twice
 from metapretrain.maml.nests import Nest, map_tensors, tensors
-from metapretrain.maml.problem import cuda_devices, task_of
+from metapretrain.maml.problem import cuda_devices, modules_of, task_of
 from metapretrain.maml.steps import at_step, repeated
 
 logger = logging.getLogger(__name__)
@@ -99,8 +99,20 @@ def _key(inner: Inner, named: Named, batch: Nest) -> Any:
 def _probe(inner: Inner, named: Named, batch: Nest) -> str | None:
     """Try one step on two tasks by vmap; None if it gives what the loop gives, else the reason.
 
-    Random numbers, and what modules keep for each step, are left as they were.
+    Random numbers, what modules keep for each step, and the buffers of modules that the loss function closes over
+    are left as they were.
     """
+    buffers = [buffer for module in modules_of(inner.loss_fn) for buffer in module.buffers()]
+    kept = [buffer.clone() for buffer in buffers]
+    try:
+        return _gradient_by_vmap(inner, named, batch)
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
+
+
+def _gradient_by_vmap(inner: Inner, named: Named, batch: Nest) -> str | None:
     two = map_tensors(lambda t: t[:2].detach(), batch)
     detached = {name: p.detach() for name, p in named.items()}
     inner = replace(inner, graph=True, order=1, rates=inner.rates.detached())

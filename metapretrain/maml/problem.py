@@ -101,13 +101,17 @@ def check_usable(named: Named) -> None:
 
 def check_not_compiled(function: Any) -> None:
     """Raise InputError for a compiled function, or one that closes over a compiled module."""
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
-    owner = getattr(function, "__self__", None)
     if hasattr(function, "_torchdynamo_orig_callable"):
         raise InputError("loss_fn is compiled: torch.compile has no second order; give the plain function")
-    for module in [function, owner, *cells]:
-        if isinstance(module, nn.Module):
-            check_module_not_compiled(module)
+    for module in modules_of(function):
+        check_module_not_compiled(module)
+
+
+def modules_of(function: Any) -> list[nn.Module]:
+    """The modules that a function is, belongs to or closes over."""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
+    known = (function, getattr(function, "__self__", None), *cells)
+    return [module for module in known if isinstance(module, nn.Module)]
 
 
 def _filled(cell: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections import namedtuple
@@ -12,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from metapretrain.errors import InputError
-from metapretrain.maml import adapt, engine_for, functional, meta_backward, meta_loss
+from metapretrain.maml import adapt, functional, meta_backward, meta_loss
 from tests.maml.nets import TASKS, cnn, flat, gradient, images, loss_of, relative, task
 
 PARAMS = {"w": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
@@ -280,83 +278,3 @@ def test_compiled_functions_and_modules_are_refused() -> None:
     for function in (loss_fn, torch.compile(square)):
         with pytest.raises(InputError, match=r"compiled: torch\.compile has no second order"):
             adapt(function, PARAMS, X[0], lr=0.1)
-
-
-class Choosy(nn.Module):
-    """Control flow that depends on the data, as in BERT's masks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x)
-        return out if bool((x > 0).any()) else -out
-
-
-class LastOutput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(3, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.lstm(x)[0][:, -1]
-        return out
-
-
-def choice_of(net: nn.Module, x: Tensor) -> Any:
-    apply, params, buffers = functional(net)
-    loss: Any = lambda params, x: apply(params, buffers, x).square().mean()  # noqa: E731
-    return engine_for(loss, params, x, lr=0.1, tasks=len(x))
-
-
-def test_auto_takes_vmap_for_small_tasks_and_the_loop_for_large_ones_on_a_cpu() -> None:
-    assert choice_of(nn.Linear(3, 2), torch.ones(4, 5, 3)).engine == "vmap"
-    assert choice_of(nn.Linear(3, 2), torch.ones(1, 5, 3)) == ("loop", "a single task")
-    assert choice_of(nn.Linear(1000, 1000), torch.ones(4, 5, 1000)).engine == "loop"
-    conv = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3))
-    assert choice_of(conv, torch.ones(2, 5, 3, 32, 32)).engine == "vmap"
-    assert choice_of(conv, torch.ones(2, 50, 3, 32, 32)).engine == "loop"
-
-
-@pytest.mark.parametrize(("net", "shape"), [(Choosy(), (2, 5, 3)), (LastOutput(), (2, 5, 6, 3))])
-def test_auto_falls_back_to_the_loop_where_vmap_cannot_trace(
-    net: nn.Module, shape: tuple[int, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    x = torch.ones(shape)
-    apply, params, buffers = functional(net)
-
-    def loss_fn(params: Any, x: Tensor) -> Tensor:
-        return F.mse_loss(apply(params, buffers, x), torch.ones(()).expand(len(x), 2))
-
-    with caplog.at_level(logging.DEBUG, logger="metapretrain.maml"):
-        fast = adapt(loss_fn, params, x, lr=0.1, tasks=2)
-        adapt(loss_fn, params, x, lr=0.1, tasks=2)
-    expected = adapt(loss_fn, params, x, lr=0.1, tasks=2, engine="loop")
-    assert all(torch.equal(fast[name], expected[name]) for name in params)
-    assert [r.message for r in caplog.records if "engine loop: vmap is not possible (RuntimeError" in r.message]
-    assert len(caplog.records) == 1
-
-
-def test_auto_does_not_take_vmap_where_it_gives_another_gradient() -> None:
-    calls = []
-
-    def counted(params: Any, x: Tensor) -> Tensor:
-        calls.append(0)  # the loop calls it once a task, vmap once for all
-        return square(params, x) * len(calls)
-
-    choice = engine_for(counted, PARAMS, X, lr=0.1, tasks=4)
-    assert choice.engine == "loop"
-    assert "by vmap the gradient differs" in choice.why
-
-
-def test_the_probe_leaves_no_trace() -> None:
-    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    assert choice_of(net, torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(1))).engine == "vmap"
-    assert torch.equal(torch.rand(4), expected)
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert all(p.grad is None for p in net.parameters())
