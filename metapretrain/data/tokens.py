@@ -1,0 +1,213 @@
+"""Token ids of a whole split in one flat array on the device, from which batches are gathered without the CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metapretrain.data.texts import TextSet
+from metapretrain.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The token ids of N rows, one after the other, with where each begins.
+
+    Attributes:
+        ids: int32 (T,), the T tokens of all rows.
+        types: token types uint8 (T,); None where the tokenizer gives none.
+        starts: int64 (N,), where a row begins in `ids`.
+        sizes: int64 (N,), tokens of a row, on the device of `ids`.
+        lengths: the same on the CPU, to plan batches by.
+        pad_id: id that fills a row up to the width of its batch.
+        pad_type: token type that does.
+        truncated: number of rows cut to the longest length allowed.
+        second: tokens of the other sentences, where pairs are encoded separately.
+
+    Example:
+        >>> tokens = Tokens.from_rows([[101, 7, 102], [101, 102]], pad_id=0)
+        >>> batch = tokens.gather(torch.tensor([1, 0]), 4)
+        >>> batch["input_ids"].tolist(), batch["attention_mask"].tolist()
+        ([[101, 102, 0, 0], [101, 7, 102, 0]], [[1, 1, 0, 0], [1, 1, 1, 0]])
+    """
+
+    ids: Tensor
+    types: Tensor | None
+    starts: Tensor
+    sizes: Tensor
+    lengths: Tensor
+    pad_id: int = 0
+    pad_type: int = 0
+    truncated: int = 0
+    second: Tokens | None = None
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None = None,
+        *,
+        pad_id: int = 0,
+        pad_type: int = 0,
+        truncated: int = 0,
+        second: Tokens | None = None,
+    ) -> Tokens:
+        """Lay the token ids of N rows, and their token types, end to end.
+
+        Raises:
+            InputError: a row has no token.
+        """
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        if len(rows) and int(lengths.min()) < 1:
+            raise InputError(f"row {int(lengths.argmin())} has no token: an empty text cannot be encoded")
+        starts = lengths.cumsum(0) - lengths
+        flat = None if types is None else torch.from_numpy(_flat(types, np.uint8))
+        ids = torch.from_numpy(_flat(rows, np.int32))
+        return cls(ids, flat, starts, lengths, lengths, pad_id, pad_type, truncated, second)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lengths)
+
+    @property
+    def widths(self) -> Tensor:
+        """Width that a row needs, int64 (N,) on the CPU: its length, or the greater one of a separate pair."""
+        return self.lengths if self.second is None else torch.maximum(self.lengths, self.second.lengths)
+
+    def to(self, device: torch.device | str) -> Tokens:
+        """Return the tokens with the arrays that :meth:`gather` reads on `device`."""
+        return replace(
+            self,
+            ids=self.ids.to(device),
+            types=None if self.types is None else self.types.to(device),
+            starts=self.starts.to(device),
+            sizes=self.sizes.to(device),
+            second=None if self.second is None else self.second.to(device),
+        )
+
+    def gather(self, rows: Tensor, width: int | Tensor) -> dict[str, Tensor]:
+        """Return a padded batch, made on the device without waiting for it.
+
+        Args:
+            rows: int64 (B,), on the device of the tokens.
+            width: L, at least the length of every row (checked on the CPU only), or ``arange(L)`` on the device.
+
+        Returns:
+            ``input_ids``, ``attention_mask`` and, where the tokenizer gives them, ``token_type_ids``: int64 (B, L).
+
+        Raises:
+            InputError: on the CPU, a row is longer than `width`.
+        """
+        columns = width if isinstance(width, Tensor) else torch.arange(width, device=self.ids.device)
+        sizes = self.sizes[rows].unsqueeze(1)
+        if sizes.device.type == "cpu" and len(sizes) and int(sizes.max()) > len(columns):
+            raise InputError(f"a row of {int(sizes.max())} tokens does not fit a batch of width {len(columns)}")
+        real = columns < sizes
+        places = (self.starts[rows].unsqueeze(1) + columns).clamp_(max=len(self.ids) - 1)
+        batch = {
+            "input_ids": torch.where(real, self.ids[places].long(), self.pad_id),
+            "attention_mask": real.long(),
+        }
+        if self.types is not None:
+            batch["token_type_ids"] = torch.where(real, self.types[places].long(), self.pad_type)
+        return batch
+
+    def padding_share(
+        self, batches: Iterable[Tensor | Sequence[int]], *, widths: Sequence[int] | None = None, multiple: int = 1
+    ) -> float:
+        """Return the share of padding, 0..1, in batches of rows.
+
+        Args:
+            batches: rows (B,) of each batch.
+            widths: of each batch; None: its longest row, rounded up to a multiple of `multiple`.
+            multiple: at least 1.
+
+        Returns:
+            1 - tokens / (rows x width), over all batches; 0 without batches. Both sentences of separate pairs count.
+
+        Example:
+            >>> tokens = Tokens.from_rows([[1], [1, 1], [1, 1, 1]])
+            >>> round(tokens.padding_share([[0, 1], [2]]), 3), tokens.padding_share([[0, 1, 2]], widths=[4])
+            (0.143, 0.5)
+        """
+        chosen = [torch.as_tensor(rows, dtype=torch.int64).cpu() for rows in batches]
+        if widths is None:
+            widths = [padded_width(self.widths[rows], multiple) for rows in chosen]
+        parts = [self] if self.second is None else [self, self.second]
+        places = sum(len(rows) * width for rows, width in zip(chosen, widths, strict=True)) * len(parts)
+        tokens = sum(int(part.lengths[rows].sum()) for part in parts for rows in chosen)
+        return 1.0 - tokens / places if places else 0.0
+
+
+def padded_width(lengths: Tensor, multiple: int = 16) -> int:
+    """Return the greatest of `lengths` (B,), on the CPU, rounded up to a multiple so that few widths occur.
+
+    Example:
+        >>> padded_width(torch.tensor([3, 17])), padded_width(torch.tensor([16]))
+        (32, 16)
+    """
+    return -(-int(lengths.max()) // multiple) * multiple
+
+
+def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool) -> Tokens:
+    """Tokenise every row of a split once.
+
+    Args:
+        texts: N sentences or pairs.
+        tokenizer: of the transformers library.
+        max_length: tokens of a row at most, special ones included; of a joined pair the longer sentence is cut
+            first ("longest_first").
+        joined: whether a pair is one sequence with the separator between; otherwise `second` holds the other
+            sentences. Single sentences are the same either way.
+
+    Returns:
+        N rows on the CPU, padded at their right whatever side the tokenizer pads.
+
+    Raises:
+        InputError: the tokenizer has no padding token, `max_length` leaves no room for text, or a text gives no token.
+    """
+    if tokenizer.pad_token_id is None:
+        raise InputError("the tokenizer has no padding token; set tokenizer.pad_token")
+    if texts.second is None or joined:
+        return _tokens(tokenizer, texts.first, texts.second, max_length, texts.split)
+    second = _tokens(tokenizer, texts.second, None, max_length, texts.split)
+    return replace(_tokens(tokenizer, texts.first, None, max_length, texts.split), second=second)
+
+
+def _tokens(tokenizer: Any, first: list[str], second: list[str] | None, max_length: int, split: str) -> Tokens:
+    special = tokenizer.num_special_tokens_to_add(pair=second is not None)
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length <= special:
+        raise InputError(f"max_length must be an integer above the {special} special tokens, got {max_length!r}")
+    if not first:
+        return Tokens.from_rows([], pad_id=tokenizer.pad_token_id)
+    # Cutting only the rows that are too long tells how many there are with any kind of tokenizer.
+    coded = tokenizer(first, second, truncation=False, padding=False, verbose=False)
+    ids, types = list(coded["input_ids"]), coded.get("token_type_ids")
+    types = None if types is None else list(types)
+    long = [row for row, tokens in enumerate(ids) if len(tokens) > max_length]
+    if long:
+        logger.info("%s: %d of %d rows are cut to %d tokens", split, len(long), len(ids), max_length)
+        pair = None if second is None else [second[row] for row in long]
+        cut = tokenizer(
+            [first[row] for row in long], pair, truncation="longest_first", max_length=max_length, padding=False
+        )
+        for place, row in enumerate(long):
+            ids[row] = cut["input_ids"][place]
+            if types is not None:
+                types[row] = cut["token_type_ids"][place]
+    return Tokens.from_rows(
+        ids, types, pad_id=tokenizer.pad_token_id, pad_type=tokenizer.pad_token_type_id, truncated=len(long)
+    )
+
+
+def _flat(rows: Sequence[Sequence[int]], dtype: Any) -> np.ndarray[Any, Any]:
+    return np.fromiter(chain.from_iterable(rows), dtype, sum(map(len, rows)))
