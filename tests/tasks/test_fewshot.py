@@ -173,12 +173,15 @@ from metapretrain.tasks.table import machine_of
 
 machine = machine_of(Namespace(device="cpu", precision="fp32"))
 data, spec, found = load_few_shot("made", None, 16), EpisodeSpec(3, 1, 2), {}
-for kind, backbone in (("maml", "conv4"), ("protonet", "mlp")):
+backbones = {"maml": "conv4", "fomaml": "conv4", "anil": "conv4", "metasgd": "conv4", "protonet": "mlp"}
+for kind, backbone in backbones.items():
     method = Learning(kind, updates=3, tasks=4, inner_lr=0.1, validations=1)
     step = MetaStep(build_learner(method, backbone, data, 3, 0), data.train.images)
     tasks = TaskBatches(data.train.labels, spec, 4, seed=1, rank=machine.rank, world_size=machine.world)
     step({EPISODES: next(iter(tasks))})[EPISODES].backward()
     found |= {f"{kind} {name}": p.grad for name, p in step.learner.named_parameters()}
+    if kind not in ("maml", "protonet"):
+        continue
     trained, report = fit(method, backbone, data, spec, 0, machine, validation_episodes=2)
     found[f"{kind} loss"] = torch.tensor(report.losses[EPISODES])
 if machine.rank == 0:
