@@ -1,4 +1,4 @@
-"""95% intervals: of a mean over seeds or episodes, of a proportion, and of paired differences."""
+"""95% intervals: of a mean over seeds or episodes, a proportion, a correlation, and of paired differences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Interval:
         }
 
 
-def _level(level: float) -> float:
+def check_level(level: float) -> float:
+    """Return `level` if it lies between 0 and 1; raise InputError otherwise."""
     if not 0.0 < level < 1.0:
         raise InputError(f"level must lie between 0 and 1, for example 0.95; got {level}")
     return level
@@ -89,7 +90,7 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     from scipy.special import stdtrit  # not at import: scipy costs a tenth of a second
 
     sd = float(array.std(ddof=1))
-    half = float(stdtrit(n - 1, 0.5 + _level(level) / 2)) * sd / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.5 + check_level(level) / 2)) * sd / math.sqrt(n)
     return Interval(mean, half, n, sd, mean - half, mean + half)
 
 
@@ -113,13 +114,66 @@ def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval
     """
     if n < 1 or not 0 <= correct <= n:
         raise InputError(f"a proportion needs 0 <= correct <= n and n >= 1; got correct={correct}, n={n}")
-    z = NormalDist().inv_cdf(0.5 + _level(level) / 2)
+    z = NormalDist().inv_cdf(0.5 + check_level(level) / 2)
     p = correct / n
     scale = 1 + z * z / n
     centre = (p + z * z / (2 * n)) / scale
     half = z / scale * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     sd = math.sqrt(p * (1 - p) * n / (n - 1)) if n > 1 else math.nan
     return Interval(p, half, n, sd, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def correlation_interval(r: float, n: int, level: float = 0.95) -> Interval:
+    """Pearson's correlation of `n` pairs, with the interval `tanh(artanh r +- z / sqrt(n - 3))` (Fisher 1921).
+
+    It takes the pairs for normal; `metrics.bootstrap_interval` does not.
+
+    Args:
+        r: -1..1; may be a mean over seeds.
+        n: number of pairs; below 4 there is no interval.
+
+    Raises:
+        InputError: `r` lies outside -1..1 or `n` is below 1.
+
+    Example:
+        >>> interval = correlation_interval(0.85, 863)
+        >>> f"{interval.mean:.2f} in [{interval.low:.3f}, {interval.high:.3f}]"
+        '0.85 in [0.830, 0.868]'
+    """
+    if n < 1 or not -1 <= r <= 1:
+        raise InputError(f"a correlation needs -1 <= r <= 1 and n >= 1; got r={r}, n={n}")
+    if n < 4:
+        return Interval(r, math.nan, n, math.nan, math.nan, math.nan)
+    if abs(r) == 1:
+        return Interval(r, 0.0, n, math.nan, r, r)
+    half = NormalDist().inv_cdf(0.5 + check_level(level) / 2) / math.sqrt(n - 3)
+    low, high = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+    return Interval(r, (high - low) / 2, n, math.nan, low, high)
+
+
+def independent_mean_interval(parts: Sequence[Interval]) -> Interval:
+    """Plain mean of figures measured on different examples, from the interval of each.
+
+    The distances of the parts' limits from their means are added as squares (Zou and Donner 2008),
+    so that limits that are not symmetric stay so.
+
+    Raises:
+        InputError: there is no part.
+
+    Example:
+        >>> interval = independent_mean_interval([proportion_interval(50, 100), proportion_interval(80, 100)])
+        >>> f"{interval.mean:.2f} in [{interval.low:.3f}, {interval.high:.3f}]"
+        '0.65 in [0.585, 0.708]'
+    """
+    if not parts:
+        raise InputError("a mean of intervals needs one or more")
+    k, n = len(parts), sum(part.n for part in parts)
+    mean = sum(part.mean for part in parts) / k
+    if not all(part.known for part in parts):
+        return Interval(mean, math.nan, n, math.nan, math.nan, math.nan)
+    low = mean - math.sqrt(sum((part.mean - part.low) ** 2 for part in parts)) / k
+    high = mean + math.sqrt(sum((part.high - part.mean) ** 2 for part in parts)) / k
+    return Interval(mean, (high - low) / 2, n, math.nan, low, high)
 
 
 def paired_interval(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Interval:

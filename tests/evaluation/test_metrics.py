@@ -1,0 +1,151 @@
+"""Metrics against scikit-learn and scipy, and the bootstrap against a slow loop and its own promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn import metrics as sklearn_metrics
+
+from metapretrain.errors import InputError
+from metapretrain.evaluation.intervals import (
+    Interval,
+    correlation_interval,
+    independent_mean_interval,
+    mean_interval,
+    proportion_interval,
+)
+from metapretrain.evaluation.metrics import accuracy, bootstrap_interval, f1, pearson, spearman
+
+
+def classes(seed: int, n: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    random = np.random.default_rng(seed)
+    y = random.integers(0, count, n)
+    return y, np.where(random.random(n) < 0.6, y, random.integers(0, count, n))
+
+
+def scores(seed: int, n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    random = np.random.default_rng(seed)
+    y = random.integers(0, 11, n) / 2  # with many ties, as similarities are
+    return y, np.round(y + random.normal(0, 2, n), 1)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("n", [1, 7, 500])
+def test_accuracy_and_f1_are_sklearns(count: int, n: int) -> None:
+    y, predicted = classes(n, n, count)
+    kind = {"average": "binary"} if count == 2 else {"average": "macro", "labels": list(range(count))}
+    assert accuracy(y, predicted) == pytest.approx(sklearn_metrics.accuracy_score(y, predicted), abs=1e-15)
+    expected = sklearn_metrics.f1_score(y, predicted, zero_division=0, **kind)
+    assert f1(y, predicted, count) == pytest.approx(expected, abs=1e-15)
+
+
+def test_f1_is_of_class_1() -> None:
+    assert f1([0, 0, 1], [0, 0, 0]) == 0
+    assert f1([1, 1, 0], [1, 1, 1]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("n", [2, 3, 50, 1000])
+def test_correlations_are_scipys(n: int) -> None:
+    y, predicted = scores(n, n)
+    assert pearson(y, predicted) == pytest.approx(stats.pearsonr(y, predicted).statistic, abs=1e-12)
+    assert spearman(y, predicted) == pytest.approx(stats.spearmanr(y, predicted).statistic, abs=1e-12)
+
+
+def test_correlations_do_not_depend_on_scale_and_shift() -> None:
+    y, predicted = scores(0, 100)
+    for scale, shift in ((3.0, 1.0), (1e-8, 5.0), (1e160, 0.0), (1e-160, 0.0)):
+        assert pearson(y, scale * predicted + shift) == pytest.approx(pearson(y, predicted), rel=1e-6)
+    assert pearson(y, -predicted) == pytest.approx(-pearson(y, predicted))
+    assert spearman(y, np.exp(predicted)) == pytest.approx(spearman(y, predicted))
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e300])
+def test_a_constant_correlates_with_nothing(constant: float) -> None:
+    y, _ = scores(1, 37)
+    assert pearson(y, np.full(37, constant)) == spearman(np.full(37, constant), y) == 0.0
+
+
+def test_many_resamples_at_once_are_one_after_the_other() -> None:
+    y, predicted = scores(2, 60)
+    rows = np.random.default_rng(0).integers(0, 60, (4, 5, 60))
+    for metric in (accuracy, pearson, spearman):
+        together = metric(y[rows], predicted[rows])
+        assert together.shape == (4, 5)
+        assert together[3, 2] == pytest.approx(float(metric(y[rows[3, 2]], predicted[rows[3, 2]])))
+    mine, theirs = classes(3, 60, 3)
+    alone = float(f1(mine[rows[1, 4]], theirs[rows[1, 4]], 3))
+    assert f1(mine[rows], theirs[rows], 3)[1, 4] == pytest.approx(alone)
+
+
+@pytest.mark.parametrize(
+    ("y", "predicted", "match"),
+    [([], [], "N >= 1"), ([1, 2], [1], "as many"), ([1.0, 2.0], [1.0, np.nan], "prediction is NaN")],
+)
+def test_what_cannot_be_scored(y: list[float], predicted: list[float], match: str) -> None:
+    for metric in (accuracy, f1, pearson, spearman):
+        with pytest.raises(InputError, match=match):
+            metric(y, predicted)
+
+
+def test_bootstrap_is_the_slow_loop() -> None:
+    y, predicted = scores(4, 40)
+    interval = bootstrap_interval(pearson, y, predicted, resamples=300, seed=5)
+    generator = np.random.default_rng(5)
+    slow = []
+    for _ in range(300):
+        rows = generator.integers(0, 40, 40)
+        slow.append(stats.pearsonr(y[rows], predicted[rows]).statistic)
+    assert (interval.low, interval.high) == pytest.approx(tuple(np.quantile(slow, (0.025, 0.975))), abs=1e-12)
+    assert interval.mean == pytest.approx(stats.pearsonr(y, predicted).statistic)
+    assert interval == bootstrap_interval(pearson, y, predicted, resamples=300, seed=5)
+    with pytest.raises(InputError, match="100 resamples"):
+        bootstrap_interval(pearson, y, predicted, resamples=5)
+
+
+def test_bootstrap_agrees_with_wilson_and_fisher_where_those_hold() -> None:
+    random = np.random.default_rng(6)
+    right = (random.random(2000) < 0.8).astype(float)
+    interval, wilson = bootstrap_interval(accuracy, np.ones(2000), right), proportion_interval(right.sum(), 2000)
+    assert (interval.low, interval.high) == pytest.approx((wilson.low, wilson.high), abs=2e-3)
+    y = random.normal(size=2000)
+    predicted = 0.8 * y + 0.6 * random.normal(size=2000)  # normal, correlation 0.8
+    interval = bootstrap_interval(pearson, y, predicted)
+    fisher = correlation_interval(float(pearson(y, predicted)), 2000)
+    assert (interval.low, interval.high) == pytest.approx((fisher.low, fisher.high), abs=3e-3)
+
+
+@pytest.mark.parametrize("n", [4, 30, 863])
+def test_fisher_is_scipys(n: int) -> None:
+    y, predicted = scores(n, n)
+    found = stats.pearsonr(y, predicted)
+    interval = correlation_interval(float(found.statistic), n)
+    expected = found.confidence_interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_fishers_ends() -> None:
+    assert not correlation_interval(0.5, 3).known
+    assert (correlation_interval(-1.0, 9).low, correlation_interval(-1.0, 9).high) == (-1.0, -1.0)
+    for r, n in ((1.01, 9), (0.5, 0)):
+        with pytest.raises(InputError, match="a correlation needs"):
+            correlation_interval(r, n)
+
+
+def test_mean_of_independent_parts() -> None:
+    part = Interval(0.5, 0.03, 10, float("nan"), 0.46, 0.52)
+    mean = independent_mean_interval([part] * 4)
+    assert (mean.mean, mean.low, mean.high, mean.n) == pytest.approx((0.5, 0.48, 0.51, 40))
+    assert not independent_mean_interval([part, mean_interval([0.5])]).known
+    with pytest.raises(InputError, match="one or more"):
+        independent_mean_interval([])
+
+
+def test_mean_of_independent_parts_covers_95_of_100_times() -> None:
+    random = np.random.default_rng(7)
+    hits = 0
+    for first, second in zip(random.binomial(100, 0.5, 2000), random.binomial(900, 0.9, 2000), strict=True):
+        interval = independent_mean_interval([proportion_interval(first, 100), proportion_interval(second, 900)])
+        hits += interval.low <= 0.7 <= interval.high
+    assert 0.935 < hits / 2000 < 0.965
