@@ -173,7 +173,7 @@ from metapretrain.tasks.table import machine_of
 
 machine = machine_of(Namespace(device="cpu", precision="fp32"))
 data, spec, found = load_few_shot("made", None, 16), EpisodeSpec(3, 1, 2), {}
-backbones = {"maml": "conv4", "fomaml": "conv4", "anil": "conv4", "metasgd": "conv4", "protonet": "mlp"}
+backbones = {"maml": "conv4", "fomaml": "mlp", "anil": "mlp", "metasgd": "mlp", "protonet": "mlp"}
 for kind, backbone in backbones.items():
     method = Learning(kind, updates=3, tasks=4, inner_lr=0.1, validations=1)
     step = MetaStep(build_learner(method, backbone, data, 3, 0), data.train.images)
