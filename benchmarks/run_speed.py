@@ -3,7 +3,7 @@
 A row is a function that returns the contenders of one piece of work; @row(name, unit) registers it.
 Contenders take turns, so that a change in the machine's load meets all of them. The clock is the CPU time of
 this thread, which other processes disturb least; a row with work on a GPU or in other processes gives its
-contenders another clock.
+contenders another clock. Rows named memory-... are not timed: they count bytes of tensors.
 
     python benchmarks/run_speed.py --rows planning-omniglot
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from speed_contenders import Contender
 from speed_measure import Result, Settings, measure
@@ -26,7 +27,8 @@ from speed_measure import Result, Settings, measure
 from metapretrain.options import Parser, main_guard, names, positive_int
 from metapretrain.training.files import write_file
 
-Row = Callable[[], list[Contender]]
+Row = Callable[[], list[Any]]  # of Contender, or of MemoryContender
+BYTES = "MiB"  # the unit of rows that are not timed
 ROWS: dict[str, tuple[str, Row]] = {}
 
 
@@ -152,6 +154,30 @@ def fomaml_84() -> list[Contender]:
     return colour(order=1)
 
 
+@row("memory-omniglot-1-step", BYTES)
+def memory_omniglot_1() -> list[Any]:
+    """The most that the meta-step of maml-omniglot-1-step holds, and what is left after 50 episodes."""
+    from speed_memory import omniglot
+
+    return omniglot(steps=1)
+
+
+@row("memory-omniglot-5-steps", BYTES)
+def memory_omniglot_5() -> list[Any]:
+    """With 5 inner steps."""
+    from speed_memory import omniglot
+
+    return omniglot(steps=5)
+
+
+@row("memory-84-5-steps", BYTES)
+def memory_84() -> list[Any]:
+    """At 84x84, 5 inner steps."""
+    from speed_memory import colour
+
+    return colour()
+
+
 def table(results: list[Result]) -> str:
     lines = [
         "| row | contender | median/s | range | to the best peer | gradient differs by | kernels / waits |",
@@ -192,13 +218,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = Settings(2, 0.01) if options.smoke else Settings(options.repeats, 0.5)
     where = surroundings()
     rows = [name for name in ROWS if {name, name.partition("-")[0]} & set(options.rows)]
-    results = []
+    results: list[Result] = []
+    held: list[Any] = []
     for name in rows:
-        results += measure(name, ROWS[name][1](), settings)
-    print("; ".join(f"{key} {value}" for key, value in where.items()) + "\n")
-    print(table(results))
+        unit, contenders = ROWS[name]
+        if unit == BYTES:
+            from speed_memory import measure_memory
+
+            held += measure_memory(name, contenders(), 5 if options.smoke else 50)
+        else:
+            results += measure(name, contenders(), settings)
+    print("; ".join(f"{key} {value}" for key, value in where.items()))
+    if results:
+        print(f"\n{table(results)}")
+    if held:
+        from speed_memory import memory_table
+
+        print(f"\n{memory_table(held)}")
     if options.out:
-        content = {**where, "rows": [{"unit": ROWS[result.row][0], **asdict(result)} for result in results]}
+        content: dict[str, Any] = dict(where)
+        content["rows"] = [{"unit": ROWS[result.row][0], **asdict(result)} for result in results]
+        content["memory"] = [asdict(result) for result in held]
         write_file(options.out, json.dumps(content, indent=1) + "\n")
 
 
