@@ -1,0 +1,250 @@
+"""Objectives of text tasks over tokens that stay on the device, and the step that encodes all tasks in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metapretrain.data.texts import TextTask
+from metapretrain.data.tokens import Tokens
+from metapretrain.models.text_heads import ClassHead, CosineHead, PairHead, share_hidden
+from metapretrain.protonet import ProtoLoss
+from metapretrain.tasks.objectives import Step
+from metapretrain.tasks.surgery import cosines, dot_products, pcgrad, task_gradients
+from metapretrain.tasks.text_methods import TextMethod
+
+Encoded = Sequence[Tensor]  # (B, D) of a sentence or a joined pair, or of both sentences of a pair
+
+
+class Objective(Protocol):
+    """What :class:`TextStep` needs of an objective; it is an `nn.Module` as well."""
+
+    texts: TextRows
+
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the scalar loss of `rows` (B,) with embeddings `z`."""
+        ...
+
+
+class TextRows(nn.Module):
+    """Tokens, labels and classes of a training set; they follow the module to its device, no part of its state.
+
+    Args:
+        task: gives classes and labels.
+        tokens: of `task.train`.
+        features: embeddings (N, D) of the rows, one or two, where the encoder is frozen: it need not run again.
+    """
+
+    def __init__(self, task: TextTask, tokens: Tokens, features: Encoded | None = None) -> None:
+        super().__init__()
+        self.kind, self.tokens = task.kind, tokens
+        self.labels, self.classes = task.train.require_labels(), task.class_labels(task.train)
+        self.features = None if features is None else list(features)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TextRows:
+        # no buffers: they would be in every checkpoint
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.labels, self.classes = fn(self.labels), fn(self.classes)
+        self.tokens = self.tokens.to(self.labels.device)
+        if self.features is not None:
+            self.features = [fn(part) for part in self.features]
+        return self
+
+    def inputs(self, rows: Tensor, width: int) -> list[dict[str, Tensor]]:
+        """Return the encoder's input (B, width) of `rows` (B,): one, or two where pairs are encoded separately."""
+        parts = [self.tokens] if self.tokens.second is None else [self.tokens, self.tokens.second]
+        return [part.gather(rows, width) for part in parts]
+
+
+class Prototypes(nn.Module):
+    """The prototypical loss of a task's classes (text paper, section 4.3); separate embeddings are added (A.2).
+
+    Args:
+        texts: where rows come from.
+        proto: the loss, in standard or query mode.
+    """
+
+    def __init__(self, texts: TextRows, proto: ProtoLoss) -> None:
+        super().__init__()
+        self.texts, self.proto = texts, proto
+
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the prototypical loss of `rows` (B,)."""
+        loss: Tensor = self.proto(added(z), self.texts.classes[rows])
+        return loss
+
+
+class Classes(nn.Module):
+    """The control: cross entropy of a linear head over the same classes as :class:`Prototypes`."""
+
+    def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.texts, self.head, self.label_smoothing = texts, head, label_smoothing
+
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the mean cross entropy of `rows` (B,)."""
+        logits = self.head(added(z)).float()
+        return F.cross_entropy(logits, self.texts.classes[rows], label_smoothing=self.label_smoothing)
+
+
+class Labels(nn.Module):
+    """The paper's loss of a task under its head (section 5.3).
+
+    Cross entropy of classes, binary cross entropy with a sigmoid for pairs of two classes, mean squared error of
+    scores.
+
+    Args:
+        texts: where rows come from.
+        head: of :func:`build_heads`.
+        label_smoothing: of cross entropy; in [0, 1).
+    """
+
+    def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.texts, self.head, self.label_smoothing = texts, head, label_smoothing
+
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the mean loss of `rows` (B,)."""
+        outputs, labels = self.head(*z).float(), self.texts.labels[rows]
+        if self.texts.kind == "pair-regression":
+            return F.mse_loss(outputs, labels)
+        if outputs.ndim > 1:
+            return F.cross_entropy(outputs, labels, label_smoothing=self.label_smoothing)
+        wanted = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
+        return F.binary_cross_entropy_with_logits(outputs, wanted)
+
+
+def added(z: Encoded) -> Tensor:
+    """Return one embedding (B, D) a row: that of the text, or the sum of both sentences' (appendix A.2)."""
+    return z[0] if len(z) == 1 else z[0] + z[1]
+
+
+def build_heads(tasks: Sequence[TextTask], method: TextMethod, sts_head: str, features: int) -> nn.ModuleDict:
+    """Build a head for each task: appendix A.1.1, or Dropout and one linear layer over joined pairs.
+
+    Args:
+        method: tells how pairs are encoded and which heads share their hidden layers.
+        sts_head: `mlp` or `cosine`, where the method leaves it open.
+        features: D.
+
+    Example:
+        >>> from metapretrain.data.made_texts import made_tasks
+        >>> heads = build_heads(made_tasks(), TextMethod(), "mlp", 384)
+        >>> {name: sum(p.numel() for p in head.parameters()) for name, head in heads.items()}
+        {'sst': 1925, 'para': 296065, 'sts': 296065}
+    """
+    heads: dict[str, nn.Module] = {}
+    shared: PairHead | None = None
+    for task in tasks:
+        binary = task.kind == "pair-classification" and task.num_classes == 2
+        outputs = 1 if task.regression or binary else task.num_classes
+        if task.kind == "classification" or method.joined:
+            heads[task.name] = ClassHead(features, outputs)
+        elif task.regression and (method.sts or sts_head) == "cosine":
+            heads[task.name] = CosineHead(task.low, task.high)
+        else:
+            head = PairHead(features, outputs, method.combine)
+            if method.shared and shared is not None:
+                share_hidden(shared, head)
+            shared = head
+            heads[task.name] = head
+    return nn.ModuleDict(heads)
+
+
+def predict(task: TextTask, head: nn.Module, z: Encoded) -> Tensor:
+    """Return predicted classes int64 (N,), or scores float32 (N,), of embeddings (N, D)."""
+    outputs: Tensor = head(*z).float()
+    if task.regression:
+        return outputs
+    return outputs.argmax(1) if outputs.ndim > 1 else (outputs > 0).long()
+
+
+class TextStep(Step):
+    """The losses of one update: an encoder and a task's objective each.
+
+    The rows of all tasks go through the encoder together where their batches have one width.
+
+    Args:
+        model: encoder, {"input_ids", "attention_mask", ...} (B, L) to features (B, D).
+        objectives: by the task's name.
+        weights: of the losses, 1 where not named.
+        surgery: PCGrad on the encoder's parameters (Yu et al., 2020).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objectives: Mapping[str, nn.Module],
+        weights: Mapping[str, float] | None = None,
+        surgery: bool = False,
+    ) -> None:
+        super().__init__(model, objectives, weights)
+        self.surgery = surgery
+
+    def forward(self, batches: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return `{name: weighted loss}` for `{name: {"rows": (B,), "width": (L, 0)}}`."""
+        if not self.surgery:
+            return self.losses(batches, self.encode(batches))
+        # Each task by itself: the backward pass of a task then has its own rows only.
+        losses: dict[str, Tensor] = {}
+        for name, batch in batches.items():
+            losses |= self.losses({name: batch}, self.encode({name: batch}))
+        return pcgrad(losses, list(self.model.parameters()))
+
+    def losses(self, batches: Mapping[str, Any], z: Mapping[str, Encoded]) -> dict[str, Tensor]:
+        """Return `{name: weighted loss}` of embedded batches."""
+        return {
+            name: self.weights.get(name, 1.0) * self.objectives[name].loss(z[name], batch["rows"])  # type: ignore[operator]
+            for name, batch in batches.items()
+        }
+
+    def encode(self, batches: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+        """Embed the rows of each task, one pass through the encoder a width."""
+        found: dict[str, list[Tensor]] = {}
+        waiting: dict[int, list[tuple[str, dict[str, Tensor]]]] = {}
+        for name, batch in batches.items():
+            texts: TextRows = self.objectives[name].texts  # type: ignore[assignment]
+            rows, width = batch["rows"], batch["width"].shape[0]
+            found[name] = [] if texts.features is None else [part[rows] for part in texts.features]
+            if texts.features is None:
+                waiting.setdefault(width, []).extend((name, part) for part in texts.inputs(rows, width))
+        for parts in waiting.values():
+            z = self.model(_stacked([part for _, part in parts]))
+            for (name, _), own in zip(parts, z.split([len(part["input_ids"]) for _, part in parts]), strict=True):
+                found[name].append(own)
+        return found
+
+    def conflict(self, batches: Mapping[str, Any]) -> dict[str, float]:
+        """Return the cosine between the gradients of each two tasks' losses, over the encoder's parameters.
+
+        In evaluation mode: dropout takes no part. Waits for the device.
+
+        Returns:
+            {"gradient_cosine_sst_para": ...}, for each pair of tasks; below 0 they conflict.
+        """
+        mode = self.training
+        self.eval()
+        names, parameters = list(batches), [p for p in self.model.parameters() if p.requires_grad]
+        gradients = []
+        for name in names:  # one graph at a time
+            loss = self.losses({name: batches[name]}, self.encode({name: batches[name]}))[name]
+            gradients += task_gradients([loss], parameters)
+        found = cosines(dot_products(gradients)).tolist()
+        self.train(mode)
+        return {
+            f"gradient_cosine_{a}_{b}": found[i][j]
+            for i, a in enumerate(names)
+            for j, b in enumerate(names)
+            if i < j
+        }
+
+
+def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """One batch of several; token types are 0 where only some have them."""
+    keys = dict.fromkeys(key for part in parts for key in part)
+    blank = torch.zeros_like
+    return {key: torch.cat([part.get(key, blank(part["input_ids"])) for part in parts]) for key in keys}
