@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "episodes": {"errors", "extras"},
     "protonet": {"errors"},
     "maml": {"errors", "extras"},
+    "scheduling": {"errors"},
     "data": {"errors"},
     "training": LEAVES | {"episodes"},
     "models": LEAVES | {"data", "training"},
