@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from metapretrain.data.images import ImageSet
-from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import accuracy, knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.models import Encoder
@@ -21,7 +18,6 @@ from metapretrain.models.saved import ENCODER, save_model
 from metapretrain.protonet import prototypes
 from metapretrain.tasks.images import (
     ImageData,
-    Machine,
     Method,
     encode,
     finetune,
@@ -31,48 +27,35 @@ from metapretrain.tasks.images import (
     views,
 )
 from metapretrain.tasks.recipes import Recipe
+from metapretrain.tasks.runs import NO_COST, Runs
 from metapretrain.training import RunFolder, TrainReport
 from metapretrain.training.checkpoint import load_tensors
-from metapretrain.training.configuration import check_neighbours
-from metapretrain.training.devices import wait_for_all
 
 log = logging.getLogger(__name__)
-NO_COST: Mapping[str, Any] = {"encoder_passes": 0, "updates": 0, "wall_s": 0.0}
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """What all rows of a table share.
+class Experiment(Runs[Recipe, ImageData, Method]):
+    """An image experiment: see :class:`metapretrain.tasks.runs.Runs`; maps and confusion matrices are its figures."""
 
-    Args:
-        benchmark: such as `stl10`; dataset and recipe name the folder below it.
-        out: parent of all runs.
-        figures: draw maps of embeddings and confusion matrices for this seed; None for none.
-        map_points: images in a panel of a map.
-        reducer: what maps are drawn by, `tsne` or `umap`.
-        resume: go on with runs that were cut short and keep finished ones.
-    """
+    def pretraining_run(self, method: Method) -> tuple[str, Method] | None:
+        """Return name and method of the pretraining that a row shares with others, or None."""
+        if method.pretraining is None:
+            return None
+        return f"pretrain-{method.pretraining}", Method(method.pretraining, head=None)
 
-    benchmark: str
-    dataset: str
-    recipe_name: str
-    recipe: Recipe
-    data: ImageData
-    machine: Machine
-    out: Path
-    figures: int | None = 0
-    resume: bool = False
-    map_points: int = 1000
-    reducer: str = "tsne"
+    def check_row(self, name: str, method: Method) -> None:
+        """Refuse a budget that is too small for both phases."""
+        updates(self.recipe, self.data, method)
+
+    def model(self, method: Method) -> dict[str, Any]:
+        """Return what the saved model of a row needs to be built again."""
+        return self.data.describe(method.encoder or self.recipe.encoder, self.recipe.stem, method.head)
 
     @property
-    def root(self) -> Path:
-        """The folder of all rows."""
-        return self.out / self.benchmark / f"{self.dataset}-{self.recipe_name}"
-
-    def path(self, name: str, seed: int) -> Path:
-        """The folder of one run."""
-        return self.root / f"{name}-s{seed}"
+    def files(self) -> dict[str, Any]:
+        """The files that were read, with checksums."""
+        return {**self.data.train.files, **self.data.test.files}
 
     def plan(self, methods: Mapping[str, Method]) -> list[str]:
         """Return one line a run with its budget: what `--dry-run` prints."""
@@ -85,42 +68,16 @@ class Experiment:
             lines.append(f"{name}: {spent}, updates {source}{after:,} of the head's phase")
         return lines
 
-    def check(self, methods: Mapping[str, Method], seeds: Sequence[int]) -> None:
-        """Refuse now, before anything is trained, what :meth:`row` would refuse when its turn comes.
-
-        Raises:
-            InputError: a run that is there and `resume` is off, or that is in use, or that has another configuration;
-                a budget that is too small; a seed of more than 32 bits.
-        """
-        for seed in seeds:
-            if not 0 <= seed < 2**32:
-                raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
-        runs = {}
-        for name, method in methods.items():
-            updates(self.recipe, self.data, method)
-            runs[name] = method
-            if method.pretraining is not None:
-                runs[f"pretrain-{method.pretraining}"] = Method(method.pretraining, head=None)
-        for seed in seeds:
-            for name, method in runs.items():
-                if (self.path(name, seed) / "config.json").is_file():
-                    shared = method.head is None and (self.path(name, seed) / "result.json").is_file()
-                    self._open(name, method, seed, resume=self.resume or shared).close()
-        check_neighbours(self.root, {"choices": asdict(self.recipe), "data": self._data()})
-
-    def _data(self) -> dict[str, Any]:
-        return {"counts": self.data.counts, "files": {**self.data.train.files, **self.data.test.files}}
-
     def row(self, name: str, method: Method, seed: int) -> dict[str, Any]:
         """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
-        if self.resume and (done := self._finished(name, method, seed)) is not None:
+        if self.resume and (done := self.finished(name, method, seed)) is not None:
             log.info("%s seed %d: already done", name, seed)
             return done
         if method.pretraining is None:
             encoder, before = new_encoder(self.data, self.recipe, seed, method.encoder), dict(NO_COST)
         else:
             encoder, before = self.pretraining(method.pretraining, seed)
-        with self._open(name, method, seed) as run:
+        with self.open(name, method, seed) as run:
             head, report = finetune(encoder, method, self.data, self.recipe, seed, self.machine, run=run)
             steps = {"pretrain_updates": before["updates"], "finetune_updates": report.steps}
             spent = before["encoder_passes"] + report.steps * self.recipe.batch_size
@@ -128,28 +85,18 @@ class Experiment:
             scored = score(encoder, head, self.data)
             if self.figures == seed and len(self.data.test):
                 self._draw_confusion(run, scored.test_predictions, report.steps)
-            return self._finish(
-                run,
-                name,
-                seed,
-                scored,
-                encoder,
-                head,
-                budget,
-                {
-                    "pretrain_wall_s": before["wall_s"],
-                    "images_per_s": self._speed(report, 1),
-                },
-            )
+            extra = {"pretrain_wall_s": before["wall_s"], "images_per_s": self._speed(report, 1)}
+            save = self._save(run, scored, encoder, head)
+            return self.finish(run, name, seed, scored.metrics, budget, extra, save)
 
     def pretraining(self, objective: str, seed: int) -> tuple[Encoder, dict[str, Any]]:
         """Pretrain for one seed, or load the result if that has been done already; return encoder and cost."""
         name, method = f"pretrain-{objective}", Method(objective, head=None)
         encoder = new_encoder(self.data, self.recipe, seed).to(self.machine.device)
-        if (done := self._finished(name, method, seed)) is not None:
+        if (done := self.finished(name, method, seed)) is not None:
             encoder.load_state_dict(load_tensors(self.path(name, seed) / ENCODER))
             return encoder, {**done["budget"], "wall_s": done["wall_s"]}
-        with self._open(name, method, seed) as run:
+        with self.open(name, method, seed) as run:
             maps = self._maps("before pretraining", encoder) if self.figures == seed else {}
             encoder, report = pretrain(objective, self.data, self.recipe, seed, self.machine, run=run)
             spent = report.steps * self.recipe.batch_size * views(objective)
@@ -157,62 +104,20 @@ class Experiment:
             if maps:
                 self._draw_maps(run, maps | self._maps("after pretraining", encoder), report.steps)
             scored = score(encoder, None, self.data)
-            result = self._finish(
-                run,
-                name,
-                seed,
-                scored,
-                encoder,
-                None,
-                cost,
-                {
-                    "kind": "pretraining",
-                    "images_per_s": self._speed(report, views(objective)),
-                },
-            )
+            extra = {"kind": "pretraining", "images_per_s": self._speed(report, views(objective))}
+            save = self._save(run, scored, encoder, None)
+            result = self.finish(run, name, seed, scored.metrics, cost, extra, save)
             return encoder, {**cost, "wall_s": result.get("wall_s", 0.0)}
 
-    def _finished(self, name: str, method: Method, seed: int) -> dict[str, Any] | None:
-        if not (self.path(name, seed) / "result.json").is_file():
-            return None
-        with self._open(name, method, seed, resume=True) as run:
-            return run.result()
+    def _save(
+        self, run: RunFolder, scored: Scores, encoder: Encoder, head: nn.Module | None
+    ) -> Callable[[], None]:
+        def save() -> None:
+            if len(self.data.test):
+                write_predictions(run.path / "predictions.csv", self.data.test.labels, scored.test_predictions)
+            save_model(run.path, encoder, head, scored.prototypes)
 
-    def _open(self, name: str, method: Method, seed: int, resume: bool | None = None) -> RunFolder:
-        data = self.data
-        config = {
-            "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
-            "seed": seed, "precision": self.machine.precision, "choices": asdict(self.recipe),
-            "model": data.describe(method.encoder or self.recipe.encoder, self.recipe.stem, method.head),
-            "data": self._data(),
-        }  # fmt: skip
-        return RunFolder.open(
-            self.path(name, seed), config, resume=self.resume if resume is None else resume,
-            main=self.machine.rank == 0, device=self.machine.device,
-        )  # fmt: skip
-
-    def _finish(
-        self, run: RunFolder, name: str, seed: int, scored: Scores, encoder: Encoder, head: nn.Module | None,
-        budget: Mapping[str, int], extra: Mapping[str, Any],
-    ) -> dict[str, Any]:  # fmt: skip
-        if self.machine.rank != 0:
-            wait_for_all(self.machine.world)
-            return {}
-        if len(self.data.test):
-            write_predictions(run.path / "predictions.csv", self.data.test.labels, scored.test_predictions)
-        save_model(run.path, encoder, head, scored.prototypes)
-        run.hparams({"method": name, "seed": seed, "recipe": self.recipe_name}, scored.metrics)
-        run.finish({
-            "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
-            "seed": seed, "kind": "row" if len(self.data.test) else "tuning", "metrics": scored.metrics,
-            "counts": self.data.counts, "budget": dict(budget), **extra,
-            "data": {**self.data.train.files, **self.data.test.files},
-        })  # fmt: skip
-        shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
-        wait_for_all(self.machine.world)  # the others may look for result.json now
-        result = run.result() or {}
-        log.info("%s seed %d: done in %.0f s", name, seed, result.get("wall_s", 0))
-        return result
+        return save
 
     def _speed(self, report: TrainReport, passes: int) -> float:
         return round(report.updates_per_second * self.recipe.batch_size * passes, 1)

@@ -1,0 +1,151 @@
+"""The run folders of a table: one a row and seed, pretrainings shared, refused before training or kept when done."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from metapretrain.errors import InputError
+from metapretrain.tasks.images import Machine
+from metapretrain.training import RunFolder
+from metapretrain.training.configuration import check_neighbours
+from metapretrain.training.devices import wait_for_all
+
+log = logging.getLogger(__name__)
+NO_COST: Mapping[str, Any] = {"encoder_passes": 0, "updates": 0, "wall_s": 0.0}
+R = TypeVar("R")
+D = TypeVar("D")
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Runs(ABC, Generic[R, D, M]):
+    """What all rows of a table share; a benchmark says how one row is run.
+
+    Args:
+        benchmark: such as `stl10`; dataset and recipe name the folder below it.
+        recipe: a dataclass of all choices.
+        data: has `counts` and `test`, which is empty while a recipe is chosen.
+        out: parent of all runs.
+        figures: draw figures of the runs with this seed; None for none.
+        resume: go on with runs that were cut short and keep finished ones.
+        map_points: points in a panel of a map of embeddings.
+        reducer: what maps are drawn by, `tsne` or `umap`.
+    """
+
+    benchmark: str
+    dataset: str
+    recipe_name: str
+    recipe: R
+    data: D
+    machine: Machine
+    out: Path
+    figures: int | None = 0
+    resume: bool = False
+    map_points: int = 1000
+    reducer: str = "tsne"
+
+    @abstractmethod
+    def pretraining_run(self, method: M) -> tuple[str, Any] | None:
+        """Return name and method of the pretraining that a row shares with others, or None."""
+
+    @abstractmethod
+    def check_row(self, name: str, method: M) -> None:
+        """Refuse a row that cannot be run with this recipe and data."""
+
+    @abstractmethod
+    def model(self, method: Any) -> dict[str, Any]:
+        """Return what a saved model of this row, or pretraining, needs to be built again."""
+
+    @property
+    @abstractmethod
+    def files(self) -> dict[str, Any]:
+        """The files that were read, with checksums."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of all rows."""
+        return self.out / self.benchmark / f"{self.dataset}-{self.recipe_name}"
+
+    def path(self, name: str, seed: int) -> Path:
+        """The folder of one run."""
+        return self.root / f"{name}-s{seed}"
+
+    def check(self, methods: Mapping[str, M], seeds: Sequence[int]) -> None:
+        """Refuse now, before anything is trained, what a row would refuse when its turn comes.
+
+        Raises:
+            InputError: a run that is there and `resume` is off, or that is in use, or that has another configuration;
+                a budget that is too small; a seed of more than 32 bits.
+        """
+        for seed in seeds:
+            if not 0 <= seed < 2**32:
+                raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
+        shared: dict[str, Any] = {}
+        for name, method in methods.items():
+            self.check_row(name, method)
+            if (pretraining := self.pretraining_run(method)) is not None:
+                shared[pretraining[0]] = pretraining[1]
+        for seed in seeds:
+            for name, method in {**methods, **shared}.items():
+                if (self.path(name, seed) / "config.json").is_file():
+                    done = name in shared and (self.path(name, seed) / "result.json").is_file()
+                    self.open(name, method, seed, resume=self.resume or done).close()
+        check_neighbours(self.root, {"choices": self._choices(), "data": self._data()})
+
+    def finished(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
+        """Return the result of a run that is done, or None."""
+        if not (self.path(name, seed) / "result.json").is_file():
+            return None
+        with self.open(name, method, seed, resume=True) as run:
+            return run.result()
+
+    def open(self, name: str, method: Any, seed: int, resume: bool | None = None) -> RunFolder:
+        """Open the folder of one run under its whole configuration."""
+        config = {
+            "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
+            "seed": seed, "precision": self.machine.precision, "choices": self._choices(), "model": self.model(method),
+            "data": self._data(),
+        }  # fmt: skip
+        return RunFolder.open(
+            self.path(name, seed), config, resume=self.resume if resume is None else resume,
+            main=self.machine.rank == 0, device=self.machine.device,
+        )  # fmt: skip
+
+    def finish(
+        self, run: RunFolder, name: str, seed: int, metrics: Mapping[str, float], budget: Mapping[str, int],
+        extra: Mapping[str, Any], save: Callable[[], None],
+    ) -> dict[str, Any]:  # fmt: skip
+        """Write the result of a run, after `save` has written its model and predictions; return it.
+
+        `extra` is added to the result; its `kind` is `row`, or `tuning` without test data, where it does not say so.
+        """
+        if self.machine.rank != 0:
+            wait_for_all(self.machine.world)
+            return {}
+        data: Any = self.data
+        save()
+        run.hparams({"method": name, "seed": seed, "recipe": self.recipe_name}, metrics)
+        run.finish({
+            "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
+            "seed": seed, "kind": "row" if len(data.test) else "tuning", "metrics": dict(metrics),
+            "counts": data.counts, "budget": dict(budget), **extra, "data": self.files,
+        })  # fmt: skip
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
+        wait_for_all(self.machine.world)  # the others may look for result.json now
+        result = run.result() or {}
+        log.info("%s seed %d: done in %.0f s", name, seed, result.get("wall_s", 0))
+        return result
+
+    def _choices(self) -> dict[str, Any]:
+        recipe: Any = self.recipe
+        return asdict(recipe)
+
+    def _data(self) -> dict[str, Any]:
+        data: Any = self.data
+        return {"counts": data.counts, "files": self.files}
