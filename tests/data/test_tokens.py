@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metapretrain.data.texts import TextSet
 from metapretrain.data.tokens import Tokens, padded_width, tokenize
 from metapretrain.errors import InputError
-
-transformers = pytest.importorskip("transformers")
 
 FIRST = ["a red car stops", "why ?", "the old boat is a tiny boat near the red car", "boat"]
 SECOND = ["the car is red", "a boat near a boat near a boat near a boat stops", "no", "tiny tiny"]

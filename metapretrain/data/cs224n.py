@@ -1,0 +1,215 @@
+"""Reader of CS224N's default project (Stanford): SST sentiment, Quora paraphrases, STS similarity; more Quora pairs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metapretrain.data.text_files import read_texts
+from metapretrain.data.text_overlap import overlap, pair_keys
+from metapretrain.data.texts import TextSet, TextTask, hold_out
+from metapretrain.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+STEMS = {"sst": "ids-sst", "para": "quora", "sts": "sts"}
+SST_CLASSES = ("negative", "somewhat negative", "neutral", "somewhat positive", "positive")
+PARA_CLASSES = ("different", "duplicate")
+STS_RANGE = (0.0, 5.0)
+COLUMNS: dict[str, dict[str, Any]] = {
+    "sst": {"text": "sentence", "label": "sentiment", "kind": "classification", "classes": SST_CLASSES},
+    "para": {
+        "text": "sentence1",
+        "pair": "sentence2",
+        "label": "is_duplicate",
+        "kind": "pair-classification",
+        "classes": PARA_CLASSES,
+    },
+    "sts": {
+        "text": "sentence1",
+        "pair": "sentence2",
+        "label": "similarity",
+        "kind": "pair-regression",
+        "low": STS_RANGE[0],
+        "high": STS_RANGE[1],
+    },
+}
+MORE = "quora-train-more.csv"  # a part of the training pairs, without a header
+QQP_TABLES = ("dev.tsv", "test.tsv")
+QQP_JSON = ("glue_pretrain_QQP/train.json", "glue_pretrain_QQP/dev.json")
+LAYOUT = (
+    "{ids-sst,quora,sts}-{train,dev}.csv as the course gives them (TAB separated), optionally "
+    f"{{ids-sst,quora,sts}}-test-student.csv and {MORE}"
+)
+QQP_LAYOUT = f"{', '.join(QQP_TABLES)} (label, question, question, id; no header) and {', '.join(QQP_JSON)}, or some"
+
+
+def load_cs224n(folder: str | Path, *, qqp: str | Path | None = None, validation: int = 500) -> list[TextTask]:
+    """Read the three tasks of CS224N's default project.
+
+    Rows without a label are counted and left out. Of training pairs that occur twice (by normalised text, in either
+    order) the first is kept. `validation` rows of CS224N's own training rows are held out, the same with and without
+    `qqp`. Official training pairs that are in dev stay, and are counted.
+
+    Args:
+        folder: holds the files, or has the folder ``cs224n`` that does.
+        qqp: folder of more Quora pairs to train PARA on; those that are in quora-dev or held out are dropped.
+        validation: rows held out of each task's training rows.
+
+    Returns:
+        ``sst`` (5 classes), ``para`` (2 classes) and ``sts`` (0..5). Counts of a training set: ``unlabelled``,
+        ``duplicates``, and ``overlap_pairs`` and ``overlap_sentences`` with dev (see
+        :func:`~metapretrain.data.text_overlap.overlap`); with `qqp` also ``qqp``, the pairs read, ``qqp_undecodable``,
+        ``qqp_in_dev``, ``qqp_in_validation`` and ``qqp_duplicates``.
+
+    Raises:
+        InputError: a folder or file is missing, or a row cannot be used (named by file and line).
+
+    Example:
+        >>> load_cs224n("no-such-folder")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: no folder no-such-folder: it must hold ...
+    """
+    root = _find(folder)
+    return [_load_task(root, name, qqp if name == "para" else None, validation) for name in STEMS]
+
+
+def load_qqp(folder: str | Path) -> TextSet:
+    """Read more labelled Quora pairs: those of :data:`QQP_TABLES` and :data:`QQP_JSON` that are in `folder`.
+
+    Lines that are not UTF-8 are kept, their wrong bytes replaced by U+FFFD, and counted as ``undecodable``.
+
+    Raises:
+        InputError: none of the files is there, or a row cannot be used.
+    """
+    given = Path(folder).expanduser()
+    root = given / "qqp" if (given / "qqp").is_dir() else given
+    common: dict[str, Any] = {"kind": "pair-classification", "classes": PARA_CLASSES, "label": "label"}
+    table: dict[str, Any] = {"text": "question1", "pair": "question2", "id": "id", "format": "tsv", **common}
+    header = ("label", "question1", "question2", "id")
+    parts = []
+    for name in (*QQP_TABLES, *QQP_JSON):
+        if not (root / name).is_file():
+            continue
+        if name in QQP_TABLES:
+            parts.append(read_texts(root / name, header=header, undecodable="replace", **table))
+        else:
+            parts.append(read_texts(root / name, text="text_a", pair="text_b", format="json", **common))
+    if not parts:
+        raise InputError(f"no Quora pairs in {root}: it must hold {QQP_LAYOUT}")
+    return concatenate(parts, "train")
+
+
+def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
+    """Return the rows of sets one after the other; counts are added, and files of one name told apart by number.
+
+    Raises:
+        InputError: there is no set, or only some are of pairs or have labels.
+    """
+    if not parts or len({(part.pairs, part.labels is None) for part in parts}) > 1:
+        raise InputError(f"{split}: sets to join must all be of pairs or not, and all have labels or not")
+    files: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for name, record in part.files.items():
+            files[name if name not in files else f"{name} ({len(files) + 1})"] = record
+    counts: dict[str, int] = {}
+    for part in parts:
+        for what, number in part.counts.items():
+            counts[what] = counts.get(what, 0) + number
+    labels = [part.labels for part in parts if part.labels is not None]
+    return TextSet(
+        [text for part in parts for text in part.first],
+        [text for part in parts for text in part.second or ()] if parts[0].pairs else None,
+        torch.cat(labels) if labels else None,
+        [name for part in parts for name in part.ids],
+        split,
+        counts,
+        files,
+    )
+
+
+def check_cs224n(folder: str | Path) -> str:
+    """Return one line with the rows of each task and split that a folder holds.
+
+    Raises:
+        InputError: as :func:`load_cs224n`.
+    """
+    parts = []
+    for task in load_cs224n(folder, validation=0):
+        sizes = {"train": len(task.train), "dev": len(task.dev), "test": len(task.test) if task.test else 0}
+        parts.append(f"{task.name} {' + '.join(f'{size:,} {split}' for split, size in sizes.items() if size)}")
+    return "cs224n: " + ", ".join(parts)
+
+
+def check_qqp(folder: str | Path) -> str:
+    """Return one line with the number of Quora pairs in a folder.
+
+    Raises:
+        InputError: as :func:`load_qqp`.
+    """
+    rows = load_qqp(folder)
+    return f"qqp: {len(rows):,} pairs of {len(rows.files)} files, {rows.counts.get('undecodable', 0)} lines not UTF-8"
+
+
+def _load_task(root: Path, name: str, qqp: str | Path | None, validation: int) -> TextTask:
+    columns, stem = COLUMNS[name], STEMS[name]
+    table = {**columns, "id": "id", "format": "tsv"}
+    train = read_texts(root / f"{stem}-train.csv", split="train", **table)
+    if name == "para" and (root / MORE).is_file():
+        header = ("", "id", table["text"], table["pair"], table["label"])
+        train = concatenate([train, read_texts(root / MORE, header=header, **table)], "train")
+    if name == "para":
+        train = _without(train, set(), "duplicates")
+    dev = read_texts(root / f"{stem}-dev.csv", split="dev", **table)
+    hidden = root / f"{stem}-test-student.csv"
+    test = read_texts(hidden, split="test", **{**table, "label": None}) if hidden.is_file() else None
+    train, held = hold_out(train, validation)
+    if qqp is not None:
+        train = _with_qqp(train, held, dev, load_qqp(qqp))
+    shared = {f"overlap_{what}": count for what, count in overlap(train, dev).items()}
+    train = replace(train, counts={**train.counts, **shared})
+    for rows in (train, dev):
+        told = ", ".join(f"{what} {count:,}" for what, count in rows.counts.items())
+        logger.info("%s %s: %s rows%s", name, rows.split, f"{len(rows):,}", f"; {told}" if told else "")
+    outputs = {key: columns[key] for key in ("classes", "low", "high") if key in columns}
+    return TextTask(name, columns["kind"], train, held, dev, test, **outputs)
+
+
+def _with_qqp(train: TextSet, held: TextSet, dev: TextSet, more: TextSet) -> TextSet:
+    """Add the pairs that are neither in dev, nor held out, nor there already."""
+    read = {"qqp": len(more), "qqp_undecodable": more.counts.get("undecodable", 0)}
+    more = replace(more, counts=read, ids=[f"qqp-{name}" for name in more.ids])
+    more = _without(more, set(pair_keys(dev)), "qqp_in_dev")
+    more = _without(more, set(pair_keys(held)), "qqp_in_validation")
+    return concatenate([train, _without(more, set(pair_keys(train)), "qqp_duplicates")], "train")
+
+
+def _without(rows: TextSet, known: set[tuple[str, ...]], what: str) -> TextSet:
+    """Drop the rows whose pair is known, or was there before where nothing is known, and count them as `what`."""
+    first_only = what.endswith("duplicates")
+    kept = []
+    for row, key in enumerate(pair_keys(rows)):
+        if key not in known:
+            kept.append(row)
+            if first_only:
+                known.add(key)
+    return replace(rows.subset(kept), counts={**rows.counts, what: len(rows) - len(kept)})
+
+
+def _find(folder: str | Path) -> Path:
+    given = Path(folder).expanduser()
+    if not given.is_dir():
+        what = f"{given} is a file, not a folder" if given.exists() else f"no folder {given}"
+        raise InputError(f"{what}: it must hold {LAYOUT}")
+    root = given / "cs224n" if (given / "cs224n").is_dir() else given
+    names = [f"{stem}-{split}.csv" for stem in STEMS.values() for split in ("train", "dev")]
+    missing = [name for name in names if not (root / name).is_file()]
+    if missing:
+        raise InputError(f"{root} lacks {', '.join(missing)}; it must hold {LAYOUT}")
+    return root

@@ -1,0 +1,203 @@
+"""Records of a CSV, TSV, JSONL or JSON file, each with the line where it begins."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from metapretrain.errors import InputError, one_of
+
+FORMATS = ("auto", "csv", "tsv", "jsonl", "json")
+SEPARATORS = {"csv": ",", "tsv": "\t"}
+NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
+Record = tuple[str, dict[str, Any]]  # where it begins, its values by column
+
+
+def decode_text(path: Path, encoding: str, undecodable: str) -> tuple[str, int]:
+    """Return the text of a file, without a byte order mark, and the number of lines that were not in `encoding`.
+
+    Args:
+        path: of the file.
+        encoding: such as ``"utf-8"``.
+        undecodable: ``"refuse"``, or ``"replace"`` their wrong bytes by U+FFFD.
+
+    Raises:
+        InputError: no such file, it is empty, the encoding is unknown, or a line is not in it and is refused.
+    """
+    one_of("choice for undecodable lines", undecodable, ("refuse", "replace"))
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        what = "is a folder" if path.is_dir() else "cannot be read" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}: name a CSV, TSV, JSONL or JSON file") from error
+    try:
+        text = raw.decode(encoding)
+        wrong = []
+    except UnicodeDecodeError:
+        wrong = [number for number, line in enumerate(raw.split(b"\n"), 1) if not _decodes(line, encoding)]
+        text = raw.decode(encoding, errors="replace")
+    except LookupError as error:
+        raise InputError(f"unknown encoding {encoding!r}; such as utf-8, latin-1 or utf-16 is meant") from error
+    if wrong and undecodable == "refuse":
+        more = f" and {len(wrong) - 1} more line{'s' * (len(wrong) > 2)}" if len(wrong) > 1 else ""
+        raise InputError(
+            f"{path}, line {wrong[0]}{more}: not {encoding}; save the file as UTF-8, name its encoding "
+            "(encoding='latin-1'), or pass undecodable='replace'"
+        )
+    text = text.removeprefix("\ufeff")
+    if not text.strip():
+        raise InputError(f"{path} is empty")
+    return text, len(wrong)
+
+
+def _decodes(line: bytes, encoding: str) -> bool:
+    try:
+        line.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def read_records(
+    path: Path, text: str, file_format: str, columns: Sequence[str], header: Sequence[str] | None, quotes: bool
+) -> Iterator[Record]:
+    """Yield (where, values by column) of each record of a file's text.
+
+    Args:
+        path: named in errors, and whose suffix tells an ``"auto"`` format.
+        text: of the file.
+        file_format: one of :data:`FORMATS`.
+        columns: that must be there.
+        header: column names of a table whose first line holds none.
+        quotes: whether ``"`` quotes the fields of a table.
+
+    Raises:
+        InputError: a column is missing (the nearest is named), a wrong separator, a quote left open, or malformed
+            JSON, with file and line.
+    """
+    one_of("format", file_format, FORMATS)
+    if file_format == "auto":
+        file_format = _guess_format(path, text)
+    if file_format == "json":
+        yield from _json_records(path, text, columns)
+    elif file_format == "jsonl":
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                where = f"line {number}"
+                yield where, _json_object(path, where, _load_json(path, line, number), columns)
+    else:
+        separator = SEPARATORS.get(file_format) or _guess_separator(text, columns, header)
+        yield from _table_records(path, text, separator, columns, header, quotes)
+
+
+def find_column(name: str, names: Sequence[str], where: str) -> str:
+    """Return `name`, having checked that it is one of a file's column names.
+
+    Raises:
+        InputError: it is not (the nearest is named), or it is there twice.
+    """
+    if list(names).count(name) > 1:
+        raise InputError(f"{where}: the column {name!r} is there twice")
+    try:
+        return one_of("column", name, names)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _guess_format(path: Path, text: str) -> str:
+    suffix = path.suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        return "jsonl"
+    if suffix != ".json":
+        return "table"
+    try:
+        json.loads(text)
+    except ValueError:
+        return "jsonl"
+    return "json"
+
+
+def _guess_separator(text: str, columns: Sequence[str], header: Sequence[str] | None) -> str:
+    """The separator by which the first line has most of the columns; then the one that it has most of."""
+    line = text.lstrip("\r\n").split("\n", 1)[0].strip("\r\n")
+
+    def fits(separator: str) -> tuple[int, int]:
+        fields = next(csv.reader([line], delimiter=separator), [])
+        right = sum(name in fields for name in columns) if header is None else int(len(fields) == len(header))
+        return right, len(fields)
+
+    return max(("\t", ",", ";"), key=fits)
+
+
+def _table_records(
+    path: Path, text: str, separator: str, columns: Sequence[str], header: Sequence[str] | None, quotes: bool
+) -> Iterator[Record]:
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    lines = io.StringIO(text, newline="\n")  # only \n ends a line: text may hold other characters that Python splits at
+    reader = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
+    names = None if header is None else list(header)
+    while True:
+        start = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InputError(
+                f"{path}, line {start}: {error}; a quote was left open or a line break stands within a field (where "
+                "quotes are plain characters, pass quotes=False)"
+            ) from error
+        if not fields:
+            continue
+        if names is None:
+            names = [field.strip() for field in fields]
+            _check_separator(path, names, separator, columns)
+            for name in columns:
+                find_column(name, names, f"{path}, line {start}")
+            continue
+        if len(fields) != len(names):
+            given = f"{len(fields)} field{'s' * (len(fields) != 1)} for {len(names)} columns separated by {NAMES[separator]}"
+            hint = "; is the separator right?" if len(fields) == 1 else ""
+            raise InputError(f"{path}, line {start}: {given}{hint}")
+        if separator == "\t" and any("\n" in field and "\t" in field for field in fields):
+            raise InputError(
+                f"{path}, line {start}: a quote was left open: it closes only at line {reader.line_num} (where quotes "
+                "are plain characters, pass quotes=False)"
+            )
+        yield f"line {start}", dict(zip(names, fields, strict=True))
+
+
+def _check_separator(path: Path, names: list[str], separator: str, columns: Sequence[str]) -> None:
+    for other, called in NAMES.items():
+        within = next((name for name in names if other in name), None)
+        if other != separator and within is not None and set(columns) & set(within.split(other)):
+            raise InputError(f"{path}, line 1: columns are separated by {called}, not by {NAMES[separator]}")
+
+
+def _json_records(path: Path, text: str, columns: Sequence[str]) -> Iterator[Record]:
+    loaded = _load_json(path, text, 1)
+    if not isinstance(loaded, list | dict):
+        raise InputError(f"{path}: a JSON file must hold a list or an object of records, got {type(loaded).__name__}")
+    items = loaded.items() if isinstance(loaded, dict) else enumerate(loaded)
+    for key, item in items:
+        where = f"record {key!r}"
+        yield where, _json_object(path, where, item, columns)
+
+
+def _load_json(path: Path, text: str, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {line + error.lineno - 1}: malformed JSON: {error.msg}") from error
+
+
+def _json_object(path: Path, where: str, item: Any, columns: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise InputError(f"{path}, {where}: expected a JSON object of columns, got {type(item).__name__}")
+    for name in columns:
+        find_column(name, list(item), f"{path}, {where}")
+    return item

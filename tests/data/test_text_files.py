@@ -1,0 +1,227 @@
+"""The reader of tables and JSON: every row that cannot be used is named by file and line, in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from metapretrain.data.text_files import from_dataset, read_texts
+from metapretrain.errors import InputError
+
+COLUMNS: dict[str, Any] = {"text": "text", "label": "label", "classes": ("bad", "good")}
+PAIR: dict[str, Any] = {"text": "a", "pair": "b", "label": "score", "kind": "pair-regression", "low": 1.0, "high": 5.0}
+
+
+def write(folder: Path, content: str | bytes, name: str = "dev.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def refused(message: str, path: Path, **columns: Any) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        read_texts(path, **{**COLUMNS, **columns})
+    assert "\n" not in str(error.value) and path.name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'label,text,id\n1,"one, two",x\n0,three,y\n'),
+        ("a.csv", 'label;text;id\n1;"one, two";x\n0;three;y\n'),
+        ("a.csv", "label\ttext\tid\n1\tone, two\tx\n0\tthree\ty\n"),
+        ("a.tsv", "label\ttext\tid\r\ngood\t one, two \tx\r\n\r\nbad\tthree\ty"),
+        ("a.csv", '\ufefflabel,text,id\r\n1.0,"one, two",x\r\n0.0,three,y\r\n'),
+        ("a.jsonl", '\ufeff{"label": 1, "text": "one, two", "id": "x"}\r\n\n{"label": "bad", "text": "three", "id": "y"}'),
+        ("a.json", '{"label": true, "text": "one, two", "id": "x"}\n{"label": 0, "text": "three", "id": "y", "b": 1}'),
+        ("a.json", '[{"label": "1", "text": "one, two", "id": "x"}, {"label": 0.0, "text": "three", "id": "y"}]'),
+        ("a.json", '{"0": {"label": 1, "text": "one, two", "id": "x"}, "1": {"label": 0, "text": "three", "id": "y"}}'),
+    ],
+)  # fmt: skip
+def test_formats_separators_line_ends_and_byte_order_marks(tmp_path: Path, name: str, content: str) -> None:
+    rows = read_texts(write(tmp_path, content, name), id="id", **COLUMNS)
+    assert (rows.first, rows.ids, rows.second) == (["one, two", "three"], ["x", "y"], None)
+    assert rows.require_labels().tolist() == [1, 0] and rows.labels is not None and rows.labels.dtype == torch.int64
+    assert (rows.split, rows.counts) == ("a", {})
+    raw = content.encode()
+    md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    assert rows.files == {name: {"bytes": len(raw), "md5": md5, "official": None}}
+
+
+def test_scores_of_pairs_and_fields_of_several_lines(tmp_path: Path) -> None:
+    rows = read_texts(write(tmp_path, 'a,b,score\n"one\ntwo",x,5\n"say ""no""",y,1.25\n'), **PAIR)
+    assert rows.first == ["one\ntwo", 'say "no"'] and rows.second == ["x", "y"]
+    assert torch.equal(rows.require_labels(), torch.tensor([5.0, 1.25]))
+
+
+def test_rows_without_a_label_are_counted_and_never_a_class(tmp_path: Path) -> None:
+    path = write(tmp_path, "text,label\none,1\ntwo,\nthree,0\n,  \n")
+    rows = read_texts(path, **COLUMNS)
+    assert (rows.first, rows.ids, rows.counts) == (["one", "three"], ["0", "2"], {"unlabelled": 2})
+    null = read_texts(write(tmp_path, '[{"text": "x", "label": null}, {"text": "y", "label": 1}]', "a.json"), **COLUMNS)
+    assert null.first == ["y"] and null.counts == {"unlabelled": 1}
+    refused("has 2 rows without a label", write(tmp_path, "text,label\none,\ntwo,\n"))
+    unlabelled = read_texts(write(tmp_path, "text\none\n", "b.csv"), text="text")
+    assert unlabelled.labels is None and len(unlabelled) == 1
+
+
+def test_a_file_without_header(tmp_path: Path) -> None:
+    path = write(tmp_path, "1\tone, two\n0\tthree\n", "x.tsv")
+    assert read_texts(path, header=("label", "text"), **COLUMNS).first == ["one, two", "three"]
+    refused(r"header given for x.tsv: unknown column 'text'; did you mean 'texts'", path, header=("label", "texts"))
+    refused("line 1: 2 fields for 3 columns", path, header=("label", "text", "id"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "dev.csv is empty"),
+        (b"\xef\xbb\xbf \r\n", "dev.csv is empty"),
+        (b"text,label\n", "dev.csv has no rows"),
+        (b"sentence,lable\nx,1\n", r"dev.csv, line 1: unknown column 'text';"),
+        (b"text,lable\nx,1\n", r"line 1: unknown column 'label'; did you mean 'lable'"),
+        (b"text,label,label\nx,1,1\n", r"line 1: the column 'label' is there twice"),
+        (b"text,label\none,1\ntwo,7\n", r"1 of 2 rows .*: line 3: label '7' is not one of 0..1 \(bad, good\)"),
+        (b"text,label\none,0.5\n", "line 2: label '0.5' is not one of"),
+        (b"text,label\none,-1\n", "line 2: label '-1' is not one of"),
+        (b"text,label\none,nan\n", "line 2: label 'nan' is not one of"),
+        (b"text,label\none,1\n  ,1\n", "line 3: text is empty"),
+        (b"text,label\none,1,2\n", "line 2: 3 fields for 2 columns separated by commas"),
+        (b"text,label\none\n", "line 2: 1 field for 2 columns separated by commas; is the separator right"),
+        (b"text,label\none,1\n\"two,1\nthree,0\n", "line 3: unexpected end of data; a quote was left open"),
+        (b"text,label\none,1\n\"two,1\n\"three\",0\n", "line 3: .*a quote was left open"),
+        (b"label\ttext\n1\t\"two\n0\ta 5\" pipe\n", "line 2: .*a quote was left open"),
+        (b"label\ttext\n1\tone\n1\t\"two\n0\tthree\n1\t5\"\n", "line 3: .* it closes only at line 5"),
+        (b"text,label\none,1\ncaf\xe9,1\nth\xe9,0\n", "line 3 and 1 more line: not utf-8; .*encoding='latin-1'"),
+        (b"text,label\none\rtwo,1\n", "line 2: .*a line break stands within a field"),
+    ],
+)  # fmt: skip
+def test_malformed_tables_name_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
+    refused(message, write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "x", "label": 1}\n{"text": "y", "lable": 0}\n', "line 2: unknown column 'label'; did you"),
+        ('{"text": "x", "label": 1}\n{"text": "y", \n', "line 2: malformed JSON"),
+        ("\n[1]\n", "line 2: expected a JSON object of columns, got list"),
+        ('{"text": 5, "label": 1}\n', "1 of 1 rows cannot be used: line 1: text is int, not text"),
+        ('{"text": null, "label": 1}\n', "line 1: text is empty"),
+        ('{"text": "x", "label": [1]}\n', r"line 1: label '\[1\]' is not one of"),
+    ],
+)  # fmt: skip
+def test_malformed_json_lines_name_file_and_line(tmp_path: Path, content: str, message: str) -> None:
+    refused(message, write(tmp_path, content, "dev.jsonl"))
+
+
+def test_malformed_json_files_name_the_record(tmp_path: Path) -> None:
+    refused("record 'k': label '9' is not", write(tmp_path, '{"k": {"text": "x", "label": 9}}', "a.json"))
+    refused("line 2: malformed JSON", write(tmp_path, "[\n{]", "b.json"), format="json")
+    refused("must hold a list or an object", write(tmp_path, "5", "c.json"))
+
+
+def test_the_first_bad_rows_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    path = write(tmp_path, "text,label\n" + "x,9\n" * 5 + "x,1\n")
+    refused("5 of 6 rows cannot be used: line 2: .*; line 3: .*; line 4: .*; and 2 more$", path)
+
+
+def test_lines_after_a_field_of_several_lines_keep_their_number(tmp_path: Path) -> None:
+    refused("line 5: label '7'", write(tmp_path, 'text,label\n"a\nb\nc",1\nx,7\n'))
+
+
+def test_scores_outside_of_the_range_are_named(tmp_path: Path) -> None:
+    for score in ("5.01", "0.99", "inf", "high"):
+        with pytest.raises(InputError, match=rf"line 2: label '{score}' is not a score in 1.0..5.0"):
+            read_texts(write(tmp_path, f"a,b,score\nx,y,{score}\n"), **PAIR)
+
+
+def test_a_wrong_separator_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "text\tlabel\none\t1\n")
+    refused("line 1: columns are separated by tabs, not by commas", path, format="csv")
+    refused("separated by commas, not by tabs", write(tmp_path, "text,label\none,1\n"), format="tsv")
+
+
+def test_other_encodings_are_read_or_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path, "text,label\ncafé,1\nx,0\n".encode("latin-1"))
+    assert read_texts(path, encoding="latin-1", **COLUMNS).first == ["café", "x"]
+    replaced = read_texts(path, undecodable="replace", **COLUMNS)
+    assert replaced.first == ["caf\ufffd", "x"] and replaced.counts == {"undecodable": 1}
+    wide = write(tmp_path, "text,label\ncafé,1\n".encode("utf-16"))
+    assert read_texts(wide, encoding="utf-16", **COLUMNS).first == ["café"]
+    with pytest.raises(InputError, match="unknown encoding 'utf9'"):
+        read_texts(path, encoding="utf9", **COLUMNS)
+    with pytest.raises(InputError, match="did you mean 'replace'"):
+        read_texts(path, undecodable="replaced", **COLUMNS)
+
+
+def test_quotes_may_be_plain_characters(tmp_path: Path) -> None:
+    path = write(tmp_path, 'label\ttext\n1\t"open\n0\ta "b" c"\n')
+    assert read_texts(path, quotes=False, **COLUMNS).first == ['"open', 'a "b" c"']
+
+
+def test_arguments_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "text,label\none,yes\ntwo,no\n")
+    refused("give the classes in label order; the column 'label' has 'no', 'yes'", path, classes=())
+    refused("does not exist", tmp_path / "nothing.csv")
+    (tmp_path / "folder.csv").mkdir()
+    refused("is a folder", tmp_path / "folder.csv")
+    for columns, message in (
+        ({"pair": "text"}, "classification has no second column, 'text' given"),
+        ({"kind": "pair-regression"}, "pair-regression needs a second column"),
+        ({"kind": "regression"}, "did you mean 'pair-regression'"),
+        ({"format": "xls"}, "unknown format 'xls'"),
+        ({"classes": ("a",)}, "two classes or more"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_texts(path, **{**COLUMNS, **columns})
+
+
+def test_a_datasets_object_gives_columns_classes_and_split() -> None:
+    columns = {"text": ["one", "two", "three"], "label": [1, -1, 0], "idx": [7, 8, 9]}
+
+    class Dataset:
+        """As `datasets.Dataset` is used: columns by name, the names of a ClassLabel, and the split."""
+
+        def __init__(self) -> None:
+            self.column_names, self.split = list(columns), "validation"
+            self.features = {"label": SimpleNamespace(names=["bad", "good"]), "text": SimpleNamespace()}
+
+        def __getitem__(self, name: str) -> list[Any]:
+            return columns[name]
+
+    rows = from_dataset(Dataset(), text="text", label="label", id="idx")
+    assert (rows.first, rows.ids, rows.split) == (["one", "three"], ["7", "9"], "validation")
+    assert rows.require_labels().tolist() == [1, 0] and rows.counts == {"unlabelled": 1}
+    with pytest.raises(InputError, match="validation: unknown column 'lable'; did you mean 'label'"):
+        from_dataset(Dataset(), text="text", label="lable")
+    with pytest.raises(InputError, match="validation: 1 of 3 rows cannot be used: row 0: label '1' is not a score"):
+        from_dataset(Dataset(), text="text", pair="text", label="label", kind="pair-regression", low=-2.0, high=0.5)
+
+
+def test_a_real_dataset_reads_as_the_file(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict({"a": ["x", "y"], "b": ["p", "q"], "score": [1.5, None]})
+    rows = from_dataset(made, **PAIR)
+    assert rows.first == ["x"] and rows.second == ["p"] and rows.counts == {"unlabelled": 1}
+    labels = datasets.ClassLabel(names=["bad", "good"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": labels})
+    classes = datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, -1]}, features=features)
+    assert from_dataset(classes, text="text", label="label").require_labels().tolist() == [1]
+
+
+def test_columns_of_numpy_and_of_a_file_are_the_same(tmp_path: Path) -> None:
+    scores = np.array([1.5, np.nan], dtype=np.float32)
+    table = {"a": np.array(["x", "y"], dtype=object), "b": ["p", "q"], "score": scores}
+    lines = [{"a": "x", "b": "p", "score": 1.5}, {"a": "y", "b": "q", "score": None}]
+    file = write(tmp_path, "\n".join(map(json.dumps, lines)), "train.jsonl")
+    from_file, from_columns = read_texts(file, **PAIR), from_dataset(table, **PAIR)
+    assert from_file.first == from_columns.first == ["x"] and from_file.counts == from_columns.counts
+    assert torch.equal(from_file.require_labels(), from_columns.require_labels())
