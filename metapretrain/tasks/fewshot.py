@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,8 +16,9 @@ from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes
 from metapretrain.evaluation.few_shot import few_shot_accuracy
-from metapretrain.maml import ANIL, FOMAML, MAML, POLICIES, MetaSGD, ProtoNet
+from metapretrain.maml import POLICIES, ProtoNet
 from metapretrain.models.backbones import build_backbone
+from metapretrain.models.saved_learner import KINDS, make_learner
 from metapretrain.tasks.images import Machine
 from metapretrain.training import TrainReport, TrainSettings, train
 
@@ -93,25 +94,13 @@ def build_learner(method: Learning, backbone: str, data: FewShotData, ways: int,
     Raises:
         InputError: an unknown backbone, or one that cannot take these images.
     """
-    kind = {"maml": MAML, "fomaml": FOMAML, "anil": ANIL, "metasgd": MetaSGD}.get(method.learner)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = build_backbone(
-            backbone, ways=None if kind is None else ways, channels=data.train.channels,
+            backbone, ways=ways if method.learner in KINDS else None, channels=data.train.channels,
             image_size=data.train.image_size, mean=data.mean, std=data.std,
         )  # fmt: skip
-    if kind is None:
-        return ProtoNet(net, ways=ways)
-    return kind(
-        net, method.inner_lr, steps=method.inner_steps, test_steps=method.test_steps, batchnorm=method.batchnorm,
-        chunk=method.chunk,
-    )  # fmt: skip
-
-
-def is_transductive(learner: nn.Module) -> bool:
-    """Whether the prediction for a query depends on the other queries of its episode, through BatchNorm."""
-    normalised = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in learner.modules())
-    return normalised and isinstance(learner, MAML) and learner.batchnorm == "batch"
+    return make_learner(asdict(method), net, ways)
 
 
 class TaskBatches:

@@ -20,7 +20,8 @@ from metapretrain.evaluation.episodes import EpisodeResult
 from metapretrain.evaluation.few_shot import few_shot_accuracy
 from metapretrain.maml import ProtoNet
 from metapretrain.models.encoders import Encoder
-from metapretrain.models.saved import load, save_model
+from metapretrain.models.saved import SavedModel, load, save_model
+from metapretrain.models.saved_learner import LEARNER, SavedLearner, is_transductive
 from metapretrain.protonet import prototypes
 from metapretrain.tasks.fewshot import (
     FROZEN_SEED,
@@ -28,7 +29,6 @@ from metapretrain.tasks.fewshot import (
     TaskBatches,
     build_learner,
     fit,
-    is_transductive,
     score_episodes,
     settings_of,
 )
@@ -38,7 +38,6 @@ from metapretrain.training.devices import wait_for_all
 from metapretrain.training.files import one_line_errors, write_whole
 
 log = logging.getLogger(__name__)
-WEIGHTS = "learner.safetensors"
 
 
 @dataclass(frozen=True)
@@ -131,6 +130,8 @@ class FewShot:
                 TaskBatches(self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world)
                 build_learner(method, self.backbone, self.data, spec.ranges[0][1], 0)
                 settings_of(method, 0, self.machine)
+            else:
+                self._encoder(method)
             for seed in seeds:
                 if (self.path(_name(name, method), seed) / "config.json").is_file():
                     self._open(name, method, seed).close()
@@ -167,10 +168,20 @@ class FewShot:
             return found if self.machine.rank == 0 else {}
 
     def _score(self, method: Pretrained) -> EpisodeResult:
+        encode = self._encoder(method).encode
+        return few_shot_accuracy(encode, self.data.test, self.tested, self.test_episodes, FROZEN_SEED["test"])
+
+    def _encoder(self, method: Pretrained) -> SavedModel | SavedLearner:
+        """The encoder of a finished run, which knows no class of the test and encodes images one by one."""
         model = load(method.run, self.machine.device)
+        if isinstance(model, SavedLearner) and is_transductive(model.learner):
+            raise InputError(
+                f"{method.run}: its encoder works inside an episode only, by batch statistics; name a run of protonet, "
+                "or of another benchmark"
+            )
         seen = ImageSet(torch.empty(0, 1, 1, 1, dtype=torch.uint8), torch.empty(0).long(), model.classes)
         check_disjoint({"the encoder's training": seen, "test": self.data.test})
-        return few_shot_accuracy(model.encode, self.data.test, self.tested, self.test_episodes, FROZEN_SEED["test"])
+        return model
 
     def _open(self, name: str, method: Learning | Pretrained, seed: int) -> RunFolder:
         data, named = self.data, _name(name, method)
@@ -198,8 +209,8 @@ class FewShot:
         from safetensors.torch import save
 
         tensors = {name: value.detach().cpu().contiguous() for name, value in learner.state_dict().items()}
-        with one_line_errors(f"cannot write {WEIGHTS} in {run.path}"):
-            write_whole(run.path / WEIGHTS, save(tensors))
+        with one_line_errors(f"cannot write {LEARNER} in {run.path}"):
+            write_whole(run.path / LEARNER, save(tensors))
         if not isinstance(learner, ProtoNet):
             return  # MAML keeps no running statistics: its encoder works inside an episode only
         encoder = learner.module.encoder

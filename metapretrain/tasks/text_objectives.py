@@ -20,6 +20,40 @@ from metapretrain.tasks.text_methods import TextMethod
 Encoded = Sequence[Tensor]  # (B, D) of a sentence or a joined pair, or of both sentences of a pair
 
 
+class Outputs(Protocol):
+    """What a head is built for: a :class:`metapretrain.data.texts.TextTask`, or what a saved model knows of one."""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """`classification`, `pair-classification` or `pair-regression`."""
+        ...
+
+    @property
+    def low(self) -> float:
+        """Lowest score."""
+        ...
+
+    @property
+    def high(self) -> float:
+        """Highest score."""
+        ...
+
+    @property
+    def regression(self) -> bool:
+        """Whether predictions are scores."""
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        ...
+
+
 class Objective(Protocol):
     """What :class:`TextStep` needs of an objective; it is an `nn.Module` as well."""
 
@@ -123,7 +157,7 @@ def added(z: Encoded) -> Tensor:
     return z[0] if len(z) == 1 else z[0] + z[1]
 
 
-def build_heads(tasks: Sequence[TextTask], method: TextMethod, sts_head: str, features: int) -> nn.ModuleDict:
+def build_heads(tasks: Sequence[Outputs], method: TextMethod, sts_head: str, features: int) -> nn.ModuleDict:
     """Build a head for each task: appendix A.1.1, or Dropout and one linear layer over joined pairs.
 
     Args:
@@ -155,7 +189,7 @@ def build_heads(tasks: Sequence[TextTask], method: TextMethod, sts_head: str, fe
     return nn.ModuleDict(heads)
 
 
-def predict(task: TextTask, head: nn.Module, z: Encoded) -> Tensor:
+def predict(task: Outputs, head: nn.Module, z: Encoded) -> Tensor:
     """Return predicted classes int64 (N,), or scores float32 (N,), of embeddings (N, D)."""
     outputs: Tensor = head(*z).float()
     if task.regression:

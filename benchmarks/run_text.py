@@ -1,0 +1,139 @@
+"""Prototypical pretraining for text: sentiment (SST), paraphrases (PARA) and similarity (STS) in one encoder.
+
+Each row trains one encoder and a head for each task and is scored once on the dev parts; choices are made on rows held
+out of the training parts. Every trained row has the same number of updates, pretraining and fine-tuning together.
+
+    python benchmarks/run_text.py --data-dir DIR --recipe paper --seeds 0 1 2
+    python benchmarks/run_text.py --smoke
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from metapretrain.data.texts import TextTask
+from metapretrain.errors import InputError
+from metapretrain.evaluation.figures import REDUCERS, check_reducer
+from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.tasks.recipes import Proto, override
+from metapretrain.tasks.table import machine_of, run_table
+from metapretrain.tasks.text_experiment import TextExperiment
+from metapretrain.tasks.text_methods import POLICIES, STS_HEADS, TextMethod, TextPhase, TextRecipe
+from metapretrain.tasks.text_training import TextData
+
+# A row: what the encoder starts from, how pairs are encoded, which heads are trained and how. Rows that name a
+# pretraining share it. The paper used the cosine for STS from the weighted rows on: they leave the head to --sts-head.
+METHODS = {
+    "baseline": TextMethod(frozen=True),
+    "unfrozen": TextMethod(),
+    "combine-add": TextMethod(combine="add"),
+    "combine-concat": TextMethod(combine="concat"),
+    "cosine-untrained": TextMethod(sts="cosine", trained=False),
+    "cosine": TextMethod(sts="cosine"),
+    "shared": TextMethod(shared=True),
+    "cross": TextMethod(joined=True),
+    "weighted-sst": TextMethod(favoured="sst", sts=None),
+    "weighted-para": TextMethod(favoured="para", sts=None),
+    "weighted-sts": TextMethod(favoured="sts", sts=None),
+    "pcgrad": TextMethod(joined=True, surgery=True),
+    "pretrain-ce": TextMethod("cross-entropy", joined=True),
+    "proto-separate": TextMethod("proto-separate", sts=None),
+    "proto": TextMethod("proto", joined=True),
+    "proto-query": TextMethod("proto-query", joined=True),
+    "proto-epoch": TextMethod("proto-epoch", joined=True),
+    "proto-ensemble": TextMethod("proto-ensemble", joined=True),
+}
+SAME = {"combine-mult": "unfrozen"}  # appendix A.1.1 multiplies: one run, two names
+
+# "paper": section 5.3. "strong": the same budget for every row, with a schedule.
+PLAIN = TextPhase(lr=1e-5)
+PAPER = TextRecipe(epochs=20, joint=PLAIN, pretrain=PLAIN, finetune=PLAIN, frozen=PLAIN)
+DECAYED = TextPhase(lr=5e-5, schedule="linear", warmup=0.06, clip=1.0)
+SQUARED = Proto(distance="sqeuclidean", temperature=8.0, query_fraction=0.5)
+STRONG = TextRecipe(
+    epochs=6, joint=DECAYED, pretrain=DECAYED, finetune=DECAYED, frozen=TextPhase(lr=1e-3, schedule="linear"),
+    proto=SQUARED, query=SQUARED,
+)  # fmt: skip
+RECIPES = {"paper": PAPER, "strong": STRONG}
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__)
+    common_options(parser, "text", methods=[*METHODS, *SAME])
+    add = parser.add_argument
+    add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
+    add("--qqp", type=Path, metavar="DIR", help="more paraphrases for training: GLUE's QQP files")
+    add("--encoder", metavar="NAME", help="minilm (default), bert-tiny, tiny, package:NAME, a folder or a hub model")
+    add("--pooling", choices=("auto", "mean", "cls"), help="of the encoder's last states (default: its own)")
+    add("--policy", choices=POLICIES, help="an epoch is the longest loader (default) or the shortest")
+    add("--loss-weights", metavar="TASK=W,...", help="such as sst=1,para=0.5,sts=1, in all rows but weighted-*")
+    add("--sts-head", choices=STS_HEADS, help="of weighted-* and proto-separate (default: cosine)")
+    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
+        help="change the recipe: joint.lr=2e-5")  # fmt: skip
+    add("--validate", action="store_true", help="leave the dev parts alone: for choosing a recipe")
+    add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
+    add("--compile", action="store_true", help="compile the encoder (GPU)")
+    add("--no-figures", action="store_true", help="draw no maps and curves")
+    add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
+    add("--job", action="store_true", help="one of several side by side: print no table")
+    options = parser.parse_args(argv)
+    options.methods = list(dict.fromkeys(SAME.get(name, name) for name in options.methods))
+    return options
+
+
+def recipe_of(options: Namespace) -> TextRecipe:
+    """Return the chosen recipe with the changes of the command line."""
+    recipe = RECIPES[options.recipe]
+    if options.smoke:
+        quick = TextPhase(lr=3e-3)
+        recipe = replace(
+            recipe, epochs=2, batch_size=16, pool=2, encoder="tiny", joint=quick, pretrain=quick, finetune=quick,
+            frozen=quick,
+        )  # fmt: skip
+    names = ("encoder", "pooling", "policy", "loss_weights", "sts_head")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return override(replace(recipe, **given), options.changes)
+
+
+def tasks_of(options: Namespace, recipe: TextRecipe) -> list[TextTask]:
+    """Read the tasks, or make small ones for a smoke run."""
+    if options.smoke:
+        from metapretrain.data.made_texts import made_tasks
+
+        return made_tasks(rows=64)
+    if options.data_dir is None:
+        raise InputError("--data-dir is needed: the folder of CS224N's files (metapretrain data says where they are)")
+    from metapretrain.data.cs224n import load_cs224n
+
+    return load_cs224n(options.data_dir, qqp=options.qqp, validation=recipe.validation)
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen rows and print their table."""
+    options = options_of(argv)
+    check_reducer(options.reducer)
+    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
+        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
+    machine, recipe = machine_of(options), recipe_of(options)
+    if machine.world > 1:
+        raise InputError("a text run is one process; run rows side by side with --jobs-per-device, on all GPUs")
+    data = TextData(tuple(tasks_of(options, recipe)), options.validate)
+    dataset = "made" if options.smoke else "cs224n-qqp" if options.qqp is not None else "cs224n"
+    encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""
+    name = "-".join(filter(None, [options.recipe, encoder, options.tag, "smoke" * options.smoke]))
+    figures = None if options.no_figures or options.validate else options.seeds[0]
+    experiment = TextExperiment(
+        "text", dataset, name, recipe, data, machine, options.out, figures, options.resume, reducer=options.reducer
+    )
+    return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

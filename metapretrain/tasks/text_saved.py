@@ -1,0 +1,132 @@
+"""The model of a finished text run: what it is built from, and predictions with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.data.texts import TextSet, TextTask
+from metapretrain.data.tokens import tokenize
+from metapretrain.devices import check_device
+from metapretrain.errors import InputError, one_of
+from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
+from metapretrain.tasks.text_methods import Pretraining, TextMethod, TextRecipe
+from metapretrain.tasks.text_objectives import added, build_heads, predict
+from metapretrain.tasks.text_training import embed_tokens
+from metapretrain.training.checkpoint import load_tensors
+from metapretrain.training.files import read_json, write_file
+
+ENCODER, HEADS, PROTOTYPES = "encoder", "heads.safetensors", "prototypes.safetensors"
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a saved model knows of a task: enough to build its head; the names are those of a TextTask."""
+
+    name: str
+    kind: str
+    classes: tuple[str, ...]
+    low: float
+    high: float
+    num_classes: int
+
+    @property
+    def regression(self) -> bool:
+        """Whether predictions are scores."""
+        return self.kind == "pair-regression"
+
+
+def describe(tasks: Sequence[TextTask], method: TextMethod | Pretraining, recipe: TextRecipe) -> dict[str, Any]:
+    """Return what a saved model needs to be built again, as JSON values."""
+    outputs = [Output(t.name, t.kind, t.classes, t.low, t.high, t.num_classes) for t in tasks]
+    return {
+        "kind": "text", "heads": isinstance(method, TextMethod), **asdict(method),
+        "sts_head": recipe.sts_head, "max_length": recipe.max_length, "tasks": [asdict(output) for output in outputs],
+    }  # fmt: skip
+
+
+class SavedTextModel(nn.Module):
+    """The encoder of a finished run with its heads, or its prototypes where it has no head for a task.
+
+    Attributes:
+        outputs: what it predicts, by the task's name.
+        joined: whether pairs are encoded as one sequence.
+    """
+
+    def __init__(self, encoder: TextEncoder, model: Mapping[str, Any], folder: Path) -> None:
+        super().__init__()
+        self.encoder, self.joined = encoder, bool(model["joined"])
+        self.limit = min(int(model["max_length"]), encoder.max_length)
+        found = [Output(**{**about, "classes": tuple(about["classes"])}) for about in model["tasks"]]
+        self.outputs = {output.name: output for output in found}
+        self.heads, self.prototypes = nn.ModuleDict(), load_tensors(folder / PROTOTYPES)
+        if model["heads"]:
+            fields = TextMethod.__dataclass_fields__
+            method = TextMethod(**{name: value for name, value in model.items() if name in fields})
+            self.heads = build_heads(found, method, model["sts_head"], encoder.features)
+            if not method.trained:
+                self.heads = nn.ModuleDict({n: part for n, part in self.heads.items() if not list(part.parameters())})
+            if list(self.heads.parameters()):
+                self.heads.load_state_dict(load_tensors(folder / HEADS))
+
+    @torch.no_grad()
+    def predict(self, task: str, texts: TextSet) -> Tensor:
+        """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; their labels are not read.
+
+        Raises:
+            InputError: a task that the run has not, or pairs where it has single sentences.
+        """
+        output = self.outputs[one_of("task of the run", task, self.outputs)]
+        if texts.pairs != output.kind.startswith("pair"):
+            raise InputError(f"{task} takes {'pairs of sentences' if not texts.pairs else 'single sentences'}")
+        if not len(texts):
+            return torch.zeros(0, dtype=torch.float32 if output.regression else torch.int64)
+        tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined)
+        z = embed_tokens(self.encoder, tokens, next(self.encoder.parameters()).device, self.limit)
+        if task in self.heads:
+            return predict(output, self.heads[task], z).cpu()
+        nearest = torch.cdist(added(z), self.prototypes[task].to(z[0].device)).argmin(1).cpu()
+        return nearest.float() + output.low if output.regression else nearest
+
+
+def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> SavedTextModel:
+    """Load the model of a finished text run; no code from the folder is run.
+
+    Raises:
+        InputError: no run there, a run that has not finished or has no weights, or weights of another model.
+    """
+    folder = Path(run)
+    config = read_json(folder / "config.json")
+    if config is None:
+        raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
+    model = config.get("config", {}).get("model", {})
+    if model.get("kind") != "text":
+        raise InputError(f"{folder} is no run of text tasks; give one of run_text.py, or images to a run of images")
+    if not (folder / PROTOTYPES).is_file():
+        raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
+    try:
+        saved = SavedTextModel(load_text_encoder(folder / ENCODER), model, folder)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{folder} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
+        ) from None
+    return saved.to(check_device(str(device))).eval().requires_grad_(False)
+
+
+def write_table(path: Path, rows: TextSet, predicted: Tensor) -> Path:
+    """Write id and prediction of each row, and its label where it has one; classes are whole numbers, scores floats."""
+    labelled = rows.labels is not None
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["id", "prediction", *["label"] * labelled])
+    columns = [rows.ids, predicted.tolist(), *([rows.labels.tolist()] if rows.labels is not None else [])]
+    table.writerows(zip(*columns, strict=True))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_file(path, text.getvalue())
