@@ -10,6 +10,8 @@ from metapretrain.errors import InputError, one_of
 
 if TYPE_CHECKING:
     from metapretrain.data.images import ImageSet
+    from metapretrain.data.registry import DatasetInfo
+    from metapretrain.data.text_registry import TextDatasetInfo
 
 
 def demo(options: Namespace) -> int:
@@ -30,28 +32,27 @@ def doctor(options: Namespace) -> int:
 def data(options: Namespace) -> int:
     """List the data sets, or describe, download and check one."""
     from metapretrain.data.registry import DATASETS
+    from metapretrain.data.text_registry import TEXT_DATASETS
 
+    known = DATASETS | TEXT_DATASETS
     if options.name is None:
         if options.data_dir or options.download:
-            raise InputError(f"name the data set first: {', '.join(DATASETS)}")
-        print("\n\n".join(_described(name) for name in DATASETS))
+            raise InputError(f"name the data set first: {', '.join(known)}")
+        print("\n\n".join(_described(info) for info in known.values()))
         print("\nCheck a folder: metapretrain data NAME --data-dir DIR")
         return 0
-    info = DATASETS[one_of("data set", options.name, DATASETS)]
+    info = known[one_of("data set", options.name, known)]
     if options.download:
         _download(info.name, options)
     if options.data_dir is None and info.needs_folder:
-        print(_described(info.name))
+        print(_described(info))
         return 0
     print(info.check(options.data_dir))
     return 0
 
 
-def _described(name: str) -> str:
-    from metapretrain.data.registry import DATASETS
-
-    info = DATASETS[name]
-    return f"{name}\n  source  {info.source}\n  terms   {info.terms}\n  layout  {info.layout}"
+def _described(info: DatasetInfo | TextDatasetInfo) -> str:
+    return f"{info.name}\n  source  {info.source}\n  terms   {info.terms}\n  layout  {info.layout}"
 
 
 def _download(name: str, options: Namespace) -> None:

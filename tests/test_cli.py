@@ -160,6 +160,7 @@ def test_module_can_be_run() -> None:
         (["plot", "nowhere"], "no such folder: nowhere"),
         (["data", "slt10"], "did you mean 'stl10'"),
         (["data", "stl10", "--data-dir", "nowhere"], "nowhere"),
+        (["data", "cs224n", "--data-dir", "nowhere"], "no folder nowhere: it must hold"),
         (["data", "--data-dir", "nowhere"], "name the data set first"),
         (["data", "digits", "--download"], "nothing to download"),
         (["data", "stl10", "--download"], "--data-dir"),
@@ -203,6 +204,7 @@ def test_data_lists_describes_and_checks(capsys: pytest.CaptureFixture[str]) -> 
     assert "stl10_binary" in described
     assert "scikit-learn" not in described
     assert "digits" in show(["data", "digits"], capsys)
+    assert "cs224n" in listed and "Quora" in show(["data", "qqp"], capsys)
 
 
 def test_report_writes_all_formats_and_shows_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

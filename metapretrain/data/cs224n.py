@@ -154,7 +154,7 @@ def check_qqp(folder: str | Path) -> str:
         InputError: as :func:`load_qqp`.
     """
     rows = load_qqp(folder)
-    return f"qqp: {len(rows):,} pairs of {len(rows.files)} files, {rows.counts.get('undecodable', 0)} lines not UTF-8"
+    return f"qqp: {len(rows):,} pairs; files: {len(rows.files)}; lines not UTF-8: {rows.counts.get('undecodable', 0)}"
 
 
 def _load_task(root: Path, name: str, qqp: str | Path | None, validation: int) -> TextTask:
@@ -169,7 +169,10 @@ def _load_task(root: Path, name: str, qqp: str | Path | None, validation: int) -
     dev = read_texts(root / f"{stem}-dev.csv", split="dev", **table)
     hidden = root / f"{stem}-test-student.csv"
     test = read_texts(hidden, split="test", **{**table, "label": None}) if hidden.is_file() else None
-    train, held = hold_out(train, validation)
+    try:
+        train, held = hold_out(train, validation)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
     if qqp is not None:
         train = _with_qqp(train, held, dev, load_qqp(qqp))
     shared = {f"overlap_{what}": count for what, count in overlap(train, dev).items()}

@@ -52,7 +52,7 @@ def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, 
     if size and (take >= counts).any():
         bad = classes[np.argmax(take >= counts)]
         raise InputError(
-            f"validation size {size} leaves no training image of class {bad}; lower it or add images"
+            f"validation size {size} leaves no training row of class {bad}; lower it or add rows"
         )
     random = np.random.Generator(np.random.Philox(seed))
     held = np.zeros(len(y), dtype=bool)

@@ -160,9 +160,11 @@ def _table_records(
                 find_column(name, names, f"{path}, line {start}")
             continue
         if len(fields) != len(names):
-            given = f"{len(fields)} field{'s' * (len(fields) != 1)} for {len(names)} columns separated by {NAMES[separator]}"
+            given = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
             hint = "; is the separator right?" if len(fields) == 1 else ""
-            raise InputError(f"{path}, line {start}: {given}{hint}")
+            raise InputError(
+                f"{path}, line {start}: {given} for {len(names)} columns separated by {NAMES[separator]}{hint}"
+            )
         if separator == "\t" and any("\n" in field and "\t" in field for field in fields):
             raise InputError(
                 f"{path}, line {start}: a quote was left open: it closes only at line {reader.line_num} (where quotes "

@@ -190,16 +190,16 @@ def _tokens(tokenizer: Any, first: list[str], second: list[str] | None, max_leng
     if not first:
         return Tokens.from_rows([], pad_id=tokenizer.pad_token_id)
     # Cutting only the rows that are too long tells how many there are with any kind of tokenizer.
-    coded = tokenizer(first, second, truncation=False, padding=False, verbose=False)
+    bare = {"padding": False, "return_attention_mask": False}
+    coded = tokenizer(first, second, truncation=False, verbose=False, **bare)
     ids, types = list(coded["input_ids"]), coded.get("token_type_ids")
     types = None if types is None else list(types)
     long = [row for row, tokens in enumerate(ids) if len(tokens) > max_length]
     if long:
         logger.info("%s: %d of %d rows are cut to %d tokens", split, len(long), len(ids), max_length)
         pair = None if second is None else [second[row] for row in long]
-        cut = tokenizer(
-            [first[row] for row in long], pair, truncation="longest_first", max_length=max_length, padding=False
-        )
+        shown = [first[row] for row in long]
+        cut = tokenizer(shown, pair, truncation="longest_first", max_length=max_length, **bare)
         for place, row in enumerate(long):
             ids[row] = cut["input_ids"][place]
             if types is not None:

@@ -117,7 +117,7 @@ def test_labels_that_cannot_be_split_are_one_line() -> None:
         validation_split([-1, 0, -1], 1)
     with pytest.raises(InputError, match=r"labels must be integers \(N,\), got float64"):
         validation_split([0.5, 1.0], 1)
-    with pytest.raises(InputError, match="no training image of class 7"):
+    with pytest.raises(InputError, match="no training row of class 7"):
         validation_split([3, 3, 3, 7, 3, 3], 5)
 
 

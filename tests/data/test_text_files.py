@@ -39,7 +39,7 @@ def refused(message: str, path: Path, **columns: Any) -> None:
         ("a.csv", "label\ttext\tid\n1\tone, two\tx\n0\tthree\ty\n"),
         ("a.tsv", "label\ttext\tid\r\ngood\t one, two \tx\r\n\r\nbad\tthree\ty"),
         ("a.csv", '\ufefflabel,text,id\r\n1.0,"one, two",x\r\n0.0,three,y\r\n'),
-        ("a.jsonl", '\ufeff{"label": 1, "text": "one, two", "id": "x"}\r\n\n{"label": "bad", "text": "three", "id": "y"}'),
+        ("a.jsonl", '\ufeff{"label": 1, "text": "one, two", "id": "x"}\r\n\n{"label": 0, "text": "three", "id": "y"}'),
         ("a.json", '{"label": true, "text": "one, two", "id": "x"}\n{"label": 0, "text": "three", "id": "y", "b": 1}'),
         ("a.json", '[{"label": "1", "text": "one, two", "id": "x"}, {"label": 0.0, "text": "three", "id": "y"}]'),
         ("a.json", '{"0": {"label": 1, "text": "one, two", "id": "x"}, "1": {"label": 0, "text": "three", "id": "y"}}'),

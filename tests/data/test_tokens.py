@@ -144,5 +144,3 @@ def test_tokens_move_with_their_pair() -> None:
     assert tokens.second is not None
     places = {part.device.type for part in (tokens.ids, tokens.starts, tokens.sizes, tokens.second.ids)}
     assert places == {"meta"} and tokens.lengths.device.type == "cpu"
-    batch = tokens.gather(torch.zeros(3, dtype=torch.int64, device="meta"), 5)
-    assert {value.shape for value in batch.values()} == {(3, 5)} and len(batch) == 3
