@@ -16,10 +16,11 @@ MAY_IMPORT = {
     "episodes": {"errors", "extras"},
     "protonet": {"errors"},
     "maml": {"errors", "extras"},
+    "prompts": {"errors", "extras", "maml"},
     "scheduling": {"errors"},
     "data": {"errors"},
     "training": LEAVES | {"episodes"},
-    "models": LEAVES | {"data", "training"},
+    "models": LEAVES | {"data", "maml", "training"},
     "evaluation": LEAVES | {"data", "episodes", "models", "protonet", "training"},
     "tasks": LEAVES | {"data", "episodes", "evaluation", "maml", "models", "protonet", "training"},
 }

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metapretrain.data.images import resize
 from metapretrain.data.normalise import normalisation, normalize
 from metapretrain.devices import check_device
 from metapretrain.errors import InputError
+from metapretrain.maml import ProtoNet
 from metapretrain.models.encoders import build_encoder
 from metapretrain.models.heads import build_head
+from metapretrain.models.inputs import as_uint8, check_tensor
+from metapretrain.models.saved_learner import LEARNER, FewShotClassifier, SavedLearner, few_shot_classifier
 
 ENCODER, HEAD, PROTOTYPES = "encoder.safetensors", "head.safetensors", "prototypes.safetensors"
 
@@ -72,17 +74,7 @@ class SavedModel(nn.Module):
         Raises:
             InputError: not `(N, 1 or 3, H, W)`, neither uint8 nor float, or float outside 0..1.
         """
-        if images.ndim != 4 or images.shape[1] not in (1, 3) or not min(images.shape[2:]):
-            raise InputError(f"images must be (N, 1 or 3, H, W), got {tuple(images.shape)}")
-        if images.is_floating_point():
-            if not bool(((images >= 0) & (images <= 1)).all()):
-                raise InputError("float images must lie in 0..1, without NaN; give 0..255 as uint8")
-            images = (images * 255).round().clamp(0, 255).to(torch.uint8)
-        if images.dtype != torch.uint8:
-            raise InputError(f"images must be uint8 in 0..255 or float in 0..1, got {images.dtype}")
-        if images.shape[1] != self.channels:
-            images = images.expand(-1, 3, -1, -1) if self.channels == 3 else _grey(images)
-        images = resize(images, self.image_size).to(next(self.encoder.parameters()).device)
+        images = as_uint8(images, self.channels, self.image_size).to(next(self.encoder.parameters()).device)
         return normalize(images, self.mean, self.std)
 
     @torch.no_grad()  # not inference_mode: features may be put into a training of the caller's
@@ -92,11 +84,9 @@ class SavedModel(nn.Module):
         Raises:
             InputError: not a tensor of images (see :meth:`prepare`), or a batch size that is not at least 1.
         """
-        if not isinstance(images, Tensor):
-            raise InputError(f"images must be a torch tensor (N, 1 or 3, H, W), got {type(images).__name__}")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-        return torch.cat([self.encoder(self.prepare(part)).float() for part in images.split(batch_size)])
+        return torch.cat([self.encoder(self.prepare(part)).float() for part in check_tensor(images).split(batch_size)])
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
@@ -111,8 +101,16 @@ class SavedModel(nn.Module):
         """Return the predicted classes int64 `(N,)`, indices into `classes`."""
         return self.logits(images).argmax(1)
 
+    def adapt(self, images: Tensor, labels: Tensor) -> FewShotClassifier:
+        """Classify into new classes, by the prototypes of a few support images and their labels, integers `(S,)`.
 
-def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
+        Raises:
+            InputError: labels that do not fit the images.
+        """
+        return few_shot_classifier(ProtoNet(self.encoder), self.prepare, images, labels)
+
+
+def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner:
     """Load the model of a finished run folder; no code from the folder is run (safetensors and JSON only).
 
     Args:
@@ -120,7 +118,8 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
         device: where the model is put.
 
     Returns:
-        a model in evaluation mode with `.encode(images)`, `.predict(images)` and `.classes`.
+        a model in evaluation mode with `.encode(images)`, `.predict(images)`, `.classes`, and for classes that it has
+        not seen `.adapt(images, labels).predict(images)`. The learner of a few-shot run has no classes before that.
 
     Raises:
         InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
@@ -145,14 +144,19 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel:
     config = folder / "config.json"
     if not config.is_file():
         raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
-    if not (folder / ENCODER).is_file():
+    whole, learned = ((folder / name).is_file() for name in (ENCODER, LEARNER))
+    if not whole and not learned:
         raise InputError(f"{folder} has not finished: it has no {ENCODER}; continue it with --resume")
     try:
-        model = SavedModel(json.loads(config.read_text())["config"]["model"])
+        described = json.loads(config.read_text())["config"]
+        model = SavedModel(described["model"]) if whole else SavedLearner(described)
     except (ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:  # also what no memory can hold
         raise InputError(
             f"{config} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
         ) from None
+    if isinstance(model, SavedLearner):
+        _fill(model.learner, load_tensors(folder / LEARNER), folder / LEARNER)
+        return model.to(device).eval()  # the inner loop needs gradients
     parts: dict[str, nn.Module] = {ENCODER: model.encoder}
     if model.head is not None:
         parts[HEAD] = model.head
@@ -183,8 +187,3 @@ def _fill(part: nn.Module, state: Mapping[str, Tensor], file: Path) -> None:
 
 def _other_model(file: Path, reason: str) -> InputError:
     return InputError(f"{file} is not of the model in config.json: {reason}")
-
-
-def _grey(images: Tensor) -> Tensor:
-    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
-    return (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from benchmarks.run_fewshot import METHODS, main, methods_of, options_of
-from metapretrain import load
+from metapretrain import EpisodeSampler, EpisodeSpec, load
+from metapretrain.data.few_shot import load_few_shot
 from metapretrain.evaluation.report import build_table
 from metapretrain.tasks import fewshot
 from metapretrain.training import loop
@@ -53,8 +54,21 @@ def result(folder: Path) -> Any:
     return json.loads((folder / "result.json").read_text())
 
 
+def check_loaded(folder: Path, accuracy: float) -> None:
+    """What `load` gives has the accuracy of the run on its test episodes."""
+    model, images = load(folder), load_few_shot("made", None, 16).first(25).test
+    sampler = EpisodeSampler(images.labels, EpisodeSpec(5, 1, 3), 20, seed=fewshot.FROZEN_SEED["test"])
+    right = []
+    for plan in sampler:
+        support, query = images.images[plan].split([len(plan.support_y), len(plan.query_y)])
+        found = model.adapt(support, plan.support_y).predict(query)
+        right.append((found == plan.query_y).double().mean())
+    assert float(torch.stack(right).mean()) == pytest.approx(accuracy, abs=1e-6)
+    assert model.encode(query).shape == (15, 64)
+
+
 def test_every_method_is_trained_tested_once_and_reported(
-    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run() == 0
     table = capsys.readouterr().out
@@ -71,11 +85,13 @@ def test_every_method_is_trained_tested_once_and_reported(
         assert f"| {name} | 1 | {100 * metrics['test_accuracy']:.2f}" in table
         assert f"- {name}: 20 test episodes a run" in table
         assert (tmp_path / ROOT / f"{name}-s0" / "learner.safetensors").is_file()
-    model = load(tmp_path / ROOT / "protonet-s0")
-    assert model.encode(torch.zeros(2, 1, 16, 16, dtype=torch.uint8)).shape == (2, 64)
+        if name in ("protonet", "metasgd"):
+            check_loaded(tmp_path / ROOT / f"{name}-s0", metrics["test_accuracy"])
 
     assert run("--encoder", tmp_path / ROOT / "protonet-s0") == 0
     scored = result(tmp_path / ROOT / "encoder-protonet-s0-s0")
+    assert "its encoder works inside an episode only" in refuse("--encoder", tmp_path / ROOT / "anil-s0")
+    assert not (tmp_path / ROOT / "encoder-anil-s0-s0").exists()
     assert scored["metrics"]["test_accuracy"] == result(tmp_path / ROOT / "protonet-s0")["metrics"]["test_accuracy"]
 
 

@@ -18,6 +18,7 @@ from metapretrain.data.few_shot import FewShotData, load_few_shot
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_episodes
+from metapretrain.models.saved_learner import is_transductive
 from metapretrain.tasks.fewshot import (
     EPISODES,
     FROZEN_SEED,
@@ -27,7 +28,6 @@ from metapretrain.tasks.fewshot import (
     TaskBatches,
     build_learner,
     fit,
-    is_transductive,
     score_episodes,
 )
 from metapretrain.tasks.images import Machine
