@@ -23,7 +23,8 @@ from metapretrain.options import Parser, common_options, main_guard
 from metapretrain.tasks.recipes import Proto, override
 from metapretrain.tasks.table import machine_of, run_table
 from metapretrain.tasks.text_experiment import TextExperiment
-from metapretrain.tasks.text_methods import POLICIES, STS_HEADS, TextMethod, TextPhase, TextRecipe
+from metapretrain.tasks.text_methods import STS_HEADS, TextMethod, TextPhase, TextRecipe
+from metapretrain.tasks.text_streams import POLICIES
 from metapretrain.tasks.text_training import TextData
 
 # A row: what the encoder starts from, how pairs are encoded, which heads are trained and how. Rows that name a
@@ -82,7 +83,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--no-figures", action="store_true", help="draw no maps and curves")
     add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
     add("--job", action="store_true", help="one of several side by side: print no table")
-    options = parser.parse_args(argv)
+    options: Namespace = parser.parse_args(argv)
     options.methods = list(dict.fromkeys(SAME.get(name, name) for name in options.methods))
     return options
 

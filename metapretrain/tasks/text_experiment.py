@@ -93,7 +93,8 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
                 heads = build_heads(self.data.tasks, method, self.recipe.sts_head, encoder.features)
                 heads = nn.ModuleDict({name: part for name, part in heads.items() if not list(part.parameters())})
             steps = {"pretrain_updates": before["updates"], "finetune_updates": fitted.updates}
-            budget = {"updates": sum(steps.values()), **steps, "rows": sum(steps.values()) * self._rows()}
+            passes = before["encoder_passes"] + (0 if method.frozen else fitted.updates * self._passes(method.joined))
+            budget = {"encoder_passes": passes, "updates": sum(steps.values()), **steps}
             extra = {"pretrain_wall_s": before["wall_s"], **self._speed(fitted, method.frozen)}
             return self._score(run, name, seed, encoder, heads, method.joined, budget, extra)
 
@@ -107,14 +108,15 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
                 encoder, fitted = pretrain(name, self.data, self.recipe, seed, self.machine, run=run)
                 if maps:
                     self._draw(run, maps, self._maps(encoder, plan), fitted.updates)
-                budget = {"updates": fitted.updates, "rows": fitted.updates * self._rows()}
+                budget = {"encoder_passes": fitted.updates * self._passes(plan.joined), "updates": fitted.updates}
                 extra = {"kind": "pretraining", **self._speed(fitted)}
                 done = self._score(run, folder, seed, encoder, nn.ModuleDict(), plan.joined, budget, extra)
         # Read even where it was just written, so that a run that goes on later starts from the very same encoder.
         return load_text_encoder(self.path(folder, seed) / ENCODER), {**done["budget"], "wall_s": done["wall_s"]}
 
-    def _rows(self) -> int:
-        return self.recipe.batch_size * len(self.data.tasks)
+    def _passes(self, joined: bool) -> int:
+        """Sequences that an update encodes: one a row, or two where pairs are encoded separately."""
+        return self.recipe.batch_size * sum(1 if joined or not task.train.pairs else 2 for task in self.data.tasks)
 
     def _speed(self, fitted: Fitted, frozen: bool = False) -> dict[str, float]:
         if frozen or not fitted.updates:  # nothing was encoded in training
