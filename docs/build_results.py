@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from metapretrain.evaluation.columns import layout_of
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import collect
 
@@ -25,15 +26,29 @@ def table(name: str) -> str:
     """Return the Markdown of one result file."""
     file = DOCS / "results" / f"{name}.json"
     if name.endswith("-tuning"):
-        rows = [
-            f"| {trial.removesuffix(' seed 0')} | {100 * score['validation_accuracy']:.1f} "
-            f"| {100 * score['validation_nearest_prototype_accuracy']:.1f} |"
-            for trial, score in json.loads(file.read_text()).items()
-        ]
-        return "\n".join(["| trial | validation % | nearest prototype % |", "| --- | ---: | ---: |", *rows])
+        return tuning(name, json.loads(file.read_text()))
     if name.startswith("speed-"):
         return speed(json.loads(file.read_text()))
-    return re.sub(r"^## .*\n+", "", build_table(collect(file)).markdown()).strip()
+    text = build_table(collect(file)).markdown()
+    if len(re.findall(r"^## ", text, flags=re.MULTILINE)) > 1:  # which table is which must stay readable
+        return re.sub(r"^## ", "#### ", text, flags=re.MULTILINE).strip()
+    return re.sub(r"^## .*\n+", "", text).strip()
+
+
+def tuning(name: str, trials: dict[str, dict[str, float]]) -> str:
+    """Return the table of a file of trials, whose metrics are of validation rows and named as those of the report."""
+    columns = {column.metric: column for column in layout_of(name.split("-")[0]).all_columns}
+    measured = sorted(next(iter(trials.values())), key=lambda metric: metric not in columns)  # validation's own first
+    known = {metric: columns.get(metric) or columns.get(metric.removeprefix("validation_")) for metric in measured}
+    shown = {metric: column for metric, column in known.items() if column is not None}
+    lines = [f"| trial | {' | '.join(column.title for column in shown.values())} |", "| --- |" + " ---: |" * len(shown)]
+    for trial, scores in trials.items():
+        cells = [
+            f"{100 * scores[metric]:.1f}" if column.percent else f"{scores[metric]:.3f}"
+            for metric, column in shown.items()
+        ]
+        lines.append(f"| {trial.removesuffix(' seed 0')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def speed(measured: dict[str, Any]) -> str:

@@ -63,8 +63,8 @@ def compare_families(
 
     gaps = np.asarray(accuracies(first)) - np.asarray(accuracies(second))  # (pairs, seeds)
     cited = None
-    if all(name in published for name in names):
-        cited = [published[first + ending].test - published[second + ending].test for ending in endings]
+    if all(name in published and published[name].scores.get("test") is not None for name in names):
+        cited = [_printed(published, first + ending) - _printed(published, second + ending) for ending in endings]
     return Claim(
         first=first,
         second=second,
@@ -75,3 +75,7 @@ def compare_families(
         published=float(np.mean(cited)) if cited else None,
         published_better=sum(gap > 0 for gap in cited) if cited else None,
     )
+
+
+def _printed(published: Mapping[str, Published], method: str) -> float:
+    return float(published[method].scores["test"] or 0)

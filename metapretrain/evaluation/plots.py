@@ -128,10 +128,17 @@ def _comparison(folder: Path, place: Path) -> list[Path]:
         return []
     written = []
     for group in table.groups:
-        rows = {row.method: row.accuracy["test"] for row in group.rows if "test" in row.accuracy}
-        cited = {row.method: row.published.test for row in group.rows if row.published}
+        main = group.layout.column(group.layout.main)
+        rows = {row.method: row.scores[main.name] for row in group.rows if main.name in row.scores}
+        printed = {
+            row.method: row.published.scores.get(main.name)
+            for row in group.rows
+            if row.published and row.published.comparable
+        }
+        cited = {name: value for name, value in printed.items() if value is not None}
         if rows:
-            name = "comparison.png" if len(table.groups) == 1 else f"comparison-{group.recipe or 'all'}.png"
-            figure = comparison_figure(rows, published=cited, title=f"test accuracy, {group.dataset}")
+            kind = "-".join(filter(None, (group.recipe or "all", group.encoder.replace("/", "-"))))
+            name = "comparison.png" if len(table.groups) == 1 else f"comparison-{kind}.png"
+            figure = comparison_figure(rows, published=cited, title=f"{main.drawn}, {group.dataset}")
             written.append(save_figure(figure, place / name))
     return written

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metapretrain.errors import InputError
+from metapretrain.evaluation.columns import layout_of
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.training.files import write_file
 
@@ -176,12 +177,16 @@ def _fault(result: Result) -> str | None:
                 continue
             if not _is_finite(value) or (part != "metrics" and value < 0):
                 return f"{part}.{name} is {value!r}, not a finite number"
-            if name.endswith("accuracy") and not 0 <= value <= 1:
+            if name.endswith(("accuracy", "_f1")) and not 0 <= value <= 1:
                 return f"{part}.{name} is {value!r}; accuracies are fractions, 0 to 1"
+            if name.endswith(("_pearson", "_spearman")) and not -1 <= value <= 1:
+                return f"{part}.{name} is {value!r}; correlations lie in -1 to 1"
     if result.get("kind") == "tuning":
         return "a tuning run: it has no test figures"
-    if result.get("kind") != "pretraining" and result.get("metrics", {}).get("test_accuracy") is None:
-        return "metrics.test_accuracy is missing"
+    layout = layout_of(str(result.get("benchmark") or ""))
+    main = layout.column(layout.main).metric
+    if result.get("kind") != "pretraining" and result.get("metrics", {}).get(main) is None:
+        return f"metrics.{main} is missing"
     return None
 
 
@@ -221,14 +226,14 @@ def data_of(result: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, str(file.get("md5"))) for name, file in files.items() if isinstance(file, dict)))
 
 
-def identity(result: Mapping[str, Any]) -> tuple[str, str, str, str, str, int]:
-    """What tells one run from another: benchmark, dataset, recipe, kind, method and seed."""
-    texts = [str(result.get(key) or "") for key in ("benchmark", "dataset", "recipe", "kind", "method")]
-    return texts[0], texts[1], texts[2], texts[3], texts[4], int(result["seed"])
+def identity(result: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+    """What tells one run from another: benchmark, dataset, recipe, encoder, kind and method; and the seed."""
+    keys = ("benchmark", "dataset", "recipe", "encoder", "kind", "method")
+    return tuple(str(result.get(key) or "") for key in keys), int(result["seed"])
 
 
 def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], problems: list[str]) -> Collection:
-    found: dict[tuple[str, str, str, str, str, int], tuple[str, Result]] = {}
+    found: dict[tuple[tuple[str, ...], int], tuple[str, Result]] = {}
     for name, result in candidates:
         status = result.get("status")
         if status != "complete":

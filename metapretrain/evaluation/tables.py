@@ -1,43 +1,19 @@
-"""How a report's table is shown: Markdown, CSV and JSON."""
+"""How a report's table is shown to readers: Markdown; `table_files` writes it for programs."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from metapretrain.evaluation.cells import MARK, STAR, figure_text, heading, markdown_table, shown_columns
+from metapretrain.evaluation.columns import Column, Layout
+from metapretrain.evaluation.comparisons import claims_section, differences_section, order_section
 from metapretrain.evaluation.intervals import Interval
+from metapretrain.evaluation.table_files import BUDGET
 
 if TYPE_CHECKING:
-    from metapretrain.evaluation.report import Difference, Group, Row, Table
-
-METRICS = ("test", "train", "nearest_prototype", "knn", "validation", "corrupt")
-BUDGET = ("encoder_passes", "updates", "pretrain_updates", "finetune_updates")
-
-
-def percent(interval: Interval | None, sign: str = "") -> str:
-    """`80.12 ± 0.43` in per cent, without an interval where there is none, `-` where nothing was measured.
-
-    Example:
-        >>> from metapretrain.evaluation.intervals import mean_interval
-        >>> percent(mean_interval([0.70, 0.72, 0.74])), percent(None)
-        ('72.00 ± 4.97', '-')
-    """
-    if interval is None:
-        return "-"
-    text = f"{round(100 * interval.mean, 9):{sign}.2f}"  # rounded so that equal means are shown alike
-    return f"{text} ± {100 * interval.half_width:.2f}" if interval.known else text
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return [_cells(header), _cells(rule), *(_cells(row) for row in rows), ""]
+    from metapretrain.evaluation.report import Group, Table
+    from metapretrain.evaluation.rows import Row
 
 
 def markdown(table: Table) -> str:
@@ -56,11 +32,21 @@ def markdown(table: Table) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _about(group: Group) -> tuple[str, ...]:
+    return group.benchmark, group.dataset, group.recipe, group.encoder
+
+
 def _section(group: Group) -> list[str]:
-    title = ", ".join(dict.fromkeys(part for part in (group.benchmark, group.dataset, group.recipe) if part))
+    title = ", ".join(dict.fromkeys(part for part in _about(group) if part))
     lines = [f"## {title or 'results'}", ""]
     if group.rows:
-        lines += [*_accuracy(group), *_differences(group), *_claims(group)]
+        lines += [
+            *_scores(group),
+            *_further(group),
+            *differences_section(group),
+            *claims_section(group),
+            *order_section(group),
+        ]
         lines += ["Cost of one run (mean over seeds):", "", *_cost(group.rows)]
     if group.pretraining:
         lines += ["Pretraining only, shared by the rows above:", "", *_cost(group.pretraining)]
@@ -68,81 +54,79 @@ def _section(group: Group) -> list[str]:
     return [*lines, ""] if group.notes else lines
 
 
-def _accuracy(group: Group) -> list[str]:
-    header = [
-        "method",
-        "seeds",
-        "test %",
-        "test images",
-        "test set 95%",
-        "train %",
-        "nearest prototype %",
-        "kNN %",
-        "validation %",
-    ]
-    shown = ["train", "nearest_prototype", "knn", "validation"]
-    corrupted = any("corrupt" in row.accuracy for row in group.rows)
-    if corrupted:
-        header.append("corrupted %")
-        shown.append("corrupt")
+def _limits(column: Column, interval: Interval | None) -> str:
+    if interval is None or not interval.known:
+        return "-"
+    low, high = interval.low, interval.high
+    return f"{100 * low:.2f} to {100 * high:.2f}" if column.percent else f"{low:.3f} to {high:.3f}"
+
+
+def _scores(group: Group) -> list[str]:
+    """The main table and what its figures are."""
+    layout = group.layout
+    columns = shown_columns(layout.columns, group.rows)
+    header = ["method", "seeds"]
+    for column in columns:
+        header.append(heading(group, column))
+        if not layout.several and column.interval:
+            header += [f"{column.name} images", f"{column.name} set 95%"]
     cited = any(row.published for row in group.rows)
-    rows = []
+    rows = [_majority(group, columns, cited)] if group.majority else []
     for row in group.rows:
-        wilson = row.test_set
-        cells = [
-            row.method,
-            str(len(row.seeds)),
-            percent(row.accuracy.get("test")),
-            f"{row.test_images:,}" if row.test_images else "-",
-            f"{100 * wilson.low:.2f} to {100 * wilson.high:.2f}" if wilson else "-",
-            *(percent(row.accuracy.get(metric)) for metric in shown),
-        ]
-        if cited:
-            pair = row.published
-            known = [f"{100 * value:.1f}" for value in pair or () if value is not None]
-            cells.append(" / ".join(known) or "-")
-        rows.append(cells)
-    legend = (
-        "Mean ± half-width of the 95% interval over seeds (Student t). Test set 95%: Wilson interval at the "
-        "mean, for the number of test images. Nearest prototype: the class of the nearest mean training "
-        "embedding, without a head. Validation: training images held back for choices."
-    )
-    if corrupted:
-        legend += " Corrupted: test images, mean over the standard corruptions and their severities."
-    return [*_table([*header, "published test / train"] if cited else header, rows), legend, ""]
+        cells = [row.method, str(len(row.seeds))]
+        for column in columns:
+            cells.append(figure_text(column, row.scores.get(column.name)))
+            if not layout.several and column.interval:
+                images = row.examples.get(column.name)
+                cells += [f"{images:,}" if images else "-", _limits(column, row.test_sets.get(column.name))]
+        rows.append([*cells, _published(layout, row)] if cited else cells)
+    legend = layout.legend
+    legend += "".join(f" {column.legend}" for column in columns if column.legend)
+    if any(row.published and not row.published.comparable for row in group.rows):
+        legend += f"{STAR}: {layout.star}."
+    lines = [*markdown_table([*header, layout.published] if cited else header, rows), legend, ""]
+    return [*lines, f"{MARK} {group.remark}", ""] if group.remark else lines
 
 
-def _differences(group: Group) -> list[str]:
-    if not group.baselines or len(group.rows) < 2:
-        return []
-    header = ["method"]
-    for name in group.baselines:
-        header += [f"less {name}, over seeds", f"less {name}, over images"]
-    rows = []
-    for row in group.rows:
-        cells = [row.method]
-        for difference in row.differences:
-            seeds = percent(difference.over_seeds, "+") if difference else "-"
-            cells += [seeds, percent(difference.over_images, "+") if difference else "-"]
-        rows.append(cells)
-    legend = (
-        "Paired differences of test accuracy, in points, ± half-width of the 95% interval. Over seeds: "
-        "Student t over the differences on the same seeds. Over images: Student t over the images' "
-        "differences, each the mean over those seeds (no bootstrap)."
-    )
-    return ["Paired differences:", "", *_table(header, rows), legend, ""]
+def _majority(group: Group, columns: Sequence[Column], cited: bool) -> list[str]:
+    known = [group.majority.get(column.name) for column in columns]
+    figures = [
+        "-" if value is None else f"{100 * value:.2f}" if column.percent else f"{value:.3f}"
+        for column, value in zip(columns, known, strict=True)
+    ]
+    return ["majority class", "-", *figures, *["-"] * cited]
 
 
-def _claims(group: Group) -> list[str]:
+def _published(layout: Layout, row: Row) -> str:
+    if row.published is None:
+        return "-"
+    known = {name: row.published.scores.get(name) for name in layout.cited}
+    told = [_number(layout.column(name), value) for name, value in known.items() if value is not None]
+    source = f" ({row.published.source})" if row.published.source else ""
+    return f"{' / '.join(told)}{source}{'' if row.published.comparable else STAR}" if told else "-"
+
+
+def _number(column: Column, value: float) -> str:
+    return f"{100 * value:.1f}" if column.percent else f"{value:.3f}"
+
+
+def _further(group: Group) -> list[str]:
+    """The second table, and the intervals over examples of the first one's figures."""
+    columns = shown_columns(group.layout.further, group.rows)
     lines = []
-    for claim in group.claims:
-        pairs = f"{claim.better} of {claim.pairs} pairs above 0"
-        seeds = f"{len(claim.seeds)} common seed{'s' if len(claim.seeds) != 1 else ''}"
-        told = f"{claim.first} less {claim.second}, mean over pairs of methods: "
-        told += f"{percent(claim.over_seeds, '+')} points ({pairs}, {seeds})"
-        if claim.published is not None:
-            told += f"; published {100 * claim.published:+.2f} ({claim.published_better} of {claim.pairs})"
-        lines += [f"{told}.", ""]
+    if columns:
+        header = ["method", *(heading(group, column) for column in columns)]
+        rows = [[row.method, *(figure_text(c, row.scores.get(c.name)) for c in columns)] for row in group.rows]
+        lines += ["Further figures:", "", *markdown_table(header, rows), group.layout.further_legend, ""]
+    columns = [c for c in group.layout.all_columns if any(c.name in row.test_sets for row in group.rows)]
+    if group.layout.several and columns:
+        header = ["method", *(heading(group, column) for column in columns)]
+        rows = [[row.method, *(_limits(c, row.test_sets.get(c.name)) for c in columns)] for row in group.rows]
+        lines += ["95% over the dev examples, at the mean over seeds:", "", *markdown_table(header, rows)]
+        lines += [
+            "Accuracy: Wilson; Pearson: Fisher's z; means: from those of their parts, whose examples are different.",
+            "",
+        ]
     return lines
 
 
@@ -166,97 +150,4 @@ def _cost(rows: Sequence[Row]) -> list[str]:
         wall = "-" if row.wall_s is None else f"{row.wall_s:,.1f} s"
         counts = [_budget(row, name) for name in BUDGET]
         lines.append([row.method, str(len(row.seeds)), *counts, wall, ", ".join(row.devices) or "-"])
-    return _table(header, lines)
-
-
-def _json_difference(difference: Difference | None) -> dict[str, Any] | None:
-    if difference is None:
-        return None
-    images = difference.over_images
-    return {
-        "baseline": difference.baseline,
-        "seeds": difference.seeds,
-        "over_seeds": difference.over_seeds.to_json(),
-        "over_images": images.to_json() if images else None,
-    }
-
-
-def _json_row(row: Row) -> dict[str, Any]:
-    return {
-        "method": row.method,
-        "seeds": row.seeds,
-        "accuracy": {name: interval.to_json() for name, interval in row.accuracy.items()},
-        "test_images": row.test_images,
-        "test_set": row.test_set.to_json() if row.test_set else None,
-        "differences": [_json_difference(difference) for difference in row.differences],
-        "budget": row.budget,
-        "wall_s": row.wall_s,
-        "devices": row.devices,
-        "published": row.published._asdict() if row.published else None,
-    }
-
-
-def json_object(table: Table) -> dict[str, Any]:
-    """The whole report as one JSON object; accuracies and differences are fractions."""
-    groups = [
-        {
-            "benchmark": group.benchmark,
-            "dataset": group.dataset,
-            "recipe": group.recipe,
-            "baselines": group.baselines,
-            "rows": [_json_row(row) for row in group.rows],
-            "pretraining": [_json_row(row) for row in group.pretraining],
-            "claims": [asdict(claim) | {"over_seeds": claim.over_seeds.to_json()} for claim in group.claims],
-            "notes": group.notes,
-        }
-        for group in table.groups
-    ]
-    return {"schema": 1, "groups": groups, "incomplete": table.incomplete, "problems": table.problems}
-
-
-def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
-    record: dict[str, object] = {
-        "benchmark": group.benchmark, "dataset": group.dataset, "recipe": group.recipe, "kind": kind,
-        "method": row.method, "seeds": " ".join(map(str, row.seeds)), "n_seeds": len(row.seeds),
-        "test_images": row.test_images,
-    }  # fmt: skip
-    for metric in METRICS:
-        measured = row.accuracy.get(metric)
-        record[metric] = measured.mean if measured else None
-        record[f"{metric}_half_width"] = measured.half_width if measured and measured.known else None
-    record["test_set_low"] = row.test_set.low if row.test_set else None
-    record["test_set_high"] = row.test_set.high if row.test_set else None
-    for place, difference in enumerate(row.differences, start=1):
-        if difference is None:
-            continue
-        record[f"baseline_{place}"] = difference.baseline
-        for name, interval in (("seeds", difference.over_seeds), ("images", difference.over_images)):
-            record[f"difference_{place}_{name}"] = interval.mean if interval else None
-            known = interval is not None and interval.known
-            record[f"difference_{place}_{name}_half_width"] = (
-                interval.half_width if interval and known else None
-            )
-    for name in BUDGET:
-        record[name] = " ".join(map(str, row.budget.get(name, [])))
-    record |= {"wall_s": row.wall_s, "devices": "; ".join(row.devices)}
-    record |= {
-        f"published_{name}": value
-        for name, value in (row.published._asdict() if row.published else {}).items()
-    }
-    return record
-
-
-def csv_text(table: Table) -> str:
-    """The rows of all groups as CSV, fractions; an empty cell is a figure that was not measured."""
-    records = [
-        _csv_row(group, row, kind)
-        for group in table.groups
-        for kind, rows in (("", group.rows), ("pretraining", group.pretraining))
-        for row in rows
-    ]
-    columns = list(dict.fromkeys(name for record in records for name in record))
-    file = io.StringIO()
-    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return file.getvalue()
+    return markdown_table(header, lines)

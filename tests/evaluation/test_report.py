@@ -14,9 +14,10 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.claims import compare_families
 from metapretrain.evaluation.intervals import mean_interval, paired_images_interval, proportion_interval
 from metapretrain.evaluation.predictions import read_predictions
-from metapretrain.evaluation.published import STL10_POSTER
-from metapretrain.evaluation.report import Group, Row, build_table, write
+from metapretrain.evaluation.published import STL10_POSTER, Published
+from metapretrain.evaluation.report import Group, build_table, write
 from metapretrain.evaluation.results import bundle, collect, pack
+from metapretrain.evaluation.rows import Row
 
 MakeRun = Callable[..., Path]
 
@@ -32,7 +33,7 @@ def row_of(group: Group, method: str) -> Row:
 
 def test_published_rows_are_the_posters() -> None:
     assert len(STL10_POSTER) == 11
-    prl = {name: pair.test for name, pair in STL10_POSTER.items() if name.startswith("prl")}
+    prl = {name: pair.scores["test"] for name, pair in STL10_POSTER.items() if name.startswith("prl")}
     query = np.mean([value for name, value in prl.items() if "query" in name])
     standard = np.mean([value for name, value in prl.items() if "standard" in name])
     assert (round(100 * query, 1), round(100 * standard, 1)) == (63.7, 61.3)
@@ -48,9 +49,9 @@ def test_means_intervals_and_pairs(tmp_path: Path, make_run: MakeRun) -> None:
     group = group_of(tmp_path / "runs")
     assert group.baselines == ["supervised-resnet18"]
     row = row_of(group, "prl-query-frozen-linear")
-    assert row.accuracy["test"] == mean_interval([0.77, 0.775, 0.765])
-    assert row.accuracy["train"].half_width == pytest.approx(0, abs=1e-12)
-    assert row.test_set == proportion_interval(308, 400)
+    assert row.scores["test"] == mean_interval([0.77, 0.775, 0.765])
+    assert row.scores["train"].half_width == pytest.approx(0, abs=1e-12)
+    assert row.test_sets["test"] == proportion_interval(308, 400)
     (difference,) = row.differences
     assert difference is not None
     assert difference.seeds == [0, 1, 2]
@@ -61,7 +62,7 @@ def test_means_intervals_and_pairs(tmp_path: Path, make_run: MakeRun) -> None:
         for method in ("prl-query-frozen-linear", "supervised-resnet18")
     ]
     assert difference.over_images == paired_images_interval(*correct)
-    assert row.published == (0.642, 0.999)
+    assert row.published == Published({"test": 0.642, "train": 0.999})
     assert row.wall_s == pytest.approx(61)
     assert group.notes == []
 
@@ -85,7 +86,7 @@ def test_the_posters_claim_is_tested_on_all_pairs(tmp_path: Path, make_run: Make
 
 
 def test_the_posters_own_claim() -> None:
-    published = {name: {0: {"metrics": {"test_accuracy": pair.test}}} for name, pair in STL10_POSTER.items()}
+    published = {name: {0: {"metrics": {"test_accuracy": pair.scores["test"]}}} for name, pair in STL10_POSTER.items()}
     claim = compare_families(published, STL10_POSTER, "prl-query", "prl-standard")
     assert claim is not None
     assert (claim.pairs, claim.better, claim.published_better) == (4, 3, 3)
@@ -201,7 +202,7 @@ def test_groups_do_not_mix(tmp_path: Path, make_run: MakeRun) -> None:
     make_run("simclr", 0, 300)
     make_run("simclr", 0, 200, group="digits-strong")
     groups = build_table(collect(tmp_path / "runs")).groups
-    told = [(group.dataset, group.recipe, group.rows[0].accuracy["test"].mean) for group in groups]
+    told = [(group.dataset, group.recipe, group.rows[0].scores["test"].mean) for group in groups]
     assert told == [("digits", "strong", 0.5), ("stl10", "paper", 0.75)]
     assert [group.rows[0].published is None for group in groups] == [True, False]
 

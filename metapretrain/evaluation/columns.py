@@ -1,0 +1,217 @@
+"""Which metrics the table of a benchmark shows, in which order, and what its rows are compared by.
+
+A new benchmark is one `Layout` in `LAYOUTS`: its columns name entries of a result's "metrics".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from metapretrain.evaluation.text_scores import MAJORITY, main_scores
+
+# For each comparison the first of these methods that a group of runs has.
+BASELINES = (("supervised-resnet18", "supervised"), ("simclr", "simclr-unfrozen", "simclr-frozen"))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One metric of a table.
+
+    Args:
+        name: in CSV and JSON.
+        metric: entry of a result's "metrics".
+        title: heading in Markdown.
+        percent: shown times 100 with two digits, else as it is with three.
+        optional: shown only where a row has it.
+        examples: entry of "counts" with the number of examples that it was measured on, or None.
+        interval: of these examples: `proportion` (Wilson), `correlation` (Fisher's z), or None.
+        parts: columns whose plain mean this is; its interval over examples follows from theirs.
+        marked: the group's remark, if there is one, bears on it.
+        drawn: what a figure of it is called.
+        legend: said below the table that shows it.
+    """
+
+    name: str
+    metric: str
+    title: str
+    percent: bool = True
+    optional: bool = False
+    examples: str | None = None
+    interval: str | None = None
+    parts: tuple[str, ...] = ()
+    marked: bool = False
+    drawn: str = ""
+    legend: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tables of a benchmark.
+
+    Args:
+        columns: of the main table.
+        main: the column that every complete run has: rows are ranked and drawn by it.
+        legend: said below the main table.
+        further: columns of a second table; its legend follows.
+        baselines: for each comparison the names that its baseline may have; the first one present is used.
+        first_row: take the first row as baseline where none of the names is present.
+        compared: columns of the paired differences over seeds, each a table column; empty: the main one only, in
+            one table, beside the difference over examples.
+        published: heading of the published figures; `cited` are the columns that they are of.
+        star: what the star at a published row means.
+        aliases: method to another one that is the same by construction, so that one run makes two rows.
+        majority: begin of the metrics' names for the row of the majority class, or None.
+        open: tasks that are not listed get columns of their own.
+    """
+
+    columns: tuple[Column, ...]
+    main: str
+    legend: str
+    further: tuple[Column, ...] = ()
+    further_legend: str = ""
+    baselines: tuple[tuple[str, ...], ...] = ()
+    first_row: bool = False
+    compared: tuple[str, ...] = ()
+    published: str = "published"
+    cited: tuple[str, ...] = ()
+    star: str = "not comparable with the other rows"
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    majority: str | None = None
+    open: bool = False
+
+    @property
+    def several(self) -> bool:
+        """Whether a row is several figures of equal standing, not one accuracy with companions."""
+        return bool(self.compared)
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The columns of both tables."""
+        return self.columns + self.further
+
+    def column(self, name: str) -> Column:
+        """The column of that name."""
+        return next(column for column in self.all_columns if column.name == name)
+
+
+IMAGES = Layout(
+    columns=(
+        Column("test", "test_accuracy", "test %", examples="test", interval="proportion", drawn="test accuracy"),
+        Column("train", "train_accuracy", "train %"),
+        Column("nearest_prototype", "nearest_prototype_accuracy", "nearest prototype %"),
+        Column("knn", "knn_accuracy", "kNN %"),
+        Column("validation", "validation_accuracy", "validation %"),
+        Column(
+            "corrupt", "corrupt_accuracy", "corrupted %", optional=True,
+            legend="Corrupted: test images, mean over the standard corruptions and their severities.",
+        ),
+    ),
+    main="test",
+    legend=(
+        "Mean ± half-width of the 95% interval over seeds (Student t). Test set 95%: Wilson interval at the "
+        "mean, for the number of test images. Nearest prototype: the class of the nearest mean training "
+        "embedding, without a head. Validation: training images held back for choices."
+    ),
+    baselines=BASELINES,
+    published="published test / train",
+    cited=("test", "train"),
+)  # fmt: skip
+
+_TASKS = (
+    Column("sst", "sst_accuracy", "SST accuracy %", True, True, "sst_dev", "proportion"),
+    Column("para", "para_accuracy", "PARA accuracy %", True, True, "para_dev", "proportion", marked=True),
+    Column("sts", "sts_pearson", "STS Pearson", False, True, "sts_dev", "correlation", marked=True),
+)
+
+
+def _prototype(task: Column) -> Column:
+    metric, title = f"nearest_prototype_{task.metric}", f"nearest prototype: {task.title}"
+    return Column(f"nearest_prototype_{task.name}", metric, title, task.percent, True, marked=task.marked)
+
+
+TEXT = Layout(
+    columns=(
+        *_TASKS,
+        Column(
+            "overall", "overall", "overall", False, parts=("sst", "para", "sts"), marked=True, drawn="overall on dev",
+        ),
+    ),
+    main="overall",
+    legend=(
+        "Dev sets; mean ± half-width of the 95% interval over seeds (Student t). Overall: plain mean of the tasks' "
+        "figures, as in the paper. Majority class: the most frequent one of training; a constant has no correlation, "
+        "so 0."
+    ),
+    further=(
+        Column("para_f1", "para_f1", "PARA F1 %", True, True, marked=True),
+        Column("sts_spearman", "sts_spearman", "STS Spearman", False, True, marked=True),
+        Column(
+            "overall_without_para", "overall_without_para", "overall without PARA", False, True,
+            parts=("sst", "sts"), marked=True,
+        ),
+        *(_prototype(task) for task in _TASKS),
+        Column(
+            "nearest_prototype_overall", "nearest_prototype_overall", "nearest prototype: overall", False, True,
+            marked=True,
+        ),
+        Column("validation_overall", "validation_overall", "validation: overall", False, True),
+    ),
+    further_legend=(
+        "Nearest prototype: the class of the nearest mean training embedding, without a head; for STS the classes "
+        "are rounded scores. Validation: training rows held back for choices."
+    ),
+    baselines=(("cross",), ("pretrain-ce",)),
+    first_row=True,
+    compared=("sst", "para", "sts", "overall", "overall_without_para"),
+    published="paper: SST / PARA / STS / overall",
+    cited=("sst", "para", "sts", "overall"),
+    star="trained for 10 epochs in the paper, the other rows for 20: not comparable with them",
+    aliases={"combine-mult": "unfrozen"},
+    majority=MAJORITY,
+    open=True,
+)  # fmt: skip
+
+LAYOUTS: Mapping[str, Layout] = {"text": TEXT}
+
+
+def layout_of(benchmark: str, metrics: Iterable[str] = ()) -> Layout:
+    """Return the layout of a benchmark, that of images for one that has none of its own.
+
+    Args:
+        benchmark: as in a result.
+        metrics: names of the metrics that its results hold: other tasks than those listed get a column each, in an
+            open layout.
+
+    Example:
+        >>> layout_of("stl10").main, [column.name for column in layout_of("text").columns]
+        ('test', ['sst', 'para', 'sts', 'overall'])
+        >>> [column.title for column in layout_of("text", ["sst_accuracy", "topic_accuracy", "overall"]).columns]
+        ['SST accuracy %', 'PARA accuracy %', 'STS Pearson', 'TOPIC accuracy %', 'overall']
+    """
+    layout = LAYOUTS.get(benchmark, IMAGES)
+    names = list(dict.fromkeys(metrics))
+    if not layout.open or not names:
+        return layout
+    listed = {column.metric for column in layout.columns}
+    added = []
+    for task in sorted(main_scores(dict.fromkeys(names, 0.0))):
+        metric = "accuracy" if f"{task}_accuracy" in names else "pearson"
+        if f"{task}_{metric}" not in listed:
+            share = metric == "accuracy"
+            title = f"{task.upper()} {'accuracy %' if share else 'Pearson'}"
+            kind = "proportion" if share else "correlation"
+            added.append(Column(task, f"{task}_{metric}", title, share, True, f"{task}_dev", kind))
+    known = {column.name for column in layout.columns if column.metric in names} | {column.name for column in added}
+    tasks = tuple(column for column in (*layout.columns, *added) if not column.parts)
+    means = tuple(_mean_over(column, tasks, known) for column in layout.columns if column.parts)
+    further = tuple(_mean_over(column, tasks, known) if column.parts else column for column in layout.further)
+    compared = tuple(column.name for column in added)
+    return replace(layout, columns=tasks + means, further=further, compared=compared + layout.compared)
+
+
+def _mean_over(column: Column, tasks: tuple[Column, ...], known: set[str]) -> Column:
+    """A mean over the tasks that were measured."""
+    left_out = column.name.rpartition("_without_")[2] if "_without_" in column.name else None
+    parts = tuple(task.name for task in tasks if task.name in known and task.name != left_out)
+    return replace(column, parts=parts)

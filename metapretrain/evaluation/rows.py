@@ -1,0 +1,137 @@
+"""A row of a report: figures of a method over its seeds, and its differences to the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from metapretrain.errors import InputError
+from metapretrain.evaluation.columns import Layout
+from metapretrain.evaluation.intervals import (
+    Interval,
+    correlation_interval,
+    independent_mean_interval,
+    mean_interval,
+    paired_images_interval,
+    paired_interval,
+    proportion_interval,
+)
+from metapretrain.evaluation.published import Published
+from metapretrain.evaluation.results import Result, data_of, unpack
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Figures of a method less those of a baseline, on the seeds that both have."""
+
+    baseline: str
+    seeds: list[int]
+    over_seeds: Interval  # Student's t over seeds, of the layout's main column
+    over_images: Interval | None  # Student's t over per-image differences, each the mean over seeds
+    columns: dict[str, Interval]  # over seeds, of the columns that the layout compares
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a group of runs; accuracies are fractions. Keys are names of the layout's columns."""
+
+    method: str
+    seeds: list[int]
+    scores: dict[str, Interval]  # over seeds, where measured
+    examples: dict[str, int]  # that it was measured on, where all seeds have the same number
+    test_sets: dict[str, Interval]  # over these examples, at the mean over seeds
+    differences: list[Difference | None]  # one a baseline; None for the baseline itself
+    budget: dict[str, list[int]]  # name -> the different values over seeds
+    wall_s: float | None  # mean over seeds
+    devices: list[str]
+    published: Published | None
+
+
+def make_row(
+    layout: Layout,
+    method: str,
+    runs: Mapping[int, Result],
+    differences: list[Difference | None],
+    published: Published | None,
+) -> Row:
+    """Return the row of one method.
+
+    Args:
+        layout: what is shown.
+        runs: seed to result.
+        differences: one a baseline, see `make_difference`.
+    """
+    seeds = sorted(runs)
+    scores = {}
+    for column in layout.all_columns:
+        values = [runs[seed]["metrics"].get(column.metric) for seed in seeds]
+        known = [float(value) for value in values if value is not None]
+        if known:
+            scores[column.name] = mean_interval(known)
+    examples: dict[str, int] = {}
+    for column in layout.columns:
+        if column.examples:
+            counts = {_examples(run, column.examples) for run in runs.values()} - {0}
+            examples |= {column.name: counts.pop()} if len(counts) == 1 else {}
+    names = sorted({name for run in runs.values() for name in run.get("budget", {})})
+    budget = {}
+    for name in names:
+        found = {run["budget"].get(name) for run in runs.values() if "budget" in run} - {None}
+        budget[name] = sorted(int(value) for value in found)
+    walls = [float(run["wall_s"]) for run in runs.values() if run.get("wall_s") is not None]
+    devices = sorted({str(run["device"]) for run in runs.values() if run.get("device")})
+    wall = float(np.mean(walls)) if walls else None
+    test_sets = _test_sets(layout, scores, examples)
+    return Row(method, seeds, scores, examples, test_sets, differences, budget, wall, devices, published)
+
+
+def _examples(run: Result, name: str) -> int:
+    return int(run.get("counts", {}).get(name) or run.get("correct", {}).get("n") or 0)
+
+
+def _test_sets(layout: Layout, scores: Mapping[str, Interval], examples: Mapping[str, int]) -> dict[str, Interval]:
+    """Intervals over the examples, at the mean over seeds."""
+    found: dict[str, Interval] = {}
+    for column in layout.columns:
+        if column.interval and column.name in scores and column.name in examples:
+            mean, n = scores[column.name].mean, examples[column.name]
+            proportion = column.interval == "proportion"
+            found[column.name] = proportion_interval(mean * n, n) if proportion else correlation_interval(mean, n)
+    for column in layout.all_columns:
+        if column.parts and column.name in scores and all(part in found for part in column.parts):
+            found[column.name] = independent_mean_interval([found[part] for part in column.parts])
+    return found
+
+
+def make_difference(
+    layout: Layout, by_method: Mapping[str, Mapping[int, Result]], method: str, baseline: str
+) -> Difference | None:
+    """Return the differences of two methods on the seeds that both have, or None where there is none.
+
+    Raises:
+        InputError: a result has no figure in the layout's main column.
+    """
+    mine, theirs = by_method[method], by_method[baseline]
+    seeds = sorted(set(mine) & set(theirs))
+    if not seeds:
+        return None
+
+    def gap(metric: str) -> Interval | None:
+        a, b = ([runs[seed]["metrics"].get(metric) for seed in seeds] for runs in (mine, theirs))
+        return None if None in a + b else paired_interval(a, b)
+
+    over_seeds = gap(layout.column(layout.main).metric)
+    if over_seeds is None:
+        raise InputError(f"{method} or {baseline} has no {layout.column(layout.main).metric} for some seed")
+    columns = {name: gap(layout.column(name).metric) for name in layout.compared}
+    packed = [[runs[seed].get("correct", {}) for seed in seeds] for runs in (mine, theirs)]
+    images = {(part.get("images"), part.get("n")) for side in packed for part in side}
+    data = {data_of(runs[seed]) for runs in (mine, theirs) for seed in seeds}
+    over_images = None
+    if len(images) == 1 and len(data) == 1 and (None, None) not in images:
+        first, second = (np.stack([unpack(part) for part in side]) for side in packed)
+        over_images = paired_images_interval(first, second)
+    known = {name: interval for name, interval in columns.items() if interval is not None}
+    return Difference(baseline, seeds, over_seeds, over_images, known)
