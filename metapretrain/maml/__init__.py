@@ -3,6 +3,7 @@
 from metapretrain.maml.adapt import adapt, engine_for
 from metapretrain.maml.choice import Choice
 from metapretrain.maml.gradient_check import MetaGradientCheck, ParameterCheck, check_meta_gradient
+from metapretrain.maml.graphs import MetaGraph
 from metapretrain.maml.learner import MAML
 from metapretrain.maml.learners import ANIL, FOMAML, MetaSGD
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
@@ -20,6 +21,7 @@ __all__ = [
     "Choice",
     "Functional",
     "MetaGradientCheck",
+    "MetaGraph",
     "MetaSGD",
     "ParameterCheck",
     "ProtoNet",

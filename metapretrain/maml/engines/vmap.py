@@ -8,11 +8,13 @@ weights alone: the gradient of the summed losses by the stacked weights is the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from metapretrain.maml.checkpointed import unroll
+from metapretrain.maml.convolutions import MatmulConvolutions
 from metapretrain.maml.inner import Inner, Named, differentiable_twice
 from metapretrain.maml.nests import Nest, rebuild, tensors
 from metapretrain.maml.steps import at_step
@@ -37,8 +39,14 @@ def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> T
 
     mapped = torch.vmap(one, in_dims=(0, None, 0), randomness="different")
     on_cpu = next(iter(fast.values())).device.type == "cpu"
-    with differentiable_twice(2 if on_cpu else 1):  # the CPU's fused attention has no rule for vmap either
+    # the CPU's fused attention has no rule for vmap either
+    with differentiable_twice(2 if on_cpu else 1), _convolutions(fast, on_cpu):
         return mapped(list(fast.values()), list(frozen.values()), tensors(batch))
+
+
+def _convolutions(fast: Named, on_cpu: bool) -> AbstractContextManager[object]:
+    """Matrix products on a GPU, if filters (T, O, C, h, w) are among the weights of each task's own."""
+    return nullcontext() if on_cpu or all(p.ndim != 5 for p in fast.values()) else MatmulConvolutions()
 
 
 def _advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:

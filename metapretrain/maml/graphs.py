@@ -1,0 +1,83 @@
+"""A meta-step as one CUDA graph: on a GPU a small network's meta-step is bound by starting its kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metapretrain.maml.learner import pair
+from metapretrain.maml.nests import rebuild, tensors
+
+WARMUPS = 3  # eager meta-steps before recording: the engine's probe, lazy buffers and autotuning have to settle
+
+
+class MetaGraph:
+    """Records a learner's `backward` once for each shape of batch and replays it with a single launch.
+
+    On a CPU it is the learner's `backward` as it is. Steps, rates in numbers, the engine and the training mode are
+    those of the first call with a shape; weights and learned rates are read anew at each call. The learner's
+    parameters must stay where they are in memory, as optimizers and `load_state_dict` leave them.
+
+    Args:
+        learner: :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.maml.ProtoNet`.
+
+    Example:
+        >>> from metapretrain.maml import MAML
+        >>> maml = MAML(torch.nn.Linear(4, 2), lr=0.1)
+        >>> x, y = torch.randn(3, 6, 4), torch.tensor([[0, 1] * 3] * 3)
+        >>> MetaGraph(maml).backward((x, y), (x, y)).shape
+        torch.Size([3])
+    """
+
+    def __init__(self, learner: Any) -> None:
+        self.learner = learner
+        self._recorded: dict[Any, _Recorded] = {}
+
+    def backward(self, support: Any, query: Any) -> Tensor:
+        """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached."""
+        batch = pair(support), pair(query)
+        leaves = tensors(batch)
+        if not leaves or not leaves[0].is_cuda:
+            losses: Tensor = self.learner.backward(*batch)
+            return losses
+        key = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+        if key not in self._recorded:
+            self._recorded[key] = _Recorded(self.learner, batch)
+        return self._recorded[key](leaves)
+
+
+class _Recorded:
+    def __init__(self, learner: Any, batch: Any) -> None:
+        self.parameters = [p for p in learner.parameters() if p.requires_grad]
+        self.static = [leaf.clone() for leaf in tensors(batch)]
+        batch = rebuild(batch, iter(self.static))
+        outside = [p.grad for p in self.parameters]
+        buffers = [(buffer, buffer.clone()) for buffer in learner.buffers()]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARMUPS):
+                learner.backward(*batch)
+        torch.cuda.current_stream().wait_stream(side)
+        for buffer, value in buffers:  # what the warm-ups tracked
+            buffer.copy_(value)
+        for p in self.parameters:
+            p.grad = None
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.losses = learner.backward(*batch)
+        self.gradients = [p.grad for p in self.parameters]
+        for p, grad in zip(self.parameters, outside, strict=True):
+            p.grad = grad
+
+    def __call__(self, leaves: list[Tensor]) -> Tensor:
+        for fixed, leaf in zip(self.static, leaves, strict=True):
+            fixed.copy_(leaf, non_blocking=True)
+        self.graph.replay()
+        for p, grad in zip(self.parameters, self.gradients, strict=True):
+            if grad is not None:
+                p.grad = grad.clone() if p.grad is None else p.grad.add_(grad)
+        losses: Tensor = self.losses
+        return losses.clone()
