@@ -47,9 +47,11 @@ EXTRAS = {
         "build>=1.2",  # the wheel that .ci/run looks into
         "hypothesis>=6.100,<7",  # property tests
         "mypy>=1.13",  # strict types; 1.13 is the first for Python 3.13
+        "peft>=0.14,<1",  # loads saved prompts in the tests; 0.14 is the first for Python 3.13
         "pytest>=8.2",  # tests and doctests
         "pytest-xdist>=3.6",  # tests side by side
         "ruff>=0.8",  # lint
+        "sentence-transformers>=3.3,<7",  # saved text encoders are loaded with it; it needs nothing that is not above
         "types-tqdm>=4.66",  # stubs for tqdm, which ships no types
     ],
 }

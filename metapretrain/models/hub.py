@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 from metapretrain.errors import InputError
 from metapretrain.models.packages import ALIASES
 
+logger = logging.getLogger(__name__)
+
+_OURS = ("tiny", *ALIASES)
+_ALLOWED = f"give {', '.join(_OURS)}, package:NAME, a folder with config.json, or a model that the hub has"
 _DROPOUTS = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
@@ -34,7 +39,10 @@ def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any,
     """
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-    with _quietly():
+    if not Path(source).is_dir():
+        _refuse_typing_error(name)
+        logger.info("looking for %s among the hub's models on this machine, then on the hub", name)
+    with quietly():
         try:
             config = AutoConfig.from_pretrained(source)
             _set_dropout(config, name, dropout)
@@ -63,30 +71,35 @@ def _set_dropout(config: Any, name: str, dropout: float | None) -> None:
         setattr(config, attribute, dropout)
 
 
+def _refuse_typing_error(name: str) -> None:
+    """A name that is nearly one of ours is not looked for on the hub, which takes half a minute without a network."""
+    near = difflib.get_close_matches(name, _OURS, n=1, cutoff=0.8)
+    if near:
+        raise InputError(f"unknown text encoder {name!r}; did you mean {near[0]!r}? {_ALLOWED}")
+
+
 def _not_loaded(source: str, name: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split())[:200]
+    reason = " ".join(str(error).split()).split(". ")[0][:200]
     if Path(source).is_dir():
         return InputError(f"{name} holds no text encoder that transformers loads: {reason}")
-    known = ["tiny", *ALIASES]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(
-        f"unknown text encoder {name!r}; {hint}give {', '.join(known)}, package:NAME, a folder with config.json, "
-        f"or a model that the hub has: {reason}"
-    )
+    return InputError(f"unknown text encoder {name!r}: {reason}; {_ALLOWED}")
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' report of heads that are not used, and without its progress bars."""
-    from transformers.utils import logging
+def quietly() -> Iterator[None]:
+    """Without transformers' report of heads that are not used, progress bars and each retry of a download."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging as model_logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    levels = model_logging.get_verbosity(), hub_logging.get_verbosity()
+    bars = model_logging.is_progress_bar_enabled()
+    model_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
+    model_logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        model_logging.set_verbosity(levels[0])
+        hub_logging.set_verbosity(levels[1])
         if bars:
-            logging.enable_progress_bar()
+            model_logging.enable_progress_bar()

