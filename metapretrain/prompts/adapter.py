@@ -1,0 +1,96 @@
+"""Prompts as adapters of PEFT: two files that PEFT reads, and one with template and label words."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from metapretrain.errors import InputError
+
+CONFIG, WEIGHTS, OURS = "adapter_config.json", "adapter_model.safetensors", "prompt.json"
+KEY = "prompt_embeddings"
+# PEFT has no masked language models; its class for features hands the prompt to any model, so to these too.
+TASK_TYPES = {"decoder-only": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM", "masked": "FEATURE_EXTRACTION"}
+
+
+def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, notes: dict[str, Any]) -> None:
+    """Write a prompt (L, D) for `model`; `PeftModel.from_pretrained(model, folder)` loads it.
+
+    Args:
+        kind: "decoder-only", "encoder-decoder" or "masked".
+        notes: what is written to prompt.json; PEFT does not read it.
+    """
+    from safetensors.torch import save
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = getattr(model.config, "_name_or_path", "") or None
+    config = {
+        "peft_type": "PROMPT_TUNING",
+        "task_type": TASK_TYPES[kind],
+        "base_model_name_or_path": None if name is None or Path(name).is_absolute() else name,
+        "inference_mode": True,
+        "num_virtual_tokens": prompt.shape[0],
+        "token_dim": prompt.shape[1],
+        "num_transformer_submodules": 1,  # 2, PEFT's default for encoder-decoders, adds rows that it never uses
+        "num_attention_heads": getattr(model.config, "num_attention_heads", None),
+        "num_layers": getattr(model.config, "num_hidden_layers", None),
+        "prompt_tuning_init": "RANDOM",
+    }
+    weights = {KEY: prompt.detach().cpu().contiguous()}
+    _write(folder / WEIGHTS, save(weights, metadata={"format": "pt"}))
+    _write(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    _write(folder / OURS, (json.dumps(notes, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_adapter(folder: str | Path) -> Tensor:
+    """The prompt (L, D) of a prompt tuning adapter.
+
+    Of an adapter with a second prompt for the decoder, which PEFT does not use, the first is read.
+
+    Raises:
+        InputError: the folder has no such adapter, or weights that are not safetensors.
+    """
+    from safetensors.torch import load_file
+
+    config = _json(Path(folder) / CONFIG)
+    if config.get("peft_type") != "PROMPT_TUNING":
+        raise InputError(f"{folder} holds an adapter of type {config.get('peft_type')}; only PROMPT_TUNING can be read")
+    file = Path(folder) / WEIGHTS
+    if not file.is_file():
+        raise InputError(f"{folder} has no {WEIGHTS}; save the adapter with safe_serialization=True")
+    weights = load_file(file)
+    if KEY not in weights or len(weights[KEY]) < config.get("num_virtual_tokens", 1):
+        raise InputError(f"{file} does not hold {KEY} of {config.get('num_virtual_tokens')} rows")
+    return weights[KEY][: config["num_virtual_tokens"]]
+
+
+def read_notes(folder: str | Path) -> dict[str, Any]:
+    """What stands in prompt.json: template, words and settings.
+
+    Raises:
+        InputError: there is none.
+    """
+    return _json(Path(folder) / OURS)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{file.parent} has no {file.name}: not a saved prompt") from None
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} is not a JSON object")
+    return found
+
+
+def _write(file: Path, data: bytes) -> None:
+    temporary = file.with_name(f".{file.name}.part")
+    temporary.write_bytes(data)
+    os.replace(temporary, file)

@@ -1,0 +1,107 @@
+"""Training of a prompt until the accuracy of meta tasks on held-out rows stops growing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from metapretrain.errors import InputError
+from metapretrain.prompts.batch import PromptBatch
+
+if TYPE_CHECKING:
+    from metapretrain.prompts.learner import PromptMAML
+
+Pair = tuple[PromptBatch, PromptBatch]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """`steps` taken, the step of the prompt that was kept, its accuracy, and a row of means a validation."""
+
+    steps: int
+    best_step: int
+    best_accuracy: float
+    history: list[dict[str, float]]
+
+
+def fit(
+    learner: PromptMAML,
+    steps: Iterable[Pair],
+    held_out: Iterable[Pair],
+    *,
+    lr: float = 0.025,
+    weight_decay: float = 0.01,
+    most: int = 20_000,
+    every: int = 200,
+    patience: int = 6,
+    log: Callable[[int, dict[str, torch.Tensor]], None] | None = None,
+) -> Fitted:
+    """Train the learner's prompt with AdamW and leave it as it was best; section 5 of Huang et al.
+
+    Args:
+        steps: (support, query) of rows (K, m), one pair an outer step.
+        held_out: such pairs of rows that `steps` never holds; accuracy is that of the adapted prompts on the
+            query rows, mean over tasks and pairs.
+        lr: the outer rate beta.
+        most: outer steps at most.
+        every: outer steps between validations.
+        patience: validations without a better accuracy after which training ends.
+        log: called with the step and :meth:`PromptMAML.curves`, (K,) each, of the held-out pairs' mean.
+
+    Raises:
+        InputError: there are no held-out pairs or no steps, or a number is below 1.
+    """
+    held_out = list(held_out)
+    if not held_out or min(most, every, patience) < 1:
+        raise InputError("fit needs held-out pairs, and most, every and patience of at least 1")
+    learned = (learner.prompt.weight, learner.inner_lr)
+    parameters = [p for p in learned if isinstance(p, torch.Tensor) and p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay)
+    state = _Best(learner)
+    state.validate(0, held_out, log)
+    step = 0
+    for step, (support, query) in enumerate(islice(steps, most), 1):
+        optimizer.zero_grad()
+        learner.backward(support, query)
+        optimizer.step()
+        if step % every == 0:
+            state.validate(step, held_out, log)
+            if state.since >= patience:
+                break
+    if not step:
+        raise InputError("fit was given no steps")
+    if step % every:
+        state.validate(step, held_out, log)
+    with torch.no_grad():
+        learner.prompt.weight.copy_(state.prompt)
+    return Fitted(step, state.step, state.accuracy, state.history)
+
+
+class _Best:
+    """The best prompt so far, and how many validations ago it was."""
+
+    def __init__(self, learner: PromptMAML) -> None:
+        self.learner, self.history = learner, list[dict[str, float]]()
+        self.step, self.accuracy, self.since = 0, -1.0, 0
+        self.prompt = learner.prompt.weight.detach().clone()
+
+    def validate(
+        self, step: int, held_out: list[Pair], log: Callable[[int, dict[str, torch.Tensor]], None] | None
+    ) -> None:
+        curves = [self.learner.curves(*pair) for pair in held_out]
+        means = {name: torch.stack([one[name] for one in curves]).mean(0) for name in curves[0]}
+        if log is not None:
+            log(step, means)
+        row = {name: float(value.mean()) for name, value in means.items()}
+        self.history.append({"step": float(step), **row})
+        logger.info("step %d: held-out accuracy %.3f", step, row["accuracy"])
+        self.since += 1
+        if row["accuracy"] > self.accuracy:
+            self.step, self.accuracy, self.since = step, row["accuracy"], 0
+            self.prompt.copy_(self.learner.prompt.weight.detach())

@@ -1,0 +1,168 @@
+"""Prompt-MAML: a soft prompt from which one inner step leads to a good prompt for each meta task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.maml import adapt
+from metapretrain.prompts.batch import PromptBatch
+from metapretrain.prompts.fitting import Fitted, Pair, fit
+from metapretrain.prompts.prompted import PromptedModel
+from metapretrain.prompts.soft_prompt import SoftPrompt
+from metapretrain.prompts.template import PromptTemplate
+from metapretrain.prompts.verbalizer import Verbalizer
+
+
+class PromptMAML(nn.Module):
+    """Algorithm 1 of Huang et al.: P' = P - alpha grad L_support(P); the outer loss is that of P' on query rows.
+
+    Tasks differ only in their prompt: all rows of all tasks go through the model at once, each with its task's
+    prompt in front, and the gradient by the (K, L, D) stack of prompts is the K inner steps.
+
+    Args:
+        model: a language model of transformers; it is frozen.
+        prompt: the initialisation P, a :class:`SoftPrompt`; on the model's device.
+        template, verbalizer: see there.
+        inner_lr: alpha: a number above 0, or a tensor that (L, D) broadcasts with, which can be learned.
+        inner_steps: 0 is plain prompt tuning on the query rows.
+        order: 2, or 1 to take the inner gradients as constants.
+        chunk: tasks computed at a time; None: all.
+        reduction: the outer loss is the "sum" over tasks (equation 6) or their "mean".
+        checkpoint: compute inner steps again in the backward pass, for less memory.
+        options: those of :class:`PromptedModel`: max_length, normalise.
+
+    Raises:
+        InputError: a value is not allowed, or the prompt does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompt: SoftPrompt,
+        template: PromptTemplate,
+        verbalizer: Verbalizer,
+        *,
+        inner_lr: float | Tensor = 0.08,
+        inner_steps: int = 1,
+        order: int = 2,
+        chunk: int | None = None,
+        reduction: str = "sum",
+        checkpoint: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.prompted = PromptedModel(model, template, verbalizer, **options)
+        if prompt.features != self.prompted.features:
+            raise InputError(
+                f"the prompt has {prompt.features} features, but the model's embeddings have {self.prompted.features}"
+            )
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise InputError(f"chunk must be an integer of at least 1, or None, not {chunk!r}")
+        self.prompt, self.chunk = prompt, chunk
+        self.inner_lr: float | Tensor = inner_lr
+        self.inner_steps, self.order, self.checkpoint = inner_steps, order, checkpoint
+        self.reduction = one_of("reduction", reduction, ["mean", "sum"])
+
+    def encode(self, *texts: Any, **labels: Any) -> PromptBatch:
+        """Tokens and labels of rows: :meth:`PromptedModel.encode`."""
+        return self.prompted.encode(*texts, **labels)
+
+    def adapted(self, support: PromptBatch) -> Tensor:
+        """Each task's prompt after the inner steps on its support rows (K, m), (K, L, D)."""
+        _check_tasks("support", support)
+        return self._adapted(self.prompt().expand(support.shape[0], -1, -1), support)
+
+    def _adapted(self, stack: Tensor, support: PromptBatch) -> Tensor:
+        def summed(params: dict[str, Tensor], rows: PromptBatch) -> Tensor:
+            # A task's mean loss depends on its own prompt alone: the sum's gradient holds each task's.
+            return self.prompted.losses(params["prompt"], rows).mean(1).sum()
+
+        options: dict[str, Any] = {"steps": self.inner_steps, "order": self.order, "checkpoint": self.checkpoint}
+        rates = {"prompt": self.inner_lr}
+        found: Tensor = adapt(summed, {"prompt": stack}, support, lr=rates, engine="loop", **options)["prompt"]
+        return found
+
+    def losses(self, support: PromptBatch, query: PromptBatch) -> Tensor:
+        """Mean loss of each task's query rows under its adapted prompt, (K,).
+
+        Args:
+            support, query: rows (K, m) and (K, q) with labels; query rows must be others than support rows.
+
+        Raises:
+            InputError: rows without labels or of another shape.
+        """
+        parts = [self._of_chunk(*pair) for pair in self._chunks(support, query)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def loss(self, support: PromptBatch, query: PromptBatch) -> Tensor:
+        """The outer loss, a scalar: sum or mean of :meth:`losses`."""
+        losses = self.losses(support, query)
+        return losses.sum() if self.reduction == "sum" else losses.mean()
+
+    def backward(self, support: PromptBatch, query: PromptBatch) -> Tensor:
+        """Add the gradient of :meth:`loss` to ``.grad``, chunk by chunk with the memory of one; losses (K,)."""
+        scale = 1.0 if self.reduction == "sum" else 1.0 / support.shape[0]
+        found = []
+        for pair in self._chunks(support, query):
+            losses = self._of_chunk(*pair)
+            (losses.sum() * scale).backward()
+            found.append(losses.detach())
+        return torch.cat(found)
+
+    def curves(self, support: PromptBatch, query: PromptBatch) -> dict[str, Tensor]:
+        """What to watch, each (K,): support loss, query loss before and after, inner gradient norm, query accuracy."""
+        prompt = self.prompt().detach()
+        found: list[dict[str, Tensor]] = []
+        for part, other in self._chunks(support, query):
+            stack = prompt.expand(part.shape[0], -1, -1).clone().requires_grad_()
+            with torch.enable_grad():
+                before = self.prompted.losses(stack, part).mean(1)
+                (gradient,) = torch.autograd.grad(before.sum(), stack)
+            fast = self._adapted(stack.detach(), part).detach()
+            assert other.labels is not None
+            with torch.no_grad():
+                after = self.prompted(fast, other)
+                found.append(
+                    {
+                        "support_loss": before.detach(),
+                        "query_loss_before": self.prompted.losses(prompt, other).mean(1),
+                        "query_loss_after": -after.gather(-1, other.labels[..., None])[..., 0].mean(1),
+                        "inner_gradient_norm": gradient.flatten(1).norm(dim=1),
+                        "accuracy": (after.argmax(-1) == other.labels).float().mean(1),
+                    }
+                )
+        return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+    def fit(self, steps: Iterable[Pair], held_out: Iterable[Pair], **options: Any) -> Fitted:
+        """Train the prompt on (support, query) pairs until accuracy on held-out pairs stops growing: :func:`fit`."""
+        return fit(self, steps, held_out, **options)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the prompt as an adapter that ``PeftModel.from_pretrained(base, folder)`` loads."""
+        self.prompted.save(folder, self.prompt())
+
+    def _of_chunk(self, support: PromptBatch, query: PromptBatch) -> Tensor:
+        return self.prompted.losses(self.adapted(support), query).mean(1)
+
+    def _chunks(self, support: PromptBatch, query: PromptBatch) -> list[Pair]:
+        _check_tasks("support", support)
+        _check_tasks("query", query)
+        tasks = support.shape[0]
+        if query.shape[0] != tasks:
+            raise InputError(f"support has {tasks} tasks and query {query.shape[0]}; give the same tasks")
+        if self.chunk is None or self.chunk >= tasks:
+            return [(support, query)]
+        rows = torch.arange(tasks, device=support.answer.device).split(self.chunk)
+        return [(support.take(part), query.take(part)) for part in rows]
+
+
+def _check_tasks(what: str, batch: PromptBatch) -> None:
+    if len(batch.shape) != 2 or batch.labels is None:
+        given = "no labels" if batch.labels is None else f"rows of shape {batch.shape}"
+        raise InputError(f"{what} has {given}; give labelled rows (K, m): m rows of each of K tasks")

@@ -1,0 +1,170 @@
+"""Prompt-MAML: the stack of prompts against one task after another, differences, training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from metapretrain.errors import InputError
+from metapretrain.prompts import PromptBatch, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
+from tests.prompts.tiny import WORDS, model_of, tokenizer_of
+
+TASKS, ROWS = 3, 2
+SOME = ["the film was great", "bad plot", "a film", "It was maybe good", "great", "the plot was bad, bad", "x"]
+MODELS = ["gpt2", "llama", "t5", "bert"]
+
+
+def learner(name: str, **options: Any) -> PromptMAML:
+    prompt = SoftPrompt.random(4, 16, seed=1).double()
+    verbalizer = Verbalizer(WORDS, tokenizer_of(name))
+    return PromptMAML(model_of(name), prompt, PromptTemplate(), verbalizer, **{"inner_lr": 0.5, **options})
+
+
+def parts(maml: PromptMAML, seed: int = 0) -> tuple[PromptBatch, PromptBatch]:
+    generator = torch.Generator().manual_seed(seed)
+    data = maml.encode(SOME, labels=[4, 1, 2, 3, 4, 1, 0])
+    rows = torch.stack([torch.randperm(len(SOME), generator=generator)[: 2 * ROWS] for _ in range(TASKS)])
+    return data.take(rows[:, :ROWS]), data.take(rows[:, ROWS:])
+
+
+def loop(maml: PromptMAML, support: PromptBatch, query: PromptBatch, steps: int, order: int) -> tuple[Tensor, Tensor]:
+    """Algorithm 1, one task and one row at a time: losses (K,) and the gradient of their sum."""
+
+    def mean_loss(prompt: Tensor, batch: PromptBatch, task: int) -> Tensor:
+        rows = [batch.take(torch.tensor([task])).flat().take(torch.tensor([row])) for row in range(batch.shape[1])]
+        return torch.stack([maml.prompted.losses(prompt, row.trimmed(multiple=1)) for row in rows]).mean()
+
+    initial = maml.prompt.weight.detach().clone().requires_grad_()
+    losses = []
+    for task in range(support.shape[0]):
+        prompt = initial
+        for _ in range(steps):
+            (gradient,) = torch.autograd.grad(mean_loss(prompt, support, task), prompt, create_graph=order == 2)
+            prompt = prompt - maml.inner_lr * gradient
+        losses.append(mean_loss(prompt, query, task))
+    return torch.stack(losses).detach(), torch.autograd.grad(torch.stack(losses).sum(), initial)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("steps", "order"), [(1, 2), (2, 2), (1, 1), (0, 2)])
+def test_equals_one_task_after_another(name: str, steps: int, order: int) -> None:
+    maml = learner(name, inner_steps=steps, order=order)
+    support, query = parts(maml)
+    losses = maml.losses(support, query)
+    maml.loss(support, query).backward()
+    gradient = maml.prompt.weight.grad
+    with sdpa_kernel(SDPBackend.MATH):
+        expected_losses, expected = loop(maml, support, query, steps, order)
+    torch.testing.assert_close(losses.detach(), expected_losses, rtol=0, atol=1e-8)
+    torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_second_order_is_the_derivative_of_the_loss() -> None:
+    maml = learner("gpt2")
+    pair = parts(maml)
+    maml.backward(*pair)
+    assert maml.prompt.weight.grad is not None
+    direction = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    start, step, values = maml.prompt.weight.detach().clone(), 1e-5, []
+    for sign in (1, -1):
+        with torch.no_grad():
+            maml.prompt.weight.copy_(start + sign * step * direction)
+        values.append(float(maml.loss(*pair).detach()))
+    slope = (values[0] - values[1]) / (2 * step)
+    assert slope == pytest.approx(float((maml.prompt.weight.grad * direction).sum()), rel=1e-6)
+    first = learner("gpt2", order=1)
+    first.backward(*pair)
+    assert first.prompt.weight.grad is not None
+    assert not torch.allclose(first.prompt.weight.grad, maml.prompt.weight.grad, rtol=1e-3)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 10])
+def test_chunks_and_the_reduction_change_only_what_they_say(chunk: int, reduction: str) -> None:
+    whole, chunked = learner("bert"), learner("bert", chunk=chunk, reduction=reduction, checkpoint=True)
+    pair = parts(whole)
+    losses = whole.backward(*pair)
+    torch.testing.assert_close(chunked.losses(*pair).detach(), losses, rtol=0, atol=1e-10)
+    torch.testing.assert_close(chunked.backward(*pair), losses, rtol=0, atol=1e-10)
+    assert whole.prompt.weight.grad is not None and chunked.prompt.weight.grad is not None
+    scale = 1 if reduction == "sum" else TASKS
+    torch.testing.assert_close(chunked.prompt.weight.grad * scale, whole.prompt.weight.grad, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(whole.loss(*pair), chunked.loss(*pair) * scale)
+
+
+def test_a_learned_inner_rate_gets_a_gradient() -> None:
+    maml = learner("gpt2", inner_lr=torch.full((4, 1), 0.5, dtype=torch.float64, requires_grad=True))
+    pair = parts(maml)
+    torch.testing.assert_close(maml.losses(*pair), learner("gpt2").losses(*pair), rtol=0, atol=1e-12)
+    maml.backward(*pair)
+    assert isinstance(maml.inner_lr, Tensor) and maml.inner_lr.grad is not None
+    assert bool(maml.inner_lr.grad.abs().gt(0).all())
+
+
+def test_curves_are_those_of_the_losses() -> None:
+    maml = learner("t5")
+    support, query = parts(maml)
+    curves = maml.curves(support, query)
+    assert maml.prompt.weight.grad is None
+    torch.testing.assert_close(curves["query_loss_after"], maml.losses(support, query).detach())
+    torch.testing.assert_close(curves["support_loss"], maml.prompted.losses(maml.prompt(), support).mean(1).detach())
+    moved = (maml.adapted(support) - maml.prompt()).flatten(1).norm(dim=1) / 0.5
+    torch.testing.assert_close(curves["inner_gradient_norm"], moved.detach())
+    hits = maml.prompted(maml.adapted(support), query).argmax(-1) == query.labels
+    assert curves["accuracy"].tolist() == hits.float().mean(1).tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "bert"])
+def test_fit_learns_keeps_the_best_and_leaves_the_model_alone(name: str) -> None:
+    maml = learner(name, inner_lr=0.1)
+    before = {key: value.clone() for key, value in maml.prompted.model.state_dict().items()}
+    pair, seen = parts(maml), []
+
+    def keep(step: int, curves: dict[str, Tensor]) -> None:
+        seen.append((step, float(curves["accuracy"].mean()), maml.prompt.weight.detach().clone()))
+
+    fitted = maml.fit([pair] * 60, [pair], lr=0.1, every=5, patience=3, log=keep)
+    assert all(torch.equal(before[key], value) for key, value in maml.prompted.model.state_dict().items())
+    assert all(p.grad is None for p in maml.prompted.model.parameters())
+    best = max(seen, key=lambda one: one[1])
+    assert (fitted.best_step, fitted.best_accuracy) == best[:2]
+    assert torch.equal(maml.prompt.weight, best[2])
+    assert fitted.history[-1]["query_loss_after"] < fitted.history[0]["query_loss_after"]
+    assert fitted.steps == min(60, fitted.best_step + 15) or fitted.best_accuracy == 1
+
+
+def test_fit_stops_after_validations_without_progress() -> None:
+    maml = learner("gpt2")
+    pair = parts(maml)
+    fitted = maml.fit(iter([pair] * 100), [pair], lr=1e-12, every=2, patience=3)
+    assert (fitted.steps, fitted.best_step) == (6, 0)
+
+
+def test_errors_are_clear() -> None:
+    maml = learner("gpt2")
+    support, query = parts(maml)
+    unlabelled = maml.encode(SOME).take(torch.arange(4).reshape(2, 2))
+    cases: list[tuple[Any, str]] = [
+        (lambda: maml.losses(support.flat(), query), "support has rows of shape"),
+        (lambda: maml.losses(support, unlabelled), "query has no labels"),
+        (lambda: maml.losses(support, query.take(torch.arange(2))), "3 tasks and query 2"),
+        (lambda: learner("gpt2", chunk=0), "chunk must be an integer"),
+        (lambda: learner("gpt2", reduction="max"), "unknown reduction"),
+        (lambda: learner("gpt2", order=3).losses(support, query), "order"),
+        (lambda: learner("gpt2", inner_lr=-1.0).losses(support, query), "lr"),
+        (lambda: maml.fit([], [(support, query)]), "no steps"),
+        (lambda: maml.fit([(support, query)], []), "held-out"),
+        (
+            lambda: PromptMAML(
+                maml.prompted.model, SoftPrompt.random(4, 8), PromptTemplate(), maml.prompted.verbalizer
+            ),
+            "8 features, but the model's embeddings have 16",
+        ),
+    ]
+    for call, message in cases:
+        with pytest.raises(InputError, match=message):
+            call()

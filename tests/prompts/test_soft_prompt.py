@@ -1,0 +1,68 @@
+"""Initial values of soft prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from metapretrain.errors import InputError
+from metapretrain.prompts import SoftPrompt
+from tests.prompts.tiny import model_of, tokenizer_of
+
+
+def test_random_is_uniform_and_a_function_of_the_seed() -> None:
+    weight = SoftPrompt.random(200, 50, spread=0.5).weight.detach()
+    assert weight.shape == (200, 50) and weight.abs().max() < 0.5
+    assert abs(float(weight.mean())) < 0.01
+    assert float(weight.std()) == pytest.approx(0.5 / 3**0.5, rel=0.02)
+    assert torch.equal(weight, SoftPrompt.random(200, 50).weight)
+    assert not torch.equal(weight, SoftPrompt.random(200, 50, seed=1).weight)
+
+
+def test_vocabulary_rows_are_different_tokens() -> None:
+    model = model_of("t5")
+    table = model.get_input_embeddings().weight
+    rows = SoftPrompt.from_vocabulary(model, 20, seed=3).weight
+    ids = (rows[:, None] == table).all(-1).nonzero()[:, 1]
+    assert len(set(ids.tolist())) == 20
+    few = SoftPrompt.from_vocabulary(model, 5, among=[7, 8]).weight
+    assert {int((row == table).all(-1).nonzero()) for row in few} == {7, 8}
+
+
+def test_text_is_repeated_or_cut() -> None:
+    model, tokenizer = model_of("bert"), tokenizer_of("bert")
+    table, ids = model.get_input_embeddings().weight, tokenizer("the film", add_special_tokens=False)["input_ids"]
+    for length in (1, len(ids), 2 * len(ids) + 1):
+        expected = table[torch.tensor((ids * 3)[:length])]
+        assert torch.equal(SoftPrompt.from_text(model, tokenizer, "the film", length).weight, expected)
+    assert SoftPrompt.from_text(model, tokenizer, "the film").length == len(ids)
+
+
+def test_a_prompt_owns_its_values() -> None:
+    given = torch.zeros(2, 3)
+    prompt = SoftPrompt(given)
+    given += 1
+    assert float(prompt().detach().sum()) == 0 and prompt().requires_grad
+    model = model_of("gpt2")
+    before = model.get_input_embeddings().weight.detach().clone()
+    SoftPrompt.from_vocabulary(model, 4).weight.data.zero_()
+    assert torch.equal(model.get_input_embeddings().weight, before)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: SoftPrompt(torch.zeros(3)), r"not torch.float32 \(3,\)"),
+        (lambda: SoftPrompt(torch.zeros(3, 2, dtype=torch.int64)), "floating point"),
+        (lambda: SoftPrompt([[0.0]]), "not list"),  # type: ignore[arg-type]
+        (lambda: SoftPrompt.random(0, 3), "length of a soft prompt"),
+        (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=[100_000]), "token ids in 0"),
+        (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=[]), "at least one"),
+        (lambda: SoftPrompt.from_text(model_of("bert"), tokenizer_of("bert"), ""), "has no tokens"),
+    ],
+)
+def test_errors_are_clear(call: Callable[[], SoftPrompt], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
