@@ -55,9 +55,10 @@ def collect(root: Path | str) -> Collection:
     candidates: list[tuple[str, Result]] = []
     incomplete: list[str] = []
     problems: list[str] = []
-    for folder in sorted(
-        {path.parent for name in ("result.json", "config.json") for path in root.rglob(name)}
-    ):
+    folders = {path.parent for name in ("result.json", "config.json") for path in root.rglob(name)}
+    for folder in sorted(folders):
+        if not folders.isdisjoint(folder.parents):  # a saved encoder's folder inside a run has a config.json too
+            continue
         name = folder.relative_to(root).as_posix()
         if not (folder / "result.json").is_file():
             incomplete.append(f"{name} (no result.json)")
@@ -184,9 +185,10 @@ def _fault(result: Result) -> str | None:
     if result.get("kind") == "tuning":
         return "a tuning run: it has no test figures"
     layout = layout_of(str(result.get("benchmark") or ""))
-    main = layout.column(layout.main).metric
-    if result.get("kind") != "pretraining" and result.get("metrics", {}).get(main) is None:
-        return f"metrics.{main} is missing"
+    main = layout.column(layout.main)
+    enough = {main.metric, *(layout.column(part).metric for part in main.parts)}  # a row may have some tasks only
+    if result.get("kind") != "pretraining" and all(result["metrics"].get(metric) is None for metric in enough):
+        return f"metrics.{main.metric} is missing"
     return None
 
 

@@ -110,6 +110,8 @@ def make_difference(
 ) -> Difference | None:
     """Return the differences of two methods on the seeds that both have, or None where there is none.
 
+    None also where one of them has only some of the parts of the layout's main column.
+
     Raises:
         InputError: a result has no figure in the layout's main column.
     """
@@ -122,9 +124,12 @@ def make_difference(
         a, b = ([runs[seed]["metrics"].get(metric) for seed in seeds] for runs in (mine, theirs))
         return None if None in a + b else paired_interval(a, b)
 
-    over_seeds = gap(layout.column(layout.main).metric)
+    main = layout.column(layout.main)
+    over_seeds = gap(main.metric)
+    if over_seeds is None and main.parts:  # a row of some of the tasks only
+        return None
     if over_seeds is None:
-        raise InputError(f"{method} or {baseline} has no {layout.column(layout.main).metric} for some seed")
+        raise InputError(f"{method} or {baseline} has no {main.metric} for some seed")
     columns = {name: gap(layout.column(name).metric) for name in layout.compared}
     packed = [[runs[seed].get("correct", {}) for seed in seeds] for runs in (mine, theirs)]
     images = {(part.get("images"), part.get("n")) for side in packed for part in side}

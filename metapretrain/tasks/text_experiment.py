@@ -95,7 +95,7 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
             steps = {"pretrain_updates": before["updates"], "finetune_updates": fitted.updates}
             passes = before["encoder_passes"] + (0 if method.frozen else fitted.updates * self._passes(method.joined))
             budget = {"encoder_passes": passes, "updates": sum(steps.values()), **steps}
-            extra = {"pretrain_wall_s": before["wall_s"], **self._speed(fitted, method.frozen)}
+            extra = {"pretrain_wall_s": before["wall_s"], **self._about(fitted, method.frozen)}
             return self._score(run, name, seed, encoder, heads, method.joined, budget, extra)
 
     def pretraining(self, name: str, seed: int) -> tuple[TextEncoder, dict[str, Any]]:
@@ -109,7 +109,7 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
                 if maps:
                     self._draw(run, maps, self._maps(encoder, plan), fitted.updates)
                 budget = {"encoder_passes": fitted.updates * self._passes(plan.joined), "updates": fitted.updates}
-                extra = {"kind": "pretraining", **self._speed(fitted)}
+                extra = {"kind": "pretraining", **self._about(fitted)}
                 done = self._score(run, folder, seed, encoder, nn.ModuleDict(), plan.joined, budget, extra)
         # Read even where it was just written, so that a run that goes on later starts from the very same encoder.
         return load_text_encoder(self.path(folder, seed) / ENCODER), {**done["budget"], "wall_s": done["wall_s"]}
@@ -118,10 +118,12 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
         """Sequences that an update encodes: one a row, or two where pairs are encoded separately."""
         return self.recipe.batch_size * sum(1 if joined or not task.train.pairs else 2 for task in self.data.tasks)
 
-    def _speed(self, fitted: Fitted, frozen: bool = False) -> dict[str, float]:
-        if frozen or not fitted.updates:  # nothing was encoded in training
-            return {}
-        return {"tokens_per_s": round(fitted.tokens_per_s, 1), "padding_share": round(fitted.padding_share, 4)}
+    def _about(self, fitted: Fitted, frozen: bool = False) -> dict[str, Any]:
+        """What a result says besides: its encoder, tokens a second and share of padding where training encoded any."""
+        found: dict[str, Any] = {"encoder": self.recipe.encoder}
+        if not frozen and fitted.updates:
+            found |= {"tokens_per_s": round(fitted.tokens_per_s, 1), "padding_share": round(fitted.padding_share, 4)}
+        return found
 
     def _score(
         self, run: RunFolder, name: str, seed: int, encoder: TextEncoder, heads: nn.ModuleDict, joined: bool,

@@ -17,7 +17,7 @@ from metapretrain.training.settings import TrainSettings
 
 log = logging.getLogger(__name__)
 WARMUP_UPDATES = 3  # eager updates before a graph is recorded: lazy buffers and autotuning have to settle
-MAX_GRAPHS = 8  # more shapes than this do not pay; they run eagerly
+MAX_GRAPHS = 16  # more shapes than this do not pay; they run eagerly
 
 
 def build_optimizer(
@@ -79,6 +79,7 @@ class Engine:
         self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
         self.use_graph = self._graph_possible()
         self.graphs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self.pool: Any = None  # one for all graphs: they run one after the other and leave nothing that the next reads
         self.seen: dict[Any, int] = {}
         self.set_rate(settings.lr)
 
@@ -138,7 +139,8 @@ class Engine:
         if self.seen[key] > WARMUP_UPDATES and len(self.graphs) < MAX_GRAPHS:
             self.optimizer.zero_grad(set_to_none=True)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self.pool):
                 self._update([batch])
             self.graphs[key] = (graph, static)
             graph.replay()

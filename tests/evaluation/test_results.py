@@ -181,3 +181,11 @@ def test_a_fingerprint_that_is_none_is_left_out(tmp_path: Path) -> None:
     packed = {**pack(np.array([True, True, False, False]), "f"), "images": ["f"]}
     found = hostile(tmp_path, json.dumps(GOOD | {"correct": packed}))
     assert len(found.results) == 1 and "correct" not in found.results[0] and len(found.problems) == 1
+
+
+def test_a_saved_encoder_inside_a_run_is_no_run(tmp_path: Path, make_run: MakeRun) -> None:
+    encoder = make_run("prl", 0) / "encoder"
+    encoder.mkdir()
+    (encoder / "config.json").write_text("{}")
+    found = collect(tmp_path / "runs")
+    assert (len(found.results), found.incomplete) == (1, [])
