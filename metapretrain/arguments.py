@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from metapretrain.errors import InputError, one_of
@@ -141,6 +142,20 @@ def fraction(text: str) -> float:
         0.25
     """
     return _real(text, "a number between 0 and 1, both excluded", lambda value: 0 < value < 1)
+
+
+@option_type
+def named_file(text: str) -> tuple[str, Path]:
+    """A name and a file, as ``NAME=FILE``.
+
+    Example:
+        >>> named_file("topic=questions.csv")
+        ('topic', PosixPath('questions.csv'))
+    """
+    name, equals, file = text.partition("=")
+    if not name or not equals or not file:
+        raise InputError(f"expected NAME=FILE, given {text!r}")
+    return name, Path(file)
 
 
 @option_type

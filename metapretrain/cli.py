@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from metapretrain import __version__, commands
-from metapretrain.arguments import Parser, add_int_list, nonnegative_int, positive_int
+from metapretrain.arguments import Parser, add_int_list, named_file, nonnegative_int, positive_int
 from metapretrain.options import add_device_options, common_options, main_guard
 
 REDUCERS = ("tsne", "umap")  # as in evaluation.figures
@@ -21,6 +21,7 @@ OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
   metapretrain plot runs/stl10              its figures
   metapretrain corrupt runs/stl10 --data-dir DIR   accuracy of its models on corrupted test images
   metapretrain predict RUN image.png ...    classify your own images with a run's model
+  metapretrain predict RUN --sst FILE ...   predict your own texts with a run's model
   metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of a run's encoder on your own classes
   metapretrain doctor                       versions, devices and what is missing
 
@@ -59,11 +60,8 @@ def build_parser() -> Parser:
     corrupt.add_argument("runs", type=Path, metavar="RUNS", help="a finished run's folder or one with runs below it")
     corrupt.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add_device_options(corrupt, precision=False)
-    predict = subcommand("predict", commands.predict, "classify image files with a run's model",
-                         "metapretrain predict runs/stl10/stl10-strong/prl-query-s0 cat.png")  # fmt: skip
-    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
-    predict.add_argument("files", type=Path, nargs="+", metavar="FILE", help="image files")
-    add_device_options(predict, precision=False)
+    _predict(subcommand("predict", commands.predict, "classify images or texts with a run's model",
+                        "metapretrain predict runs/stl10/stl10-strong/prl-query-s0 cat.png"))  # fmt: skip
     _few_shot(subcommand("few-shot", commands.few_shot, "k-shot accuracy of a run's encoder on your images",
                          "metapretrain few-shot RUN --image-folder photos --ways 5 --shots 1 5"))  # fmt: skip
     subcommand("doctor", commands.doctor, "versions, devices and what is missing", "metapretrain doctor")
@@ -83,6 +81,18 @@ def _report(parser: Parser) -> None:
                         help="what is shown; all three are written (default: markdown)")  # fmt: skip
     parser.add_argument("--bundle", type=Path, metavar="FILE",
                         help="keep all results in one small file: enough for this report")  # fmt: skip
+
+
+def _predict(parser: Parser) -> None:
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    add("files", type=Path, nargs="*", metavar="FILE", help="image files")
+    for task in ("sst", "para", "sts"):
+        add(f"--{task}", type=Path, metavar="FILE",
+            help=f"texts of task {task}: a table with id and sentence, or sentence1 and sentence2")  # fmt: skip
+    add("--texts", type=named_file, action="append", default=[], metavar="TASK=FILE", help="texts of another task")
+    add("--out", type=Path, metavar="DIR", help="where predictions of texts are written (default: RUN/predictions)")
+    add_device_options(parser, precision=False)
 
 
 def _few_shot(parser: Parser) -> None:

@@ -107,7 +107,17 @@ def corrupt(options: Namespace) -> int:
 
 
 def predict(options: Namespace) -> int:
-    """Classify image files with a run's model: a line ``file TAB class`` each."""
+    """Classify image files with a run's model, a line ``file TAB class`` each; or tables of texts, a file each."""
+    tables = {name: getattr(options, name) for name in ("sst", "para", "sts")}
+    tables = {name: file for name, file in tables.items() if file is not None} | dict(options.texts)
+    if bool(tables) == bool(options.files):
+        raise InputError("give image files, or texts such as --sst FILE or --texts TASK=FILE")
+    if tables:
+        from metapretrain.tasks.text_saved import predict_files
+
+        for path in predict_files(options.run, tables, options.out, check_device(options.device)):
+            print(path)
+        return 0
     from metapretrain import load
     from metapretrain.data.image_folder import read_images
 

@@ -120,13 +120,40 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     return saved.to(check_device(str(device))).eval().requires_grad_(False)
 
 
+def predict_files(
+    run: str | Path, tables: Mapping[str, Path], out: str | Path | None = None, device: str | torch.device = "cpu"
+) -> list[Path]:
+    """Predict the rows of files with the model of a finished run; write `TASK.csv` for each and return the paths.
+
+    Args:
+        run: the folder of the run.
+        tables: by the task's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
+        out: where the predictions go; None: `predictions` in the run's folder.
+
+    Raises:
+        InputError: see :func:`load_text_model` and :func:`metapretrain.data.text_files.read_texts`; a task that the run
+            has not.
+    """
+    from metapretrain.data.text_files import read_texts
+
+    model = load_text_model(run, device)
+    read = {}
+    for task, file in tables.items():
+        kind = model.outputs[one_of("task of the run", task, model.outputs)].kind
+        text, pair = ("sentence1", "sentence2") if kind.startswith("pair") else ("sentence", None)
+        read[task] = read_texts(file, id="id", text=text, pair=pair, kind=kind)
+    folder = Path(run) / "predictions" if out is None else Path(out)
+    return [write_table(folder / f"{task}.csv", rows, model.predict(task, rows)) for task, rows in read.items()]
+
+
 def write_table(path: Path, rows: TextSet, predicted: Tensor) -> Path:
     """Write id and prediction of each row, and its label where it has one; classes are whole numbers, scores floats."""
-    labelled = rows.labels is not None
+    columns: dict[str, list[Any]] = {"id": rows.ids, "prediction": predicted.tolist()}
+    if rows.labels is not None:
+        columns["label"] = rows.labels.tolist()
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["id", "prediction", *["label"] * labelled])
-    columns = [rows.ids, predicted.tolist(), *([rows.labels.tolist()] if rows.labels is not None else [])]
-    table.writerows(zip(*columns, strict=True))
+    table.writerow(columns)
+    table.writerows(zip(*columns.values(), strict=True))
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_file(path, text.getvalue())
