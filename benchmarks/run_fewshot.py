@@ -25,6 +25,7 @@ from metapretrain.models.backbones import BACKBONES
 from metapretrain.options import Parser, common_options, main_guard, positive_int
 from metapretrain.tasks.fewshot import Learning
 from metapretrain.tasks.fewshot_runs import FewShot, Pretrained
+from metapretrain.tasks.holders import HOLDERS, held_by
 from metapretrain.tasks.recipes import override
 from metapretrain.tasks.table import machine_of, run_table
 
@@ -68,13 +69,14 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--settings", type=settings_of, default=list(SETTINGS), metavar="5w1s,...|all", help="ways and shots (all)")
     add("--queries", type=positive_int, default=15, help="query images a class in validation and test (default: 15)")
     add("--backbone", choices=BACKBONES, default="conv4", help="conv4 (default), or learn2learn's l2l-*")
+    add("--holder", choices=HOLDERS, default="labels", help="what holds the classes; learn2learn: its MetaDataset")
     add("--encoder", type=Path, metavar="RUN", help="score the encoder of a finished run; alone unless --methods")
     add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
     add("--validation-episodes", type=positive_int, default=200, help="default: 200")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
         help="change the methods: updates=1000 lr=0.002")  # fmt: skip
     add("--tag", default="", metavar="NAME", help="added to the folder's name, to keep its runs apart")
-    add("--cuda-graph", action="store_true", help="record an update and replay it (one GPU)")
+    add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--no-figures", action="store_true", help="draw no curves")
     add("--job", action="store_true", help="one of several side by side: print no table")
     options = parser.parse_args(argv)
@@ -95,8 +97,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows of each setting and print its table."""
     options = options_of(argv)
-    machine = replace(machine_of(options), cuda_graph=options.cuda_graph)
-    data = load_few_shot(options.dataset, options.data_dir, options.image_size)
+    machine = replace(machine_of(options), cuda_graph=False if options.no_cuda_graph else None)
+    data = held_by(options.holder, load_few_shot(options.dataset, options.data_dir, options.image_size))
     if options.smoke:
         data = data.first(25)
     suffix = "".join(f"-{part}" for part in (options.tag, "smoke" * options.smoke) if part)

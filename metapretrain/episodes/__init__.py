@@ -6,7 +6,8 @@ Planning an episode (which classes, which rows) is separate from reading its dat
 
 from metapretrain.episodes.batches import ShuffledBatches
 from metapretrain.episodes.dataset import Batch, Episode, EpisodeDataset, EpisodeLoader, identity
-from metapretrain.episodes.interop import from_taskset, to_taskset
+from metapretrain.episodes.groups import group_agreement, group_tasks, tidy_groups
+from metapretrain.episodes.interop import from_taskset, to_metadataset, to_taskset
 from metapretrain.episodes.plan import EpisodePlan
 from metapretrain.episodes.sampler import EpisodeSampler
 from metapretrain.episodes.spec import EpisodeSpec
@@ -25,7 +26,11 @@ __all__ = [
     "ShuffledBatches",
     "TaskStream",
     "from_taskset",
+    "group_agreement",
+    "group_tasks",
     "identity",
     "split_support_query",
+    "tidy_groups",
+    "to_metadataset",
     "to_taskset",
 ]

@@ -18,6 +18,17 @@ from metapretrain.errors import InputError
 from metapretrain.extras import import_learn2learn
 
 
+def to_metadataset(x: torch.Tensor, labels: torch.Tensor) -> Any:
+    """learn2learn's `MetaDataset` over rows x (N, ...) and their labels (N,): it holds which class has which rows.
+
+    :class:`EpisodeSampler` takes it in place of labels, and then gives the very same episodes.
+
+    Raises:
+        InputError: learn2learn is not installed.
+    """
+    return import_learn2learn().data.MetaDataset(torch.utils.data.TensorDataset(x, labels))
+
+
 def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
     """A learn2learn `Taskset` whose task i is the sampler's episode i (of its rank).
 

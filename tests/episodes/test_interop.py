@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec, from_taskset, to_taskset
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec, from_taskset, to_metadataset, to_taskset
 from metapretrain.errors import InputError
 
 LABELS = torch.arange(6).repeat_interleave(8) + 10
@@ -68,6 +68,13 @@ def test_labels_are_read_from_a_meta_dataset(l2l: Any) -> None:
     read = EpisodeSampler(l2l.data.MetaDataset(DATA), EpisodeSpec(3, 2, 4), 6, seed=0)
     assert list(read) == list(sampler())
     assert read.plan(0).classes == sampler().plan(0).classes
+
+
+def test_rows_and_labels_become_a_meta_dataset(l2l: Any) -> None:
+    held = to_metadataset(DATA.tensors[0], LABELS)
+    assert isinstance(held, l2l.data.MetaDataset)
+    assert held.labels_to_indices[12] == list(range(16, 24))
+    assert list(EpisodeSampler(held, EpisodeSpec(3, 2, 4), 6, seed=0)) == list(sampler())
 
 
 def test_episodes_out_of_a_taskset(l2l: Any) -> None:
