@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ShuffledBatches,
         TaskStream,
         from_taskset,
+        group_tasks,
         split_support_query,
         to_taskset,
     )
@@ -98,6 +99,7 @@ _HOME = {
     "evaluate_episodes": "evaluation.episodes",
     "from_taskset": "episodes",
     "functional": "maml",
+    "group_tasks": "episodes",
     "load": "models.saved",
     "meta_backward": "maml",
     "meta_loss": "maml",
@@ -149,6 +151,7 @@ __all__ = [
     "evaluate_episodes",
     "from_taskset",
     "functional",
+    "group_tasks",
     "load",
     "meta_backward",
     "meta_loss",
