@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -100,7 +102,7 @@ def test_bad_templates(text: str, message: str) -> None:
 
 def test_errors_are_clear() -> None:
     gpt2, bert = tokenizer_of("gpt2"), tokenizer_of("bert")
-    cases = [
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: TAIL.encode(gpt2, "masked", ["a"]), "needs a mask token"),
         (lambda: TAIL.encode(bert, "encoder-decoder", ["a"]), "needs the sentinel token <extra_id_0>"),
         (lambda: TAIL.encode(bert, "mask", ["a"]), "did you mean 'masked'"),
