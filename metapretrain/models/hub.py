@@ -47,12 +47,16 @@ def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any,
             config = AutoConfig.from_pretrained(source)
             _set_dropout(config, name, dropout)
             model, info = AutoModel.from_pretrained(source, config=config, output_loading_info=True)
-            tokenizer = AutoTokenizer.from_pretrained(source)
         except InputError:
             raise
-        except Exception as error:  # transformers, tokenizers and safetensors raise many kinds
+        except Exception as error:  # transformers and safetensors raise many kinds
             raise _not_loaded(source, name, error) from error
-    missing = [key for key in info["missing_keys"] if not key.startswith("pooler.")]
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        except Exception as error:  # transformers and tokenizers raise many kinds
+            raise InputError(f"{name} has no tokenizer that transformers loads: {_first_sentence(error)}") from error
+    prefix = f"{model.base_model_prefix}."
+    missing = [key for key in info["missing_keys"] if not key.removeprefix(prefix).startswith("pooler.")]
     wrong = [*missing, *(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"])]
     if wrong:
         raise InputError(f"{name} lacks weights of its own model, such as {sorted(wrong)[0]}; save it again")
@@ -79,10 +83,14 @@ def _refuse_typing_error(name: str) -> None:
 
 
 def _not_loaded(source: str, name: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()).split(". ")[0][:200]
+    reason = _first_sentence(error)
     if Path(source).is_dir():
         return InputError(f"{name} holds no text encoder that transformers loads: {reason}")
     return InputError(f"unknown text encoder {name!r}: {reason}; {_ALLOWED}")
+
+
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).split(". ")[0][:200]
 
 
 @contextmanager

@@ -126,7 +126,12 @@ class TextEncoder(nn.Module):
 
 
 def build_text_encoder(
-    name: str, *, pooling: str = "auto", seed: int = 0, dropout: float | None = None, max_length: int | None = None
+    name: str | Path,
+    *,
+    pooling: str = "auto",
+    seed: int = 0,
+    dropout: float | None = None,
+    max_length: int | None = None,
 ) -> TextEncoder:
     """Build a text encoder by name.
 
@@ -146,6 +151,7 @@ def build_text_encoder(
         >>> build_text_encoder("tiny", pooling="cls").encode(["one text", "another"]).shape
         torch.Size([2, 32])
     """
+    name = str(name)
     one_of("pooling", pooling, ("auto", *POOLINGS))
     if dropout is not None and not 0 <= dropout < 1:
         raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
@@ -192,7 +198,7 @@ def load_text_encoder(folder: str | Path) -> TextEncoder:
     """
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {folder}; give one that save_text_encoder wrote")
-    return build_text_encoder(str(Path(folder).absolute()))
+    return build_text_encoder(Path(folder).absolute())
 
 
 def _source(name: str) -> str:

@@ -68,7 +68,7 @@ def test_the_model_s_own_pooler_is_kept_but_not_trained(tmp_path: Path) -> None:
 
 def test_loading_changes_pooling_and_dropout_where_asked(tmp_path: Path) -> None:
     save_text_encoder(small_encoder("distilbert", "cls"), tmp_path)
-    assert build_text_encoder(str(tmp_path)).pooling == "cls"
+    assert build_text_encoder(tmp_path).pooling == "cls"
     encoder = build_text_encoder(str(tmp_path), pooling="mean", dropout=0.25, max_length=9)
     assert (encoder.pooling, encoder.max_length) == ("mean", 9)
     assert {m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)} == {0.25}

@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor
 
 from metapretrain.errors import InputError
+from metapretrain.models.attention_masks import mask_form
 from metapretrain.models.text_encoders import POOLINGS, TextEncoder, build_text_encoder
 from tests.models.text_models import KINDS, byte_tokenizer, small_encoder
 
@@ -82,6 +83,16 @@ def test_the_forward_pass_never_asks_for_a_value(kind: str, attention: str, monk
             with pytest.raises(AssertionError, match="waits"):
                 encoder(tokens)
     assert z.isfinite().all()
+
+
+def test_models_that_ready_made_masks_would_break_keep_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 2000, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    windowed = transformers.ModernBertConfig(intermediate_size=64, pad_token_id=0, **sizes)
+    assert mask_form(transformers.ModernBertModel(windowed)) == 2  # a mask of all tokens would undo the windows
+    assert "padding changes" not in caplog.text
+    mixed = transformers.ConvBertConfig(intermediate_size=64, **sizes)
+    assert mask_form(transformers.ConvBertModel(mixed)) == 2
+    assert "padding changes the states of ConvBertModel" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
