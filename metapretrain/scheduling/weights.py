@@ -38,6 +38,7 @@ class Weights:
                 kind = "a tensor that is no leaf" if isinstance(wrong[0], Tensor) else f"a {type(wrong[0]).__name__}"
                 raise InputError(f"params holds {kind}; give a module or its parameters")
         self._given = params
+        self._current: list[Tensor] | None = None
         self._buffers: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
         self._copies: dict[int, tuple[Tensor, int]] = {}
         if not self.tensors:
@@ -46,6 +47,8 @@ class Weights:
     @property
     def tensors(self) -> list[Tensor]:
         """Each tensor that moves, once."""
+        if self._current is not None:
+            return self._current
         given = self._given.parameters() if isinstance(self._given, nn.Module) else self._given
         return list({id(p): p for p in given if p.requires_grad}.values())
 
@@ -60,10 +63,12 @@ class Weights:
         modes = [part.training for part in parts]
         with _generators(self.devices), self._own_buffers(parts), torch.enable_grad():
             try:
+                self._current = self.tensors
                 for part in parts:
                     part.training = part.training and isinstance(part, _NormBase)
                 yield
             finally:
+                self._current = None
                 for part, mode in zip(parts, modes, strict=True):
                     part.training = mode
 

@@ -82,7 +82,7 @@ def test_utilities_find_the_helpful_source(how: str) -> None:
     assert regret < 0.05 * uniform_regret
     # Near the goal the target's gradient is noise, and Taylor alone may take a large harmful step for a large gain.
     assert chosen.count("harmful") <= (4 if how == "exact" else 20)
-    assert loss < uniform_loss / 20
+    assert loss < uniform_loss / 10
 
 
 @pytest.mark.parametrize("how", ["exact", "taylor"])
