@@ -11,9 +11,7 @@ from metapretrain.evaluation.intervals import Interval, mean_interval
 from metapretrain.evaluation.published import Published
 from metapretrain.evaluation.results import Result
 
-FAMILIES = (
-    ("prl-query", "prl-standard"),
-)  # the vision paper: the query variant outperforms the standard one
+FAMILIES = (("prl-query", "prl-standard"),)  # the vision paper: the query variant outperforms the standard one
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,10 @@ def compare_families(
 
     gaps = np.asarray(accuracies(first)) - np.asarray(accuracies(second))  # (pairs, seeds)
     cited = None
-    if all(name in published and published[name].scores.get("test") is not None for name in names):
-        cited = [_printed(published, first + ending) - _printed(published, second + ending) for ending in endings]
+    printed = {name: row.scores.get("test") for name, row in published.items()}
+    figures = {name: value for name, value in printed.items() if value is not None}
+    if all(name in figures for name in names):
+        cited = [figures[first + ending] - figures[second + ending] for ending in endings]
     return Claim(
         first=first,
         second=second,
@@ -75,7 +75,3 @@ def compare_families(
         published=float(np.mean(cited)) if cited else None,
         published_better=sum(gap > 0 for gap in cited) if cited else None,
     )
-
-
-def _printed(published: Mapping[str, Published], method: str) -> float:
-    return float(published[method].scores["test"] or 0)

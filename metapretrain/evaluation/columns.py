@@ -51,7 +51,7 @@ class Layout:
 
     Args:
         columns: of the main table.
-        main: the column that every complete run has: rows are ranked and drawn by it.
+        main: rows are ranked and drawn by it; every complete run has it, or some of the parts that it means over.
         legend: said below the main table.
         further: columns of a second table; its legend follows.
         baselines: for each comparison the names that its baseline may have; the first one present is used.
@@ -155,11 +155,14 @@ TEXT = Layout(
             "nearest_prototype_overall", "nearest_prototype_overall", "nearest prototype: overall", False, True,
             marked=True,
         ),
-        Column("validation_overall", "validation_overall", "validation: overall", False, True),
+        Column(
+            "validation_overall", "validation_overall", "validation: overall", False, True,
+            legend="Validation: training rows held back for choices.",
+        ),
     ),
     further_legend=(
         "Nearest prototype: the class of the nearest mean training embedding, without a head; for STS the classes "
-        "are rounded scores. Validation: training rows held back for choices."
+        "are rounded scores."
     ),
     baselines=(("cross",), ("pretrain-ce",)),
     first_row=True,

@@ -75,7 +75,7 @@ TEXT_PAPER: dict[str, Published] = {
     "proto-separate": _text(0.498, 0.779, 0.735, 0.670, "poster"),
     "proto": _text(0.490, 0.825, 0.857, 0.724),
 }
-# Table 2 of the paper and of the poster: their test sets, whose labels are not public.
+# Table 2 of the paper and of the poster: the course's test sets, which come without labels.
 TEXT_TEST: dict[str, Mapping[str, float | None]] = {
     "proto-separate": _text(0.524, 0.780, 0.714, 0.672).scores,
     "proto": _text(0.513, 0.822, 0.849, 0.728).scores,

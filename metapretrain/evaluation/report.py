@@ -113,7 +113,8 @@ def _group(
     wanted = layout.baselines if baselines is None else baselines
     present = [name for names in wanted if (name := next(iter(n for n in names if n in by_method), None)) is not None]
     if not present and layout.first_row:
-        present = names[:1]
+        main = layout.column(layout.main).metric
+        present = [n for n in names if any(run["metrics"].get(main) is not None for run in by_method[n].values())][:1]
     rows = []
     for name in names:
         differences = [None if base == name else make_difference(layout, by_method, name, base) for base in present]

@@ -184,7 +184,7 @@ def _fault(result: Result) -> str | None:
                 return f"{part}.{name} is {value!r}; correlations lie in -1 to 1"
     if result.get("kind") == "tuning":
         return "a tuning run: it has no test figures"
-    layout = layout_of(str(result.get("benchmark") or ""))
+    layout = layout_of(str(result.get("benchmark") or ""), result["metrics"])
     main = layout.column(layout.main)
     enough = {main.metric, *(layout.column(part).metric for part in main.parts)}  # a row may have some tasks only
     if result.get("kind") != "pretraining" and all(result["metrics"].get(metric) is None for metric in enough):

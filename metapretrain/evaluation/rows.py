@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metapretrain.errors import InputError
 from metapretrain.evaluation.columns import Layout
 from metapretrain.evaluation.intervals import (
     Interval,
@@ -28,7 +27,7 @@ class Difference:
 
     baseline: str
     seeds: list[int]
-    over_seeds: Interval  # Student's t over seeds, of the layout's main column
+    over_seeds: Interval | None  # Student's t over seeds, of the layout's main column, where both have it
     over_images: Interval | None  # Student's t over per-image differences, each the mean over seeds
     columns: dict[str, Interval]  # over seeds, of the columns that the layout compares
 
@@ -108,13 +107,7 @@ def _test_sets(layout: Layout, scores: Mapping[str, Interval], examples: Mapping
 def make_difference(
     layout: Layout, by_method: Mapping[str, Mapping[int, Result]], method: str, baseline: str
 ) -> Difference | None:
-    """Return the differences of two methods on the seeds that both have, or None where there is none.
-
-    None also where one of them has only some of the parts of the layout's main column.
-
-    Raises:
-        InputError: a result has no figure in the layout's main column.
-    """
+    """Return the differences of two methods on the seeds that both have, or None where there is none."""
     mine, theirs = by_method[method], by_method[baseline]
     seeds = sorted(set(mine) & set(theirs))
     if not seeds:
@@ -124,12 +117,7 @@ def make_difference(
         a, b = ([runs[seed]["metrics"].get(metric) for seed in seeds] for runs in (mine, theirs))
         return None if None in a + b else paired_interval(a, b)
 
-    main = layout.column(layout.main)
-    over_seeds = gap(main.metric)
-    if over_seeds is None and main.parts:  # a row of some of the tasks only
-        return None
-    if over_seeds is None:
-        raise InputError(f"{method} or {baseline} has no {main.metric} for some seed")
+    over_seeds = gap(layout.column(layout.main).metric)
     columns = {name: gap(layout.column(name).metric) for name in layout.compared}
     packed = [[runs[seed].get("correct", {}) for seed in seeds] for runs in (mine, theirs)]
     images = {(part.get("images"), part.get("n")) for side in packed for part in side}

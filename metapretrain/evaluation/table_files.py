@@ -26,7 +26,7 @@ def _json_difference(difference: Difference | None) -> dict[str, Any] | None:
     found = {
         "baseline": difference.baseline,
         "seeds": difference.seeds,
-        "over_seeds": difference.over_seeds.to_json(),
+        "over_seeds": difference.over_seeds.to_json() if difference.over_seeds else None,
         "over_images": difference.over_images.to_json() if difference.over_images else None,
     }
     return found | ({"columns": _json_intervals(difference.columns)} if difference.columns else {})

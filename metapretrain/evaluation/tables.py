@@ -117,7 +117,8 @@ def _further(group: Group) -> list[str]:
     if columns:
         header = ["method", *(heading(group, column) for column in columns)]
         rows = [[row.method, *(figure_text(c, row.scores.get(c.name)) for c in columns)] for row in group.rows]
-        lines += ["Further figures:", "", *markdown_table(header, rows), group.layout.further_legend, ""]
+        legend = " ".join([group.layout.further_legend, *(column.legend for column in columns if column.legend)])
+        lines += ["Further figures:", "", *markdown_table(header, rows), legend, ""]
     columns = [c for c in group.layout.all_columns if any(c.name in row.test_sets for row in group.rows)]
     if group.layout.several and columns:
         header = ["method", *(heading(group, column) for column in columns)]

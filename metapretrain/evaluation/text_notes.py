@@ -46,15 +46,20 @@ def text_notes(by_method: Mapping[str, Mapping[int, Result]], published: Mapping
         pairs = sorted({run.get("counts", {}).get("para_train") for runs in by_method.values() for run in runs.values()}
                        - {None})  # fmt: skip
         ours = f"; here: {' or '.join(f'{n:,}' for n in pairs)}" if pairs else ""
-        notes.append(f"The paper: BERT-base, one run a row, 141k PARA pairs to train on{ours}.")
+        notes.append(f"The paper: BERT-base, no seeds named, 141k PARA pairs to train on{ours}.")
     for name, figures in TEXT_TEST.items():
         if name in by_method and name in published:
             source = published[name].source or "paper"
             notes.append(f"The {source}'s {name} on its test set, which no run here sees: {figures_of(figures)}.")
     tasks: dict[str, list[str]] = {}
+    partly = []
     for name, runs in by_method.items():
-        for told in {_tasks_of(run) for run in runs.values()}:
+        whole = [run for run in runs.values() if run["metrics"].get("overall") is not None]
+        partly += [name] * (len(whole) < len(runs))
+        for told in {_tasks_of(run) for run in whole}:
             tasks.setdefault(told, []).append(name)
+    if partly:
+        notes.append(f"Not on all tasks, so without an overall figure: {', '.join(partly)}.")
     if len(tasks) > 1:
         told = "; ".join(f"{', '.join(names)}: {which}" for which, names in tasks.items())
         notes.append(f"The overall figures are means over different tasks. {told}.")

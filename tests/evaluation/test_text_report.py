@@ -202,6 +202,22 @@ def test_tasks_of_ones_own_get_columns(tmp_path: Path, make_text: MakeText) -> N
     assert cells(text, "Paired differences, less cross", "proto")["PARA accuracy % †"] == "-"
 
 
+def test_a_row_with_one_task_has_no_overall_and_is_no_reference(tmp_path: Path, make_text: MakeText) -> None:
+    only = {"sst_accuracy": None, "para_accuracy": None, "para_f1": None, "overall": None, "overall_without_para": None}
+    make_text("a-cosine-untrained", 0, 0.4, 0.7, 0.81, group="mine-paper", metrics=only)
+    make_text("b", 0, 0.4, 0.7, 0.8, group="mine-paper")
+    make_text("c", 0, 0.4, 0.7, 0.9, group="mine-paper")
+    text = write(tmp_path / "runs")
+    assert group_of(tmp_path / "runs").baselines == ["b"]
+    row = cells(text, "##", "a-cosine-untrained")
+    assert (row["STS Pearson † (n = 863)"], row["overall †"]) == ("0.810", "-")
+    assert cells(text, "Paired differences, less b", "a-cosine-untrained")["STS Pearson †"] == "+0.010"
+    assert "without an overall figure: a-cosine-untrained." in text and "different tasks" not in text
+    assert "Order by overall: b < c." in text and "no common seed" not in text
+    write(tmp_path / "runs" / "text" / "mine-paper", tmp_path / "again")
+    assert "nan" not in (tmp_path / "again" / "table.csv").read_text().lower()
+
+
 def test_numbers_of_examples_that_differ_are_said(tmp_path: Path, make_text: MakeText) -> None:
     make_text("cross", 0, 0.4, 0.7, 0.8)
     make_text("proto", 0, 0.4, 0.7, 0.8, counts={**COUNTS, "sts_dev": 100})
@@ -214,7 +230,7 @@ def test_numbers_of_examples_that_differ_are_said(tmp_path: Path, make_text: Mak
     ("metrics", "match"),
     [
         ({"sts_pearson": 1.2}, "correlations lie in -1 to 1"), ({"para_f1": 70.0}, "fractions"),
-        ({"overall": None}, "metrics.overall is missing"),
+        (dict.fromkeys(("sst_accuracy", "para_accuracy", "sts_pearson", "overall")), "metrics.overall is missing"),
     ],
 )  # fmt: skip
 def test_impossible_figures_are_left_out(
