@@ -125,7 +125,10 @@ def from_dataset(
     """
     _check_kind(kind, pair)
     name = split or str(getattr(dataset, "split", None) or "dataset")
-    names = [str(column) for column in getattr(dataset, "column_names", None) or list(dataset)]
+    columns_of = getattr(dataset, "column_names", None)
+    if isinstance(columns_of, dict):
+        raise InputError(f"{name} has the splits {', '.join(map(str, columns_of))}: give one of them")
+    names = [str(column) for column in columns_of or list(dataset)]
     for column in (text, pair, label, id):
         if column is not None:
             find_column(column, names, name)

@@ -202,6 +202,8 @@ def test_a_datasets_object_gives_columns_classes_and_split() -> None:
     assert rows.require_labels().tolist() == [1, 0] and rows.counts == {"unlabelled": 1}
     with pytest.raises(InputError, match="validation: unknown column 'lable'; did you mean 'label'"):
         from_dataset(Dataset(), text="text", label="lable")
+    with pytest.raises(InputError, match="dataset has the splits train, test: give one of them"):
+        from_dataset(SimpleNamespace(column_names={"train": ["text"], "test": ["text"]}), text="text")
     with pytest.raises(InputError, match="validation: 1 of 3 rows cannot be used: row 0: label '1' is not a score"):
         from_dataset(Dataset(), text="text", pair="text", label="label", kind="pair-regression", low=-2.0, high=0.5)
 
