@@ -13,7 +13,7 @@ from metapretrain.maml.choice import Choice, choose
 from metapretrain.maml.engines import higher, learn2learn, loop, vmap
 from metapretrain.maml.inner import HiddenWeights, Inner, LossFunction, Named, differentiable_twice
 from metapretrain.maml.nests import Nest, map_tensors, rebuild
-from metapretrain.maml.problem import build, stack_results, task_of
+from metapretrain.maml.problem import Options, build, stack_results, task_of
 from metapretrain.maml.steps import at_step
 
 ONE_TASK: dict[str, Callable[[Inner, Named, Nest], Named]] = {
@@ -73,24 +73,12 @@ def adapt(
         >>> fast.tolist(), torch.autograd.grad(fast.sum(), w)[0].item()  # d(w - 0.1 (w - x))/dw = 0.9
         ([2.7..., 2.79...], 1.7...)
     """
-    inner, named, engine = build(
-        loss_fn,
-        params,
-        batch,
-        lr=lr,
-        steps=steps,
-        order=order,
-        engine=engine,
-        tasks=tasks,
-        only=only,
-        checkpoint=checkpoint,
-        allow_unused=allow_unused,
-        optimizer=optimizer,
-    )
+    options = Options(lr, steps, order, engine, tasks, only, checkpoint, allow_unused, optimizer)
+    inner, named = build(loss_fn, params, batch, options)
     if steps == 0:
         results = named if tasks is None else {n: p.expand(tasks, *p.shape) for n, p in named.items()}
     else:
-        results = _with_graph_if_needed(_adapted, inner, named, batch, tasks, engine)
+        results = _with_graph_if_needed(_adapted, inner, named, batch, tasks, options.asked)
     return rebuild(params, iter([results[name] for name in named]))
 
 
@@ -103,10 +91,11 @@ def engine_for(
         >>> engine_for(lambda w, x: (w - x) ** 2, torch.tensor(1.0), torch.tensor(0.0), lr=0.1)
         Choice(engine='loop', why='a single task')
     """
-    inner, named, engine = build(loss_fn, params, batch, lr=lr, **options)
-    if engine != "auto":
-        return Choice(engine, "asked for")
-    return choose(inner, named, batch, options.get("tasks"), query)
+    chosen = Options(lr, **options)
+    inner, named = build(loss_fn, params, batch, chosen)
+    if chosen.asked != "auto":
+        return Choice(chosen.asked, "asked for")
+    return choose(inner, named, batch, chosen.tasks, query)
 
 
 def evaluate(

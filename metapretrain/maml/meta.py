@@ -11,7 +11,7 @@ from metapretrain.errors import InputError
 from metapretrain.maml.adapt import engine_for, evaluate
 from metapretrain.maml.inner import LossFunction, scalar
 from metapretrain.maml.nests import Nest, check_stacked, map_tensors
-from metapretrain.maml.problem import build, whole
+from metapretrain.maml.problem import Options, build, whole
 
 
 def meta_loss(
@@ -70,9 +70,10 @@ def meta_outputs(
         [0.0, 2.0]
     """
     check_stacked("query", query, whole("tasks", tasks, 1))
-    inner, named, engine = build(loss_fn, params, support, tasks=tasks, **options)
+    chosen = Options(tasks=tasks, **options)
+    inner, named = build(loss_fn, params, support, chosen)
     parts = [
-        evaluate(inner, named, _rows(support, rows), _rows(query, rows), len(rows), engine, function)
+        evaluate(inner, named, _rows(support, rows), _rows(query, rows), len(rows), chosen.asked, function)
         for rows in _chunks(tasks, chunk)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,60 +24,72 @@ OPTIMIZERS: dict[str, OptimizerFactory | None] = {
 Only = str | Iterable[str] | Callable[[str], bool] | None
 
 
-def build(
-    loss_fn: LossFunction,
-    params: Nest,
-    batch: Nest,
-    *,
-    lr: Any,
-    steps: int = 1,
-    order: int = 2,
-    engine: str = "auto",
-    tasks: int | None = None,
-    only: Only = None,
-    checkpoint: bool = False,
-    allow_unused: bool = False,
-    optimizer: str | OptimizerFactory | None = "sgd",
-) -> tuple[Inner, Named, str]:
-    """The inner loop, the parameters by name, and the engine asked for.
+@dataclass(frozen=True)
+class Options:
+    """How an inner loop runs; :func:`metapretrain.maml.adapt` tells of each.
+
+    Raises:
+        InputError: a bad value, apart from `lr` and `only`, which are checked with the parameters.
+    """
+
+    lr: Any
+    steps: int = 1
+    order: int = 2
+    engine: str = "auto"
+    tasks: int | None = None
+    only: Only = None
+    checkpoint: bool = False
+    allow_unused: bool = False
+    optimizer: str | OptimizerFactory | None = "sgd"
+
+    def __post_init__(self) -> None:
+        """Check what needs no parameters."""
+        one_of("engine", self.engine, ENGINES)
+        whole("steps", self.steps, 0)
+        if self.order not in (1, 2) or isinstance(self.order, bool):
+            raise InputError(f"order is {self.order!r}; give 2 (MAML) or 1 (first order, FOMAML)")
+        if self.tasks is not None:
+            whole("tasks", self.tasks, 1)
+        factory = self.factory
+        if factory is not None and self.engine not in ("auto", "higher"):
+            raise InputError(f"engine {self.engine!r} has SGD only; optimizer={self.optimizer!r} needs engine='higher'")
+        if self.checkpoint and (self.engine in ("higher", "learn2learn") or factory is not None):
+            raise InputError("checkpoint=True needs engine 'loop', 'vmap' or 'mixed' (and optimizer 'sgd')")
+
+    @property
+    def factory(self) -> OptimizerFactory | None:
+        """What makes the inner optimizer; None: plain gradient descent."""
+        if isinstance(self.optimizer, str):
+            return OPTIMIZERS[one_of("optimizer", self.optimizer, OPTIMIZERS)]
+        return self.optimizer
+
+    @property
+    def asked(self) -> str:
+        """The engine asked for, or the only one that has the optimizer."""
+        return self.engine if self.factory is None else "higher"
+
+
+def build(loss_fn: LossFunction, params: Nest, batch: Nest, options: Options) -> tuple[Inner, Named]:
+    """The inner loop, and the parameters by name.
 
     Raises:
         InputError: any bad value; see :func:`metapretrain.maml.adapt`.
     """
-    one_of("engine", engine, ENGINES)
-    whole("steps", steps, 0)
-    if order not in (1, 2) or isinstance(order, bool):
-        raise InputError(f"order is {order!r}; give 2 (MAML) or 1 (first order, FOMAML)")
-    if tasks is not None:
-        check_stacked("batch", batch, whole("tasks", tasks, 1))
+    if options.tasks is not None:
+        check_stacked("batch", batch, options.tasks)
     named = flat_params(params)
     check_usable({**named, **{f"batch tensor {i}": t for i, t in enumerate(tensors(batch))}})
-    if order == 2:
+    if options.order == 2:
         check_not_compiled(loss_fn)
-    adapted = choose_names(only, tuple(named))
-    rates = parse_rates(lr, {name: named[name].shape for name in adapted}, steps)
-    factory = optimizer
-    if isinstance(factory, str):
-        factory = OPTIMIZERS[one_of("optimizer", factory, OPTIMIZERS)]
-    if factory is not None and engine not in ("auto", "higher"):
-        raise InputError(f"engine {engine!r} has SGD only; optimizer={optimizer!r} needs engine='higher'")
-    if checkpoint and (engine in ("higher", "learn2learn") or factory is not None):
-        raise InputError("checkpoint=True needs engine 'loop', 'vmap' or 'mixed' (and optimizer 'sgd')")
+    adapted = choose_names(options.only, tuple(named))
+    rates = parse_rates(options.lr, {name: named[name].shape for name in adapted}, options.steps)
     sources = [*named.values(), *rates.tensors(), *tensors(batch)]
     inner = Inner(
-        loss_fn,
-        params,
-        tuple(named),
-        adapted,
-        rates,
-        steps,
-        order,
-        graph=any(source.requires_grad for source in sources),
-        allow_unused=allow_unused,
-        checkpoint=checkpoint,
-        optimizer=factory,
-    )
-    return inner, named, "higher" if factory is not None else engine
+        loss_fn, params, tuple(named), adapted, rates, options.steps, options.order,
+        graph=any(source.requires_grad for source in sources), allow_unused=options.allow_unused,
+        checkpoint=options.checkpoint, optimizer=options.factory,
+    )  # fmt: skip
+    return inner, named
 
 
 def whole(what: str, value: int, low: int) -> int:
