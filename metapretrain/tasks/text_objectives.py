@@ -260,7 +260,7 @@ class TextStep(Step):
         Returns:
             {"gradient_cosine_sst_para": ...}, for each pair of tasks; below 0 they conflict.
         """
-        mode = self.training
+        mode, counters = self.training, [(buffer, buffer.clone()) for buffer in self.objectives.buffers()]
         self.eval()
         names, parameters = list(batches), [p for p in self.model.parameters() if p.requires_grad]
         gradients = []
@@ -269,6 +269,8 @@ class TextStep(Step):
             gradients += task_gradients([loss], parameters)
         found = cosines(dot_products(gradients)).tolist()
         self.train(mode)
+        for buffer, value in counters:  # calls in which nothing could be scored are counted: these are none of training
+            buffer.copy_(value)
         return {
             f"gradient_cosine_{a}_{b}": found[i][j]
             for i, a in enumerate(names)

@@ -1,0 +1,111 @@
+"""The text script end to end on made data, and one line for all bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.run_text import METHODS, main, options_of, recipe_of
+from metapretrain.evaluation.results import collect
+
+TINY = ["--smoke", "--device", "cpu", "--no-figures"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    caplog.set_level(logging.ERROR)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., int]:
+    return lambda *words: main([*TINY, "--out", str(tmp_path / "runs"), *map(str, words)])
+
+
+@pytest.fixture
+def refuse(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run the script, check that it fails in one line with status 2, and return that line."""
+
+    def refused(*words: object) -> str:
+        capsys.readouterr()
+        try:
+            status = run(*words)
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        shown = capsys.readouterr()
+        assert status == 2 and shown.out == ""
+        assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
+        return shown.err
+
+    return refused
+
+
+def test_a_smoke_run_of_all_rows_and_its_table(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run() == 0
+    shown = capsys.readouterr().out
+    root = tmp_path / "runs" / "text" / "made-paper-smoke"
+    found = collect(root)
+    rows = {result["method"]: result for result in found.results if result["kind"] == "row"}
+    assert set(rows) == set(METHODS) and (found.incomplete, found.problems) == ([], [])
+    assert {result["budget"]["updates"] for name, result in rows.items() if name != "cosine-untrained"} == {8}
+    assert all(f"| {name} |" in shown for name in [*METHODS, "combine-mult"])
+    assert {file.name for file in (root / "proto-s0" / "predictions").iterdir()} == {
+        f"{task}{part}.csv" for task in ("sst", "para", "sts") for part in ("", "-dev")
+    }
+    before = {file: file.read_bytes() for file in root.glob("*/result.json")}
+    assert run("--resume") == 0
+    assert before == {file: file.read_bytes() for file in root.glob("*/result.json")}
+
+
+def test_a_dry_run_tells_the_budget_and_writes_nothing(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--dry-run", "--methods", "combine-mult,unfrozen,proto", "--seeds", 0, 1) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[1:]] == ["unfrozen", "proto"]
+    assert "4 of pretraining proto (shared) + 4 updates" in lines[2] and not (tmp_path / "runs").exists()
+
+
+def test_validation_leaves_the_dev_parts_alone(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run("--validate", "--methods", "cosine", "--tag", "trial", "--set", "joint.lr=0.01") == 0
+    result = json.loads((tmp_path / "runs/text/made-paper-trial-smoke/cosine-s0/result.json").read_text())
+    assert result["kind"] == "tuning" and not any("dev" in name for name in result["counts"])
+
+
+def test_options_change_the_recipe() -> None:
+    options = options_of([
+        "--recipe", "strong", "--encoder", "bert-tiny", "--pooling", "cls", "--policy", "shortest", "--loss-weights",
+        "sst=2", "--sts-head", "mlp", "--set", "joint.lr=1e-4", "query.temperature=4", "dropout=0.2",
+    ])  # fmt: skip
+    recipe = recipe_of(options)
+    assert (recipe.encoder, recipe.pooling, recipe.policy) == ("bert-tiny", "cls", "shortest")
+    assert (recipe.loss_weights, recipe.sts_head) == ("sst=2", "mlp")
+    assert (recipe.joint.lr, recipe.query.temperature, recipe.dropout) == (1e-4, 4.0, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--methods", "prot"], "proto"),
+        (["--policy", "long"], "longest"),
+        (["--loss-weights", "stt=1"], "sst"),
+        (["--set", "joint.rate=1"], "weight_decay"),
+        (["--set", "policy=random"], "longest"),
+        (["--tag", "../x"], "--tag"),
+        (["--set", "batch_size=65"], "64 training rows"),
+        (["--encoder", "no/such/folder"], "no folder"),
+    ],
+)
+def test_bad_input_is_one_line(refuse: Callable[..., str], words: list[str], told: str) -> None:
+    assert told in refuse("--methods", "cross", *words)
+
+
+def test_the_folder_of_the_data_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--methods", "cross"]) == 2
+    assert "--data-dir is needed" in capsys.readouterr().err
