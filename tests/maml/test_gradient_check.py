@@ -32,6 +32,17 @@ def test_attention_and_dropout_and_prototypes_agree() -> None:
     assert check_meta_gradient(ProtoNet(cnn()), CNN).ok
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_attention_and_convolutions_agree_on_a_gpu(engine: str) -> None:
+    def moved(batch: Any) -> Any:
+        return tuple(tuple(tensor.cuda() for tensor in part) for part in batch)
+
+    attention = MAML(transformer(), 0.1, engine=engine).cuda()
+    assert check_meta_gradient(attention, moved((tokens(2, 0), tokens(2, 1)))).ok
+    assert check_meta_gradient(MAML(cnn(), 0.1, engine=engine).cuda(), moved(CNN)).ok
+
+
 class WrongByOne(MAML):
     """A learner whose meta-gradient misses the part of one bias."""
 

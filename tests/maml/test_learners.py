@@ -1,4 +1,4 @@
-"""Learners over all sorts of modules; a learn2learn script runs on them unchanged."""
+"""Learners over all sorts of modules, in batches of tasks and by clone() and adapt()."""
 
 from __future__ import annotations
 
@@ -125,17 +125,6 @@ def test_batches_of_tasks_give_the_gradient_of_clone_and_adapt(name: str) -> Non
     logits = maml.logits(support, query)
     torch.testing.assert_close(logits[1], call(learner, task(query, 1)[0]).detach())
     assert logits.shape == (TASKS, 2 * WAYS, WAYS)
-
-
-@pytest.mark.parametrize("first_order", [False, True])
-def test_learn2learns_example_gives_the_same_bits_of_gradient(first_order: bool) -> None:
-    l2l = pytest.importorskip("learn2learn", exc_type=ImportError)
-    support, query = images(2, 0), images(3, 1)
-    found = []
-    for kind in (l2l.algorithms.MAML, MAML):
-        maml = kind(cnn(), lr=0.3, first_order=first_order)
-        found.append(as_a_script(maml, support, query, 2))
-    assert relative(found[1], found[0]) < 1e-12
 
 
 def test_learn2learns_meta_sgd_gives_the_same() -> None:
@@ -303,30 +292,3 @@ def test_evaluation_by_batches_of_episodes_is_that_one_by_one() -> None:
 
 def encoder() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def test_protonet_is_nearest_class_mean_and_takes_one_task_or_many() -> None:
-    net = ProtoNet(encoder().double())
-    support, query = (rows(6), Y), (rows(6, seed=1), Y)
-    logits = net.logits(support, query)
-    for t in range(TASKS):
-        z, q = net.module(support[0][t]), net.module(query[0][t])
-        for way in range(WAYS):
-            centre = z[Y[t] == way].mean(0)
-            torch.testing.assert_close(logits[t, :, way], -((q - centre) ** 2).sum(1).detach())
-        learner = net.clone()
-        learner.adapt(support[0][t], Y[t])
-        torch.testing.assert_close(learner(query[0][t]), logits[t])
-    expected = torch.stack([F.cross_entropy(logits[t], Y[t]) for t in range(TASKS)])
-    torch.testing.assert_close(net.backward(support, query), expected)
-    assert all(p.grad is not None for p in net.parameters())
-    torch.testing.assert_close(ProtoNet(net.module, ways=WAYS).logits(support, query), logits)
-    cosine = ProtoNet(net.module, distance="cosine", temperature=0.5).logits(support, query)
-    assert cosine.abs().max() <= 2
-
-
-def test_protonet_refuses_a_class_without_support() -> None:
-    with pytest.raises(InputError, match=r"a class of 0\.\.2 has no support example"):
-        ProtoNet(nn.Identity()).logits((rows(6), Y * 2 % 4), (rows(6), Y))
-    with pytest.raises(InputError, match="no prototypes yet"):
-        ProtoNet(nn.Identity())(torch.ones(2, 2))

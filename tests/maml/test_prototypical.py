@@ -1,0 +1,40 @@
+"""ProtoNet as a learner: nearest class mean, of one task or many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from metapretrain import ProtoNet
+from metapretrain.errors import InputError
+from tests.maml.nets import TASKS, WAYS
+from tests.maml.test_learners import Y, encoder, rows
+
+
+def test_protonet_is_nearest_class_mean_and_takes_one_task_or_many() -> None:
+    net = ProtoNet(encoder().double())
+    support, query = (rows(6), Y), (rows(6, seed=1), Y)
+    logits = net.logits(support, query)
+    for t in range(TASKS):
+        z, q = net.module(support[0][t]), net.module(query[0][t])
+        for way in range(WAYS):
+            centre = z[Y[t] == way].mean(0)
+            torch.testing.assert_close(logits[t, :, way], -((q - centre) ** 2).sum(1).detach())
+        learner = net.clone()
+        learner.adapt(support[0][t], Y[t])
+        torch.testing.assert_close(learner(query[0][t]), logits[t])
+    expected = torch.stack([F.cross_entropy(logits[t], Y[t]) for t in range(TASKS)])
+    torch.testing.assert_close(net.backward(support, query), expected)
+    assert all(p.grad is not None for p in net.parameters())
+    torch.testing.assert_close(ProtoNet(net.module, ways=WAYS).logits(support, query), logits)
+    cosine = ProtoNet(net.module, distance="cosine", temperature=0.5).logits(support, query)
+    assert cosine.abs().max() <= 2
+
+
+def test_protonet_refuses_a_class_without_support() -> None:
+    with pytest.raises(InputError, match=r"a class of 0\.\.2 has no support example"):
+        ProtoNet(nn.Identity()).logits((rows(6), Y * 2 % 4), (rows(6), Y))
+    with pytest.raises(InputError, match="no prototypes yet"):
+        ProtoNet(nn.Identity())(torch.ones(2, 2))
