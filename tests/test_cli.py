@@ -167,7 +167,9 @@ def test_module_can_be_run() -> None:
         (["few-shot", "run"], "--image-folder"),
         (["few-shot", "run", "--image-folder", "d", "--ways", "0"], "at least 1"),
         (["few-shot", "run", "--image-folder", "d", "--episodes", "many"], "'many'"),
-        (["predict", "run"], "required: FILE"),
+        (["predict", "run"], "give image files, or texts such as --sst FILE"),
+        (["predict", "run", "--texts", "topic"], "NAME=FILE"),
+        (["predict", "run", "--sst", "x.csv"], "not a run folder"),
         (["predict", "run", "a.png", "--device", "gpu"], "did you mean 'cuda'"),
     ],
 )

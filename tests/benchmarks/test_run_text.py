@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import tune_text
 from benchmarks.run_text import METHODS, main, options_of, recipe_of
 from metapretrain.evaluation.results import collect
 
@@ -109,3 +110,17 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], words: list[str], tol
 def test_the_folder_of_the_data_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--methods", "cross"]) == 2
     assert "--data-dir is needed" in capsys.readouterr().err
+
+
+def test_every_row_that_is_tuned_has_as_many_trials() -> None:
+    assert len({len(trials) for trials in tune_text.TRIALS.values()}) == 1
+    for words in tune_text.trials(list(tune_text.TRIALS)).values():
+        recipe_of(options_of(["--recipe", "strong", *words]))
+
+
+def test_trials_are_scored_without_the_dev_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune_text.main(["--dry-run", "--methods", "cross"]) == 0
+    assert capsys.readouterr().out.count("--validate") == len(tune_text.TRIALS["cross"])
+    words = tune_text.trials(["cross"])["cross-cosine"]
+    assert main([*TINY, "--validate", "--recipe", "strong", "--out", str(tmp_path), *words]) == 0
+    assert "made strong-tune-cross-cosine-smoke cross seed 0" in tune_text.table(tmp_path / "text")

@@ -1,0 +1,107 @@
+"""The trials that choose recipe "strong" of the text benchmark: as many for each row, scored on held-out training rows.
+
+python benchmarks/tune_text.py --data-dir DIR --jobs-per-device 4
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from metapretrain.errors import InputError
+from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.training.sweep import run_jobs, slots
+
+RATES = ("2e-5", "1e-4", "2e-4")
+
+
+def prototype_trials(options: str) -> dict[str, list[str]]:
+    """Trials of a prototypical row; `options` names its part of the recipe."""
+    return {
+        "base": [],
+        **{f"lr-{rate}": [f"pretrain.lr={rate}", f"finetune.lr={rate}"] for rate in RATES},
+        "lr-mixed": ["pretrain.lr=1e-4"],
+        "warm": [f"{options}.temperature=16"],
+        "learned": [f"{options}.learn_temperature=true"],
+        "balanced": ["balanced=true"],
+        "short": ["pretrain_share=0.25"],
+    }
+
+
+TRIALS: dict[str, dict[str, list[str]]] = {
+    "cross": {
+        "base": [],
+        **{f"lr-{rate}": [f"joint.lr={rate}"] for rate in RATES},
+        "cosine": ["joint.schedule=cosine"],
+        "smoothed": ["joint.label_smoothing=0.1"],
+        "balanced": ["balanced_finetune=true"],
+        "small": ["batch_size=32", "epochs=3"],
+        "unsorted": ["pool=1"],
+    },
+    "proto": prototype_trials("proto"),
+    "proto-query": prototype_trials("query"),
+}
+
+
+def trials(rows: Sequence[str]) -> dict[str, list[str]]:
+    """Return `{name: options}` of every trial of the rows."""
+    found = {}
+    for row in rows:
+        for tag, changes in TRIALS[row].items():
+            name = f"{row}-{tag}"
+            found[name] = ["--methods", row, "--tag", f"tune-{name}", *(["--set", *changes] if changes else [])]
+    return found
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__)
+    common_options(parser, "text", methods=TRIALS)
+    parser.add_argument("--qqp", type=Path, metavar="DIR", help="more paraphrases for training: GLUE's QQP files")
+    parser.add_argument("--encoder", metavar="NAME", help="see run_text.py")
+    options: Namespace = parser.parse_args(argv)
+    return options
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all trials, several side by side, and print their table."""
+    options = options_of(argv)
+    if options.data_dir is None and not (options.dry_run or options.smoke):
+        raise InputError("tuning needs --data-dir, the folder of CS224N's files")
+    given = {"--data-dir": options.data_dir, "--qqp": options.qqp, "--encoder": options.encoder}
+    shared = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    shared += ["--out", str(options.out), "--precision", options.precision, "--device", options.device]
+    shared += ["--seeds", *map(str, options.seeds), *["--resume"] * options.resume, *["--smoke"] * options.smoke]
+    script = [sys.executable, str(Path(__file__).with_name("run_text.py")), "--recipe", "strong", "--validate", "--job"]
+    jobs = {name: [*script, *shared, *chosen] for name, chosen in trials(options.methods).items()}
+    if options.dry_run:
+        print("\n".join(" ".join(command[1:]) for command in jobs.values()))
+        return 0
+    run_jobs(jobs, slots(options.device, options.jobs_per_device), options.out / "text" / "logs")
+    print(table(options.out / "text"))
+    return 0
+
+
+def table(root: Path) -> str:
+    """Write the trials' validation scores as JSON below `root` and return them as lines, best first."""
+    found = {}
+    for file in root.glob("*-tune-*/*/result.json"):
+        try:
+            result = json.loads(file.read_text())
+            if result["kind"] == "tuning":
+                trial = f"{result['dataset']} {result['recipe']} {result['method']} seed {result['seed']}"
+                names = ("overall", "sst_accuracy", "para_accuracy", "sts_pearson", "nearest_prototype_overall")
+                found[trial] = {name: round(float(result["metrics"][name]), 4) for name in names}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(f"{file} is no result of a trial ({error!r}); remove its folder and --resume") from None
+    best = sorted(found.items(), key=lambda item: -item[1]["overall"])
+    (root / "tuning.json").write_text(json.dumps(dict(best), indent=1) + "\n")
+    return "\n".join(f"{name}: {values}" for name, values in best)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
