@@ -151,6 +151,9 @@ def test_smoothing_follows_the_past() -> None:
         state["goal"] = 1.0
         scheduler = made(w, goals, targets={"goal": target}, smoothing=smoothing)
         assert chosen(scheduler, 3) == ["left"] * 3
+        saved = scheduler.state_dict()
+        scheduler = made(w, goals, targets={"goal": target}, smoothing=smoothing)
+        scheduler.load_state_dict(saved)
         state["goal"] = -1.0
         after[smoothing] = chosen(scheduler, 12)
     assert after[0.0] == ["right"] * 12
