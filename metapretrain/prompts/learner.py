@@ -39,6 +39,17 @@ class PromptMAML(nn.Module):
 
     Raises:
         InputError: a value is not allowed, or the prompt does not fit the model.
+
+    Example:
+        >>> from transformers import BertForMaskedLM
+        >>> from metapretrain.models.tiny_text import tiny_model, tiny_tokenizer
+        >>> tokenizer = tiny_tokenizer()
+        >>> bert, words = BertForMaskedLM(tiny_model(len(tokenizer)).config), Verbalizer(["no", "ok"], tokenizer)
+        >>> maml = PromptMAML(bert, SoftPrompt.random(5, 32), PromptTemplate("It is <X>."), words)
+        >>> data = maml.encode(["a film", "a plot", "a song", "a book"], labels=[0, 1, 1, 0])
+        >>> support, query = data.take(torch.tensor([[0], [1]])), data.take(torch.tensor([[2], [3]]))
+        >>> maml.losses(support, query).shape  # of each of K = 2 tasks
+        torch.Size([2])
     """
 
     def __init__(

@@ -32,6 +32,18 @@ class PromptedModel(nn.Module):
 
     Raises:
         InputError: the model is of no such kind, or a value is not allowed.
+
+    Example:
+        >>> from transformers import BertForMaskedLM
+        >>> from metapretrain.models.tiny_text import tiny_model, tiny_tokenizer
+        >>> tokenizer = tiny_tokenizer()
+        >>> bert = BertForMaskedLM(tiny_model(len(tokenizer)).config)
+        >>> model = PromptedModel(bert, PromptTemplate("It is <X>."), Verbalizer(["no", "ok"], tokenizer))
+        >>> batch = model.encode(["a film", "a plot", "a song"])
+        >>> model(torch.zeros(5, 32), batch).shape  # a prompt of 5 rows for all
+        torch.Size([3, 2])
+        >>> model(torch.zeros(3, 5, 32), batch).shape  # or one for each row
+        torch.Size([3, 2])
     """
 
     def __init__(

@@ -101,6 +101,12 @@ class PromptTemplate:
         Raises:
             InputError: no rows, unequal counts, not strings, no room beside the hard text, a tokenizer without
                 the mask or sentinel token that is needed, or a slot behind the answer of a decoder-only model.
+
+        Example:
+            >>> from metapretrain.models.tiny_text import tiny_tokenizer
+            >>> batch = PromptTemplate("It is <X>.").encode(tiny_tokenizer(), "masked", ["no", ""])
+            >>> tiny_tokenizer().batch_decode(batch.input_ids), batch.answer.tolist()
+            (['[CLS] no it is [MASK]. [SEP]', '[CLS] it is [MASK]. [SEP] [PAD]'], [4, 3])
         """
         one_of("kind", kind, KINDS)
         _check_texts(first, second)

@@ -25,6 +25,15 @@ class Verbalizer:
     Raises:
         InputError: fewer than two words, a word that is empty, unknown to the tokenizer or (unless `several`)
             of several tokens, or two labels with the same tokens or one the beginning of the other.
+
+    Example:
+        >>> from metapretrain.models.tiny_text import tiny_tokenizer
+        >>> Verbalizer(["no", "ok"], tiny_tokenizer())
+        Verbalizer(no, ok)
+        >>> Verbalizer(["no", "yes"], tiny_tokenizer())
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: label word 'yes' is 2 tokens (ye ##s); use a word of one token, or pass ...
     """
 
     def __init__(self, words: Sequence[str], tokenizer: Any, *, several: bool = False, space: bool = True) -> None:
