@@ -22,10 +22,10 @@ from metapretrain.evaluation.figures import REDUCERS, check_reducer
 from metapretrain.options import Parser, common_options, main_guard
 from metapretrain.tasks.recipes import Proto, override
 from metapretrain.tasks.table import machine_of, run_table
+from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_experiment import TextExperiment
 from metapretrain.tasks.text_methods import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.tasks.text_streams import POLICIES
-from metapretrain.tasks.text_training import TextData
 
 # A row: what the encoder starts from, how pairs are encoded, which heads are trained and how. Rows that name a
 # pretraining share it. The paper used the cosine for STS from the weighted rows on: they leave the head to --sts-head.

@@ -16,21 +16,12 @@ from metapretrain.evaluation.text_scores import majority, with_overall
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, save_text_encoder
 from metapretrain.protonet import prototypes
 from metapretrain.tasks.runs import NO_COST, Runs
+from metapretrain.tasks.text_data import TextData
+from metapretrain.tasks.text_embedding import Embedded, embed, predictions, prototype_scores, score
 from metapretrain.tasks.text_methods import PRETRAININGS, Pretraining, TextMethod, TextRecipe, loss_weights, updates
 from metapretrain.tasks.text_objectives import added, build_heads
 from metapretrain.tasks.text_saved import ENCODER, HEADS, PROTOTYPES, describe, write_table
-from metapretrain.tasks.text_training import (
-    Embedded,
-    Fitted,
-    TextData,
-    embed,
-    finetune,
-    new_encoder,
-    predictions,
-    pretrain,
-    prototype_scores,
-    score,
-)
+from metapretrain.tasks.text_training import Fitted, finetune, new_encoder, pretrain
 from metapretrain.training import RunFolder
 from metapretrain.training.checkpoint import save_tensors
 

@@ -142,8 +142,8 @@ class TextRecipe:
     max_length: int = 128
     dropout: float | None = None
     policy: str = "longest"
-    pool: int = 16
-    multiple: int = 16
+    pool: int = 32
+    multiple: int = 8
     balanced: bool = False
     balanced_finetune: bool = False
     sts_head: str = "cosine"

@@ -1,11 +1,10 @@
-"""Objectives of text tasks over tokens that stay on the device, and the step that encodes all tasks in one pass."""
+"""Objectives and heads of text tasks over tokens that stay on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,8 +12,6 @@ from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens
 from metapretrain.models.text_heads import ClassHead, CosineHead, PairHead, share_hidden
 from metapretrain.protonet import ProtoLoss
-from metapretrain.tasks.objectives import Step
-from metapretrain.tasks.surgery import cosines, dot_products, pcgrad, task_gradients
 from metapretrain.tasks.text_methods import TextMethod
 
 Encoded = Sequence[Tensor]  # (B, D) of a sentence or a joined pair, or of both sentences of a pair
@@ -51,16 +48,6 @@ class Outputs(Protocol):
     @property
     def num_classes(self) -> int:
         """C."""
-        ...
-
-
-class Objective(Protocol):
-    """What :class:`TextStep` needs of an objective; it is an `nn.Module` as well."""
-
-    texts: TextRows
-
-    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
-        """Return the scalar loss of `rows` (B,) with embeddings `z`."""
         ...
 
 
@@ -195,92 +182,3 @@ def predict(task: Outputs, head: nn.Module, z: Encoded) -> Tensor:
     if task.regression:
         return outputs
     return outputs.argmax(1) if outputs.ndim > 1 else (outputs > 0).long()
-
-
-class TextStep(Step):
-    """The losses of one update: an encoder and a task's objective each.
-
-    The rows of all tasks go through the encoder together where their batches have one width.
-
-    Args:
-        model: encoder, {"input_ids", "attention_mask", ...} (B, L) to features (B, D).
-        objectives: by the task's name.
-        weights: of the losses, 1 where not named.
-        surgery: PCGrad on the encoder's parameters (Yu et al., 2020).
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        objectives: Mapping[str, nn.Module],
-        weights: Mapping[str, float] | None = None,
-        surgery: bool = False,
-    ) -> None:
-        super().__init__(model, objectives, weights)
-        self.surgery = surgery
-
-    def forward(self, batches: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return `{name: weighted loss}` for `{name: {"rows": (B,), "width": (L, 0)}}`."""
-        if not self.surgery:
-            return self.losses(batches, self.encode(batches))
-        # Each task by itself: the backward pass of a task then has its own rows only.
-        losses: dict[str, Tensor] = {}
-        for name, batch in batches.items():
-            losses |= self.losses({name: batch}, self.encode({name: batch}))
-        return pcgrad(losses, list(self.model.parameters()))
-
-    def losses(self, batches: Mapping[str, Any], z: Mapping[str, Encoded]) -> dict[str, Tensor]:
-        """Return `{name: weighted loss}` of embedded batches."""
-        return {
-            name: self.weights.get(name, 1.0) * self.objectives[name].loss(z[name], batch["rows"])  # type: ignore[operator]
-            for name, batch in batches.items()
-        }
-
-    def encode(self, batches: Mapping[str, Any]) -> dict[str, list[Tensor]]:
-        """Embed the rows of each task, one pass through the encoder a width."""
-        found: dict[str, list[Tensor]] = {}
-        waiting: dict[int, list[tuple[str, dict[str, Tensor]]]] = {}
-        for name, batch in batches.items():
-            texts: TextRows = self.objectives[name].texts  # type: ignore[assignment]
-            rows, width = batch["rows"], batch["width"].shape[0]
-            found[name] = [] if texts.features is None else [part[rows] for part in texts.features]
-            if texts.features is None:
-                waiting.setdefault(width, []).extend((name, part) for part in texts.inputs(rows, width))
-        for parts in waiting.values():
-            z = self.model(_stacked([part for _, part in parts]))
-            for (name, _), own in zip(parts, z.split([len(part["input_ids"]) for _, part in parts]), strict=True):
-                found[name].append(own)
-        return found
-
-    def conflict(self, batches: Mapping[str, Any]) -> dict[str, float]:
-        """Return the cosine between the gradients of each two tasks' losses, over the encoder's parameters.
-
-        In evaluation mode: dropout takes no part. Waits for the device.
-
-        Returns:
-            {"gradient_cosine_sst_para": ...}, for each pair of tasks; below 0 they conflict.
-        """
-        mode, counters = self.training, [(buffer, buffer.clone()) for buffer in self.objectives.buffers()]
-        self.eval()
-        names, parameters = list(batches), [p for p in self.model.parameters() if p.requires_grad]
-        gradients = []
-        for name in names:  # one graph at a time
-            loss = self.losses({name: batches[name]}, self.encode({name: batches[name]}))[name]
-            gradients += task_gradients([loss], parameters)
-        found = cosines(dot_products(gradients)).tolist()
-        self.train(mode)
-        for buffer, value in counters:  # calls in which nothing could be scored are counted: these are none of training
-            buffer.copy_(value)
-        return {
-            f"gradient_cosine_{a}_{b}": found[i][j]
-            for i, a in enumerate(names)
-            for j, b in enumerate(names)
-            if i < j
-        }
-
-
-def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One batch of several; token types are 0 where only some have them."""
-    keys = dict.fromkeys(key for part in parts for key in part)
-    blank = torch.zeros_like
-    return {key: torch.cat([part.get(key, blank(part["input_ids"])) for part in parts]) for key in keys}

@@ -17,9 +17,9 @@ from metapretrain.data.tokens import tokenize
 from metapretrain.devices import check_device
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
+from metapretrain.tasks.text_embedding import embed_tokens
 from metapretrain.tasks.text_methods import Pretraining, TextMethod, TextRecipe
 from metapretrain.tasks.text_objectives import added, build_heads, predict
-from metapretrain.tasks.text_training import embed_tokens
 from metapretrain.training.checkpoint import load_tensors
 from metapretrain.training.files import read_json, write_file
 

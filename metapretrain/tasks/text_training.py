@@ -1,23 +1,21 @@
-"""The steps of a text experiment: pretrain an encoder on all tasks, train heads, embed, predict and score."""
+"""The two phases of a text experiment: pretrain an encoder on the classes of all tasks, then train heads with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from metapretrain.data.texts import TextSet, TextTask, check_tasks
-from metapretrain.data.tokens import Tokens, padded_width, tokenize
-from metapretrain.errors import InputError
-from metapretrain.evaluation.representation import check_embeddings, evaluation_mode
-from metapretrain.evaluation.text_scores import nearest_prototype_scores, score_task, with_overall
+from metapretrain.data.texts import TextTask
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
 from metapretrain.models.text_heads import ClassHead
 from metapretrain.protonet import ProtoLoss
 from metapretrain.tasks.images import Machine
+from metapretrain.tasks.text_data import TextData, width_limit
+from metapretrain.tasks.text_embedding import Embedded, embed, embed_tokens, predictions, prototype_scores, score
 from metapretrain.tasks.text_methods import (
     PRETRAININGS,
     Pretraining,
@@ -27,81 +25,13 @@ from metapretrain.tasks.text_methods import (
     loss_weights,
     updates,
 )
-from metapretrain.tasks.text_objectives import (
-    Classes,
-    Labels,
-    Prototypes,
-    TextRows,
-    TextStep,
-    added,
-    build_heads,
-    predict,
-)
+from metapretrain.tasks.text_objectives import Classes, Labels, Prototypes, TextRows, build_heads
+from metapretrain.tasks.text_step import TextStep
 from metapretrain.tasks.text_streams import TextStream
 from metapretrain.training import TrainSettings, train
 
-EMBED_ROWS = 256  # rows that are embedded at once
 PROTOTYPE_ROWS = 2000  # training rows of a task whose means are the prototypes while training goes on
 SECOND_PHASE = 1 << 48  # added to the stream's seed after pretraining: its batches are others
-
-Embedded = dict[str, list[Tensor]]  # task to (N, D), one or two
-
-
-@dataclass(frozen=True)
-class TextData:
-    """The tasks of an experiment, and their tokens, made once.
-
-    Args:
-        tasks: each with a name of its own.
-        tuning: the dev parts are left alone: what :meth:`scored` gives are the validation parts.
-    """
-
-    tasks: tuple[TextTask, ...]
-    tuning: bool = False
-    _cache: dict[Any, Tokens] = field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Check that there are tasks and that each has a name of its own."""
-        check_tasks(self.tasks)
-        empty = [task.name for task in self.tasks if not len(task.validation)]
-        if self.tuning and empty:
-            raise InputError(f"{empty[0]} has no validation rows to choose by; raise the recipe's validation")
-
-    @property
-    def test(self) -> tuple[TextSet, ...]:
-        """What runs are reported on: the dev parts, or nothing while tuning."""
-        return () if self.tuning else tuple(task.dev for task in self.tasks)
-
-    @property
-    def scored(self) -> list[TextTask]:
-        """The tasks with what is scored as their dev part."""
-        return [replace(task, dev=task.validation) for task in self.tasks] if self.tuning else list(self.tasks)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Rows of each part of each task, and what the reader counted (rows left out, overlaps)."""
-        found = {}
-        for task in self.tasks:
-            parts = {"train": task.train, "validation": task.validation, "dev": task.dev, "test": task.test}
-            for name, part in parts.items():
-                if part is not None and not (self.tuning and name in ("dev", "test")):
-                    found[f"{task.name}_{name}"] = len(part)
-                    found |= {f"{task.name}_{name}_{what}": count for what, count in part.counts.items()}
-        return found
-
-    @property
-    def files(self) -> dict[str, dict[str, Any]]:
-        """What was read, with checksums."""
-        parts = [part for task in self.tasks for part in (task.train, task.dev, task.test) if part is not None]
-        return {name: about for part in parts for name, about in part.files.items()}
-
-    def tokens(self, rows: TextSet, key: str, encoder: TextEncoder, recipe: TextRecipe, joined: bool) -> Tokens:
-        """Return the tokens of `rows`, made the first time; `key` tells them from other rows."""
-        whole = (key, joined and rows.pairs, recipe.encoder, recipe.max_length)
-        if whole not in self._cache:
-            limit = width_limit(encoder, recipe)
-            self._cache[whole] = tokenize(rows, encoder.tokenizer, max_length=limit, joined=joined)
-        return self._cache[whole]
 
 
 @dataclass(frozen=True)
@@ -111,11 +41,6 @@ class Fitted:
     updates: int
     tokens_per_s: float
     padding_share: float
-
-
-def width_limit(encoder: TextEncoder, recipe: TextRecipe) -> int:
-    """Tokens of a sequence at most: what the recipe allows and the encoder takes."""
-    return min(recipe.max_length, encoder.max_length)
 
 
 def new_encoder(recipe: TextRecipe, seed: int) -> TextEncoder:
@@ -201,69 +126,6 @@ def finetune(
     fitted = _fit(step, data, recipe, phase, count, method.joined, recipe.balanced_finetune, own, machine, run,
                   evaluate, f"heads seed {seed}", None)  # fmt: skip
     return heads, fitted
-
-
-@torch.no_grad()
-def embed_tokens(encoder: TextEncoder, tokens: Tokens, device: str | torch.device, limit: int) -> list[Tensor]:
-    """Return the embeddings float32 (N, D) of all rows, two for pairs that are encoded separately; no dropout.
-
-    Rows are taken in the order of their lengths, so that batches have little padding.
-    """
-    encoder.to(device)
-    found = []
-    with evaluation_mode(encoder.__call__):
-        for part in filter(None, (tokens, tokens.second)):
-            here, z = part.to(device), torch.zeros(len(part), encoder.features, device=device)
-            for rows in part.lengths.argsort(stable=True).split(EMBED_ROWS):
-                longest = int(part.lengths[rows].max())
-                width = max(longest, min(padded_width(part.lengths[rows]), limit))
-                z[rows.to(device)] = encoder(here.gather(rows.to(device), width)).float()
-            if len(z):
-                check_embeddings(z)
-            found.append(z)
-    return found
-
-
-def embed(
-    encoder: TextEncoder, data: TextData, recipe: TextRecipe, split: str, joined: bool, machine: Machine
-) -> Embedded:
-    """Embed a split (`train`, `validation`, `dev` or `test`) of every task that has it."""
-    found = {}
-    for task in data.tasks:
-        rows = getattr(task, split)
-        if rows is not None and len(rows):
-            tokens = data.tokens(rows, f"{task.name} {split}", encoder, recipe, joined)
-            found[task.name] = embed_tokens(encoder, tokens, machine.device, width_limit(encoder, recipe))
-    return found
-
-
-@torch.no_grad()
-def predictions(tasks: Sequence[TextTask], heads: nn.ModuleDict, z: Embedded) -> dict[str, Tensor]:
-    """Return each embedded task's predictions (N,) on the CPU: classes, or scores."""
-    found = {}
-    for task in tasks:
-        if task.name in z:
-            head = heads[task.name].to(z[task.name][0].device)
-            with evaluation_mode(head.__call__):
-                found[task.name] = predict(task, head, z[task.name]).cpu()
-    return found
-
-
-def score(tasks: Sequence[TextTask], split: str, predicted: Mapping[str, Tensor]) -> dict[str, float]:
-    """Score predictions for a split of the tasks, with their mean; tasks without predictions are left out."""
-    found: dict[str, float] = {}
-    for task in tasks:
-        if task.name in predicted:
-            found |= score_task(replace(task, dev=getattr(task, split)), predicted[task.name])
-    return with_overall(found) if found else {}
-
-
-def prototype_scores(tasks: Sequence[TextTask], z_train: Embedded, z: Embedded) -> dict[str, float]:
-    """Score nearest training prototypes on the dev parts, `z` being their embeddings; no head is involved."""
-    found: dict[str, float] = {}
-    for task in tasks:
-        found |= nearest_prototype_scores(task, added(z_train[task.name]), added(z[task.name]))
-    return with_overall(found, ("nearest_prototype_",))
 
 
 def _by_prototypes(

@@ -18,10 +18,10 @@ from metapretrain.data.made_texts import made_tasks
 from metapretrain.errors import InputError
 from metapretrain.tasks import text_experiment as module
 from metapretrain.tasks.images import Machine
+from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_experiment import TextExperiment
 from metapretrain.tasks.text_methods import PRETRAININGS, TextMethod, TextPhase, TextRecipe, updates
 from metapretrain.tasks.text_saved import load_text_model, predict_files
-from metapretrain.tasks.text_training import TextData
 from metapretrain.training import loop
 from metapretrain.training.run_folder import read_metrics
 

@@ -17,7 +17,8 @@ from metapretrain.models.text_heads import CosineHead, PairHead
 from metapretrain.protonet import ProtoLoss
 from metapretrain.tasks.surgery import task_gradients
 from metapretrain.tasks.text_methods import TextMethod, TextPhase, TextRecipe, loss_weights, parse_weights
-from metapretrain.tasks.text_objectives import Classes, Labels, Prototypes, TextRows, TextStep, build_heads, predict
+from metapretrain.tasks.text_objectives import Classes, Labels, Prototypes, TextRows, build_heads, predict
+from metapretrain.tasks.text_step import TextStep
 
 TASKS = made_tasks(rows=24)
 ROWS = torch.tensor([3, 0, 17, 8, 5, 11])
