@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -117,7 +119,9 @@ def _gradient_by_vmap(inner: Inner, named: Named, batch: Nest) -> str | None:
     detached = {name: p.detach() for name, p in named.items()}
     inner = replace(inner, graph=True, order=1, rates=inner.rates.detached())
     devices = cuda_devices(named)
-    with torch.random.fork_rng(devices=devices), repeated(), at_step(0), differentiable_twice(2):
+    with (
+        torch.random.fork_rng(devices=devices), repeated(), at_step(0), differentiable_twice(2), exact_products(),
+    ):  # fmt: skip
         before = _random_states(devices)
         looped = [_one_gradient(inner, detached, task_of(two, task)) for task in range(2)]
         random = not all(map(torch.equal, before, _random_states(devices)))
@@ -127,6 +131,20 @@ def _gradient_by_vmap(inner: Inner, named: Named, batch: Nest) -> str | None:
             line = str(error).strip().partition("\n")[0]
             return f"vmap is not possible ({type(error).__name__}: {line})"
     return None if random else _difference(looped, mapped)  # dropout differs between the two by right
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """No TF32: its rounding alone is larger than the difference that the probe looks for."""
+    backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for backend, value in zip(backends, before, strict=True):
+            backend.allow_tf32 = value
 
 
 def _random_states(devices: list[int]) -> list[Tensor]:

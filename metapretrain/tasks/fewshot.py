@@ -258,7 +258,7 @@ def settings_of(method: Learning, seed: int, machine: Machine) -> TrainSettings:
     return TrainSettings(
         steps=method.updates, lr=method.lr, optimizer="adamw", weight_decay=0.0, schedule=method.schedule,
         warmup=method.warmup, clip=method.clip, precision=machine.precision, device=machine.device, seed=seed,
-        cuda_graph=machine.cuda_graph or False, log_every=max(1, min(50, method.updates // 20)),
+        cuda_graph=machine.cuda_graph, log_every=max(1, min(50, method.updates // 20)),
         evaluate_every=max(1, method.updates // method.validations),
     )  # fmt: skip
 

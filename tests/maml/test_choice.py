@@ -140,3 +140,20 @@ def test_the_probe_leaves_no_trace() -> None:
     assert torch.equal(torch.rand(4), expected)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_tf32_is_off_while_the_engines_are_compared_and_as_before_after_it() -> None:
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before, seen = [backend.allow_tf32 for backend in backends], []
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        seen.append([backend.allow_tf32 for backend in backends])
+        return F.mse_loss(w, x)
+
+    torch.backends.cudnn.allow_tf32 = True
+    assert engine_for(loss, torch.ones(3), torch.zeros(4, 3), lr=0.1, tasks=4).engine == "vmap"
+    assert seen
+    assert not any(flag for flags in seen for flag in flags)
+    assert torch.backends.cudnn.allow_tf32
+    for backend, flag in zip(backends, before, strict=True):
+        backend.allow_tf32 = flag
