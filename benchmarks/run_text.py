@@ -73,6 +73,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--encoder", metavar="NAME", help="minilm (default), bert-tiny, tiny, package:NAME, a folder or a hub model")
     add("--pooling", choices=("auto", "mean", "cls"), help="of the encoder's last states (default: its own)")
     add("--policy", choices=POLICIES, help="an epoch is the longest loader (default) or the shortest")
+    add("--schedule", metavar="NAME", dest="scheduler", help="one task an update, in place of a batch of each: "
+        "uniform, proportional, round-robin, utility, exp3 or fixed:TASK; utility:alpha=0.05 sets an option")
     add("--loss-weights", metavar="TASK=W,...", help="such as sst=1,para=0.5,sts=1, in all rows but weighted-*")
     add("--sts-head", choices=STS_HEADS, help="of weighted-* and proto-separate (default: cosine)")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
@@ -97,7 +99,7 @@ def recipe_of(options: Namespace) -> TextRecipe:
             recipe, epochs=2, batch_size=16, pool=2, encoder="tiny", joint=quick, pretrain=quick, finetune=quick,
             frozen=quick,
         )  # fmt: skip
-    names = ("encoder", "pooling", "policy", "loss_weights", "sts_head")
+    names = ("encoder", "pooling", "policy", "scheduler", "loss_weights", "sts_head")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return override(replace(recipe, **given), options.changes)
 
@@ -128,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = TextData(tuple(tasks_of(options, recipe)), options.validate)
     dataset = "made" if options.smoke else "cs224n-qqp" if options.qqp is not None else "cs224n"
     encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""
-    name = "-".join(filter(None, [options.recipe, encoder, options.tag, "smoke" * options.smoke]))
+    schedule = re.sub(r"[^\w.+-]", "-", options.scheduler or "")
+    name = "-".join(filter(None, [options.recipe, encoder, schedule, options.tag, "smoke" * options.smoke]))
     figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = TextExperiment(
         "text", dataset, name, recipe, data, machine, options.out, figures, options.resume, reducer=options.reducer

@@ -144,7 +144,10 @@ class Runs(ABC, Generic[R, D, M]):
 
     def _choices(self) -> dict[str, Any]:
         recipe: Any = self.recipe
-        return asdict(recipe)
+        found = asdict(recipe)
+        if not found.get("scheduler"):
+            found.pop("scheduler", None)  # runs without one may go on that began before there were any
+        return found
 
     def _data(self) -> dict[str, Any]:
         data: Any = self.data

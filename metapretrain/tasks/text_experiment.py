@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from metapretrain.data.texts import TextTask
+from metapretrain.errors import InputError
 from metapretrain.evaluation.representation import subsample
 from metapretrain.evaluation.text_scores import majority, with_overall
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, save_text_encoder
 from metapretrain.protonet import prototypes
 from metapretrain.tasks.runs import NO_COST, Runs
+from metapretrain.tasks.schedules import parse_schedule
 from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_embedding import Embedded, embed, predictions, prototype_scores, score
 from metapretrain.tasks.text_methods import PRETRAININGS, Pretraining, TextMethod, TextRecipe, loss_weights, updates
@@ -42,7 +44,11 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
         return f"pretrain-{method.pretraining}", PRETRAININGS[method.pretraining]
 
     def check_row(self, name: str, method: TextMethod) -> None:
-        """Refuse a budget that is too small for both phases, and weights of losses for other tasks."""
+        """Refuse a budget that is too small for both phases, and weights or a schedule of other tasks."""
+        if self.recipe.scheduler:
+            parse_schedule(self.recipe.scheduler, [task.name for task in self.data.tasks])
+            if method.surgery:
+                raise InputError(f"{name} needs the gradients of all tasks in an update; leave it out with a schedule")
         updates(self.recipe, self.data.tasks, method)
         loss_weights(self.recipe, self.data.tasks, method)
 
@@ -59,11 +65,14 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
         """Return one line a run with its budget: what `--dry-run` prints."""
         lines = []
         for name, method in methods.items():
+            self.check_row(name, method)
             before, after = updates(self.recipe, self.data.tasks, method)
             source = f"{before:,} of pretraining {method.pretraining} (shared) + " if before else ""
             learns = "the heads" if method.frozen else "heads and encoder"
             spent = f"{source}{after:,} updates of {learns}" if method.trained else "no training"
-            lines.append(f"{name}: {spent}, {self.recipe.batch_size} rows of each task an update")
+            chosen = self.recipe.scheduler
+            rows = f"one task an update, by {chosen}" if chosen else "each task an update"
+            lines.append(f"{name}: {spent}, {self.recipe.batch_size} rows of {rows}")
         return lines
 
     def row(self, name: str, method: TextMethod, seed: int) -> dict[str, Any]:
@@ -84,7 +93,7 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
                 heads = build_heads(self.data.tasks, method, self.recipe.sts_head, encoder.features)
                 heads = nn.ModuleDict({name: part for name, part in heads.items() if not list(part.parameters())})
             steps = {"pretrain_updates": before["updates"], "finetune_updates": fitted.updates}
-            passes = before["encoder_passes"] + (0 if method.frozen else fitted.updates * self._passes(method.joined))
+            passes = before["encoder_passes"] + (0 if method.frozen else self._passes(fitted, method.joined))
             budget = {"encoder_passes": passes, "updates": sum(steps.values()), **steps}
             extra = {"pretrain_wall_s": before["wall_s"], **self._about(fitted, method.frozen)}
             return self._score(run, name, seed, encoder, heads, method.joined, budget, extra)
@@ -99,19 +108,22 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
                 encoder, fitted = pretrain(name, self.data, self.recipe, seed, self.machine, run=run)
                 if maps:
                     self._draw(run, maps, self._maps(encoder, plan), fitted.updates)
-                budget = {"encoder_passes": fitted.updates * self._passes(plan.joined), "updates": fitted.updates}
+                budget = {"encoder_passes": self._passes(fitted, plan.joined), "updates": fitted.updates}
                 extra = {"kind": "pretraining", **self._about(fitted)}
                 done = self._score(run, folder, seed, encoder, nn.ModuleDict(), plan.joined, budget, extra)
         # Read even where it was just written, so that a run that goes on later starts from the very same encoder.
         return load_text_encoder(self.path(folder, seed) / ENCODER), {**done["budget"], "wall_s": done["wall_s"]}
 
-    def _passes(self, joined: bool) -> int:
-        """Sequences that an update encodes: one a row, or two where pairs are encoded separately."""
-        return self.recipe.batch_size * sum(1 if joined or not task.train.pairs else 2 for task in self.data.tasks)
+    def _passes(self, fitted: Fitted, joined: bool) -> int:
+        """Sequences that training encoded: one a row, or two where pairs are encoded separately; probes left out."""
+        sequences = {task.name: 1 if joined or not task.train.pairs else 2 for task in self.data.tasks}
+        return self.recipe.batch_size * sum(fitted.batches.get(name, 0) * number for name, number in sequences.items())
 
     def _about(self, fitted: Fitted, frozen: bool = False) -> dict[str, Any]:
         """What a result says besides: its encoder, tokens a second and share of padding where training encoded any."""
         found: dict[str, Any] = {"encoder": self.recipe.encoder}
+        if fitted.schedule is not None:
+            found["schedule"] = dict(fitted.schedule)
         if not frozen and fitted.updates:
             found |= {"tokens_per_s": round(fitted.tokens_per_s, 1), "padding_share": round(fitted.padding_share, 4)}
         return found

@@ -118,6 +118,9 @@ class TextRecipe:
         max_length: tokens of a sequence at most.
         dropout: of the encoder; None: as its own configuration says.
         policy: what an epoch is: the `longest` loader or the `shortest` (text paper, section 5.3).
+        scheduler: "" for a batch of every task in each update; else one task an update, chosen by this
+            :func:`metapretrain.tasks.schedules.parse_schedule`. There are as many updates, each
+            with the rows of one task.
         pool: batches that are sorted by length together; `multiple`: widths are rounded up to it.
         balanced: all classes equally frequent in pretraining; `balanced_finetune`: in the other phases.
         sts_head: of the rows that leave it open.
@@ -142,6 +145,7 @@ class TextRecipe:
     max_length: int = 128
     dropout: float | None = None
     policy: str = "longest"
+    scheduler: str = ""
     pool: int = 32
     multiple: int = 8
     balanced: bool = False

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from metapretrain.data.texts import TextTask
+from metapretrain.data.tokens import padded_width
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
 from metapretrain.models.text_heads import ClassHead
 from metapretrain.protonet import ProtoLoss
+from metapretrain.scheduling import BlockScheduler, Probe
 from metapretrain.tasks.images import Machine
+from metapretrain.tasks.schedules import build_scheduler, choices_of, parse_schedule, probing, row_probe, spent
 from metapretrain.tasks.text_data import TextData, width_limit
 from metapretrain.tasks.text_embedding import Embedded, embed, embed_tokens, predictions, prototype_scores, score
 from metapretrain.tasks.text_methods import (
@@ -36,11 +39,16 @@ SECOND_PHASE = 1 << 48  # added to the stream's seed after pretraining: its batc
 
 @dataclass(frozen=True)
 class Fitted:
-    """What training did: updates, how fast in tokens (padding left out), and the share of padding."""
+    """What training did: updates, how fast in tokens (padding left out), and the share of padding.
+
+    `batches` of each task that it trained on; `schedule` tells what a scheduler chose and spent, if there was one.
+    """
 
     updates: int
     tokens_per_s: float
     padding_share: float
+    batches: Mapping[str, int] = field(default_factory=dict)
+    schedule: Mapping[str, Any] | None = None
 
 
 def new_encoder(recipe: TextRecipe, seed: int) -> TextEncoder:
@@ -176,9 +184,10 @@ def _fit(
 ) -> Fitted:  # fmt: skip
     encoder: TextEncoder = step.model  # type: ignore[assignment]
     tokens = {task.name: data.tokens(task.train, f"{task.name} train", encoder, recipe, joined) for task in data.tasks}
+    scheduler = _scheduler(step, data, recipe, seed, machine) if recipe.scheduler else None
     stream = TextStream(
-        tokens, recipe.batch_size, recipe.policy, seed=seed, steps=count, pool=recipe.pool, multiple=recipe.multiple,
-        limit=width_limit(encoder, recipe),
+        tokens, recipe.batch_size, scheduler or recipe.policy, seed=seed, steps=count, pool=recipe.pool,
+        multiple=recipe.multiple, limit=width_limit(encoder, recipe),
         labels={task.name: task.class_labels(task.train) for task in data.tasks} if balanced else None,
     )  # fmt: skip
     settings = TrainSettings(
@@ -187,6 +196,33 @@ def _fit(
         seed=seed % 2**32, compile=machine.compile, cuda_graph=machine.cuda_graph if encoder.recordable else False,
         log_every=max(1, min(50, count // 20)), evaluate_every=max(1, count // 10),
     )  # fmt: skip
-    report = train(step, stream, settings, run=run, evaluate=evaluate, title=title)
+
+    def evaluate_and_tell(number: int) -> Mapping[str, float]:
+        return {**(evaluate(number) if evaluate else {}), **choices_of(stream)}
+
+    watch = evaluate if scheduler is None else evaluate_and_tell
+    report = train(step, stream, settings, run=run, evaluate=watch, title=title)
     done = max(1, report.steps - report.resumed_from)
-    return Fitted(report.steps, report.updates_per_second * stream.tokens_given / done, stream.padding_share)
+    return Fitted(
+        report.steps, report.updates_per_second * stream.tokens_given / done, stream.padding_share, report.batches,
+        None if scheduler is None else {"name": recipe.scheduler, **spent(scheduler)},
+    )  # fmt: skip
+
+
+def _scheduler(step: TextStep, data: TextData, recipe: TextRecipe, seed: int, machine: Machine) -> BlockScheduler:
+    """The recipe's scheduler over the tasks; its probes draw training rows of their own, and are its targets too."""
+    texts: dict[str, TextRows] = {name: part.texts for name, part in step.objectives.items()}  # type: ignore[misc]
+
+    def loss_of(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        def loss(rows: torch.Tensor) -> torch.Tensor:
+            width = padded_width(texts[name].tokens.widths[rows], 1)
+            batch = {name: {"rows": rows.to(texts[name].labels.device), "width": torch.empty(width, 0)}}
+            with probing(machine.device, machine.precision):
+                return step.losses(batch, step.encode(batch))[name].float()
+
+        return loss
+
+    sizes = {task.name: len(task.train) for task in data.tasks}
+    probes: dict[str, Probe] = {name: row_probe(size, recipe.batch_size, loss_of(name)) for name, size in sizes.items()}
+    schedule = parse_schedule(recipe.scheduler, sizes)
+    return build_scheduler(schedule, sizes, probes, step, seed=seed)

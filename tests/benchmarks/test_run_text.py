@@ -14,6 +14,7 @@ from benchmarks.run_text import METHODS, main, options_of, recipe_of
 from metapretrain.evaluation.results import collect
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
+NAMES = ("proto-s3", "pretrain-proto-s3")
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +80,19 @@ def test_validation_leaves_the_dev_parts_alone(run: Callable[..., int], tmp_path
     assert result["kind"] == "tuning" and not any("dev" in name for name in result["counts"])
 
 
+@pytest.mark.parametrize("schedule", ["uniform", "fixed:sts", "utility:samples=1,updates=2", "exp3:updates=1"])
+def test_one_task_an_update_by_a_schedule(run: Callable[..., int], tmp_path: Path, schedule: str) -> None:
+    assert run("--schedule", schedule, "--methods", "proto", "--seeds", 3) == 0
+    (folder,) = (tmp_path / "runs" / "text").glob(f"made-paper-{schedule.partition(':')[0]}*-smoke")
+    row, pretraining = (json.loads((folder / name / "result.json").read_text()) for name in NAMES)
+    for result, updates in ((row, 4), (pretraining, 4)):
+        told = result["schedule"]
+        assert told["name"] == schedule and sum(told["updates"].values()) == updates
+        assert schedule != "fixed:sts" or told["updates"]["sts"] == updates
+        assert (told["probe_share"] > 0) == schedule.startswith(("utility", "exp3"))
+    assert row["budget"]["updates"] == 8 and row["budget"]["encoder_passes"] == 8 * 16  # a third of a batch of each
+
+
 def test_options_change_the_recipe() -> None:
     options = options_of([
         "--recipe", "strong", "--encoder", "bert-tiny", "--pooling", "cls", "--policy", "shortest", "--loss-weights",
@@ -98,6 +112,11 @@ def test_options_change_the_recipe() -> None:
         (["--loss-weights", "stt=1"], "sst"),
         (["--set", "joint.rate=1"], "weight_decay"),
         (["--set", "policy=random"], "longest"),
+        (["--schedule", "uniforn"], "uniform"),
+        (["--schedule", "fixed:stt"], "sst"),
+        (["--schedule", "utility:alpha=-1"], "alpha"),
+        (["--schedule", "utility:rate=1"], "samples"),
+        (["--schedule", "uniform", "--methods", "pcgrad"], "leave it out"),
         (["--tag", "../x"], "--tag"),
         (["--set", "batch_size=65"], "64 training rows"),
         (["--encoder", "no/such/folder"], "no folder"),

@@ -1,0 +1,109 @@
+"""Schedules by name: parsing, the reward of exp3, resumes, and probes that leave no trace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from metapretrain.errors import InputError
+from metapretrain.scheduling import FunctionProbe
+from metapretrain.tasks.schedules import (
+    SCHEDULES,
+    LossExp3,
+    Schedule,
+    build_scheduler,
+    parse_schedule,
+    probing,
+    row_probe,
+    spent,
+)
+
+SIZES = {"big": 300, "small": 100}
+
+
+def problem() -> tuple[nn.Sequential, dict[str, FunctionProbe]]:
+    """A line with dropout, and a probe for each of two goals."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+    x = torch.randn(300, 3)
+
+    def probe(name: str, goal: float) -> FunctionProbe:
+        return row_probe(SIZES[name], 8, lambda rows: (model(x[rows]) - goal).square().mean())
+
+    return model, {"big": probe("big", 1.0), "small": probe("small", -1.0)}
+
+
+@pytest.mark.parametrize("text", [*(name for name in SCHEDULES if name != "fixed"), "fixed:small", "exp3:updates=2"])
+def test_a_schedule_goes_on_where_another_stopped(text: str) -> None:
+    schedule = parse_schedule(text, SIZES)
+    model, probes = problem()
+    one, other = (build_scheduler(schedule, SIZES, probes, model, seed=4) for _ in range(2))
+    chosen = [one.choose().source for _ in range(25)]
+    assert set(chosen) <= set(SIZES) and spent(one)["updates"] == one.counts
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert [one.choose().source for _ in range(25)] == [other.choose().source for _ in range(25)]
+
+
+def test_proportional_draws_by_size() -> None:
+    scheduler = build_scheduler(Schedule("proportional"), SIZES, {}, [], seed=0)
+    for _ in range(400):
+        scheduler.choose()
+    assert scheduler.counts["big"] / 400 == pytest.approx(0.75, abs=0.06)
+
+
+def test_the_reward_of_exp3_is_the_relative_fall_of_the_losses() -> None:
+    w = torch.zeros(1, requires_grad=True)
+    goals = {
+        "near": FunctionProbe(lambda _: None, lambda _: (w - 1).square().sum()),
+        "far": FunctionProbe(lambda _: None, lambda _: (w - 2).square().sum()),
+    }
+    scheduler = LossExp3(["a", "b"], goals, [w], reward=0.5, gamma=0.2, updates=2)
+    first = scheduler.choose().source
+    scheduler.choose()
+    w.data.fill_(0.1)
+    told: list[Any] = []
+    scheduler.observe = lambda source, reward: told.append((source, reward))  # type: ignore[method-assign]
+    choice = scheduler.choose()
+    assert told == [(first, pytest.approx(((1 - 0.81) + (4 - 3.61) / 4) / 2))]
+    assert choice.cost.forwards == 4 and choice.cost.backwards == 0
+
+
+def test_looking_leaves_no_trace() -> None:
+    model, probes = problem()
+    scheduler = LossExp3(SIZES, probes, model, updates=1)
+    before, state = torch.get_rng_state(), {name: value.clone() for name, value in model.state_dict().items()}
+    losses = [scheduler._losses() for _ in range(2)]
+    assert losses[0] == losses[1] and model.training and all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_probing_computes_in_the_precision_of_training() -> None:
+    line, x = nn.Linear(2, 2), torch.ones(1, 2)
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        with probing("cpu", precision):
+            assert line(x).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("unifrm", "uniform"),
+        ("fixed", "fixed:big"),
+        ("fixed:bug", "big"),
+        ("utility:alpha=0", "alpha"),
+        ("utility:alpha", "name=value"),
+        ("utility:utility=exat", "exact"),
+        ("exp3:gama=0.1", "gamma"),
+        ("exp3:reward=0", "reward"),
+        ("uniform:updates=0", "updates"),
+        ("uniform:task=big", "fixed"),
+    ],
+)
+def test_bad_schedules_are_one_line(text: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        parse_schedule(text, SIZES)
