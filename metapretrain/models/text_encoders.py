@@ -78,12 +78,20 @@ class TextEncoder(nn.Module):
         Returns:
             (B, D), float32 under mixed precision as well.
         """
+        return self.pool(self.hidden(tokens), tokens["attention_mask"])
+
+    def hidden(self, tokens: Mapping[str, Tensor]) -> Tensor:
+        """The last states (B, L, D) of all tokens of a padded batch; those of padding mean nothing."""
         ids, mask = tokens["input_ids"], tokens["attention_mask"]
         kind = ids.device.type
         mixed = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if mixed else self.model.dtype
         types = {"token_type_ids": tokens["token_type_ids"]} if self.typed and "token_type_ids" in tokens else {}
         states: Tensor = self.model(input_ids=ids, attention_mask=expand_mask(mask, self.form, dtype), **types)[0]
+        return states
+
+    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
+        """One embedding (B, D), float32, of states (B, L, D) whose tokens are 1 in `mask` (B, L)."""
         if self.pooling == "cls":
             return states[:, 0].float()
         real = mask.unsqueeze(-1).float()

@@ -1,0 +1,183 @@
+"""Plain text as documents of sentences of words, and the same as token ids in flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metapretrain.errors import InputError
+
+UNKNOWN = "<unk>"  # how PTB and WikiText write words that they left out
+CHUNK = 2000  # sentences that a tokenizer is given at once
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of one split.
+
+    Attributes:
+        documents: of each document its sentences, of each sentence its words.
+        split: such as ``"train"``.
+        counts: lines left out, by what they are.
+        files: as those of :class:`metapretrain.data.TextSet`.
+
+    Raises:
+        InputError: there is no sentence, or one without a word.
+
+    Example:
+        >>> texts = Documents([[["A", "fine", "day", "."], ["It", "rained", "."]]])
+        >>> len(texts), texts.sentences
+        (1, 2)
+    """
+
+    documents: list[list[list[str]]]
+    split: str = "train"
+    counts: dict[str, int] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that there is something, and nothing empty."""
+        if not self.documents:
+            raise InputError(f"{self.split}: there is no document")
+        for number, document in enumerate(self.documents):
+            if not document or not all(document):
+                raise InputError(f"{self.split}: document {number} has no sentence, or one without a word")
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(self.documents)
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences."""
+        return sum(map(len, self.documents))
+
+
+def hold_out_documents(texts: Documents, every: int = 20) -> tuple[Documents, Documents]:
+    """Split off every `every`-th document for validation: the same ones in every run.
+
+    Example:
+        >>> train, validation = hold_out_documents(Documents([[["a"]], [["b"]], [["c"]]]), every=2)
+        >>> train.documents, validation.documents, validation.split
+        ([[['a']], [['c']]], [[['b']]], 'validation')
+
+    Raises:
+        InputError: `every` is below 2, or there are fewer documents.
+    """
+    if every < 2 or len(texts) < every:
+        raise InputError(f"every must be in 2..{len(texts)} (the number of documents), got {every}")
+    held = texts.documents[every - 1 :: every]
+    kept = [document for row, document in enumerate(texts.documents) if (row + 1) % every]
+    return (
+        Documents(kept, texts.split, texts.counts, texts.files),
+        Documents(held, "validation", {}, texts.files),
+    )
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids of documents, one after the other, with where words, sentences and documents begin.
+
+    Attributes:
+        ids: int32 (T,), without special tokens.
+        words: int64 (W + 1,), where each word begins in `ids`; the last is T. A word may have no token.
+        sentences: int64 (S + 1,), where each sentence begins in `words`.
+        documents: int64 (G + 1,), where each document begins in `sentences`.
+        types: int32 (W,), the same number for the same word in lower case.
+        names: the words in lower case, by type.
+        capital: bool (W,), the word begins with a capital letter.
+        letters: bool (W,), the word begins with a letter.
+    """
+
+    ids: NDArray[np.int32]
+    words: NDArray[np.int64]
+    sentences: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    types: NDArray[np.int32]
+    names: list[str]
+    capital: NDArray[np.bool_]
+    letters: NDArray[np.bool_]
+
+    def tokens(self, first: int, last: int) -> NDArray[np.int32]:
+        """Token ids of the sentences first..last, the last one not included."""
+        return self.ids[self.words[self.sentences[first]] : self.words[self.sentences[last]]]
+
+
+def tokenize_documents(texts: Documents, tokenizer: Any, *, lower: bool = False) -> Corpus:
+    """Tokenise documents once; words are joined by spaces, and ``<unk>`` becomes the tokenizer's unknown token.
+
+    Args:
+        texts: what to tokenise.
+        tokenizer: a fast one of the transformers library.
+        lower: give the tokenizer lower case, so that it cannot tell where capitals were.
+
+    Raises:
+        InputError: the tokenizer does not tell where tokens stand in the text.
+    """
+    sentences = [sentence for document in texts.documents for sentence in document]
+    unknown = tokenizer.unk_token or UNKNOWN
+    shown = [[unknown if word == UNKNOWN else word.lower() if lower else word for word in row] for row in sentences]
+    ids, sizes = tokenize_words(shown, tokenizer)
+    numbers: dict[str, int] = {}
+    words = [word for row in sentences for word in row]
+    types = [numbers.setdefault(word.lower(), len(numbers)) for word in words]
+    letters = np.array([word[0].isalpha() for word in words], bool)
+    return Corpus(
+        ids,
+        _starts(sizes),
+        _starts([len(row) for row in sentences]),
+        _starts([len(document) for document in texts.documents]),
+        np.array(types, np.int32),
+        list(numbers),
+        np.array([word[0].isupper() for word in words], bool),
+        letters,
+    )
+
+
+def tokenize_words(rows: Sequence[Sequence[str]], tokenizer: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Tokenise rows of words, joined by spaces.
+
+    Returns:
+        token ids int32 (T,) of all rows, and the number of tokens int64 (W,) of each word.
+
+    Raises:
+        InputError: the tokenizer does not tell where tokens stand in the text.
+
+    Example:
+        >>> from metapretrain.models.tiny_text import tiny_tokenizer
+        >>> ids, sizes = tokenize_words([["tiny", "test"], ["a"]], tiny_tokenizer())
+        >>> len(ids), sizes.tolist()
+        (5, [2, 2, 1])
+    """
+    if not tokenizer.is_fast:
+        raise InputError(f"{type(tokenizer).__name__} does not tell where tokens stand; take a fast tokenizer")
+    parts, sizes = [], []
+    for begin in range(0, len(rows), CHUNK):
+        chunk = rows[begin : begin + CHUNK]
+        coded = tokenizer(
+            [" ".join(row) for row in chunk],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            truncation=False,
+            padding=False,
+            verbose=False,
+        )
+        for row, found, offsets in zip(chunk, coded["input_ids"], coded["offset_mapping"], strict=True):
+            ends = np.cumsum([len(word) + 1 for word in row])
+            # A token belongs to the word in which it ends: some tokenizers count the space before to a token.
+            last = np.array([end for _, end in offsets], np.int64) - 1
+            places = np.searchsorted(ends, last, "right")
+            sizes.append(np.bincount(places, minlength=len(row)))
+            parts.append(np.asarray(found, np.int32))
+    if not parts:
+        return np.zeros(0, np.int32), np.zeros(0, np.int64)
+    return np.concatenate(parts), np.concatenate(sizes).astype(np.int64)
+
+
+def _starts(sizes: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]).astype(np.int64)
