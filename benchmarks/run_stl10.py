@@ -23,7 +23,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.figures import REDUCERS, check_reducer
 from metapretrain.options import Parser, common_options, main_guard, positive_int
 from metapretrain.tasks.experiment import Experiment
-from metapretrain.tasks.images import ImageData, Method
+from metapretrain.tasks.images import SCHEDULED, ImageData, Method
 from metapretrain.tasks.recipes import Phase, Proto, Recipe, override
 from metapretrain.tasks.table import machine_of, run_table
 
@@ -40,6 +40,8 @@ METHODS = {
     for frozen in (True, False)
     for head in ("linear", "mlp")
 }
+# Rows of --schedule: the encoder is pretrained by cross entropy, prototypes and SimCLR, one of them an update.
+SCHEDULED_ROWS = {"scheduled": Method(SCHEDULED), "scheduled-frozen": Method(SCHEDULED, frozen=True)}
 
 # "paper": random weights and plain training, with the choices that the poster leaves open fixed before the first test.
 PAPER = Recipe(
@@ -72,8 +74,11 @@ RECIPES = {"paper": PAPER, "strong": STRONG}
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
+    first = Parser(add_help=False)
+    first.add_argument("--schedule")
+    rows = METHODS if first.parse_known_args(argv)[0].schedule is None else SCHEDULED_ROWS
     parser = Parser(description=__doc__)
-    common_options(parser, "stl10", methods=METHODS)
+    common_options(parser, "stl10", methods=rows)
     add = parser.add_argument
     add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
     add("--dataset", choices=tuple(DATASETS), default="stl10", help="stl10 (default), digits or image-folder")
@@ -89,6 +94,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         dest="changes",
         help="change the recipe: prl.lr=0.2",
     )
+    add("--schedule", metavar="NAME", help=f"rows {', '.join(SCHEDULED_ROWS)}: several objectives, one an update, by "
+        "uniform, proportional, round-robin, utility, exp3 or fixed:OBJECTIVE; utility:alpha=0.05 sets an option")
     add("--validate", action="store_true", help="leave the test images alone: for choosing a recipe")
     add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
     add("--train-on-all", action="store_true", help="train on the validation images too")
@@ -138,16 +145,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         recipe = replace(
             recipe, encoder="small-conv", epochs=2, pretrain_share=0.5, batch_size=64, validation=40
         )
-    recipe = override(recipe, options.changes)
+    recipe = override(replace(recipe, scheduler=options.schedule or ""), options.changes)
     data = data_of(options, recipe)
-    name = "-".join(filter(None, [options.recipe, options.tag, "smoke" * options.smoke]))
+    schedule = re.sub(r"[^\w.+-]", "-", options.schedule or "")
+    name = "-".join(filter(None, [options.recipe, schedule, options.tag, "smoke" * options.smoke]))
     figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = Experiment(
         "stl10", options.dataset, name, recipe, data, machine, options.out, figures, options.resume,
         map_points=200 if options.smoke else 1000, reducer=options.reducer,
     )  # fmt: skip
     given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]
-    return run_table(experiment, METHODS, options, [__file__, *given])
+    return run_table(experiment, METHODS | SCHEDULED_ROWS, options, [__file__, *given])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from metapretrain.models import Encoder
 from metapretrain.models.saved import ENCODER, save_model
 from metapretrain.protonet import prototypes
 from metapretrain.tasks.images import (
+    SCHEDULED,
     ImageData,
     Method,
     encode,
@@ -28,6 +29,7 @@ from metapretrain.tasks.images import (
 )
 from metapretrain.tasks.recipes import Recipe
 from metapretrain.tasks.runs import NO_COST, Runs
+from metapretrain.tasks.scheduled_images import check_scheduled, pretrain_scheduled
 from metapretrain.training import RunFolder, TrainReport
 from metapretrain.training.checkpoint import load_tensors
 
@@ -45,7 +47,9 @@ class Experiment(Runs[Recipe, ImageData, Method]):
         return f"pretrain-{method.pretraining}", Method(method.pretraining, head=None)
 
     def check_row(self, name: str, method: Method) -> None:
-        """Refuse a budget that is too small for both phases."""
+        """Refuse a budget that is too small for both phases, and a scheduled row without a schedule."""
+        if method.objective == SCHEDULED:
+            check_scheduled(self.recipe, self.machine)
         updates(self.recipe, self.data, method)
 
     def model(self, method: Method) -> dict[str, Any]:
@@ -61,6 +65,7 @@ class Experiment(Runs[Recipe, ImageData, Method]):
         """Return one line a run with its budget: what `--dry-run` prints."""
         lines = []
         for name, method in methods.items():
+            self.check_row(name, method)
             before, after = updates(self.recipe, self.data, method)
             batch = self.recipe.batch_size
             spent = f"{(before * views(method.objective) + after) * batch:,} encoder passes"
@@ -98,13 +103,17 @@ class Experiment(Runs[Recipe, ImageData, Method]):
             return encoder, {**done["budget"], "wall_s": done["wall_s"]}
         with self.open(name, method, seed) as run:
             maps = self._maps("before pretraining", encoder) if self.figures == seed else {}
-            encoder, report = pretrain(objective, self.data, self.recipe, seed, self.machine, run=run)
+            told: dict[str, Any] = {}
+            if objective == SCHEDULED:
+                encoder, report, told = pretrain_scheduled(self.data, self.recipe, seed, self.machine, run=run)
+            else:
+                encoder, report = pretrain(objective, self.data, self.recipe, seed, self.machine, run=run)
             spent = report.steps * self.recipe.batch_size * views(objective)
             cost = {"encoder_passes": spent, "updates": report.steps}
             if maps:
                 self._draw_maps(run, maps | self._maps("after pretraining", encoder), report.steps)
             scored = score(encoder, None, self.data)
-            extra = {"kind": "pretraining", "images_per_s": self._speed(report, views(objective))}
+            extra = {"kind": "pretraining", "images_per_s": self._speed(report, views(objective)), **told}
             save = self._save(run, scored, encoder, None)
             result = self.finish(run, name, seed, scored.metrics, cost, extra, save)
             return encoder, {**cost, "wall_s": result.get("wall_s", 0.0)}

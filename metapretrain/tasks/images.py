@@ -28,6 +28,7 @@ OBJECTIVES: dict[str, type[Supervised | PRL | SimCLR]] = {
     "prl-query": PRL,
     "simclr": SimCLR,
 }
+SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrain.tasks.scheduled_images`
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def views(objective: str) -> int:
         >>> views("simclr"), views("prl-query")
         (2, 1)
     """
-    return OBJECTIVES[objective].views
+    return 1 if objective == SCHEDULED else OBJECTIVES[objective].views
 
 
 def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
@@ -161,7 +162,7 @@ def pretrain(
     """
     one_of("pretraining objective", objective, OBJECTIVES.keys() - {"supervised"})
     phase = recipe.simclr if objective == "simclr" else recipe.prl
-    images = _images(data, phase, machine)
+    images = images_of(data, phase, machine)
     encoder = new_encoder(data, recipe, seed)
     task: SimCLR | PRL
     if objective == "simclr":
@@ -175,7 +176,7 @@ def pretrain(
             label_smoothing=phase.label_smoothing, **asdict(recipe.proto),
         )  # fmt: skip
         task = PRL(images, proto)
-    evaluate = _by_prototypes(encoder, data) if len(data.validation) else None
+    evaluate = by_prototypes(encoder, data) if len(data.validation) else None
     steps, _ = updates(recipe, data, Method(objective))
     report = _fit(encoder, objective, task, phase, steps, data, recipe, seed, machine, run, evaluate)
     return encoder, report
@@ -203,7 +204,7 @@ def finetune(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 2)
         head = build_head(method.head, encoder.features, len(data.train.classes))
-    task = Supervised(_images(data, phase, machine), head, phase.label_smoothing)
+    task = Supervised(images_of(data, phase, machine), head, phase.label_smoothing)
     model = Frozen(encoder) if method.frozen else encoder
 
     def evaluate(step: int) -> Mapping[str, float]:
@@ -240,7 +241,8 @@ def classify(encoder: nn.Module, head: nn.Module, data: ImageData) -> Callable[[
     return predict
 
 
-def _by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[str, float]]:
+def by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[str, float]]:
+    """Return a function that scores nearest training prototypes on the validation part."""
     features = encode(encoder, data)
 
     def evaluate(step: int) -> Mapping[str, float]:
@@ -251,7 +253,8 @@ def _by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping
     return evaluate
 
 
-def _images(data: ImageData, phase: Phase, machine: Machine) -> Images:
+def images_of(data: ImageData, phase: Phase, machine: Machine) -> Images:
+    """Return the training images, augmented as the phase says."""
     train = data.train
     changes: dict[str, bool] = {"channels_last": machine.device != "cpu"}
     if train.channels == 1:  # digits are not mirrored
@@ -285,14 +288,22 @@ def _fit(
     )  # fmt: skip
     if name.startswith("prl"):
         check_labels(data.train.labels[next(iter(rows))], mode=name.removeprefix("prl-"))
+    stream = TaskStream({name: rows}, "longest", seed=seed, steps=steps)
+    return fit(Step(model, {name: task}), stream, phase, steps, seed, machine, run, evaluate, f"{name} seed {seed}")
+
+
+def fit(
+    step: Step, stream: TaskStream, phase: Phase, steps: int, seed: int, machine: Machine, run: Any,
+    evaluate: Callable[[int], Mapping[str, float]] | None, title: str,
+) -> TrainReport:  # fmt: skip
+    """Train a step of image objectives on a stream of rows."""
+    resident = all(task.images.resident for task in step.objectives.values())  # type: ignore[union-attr]
     settings = TrainSettings(
         steps=steps, lr=phase.lr, optimizer=phase.optimizer, weight_decay=phase.weight_decay, schedule=phase.schedule,
         warmup=phase.warmup, ema=phase.ema, precision=machine.precision, device=machine.device, seed=seed,
-        compile=machine.compile, cuda_graph=machine.cuda_graph if task.images.resident else False,
+        compile=machine.compile, cuda_graph=machine.cuda_graph if resident else False,
         log_every=max(1, min(50, steps // 20)), evaluate_every=max(1, steps // 10),
     )  # fmt: skip
-    stream = TaskStream({name: rows}, "longest", seed=seed, steps=steps)
-    step = Step(model, {name: task})
     if machine.device != "cpu":
-        model.to(memory_format=torch.channels_last)
-    return train(step, stream, settings, run=run, evaluate=evaluate, title=f"{name} seed {seed}")
+        step.model.to(memory_format=torch.channels_last)
+    return train(step, stream, settings, run=run, evaluate=evaluate, title=title)

@@ -75,6 +75,8 @@ class Recipe:
         supervised, prl, simclr: the phase of each objective; `frozen` and `unfrozen`: of fine-tuning.
         proto: of the prototypical loss.
         simclr_temperature: of the contrastive loss.
+        scheduler: of rows whose encoder is pretrained by several objectives, one an update: see
+            :func:`metapretrain.tasks.schedules.parse_schedule`.
 
     Raises:
         InputError: a value outside its range, or an unknown name (with the nearest one).
@@ -94,6 +96,7 @@ class Recipe:
     validation: int = 500
     balanced: bool = False
     simclr_temperature: float = 0.5
+    scheduler: str = ""
 
     def __post_init__(self) -> None:
         """Check every value."""
