@@ -153,6 +153,28 @@ def fixed_sample(test: TextSet, count: int = TEST_ROWS) -> TextSet:
     return test.subset(np.sort(np.concatenate(rows)))
 
 
+def balanced_sample(rows: TextSet, count: int, seed: int) -> TextSet:
+    """Draw `count` rows, as many of each class as its rows allow, in a random order.
+
+    Raises:
+        InputError: no labels, or a count outside of 1..N.
+
+    Example:
+        >>> rows = TextSet(list("abcdef"), labels=torch.tensor([0, 0, 0, 0, 0, 1]))
+        >>> sorted(balanced_sample(rows, 4, seed=0).labels.tolist())
+        [0, 0, 0, 1]
+    """
+    labels = rows.require_labels().numpy()
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 1 <= count <= len(labels):
+        raise InputError(f"a balanced sample has 1 to {len(labels)} rows (all that there are), got {count!r}")
+    classes, counts = np.unique(labels, return_counts=True)
+    random = np.random.Generator(np.random.Philox(seed))
+    order = random.permutation(len(labels))
+    shares = _shares(np.ones(len(classes)), counts, int(count), least=0)
+    chosen = [order[labels[order] == label][:share] for label, share in zip(classes, shares, strict=True)]
+    return rows.subset(random.permutation(np.concatenate(chosen)))
+
+
 def known_texts(texts: Iterable[str]) -> frozenset[str]:
     """Return the normalised texts of, for example, the pretraining data, for :func:`without_known`."""
     return frozenset(normalise_text(text) for text in texts)

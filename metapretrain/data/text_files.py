@@ -78,7 +78,7 @@ def read_texts(
     _check_kind(kind, pair)
     file = Path(path).expanduser()
     content, wrong = decode_text(file, encoding, undecodable)
-    columns = _Columns(str(file), text, pair, label, id, kind, tuple(classes), low, high)
+    columns = Columns(str(file), text, pair, label, id, kind, tuple(classes), low, high)
     if header is not None:
         for name in columns.names:
             find_column(name, header, f"header given for {file.name}")
@@ -135,7 +135,7 @@ def from_dataset(
     if not classes and label is not None and kind != "pair-regression":
         features = getattr(dataset, "features", None) or {}
         classes = getattr(features.get(label), "names", None) or ()
-    columns = _Columns(name, text, pair, label, id, kind, tuple(classes), low, high, missing=(-1,))
+    columns = Columns(name, text, pair, label, id, kind, tuple(classes), low, high, missing=(-1,))
     values = zip(*(list(dataset[column]) for column in columns.names), strict=True)
     records = ((f"row {row}", dict(zip(columns.names, cells, strict=True))) for row, cells in enumerate(values))
     return columns.collect(records, name, {}, {})
@@ -149,7 +149,7 @@ def _check_kind(kind: str, pair: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     """Which columns to read and what their labels may be; turns records into the rows of a set."""
 
     where: str  # file or data set, as errors name it
