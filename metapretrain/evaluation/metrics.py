@@ -60,6 +60,18 @@ def f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2) -> NDArray[
     return np.asarray((hits / np.maximum(stated, 1)).mean(axis=0))
 
 
+def macro_f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2) -> NDArray[np.float64]:
+    """The plain mean of the F1 of each class, of two classes as well, (..., N) to (...).
+
+    Example:
+        >>> float(macro_f1([1, 1, 0, 0], [1, 1, 1, 1]))
+        0.3333333333333333
+    """
+    if classes > 2:
+        return f1(targets, predictions, classes)
+    return (f1(targets, predictions) + f1(1 - np.asarray(targets), 1 - np.asarray(predictions))) / 2
+
+
 def pearson(targets: ArrayLike, predictions: ArrayLike) -> NDArray[np.float64]:
     """Pearson's correlation, (..., N) to (...); 0 where one side is constant, for which it is not defined.
 

@@ -94,8 +94,8 @@ class PromptedModel(nn.Module):
         """Log-probability of each label's word, (..., C).
 
         Args:
-            prompt: (L, D) for all rows; or with the first of the batch's dimensions in front, as (K, L, D) for
-                rows (K, m), a prompt a task, or (B, L, D) for rows (B,), a prompt a row.
+            prompt: (L, D) for all rows, (0, D) for no prompt; or with the first of the batch's dimensions in front,
+                as (K, L, D) for rows (K, m), a prompt a task, or (B, L, D) for rows (B,), a prompt a row.
             batch: rows (...), padded on either side.
 
         Raises:
@@ -105,7 +105,8 @@ class PromptedModel(nn.Module):
         rows = right_padded(batch.flat())
         self._check(prompt, batch)
         lead, own = prompt.shape[:-2], prompt.shape[-2:]
-        each = prompt.reshape(*lead, *(1 for _ in shape[len(lead) :]), *own).expand(*shape, *own).reshape(-1, *own)
+        each = prompt.reshape(*lead, *(1 for _ in shape[len(lead) :]), *own).expand(*shape, *own)
+        each = each.reshape(len(rows), *own)
         scores = PATHS[self.kind](self.model, each, rows, self.verbalizer)
         if self.normalise == "labels":
             scores = scores.log_softmax(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -75,6 +75,16 @@ class Runs(ABC, Generic[R, D, M]):
     def path(self, name: str, seed: int) -> Path:
         """The folder of one run."""
         return self.root / f"{name}-s{seed}"
+
+    @abstractmethod
+    def row(self, name: str, method: M, seed: int) -> dict[str, Any]:
+        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
+
+    def rows(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Run every row for every seed, one after the other, and yield their results."""
+        for seed in seeds:
+            for name, method in methods.items():
+                yield self.row(name, method, seed)
 
     def check(self, methods: Mapping[str, M], seeds: Sequence[int]) -> None:
         """Refuse now, before anything is trained, what a row would refuse when its turn comes.

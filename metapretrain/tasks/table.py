@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,8 +55,8 @@ class Rows(Protocol):
         """Refuse now what `row` would refuse later."""
         ...
 
-    def row(self, name: str, method: Any, seed: int) -> dict[str, Any]:
-        """Run one row for one seed and return its result."""
+    def rows(self, methods: Mapping[str, Any], seeds: Sequence[int]) -> Iterable[dict[str, Any]]:
+        """Run every row for every seed and return their results."""
         ...
 
 
@@ -96,11 +96,9 @@ def run_table(
     if len(places) > 1 and experiment.machine.world == 1 and not options.job:
         run_jobs(_jobs(chosen, options, command), places, experiment.root / "logs")
     else:
-        for seed in options.seeds:
-            for name, method in chosen.items():
-                result = experiment.row(name, method, seed)
-                if not len(experiment.data.test) and experiment.machine.rank == 0:
-                    print(f"{name} seed {seed}, validation only: {result['metrics']}")
+        for result in experiment.rows(chosen, options.seeds):
+            if not len(experiment.data.test) and experiment.machine.rank == 0:
+                print(f"{result['method']} seed {result['seed']}, validation only: {result['metrics']}")
     if not len(experiment.data.test):
         return 0
     if experiment.machine.rank == 0 and not options.job:

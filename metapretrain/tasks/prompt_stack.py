@@ -1,0 +1,225 @@
+"""Many prompts tuned in one batch: each with its own data, order, optimizer state and early stopping."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError
+from metapretrain.prompts import PromptedModel
+from metapretrain.tasks.prompt_methods import Tuning
+from metapretrain.tasks.prompt_pool import Pool, allowed_words, mixed_precision, word_scores
+from metapretrain.training.schedule import learning_rate
+
+log = logging.getLogger(__name__)
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt to tune: its start (L, D), rows of the pool to train and validate on, its words, its data order."""
+
+    name: str
+    prompt: Tensor
+    train: Tensor
+    validation: Tensor
+    words: tuple[int, ...]
+    seed: int
+
+
+@dataclass
+class Progress:
+    """Where one prompt stands; what a checkpoint holds."""
+
+    prompt: Tensor
+    best: Tensor
+    mean: Tensor
+    square: Tensor
+    step: int = 0
+    since: int = 0
+    best_step: int = 0
+    accuracy: float = -1.0
+    done: bool = False
+    history: list[tuple[int, float]] = field(default_factory=list)
+
+    @classmethod
+    def at(cls, prompt: Tensor) -> Progress:
+        """The beginning."""
+        zeros = torch.zeros_like(prompt)
+        return cls(prompt, prompt, zeros, zeros)
+
+
+class Stack:
+    """Tunes prompts side by side; each ends as if it were tuned alone.
+
+    The rows of all prompts go through the model together, each with its prompt in front, so that a step costs little
+    more than that of one prompt. A prompt that has stopped leaves the stack.
+
+    Args:
+        model: with `normalise="vocabulary"`.
+        pool: rows of all jobs; labels are numbers of words.
+        jobs: prompts (L, D) of one length.
+        tuning: see :class:`Tuning`.
+        normalise: what label words compete with.
+        steps: of each prompt; None: `tuning.epochs` of its own rows.
+        every: steps between validations; None: an epoch.
+        rows_per_pass: rows that go through the model at a time, for training; four times as many for validation.
+
+    Raises:
+        InputError: there are no jobs, or prompts of several lengths.
+    """
+
+    def __init__(
+        self,
+        model: PromptedModel,
+        pool: Pool,
+        jobs: Sequence[Job],
+        tuning: Tuning,
+        *,
+        normalise: str = "vocabulary",
+        steps: int | None = None,
+        every: int | None = None,
+        rows_per_pass: int = 64,
+        device: str = "cpu",
+        precision: str = "fp32",
+    ) -> None:
+        if not jobs or len({job.prompt.shape for job in jobs}) > 1:
+            raise InputError("a stack needs prompts of one shape (L, D), one or more")
+        self.model, self.pool, self.tuning, self.normalise = model, pool, tuning, normalise
+        self.jobs = sorted(jobs, key=lambda job: float(pool.lengths[job.train].float().mean()))
+        self.steps, self.every, self.rows_per_pass = steps, every, rows_per_pass
+        self.device, self.precision = device, precision
+        self.progress = {job.name: Progress.at(job.prompt.detach().to(device)) for job in self.jobs}
+        self.orders: dict[str, tuple[int, Any]] = {}
+
+    def run(self, on_validation: Callable[[Job, Progress], None] | None = None) -> dict[str, Progress]:
+        """Tune all prompts; `best` of each is the one to use.
+
+        Args:
+            on_validation: called with a job after each of its validations.
+        """
+        self._validate([job for job in self.jobs if not self.progress[job.name].history], on_validation)
+        while running := [job for job in self.jobs if not self.progress[job.name].done]:
+            until = min(self._until_validation(job) for job in running)
+            self._advance(running, until)
+            self._validate([job for job in running if self._until_validation(job, now=True) == 0], on_validation)
+        return self.progress
+
+    def total(self, job: Job) -> int:
+        """Steps of a job at most."""
+        return self.tuning.epochs * self._epoch(job) if self.steps is None else self.steps
+
+    def _epoch(self, job: Job) -> int:
+        return -(-len(job.train) // self.tuning.batch_size)
+
+    def _until_validation(self, job: Job, now: bool = False) -> int:
+        """Steps to the next validation; with `now`, 0 where one is due."""
+        every, step, total = self.every or self._epoch(job), self.progress[job.name].step, self.total(job)
+        if now and (step % every == 0 or step == total):
+            return 0
+        return min(every - step % every, total - step)
+
+    def _advance(self, jobs: list[Job], steps: int) -> None:
+        """Take `steps` steps of these jobs, whose states stand side by side meanwhile."""
+        states = [self.progress[job.name] for job in jobs]
+        prompts, mean, square = (
+            torch.stack([getattr(state, name) for state in states]) for name in ("prompt", "mean", "square")
+        )
+        allowed = allowed_words([job.words for job in jobs], self.device)
+        for offset in range(steps):
+            at = [state.step + offset for state in states]
+            rows, weight = self._rows(jobs, at)
+            gradient = self._gradient(prompts, rows, weight, allowed)
+            self._adamw(prompts, mean, square, gradient, jobs, at)
+        for place, state in enumerate(states):
+            state.prompt, state.mean, state.square = prompts[place], mean[place], square[place]
+            state.step += steps
+
+    def _rows(self, jobs: list[Job], at: list[int]) -> tuple[Tensor, Tensor]:
+        """Rows of the pool and their weights in the mean loss of a job, (R, batch_size) each."""
+        size = self.tuning.batch_size
+        rows, weight = torch.zeros(len(jobs), size, dtype=torch.int64), torch.zeros(len(jobs), size)
+        for place, (job, step) in enumerate(zip(jobs, at, strict=True)):
+            epoch, batch = divmod(step, self._epoch(job))
+            if self.orders.get(job.name, (-1, None))[0] != epoch:
+                order = np.random.default_rng([job.seed, epoch]).permutation(len(job.train))
+                self.orders[job.name] = epoch, job.train[torch.from_numpy(order)]
+            mine = self.orders[job.name][1][batch * size : (batch + 1) * size]
+            rows[place] = mine[torch.arange(size) % len(mine)]  # fill with rows of weight 0
+            weight[place, : len(mine)] = 1 / len(mine)
+        return rows, weight
+
+    def _gradient(self, prompts: Tensor, rows: Tensor, weight: Tensor, allowed: Tensor) -> Tensor:
+        found = torch.empty_like(prompts)
+        weight = weight.to(self.device, prompts.dtype, non_blocking=True)
+        for part in torch.arange(len(prompts)).split(max(1, self.rows_per_pass // rows.shape[1])):
+            of = slice(int(part[0]), int(part[-1]) + 1)
+            some = prompts[of].detach().requires_grad_()
+            batch = self.pool.gather(rows[of])
+            assert batch.labels is not None
+            with mixed_precision(self.device, self.precision):
+                scores = word_scores(self.model, some, batch, allowed[of], self.normalise)
+            loss = -(scores.gather(-1, batch.labels[..., None])[..., 0] * weight[of]).sum()
+            (found[of],) = torch.autograd.grad(loss, some)
+        return found
+
+    def _adamw(
+        self, prompts: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, jobs: list[Job], at: list[int]
+    ) -> None:
+        """One step of AdamW with a rate and a count of steps for each prompt, in place."""
+        t = self.tuning
+        rates = [
+            learning_rate(step, self.total(job), peak=t.lr, schedule="linear", warmup=t.warmup)
+            for job, step in zip(jobs, at, strict=True)
+        ]
+        table = torch.tensor([rates, *([1 - beta ** (step + 1) for step in at] for beta in BETAS)], dtype=torch.float64)
+        lr, first, second = table.to(self.device, prompts.dtype, non_blocking=True)[..., None, None]
+        prompts.mul_(1 - lr * t.weight_decay)
+        mean.lerp_(gradient, 1 - BETAS[0])
+        square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        prompts.sub_(lr / first * mean / (square.sqrt() / second.sqrt() + EPSILON))
+
+    def _validate(self, jobs: list[Job], then: Callable[[Job, Progress], None] | None) -> None:
+        if not jobs:
+            return
+        for job, accuracy in zip(jobs, self._accuracies(jobs).tolist(), strict=True):
+            state = self.progress[job.name]
+            state.history.append((state.step, accuracy))
+            if state.step or self.tuning.keep_start:
+                state.since += 1
+                if accuracy > state.accuracy:
+                    state.best, state.accuracy = state.prompt.clone(), accuracy
+                    state.best_step, state.since = state.step, 0
+            patience = self.tuning.patience
+            state.done = state.step >= self.total(job) or (patience is not None and state.since >= patience)
+            if then is not None:
+                then(job, state)
+
+    @torch.no_grad()
+    def _accuracies(self, jobs: list[Job]) -> Tensor:
+        found: dict[str, Tensor] = {}
+        most = 4 * self.rows_per_pass
+        for count in sorted({len(job.validation) for job in jobs}):
+            alike = [job for job in jobs if len(job.validation) == count]
+            together = max(1, most // count)
+            for first in range(0, len(alike), together):
+                part = alike[first : first + together]
+                prompts = torch.stack([self.progress[job.name].prompt for job in part])
+                allowed = allowed_words([job.words for job in part], self.device)
+                rows = torch.stack([job.validation for job in part])
+                hits = torch.cat([self._hits(prompts, some, allowed) for some in rows.split(max(1, most), 1)], 1)
+                found |= dict(zip((job.name for job in part), hits.double().mean(1), strict=True))
+        return torch.stack([found[job.name] for job in jobs]).cpu()
+
+    def _hits(self, prompts: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
+        batch = self.pool.gather(rows)
+        with mixed_precision(self.device, self.precision):
+            scores = word_scores(self.model, prompts, batch, allowed, "vocabulary")
+        known = ~scores.isnan().any(-1)  # of a prompt that diverged, nothing is right
+        return (scores.argmax(-1) == batch.labels) & known
