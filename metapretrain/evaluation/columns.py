@@ -63,6 +63,7 @@ class Layout:
         aliases: method to another one that is the same by construction, so that one run makes two rows.
         majority: begin of the metrics' names for the row of the majority class, or None.
         open: tasks that are not listed get columns of their own.
+        part: of the data, that figures with intervals over examples are of.
     """
 
     columns: tuple[Column, ...]
@@ -79,6 +80,7 @@ class Layout:
     aliases: Mapping[str, str] = field(default_factory=dict)
     majority: str | None = None
     open: bool = False
+    part: str = "dev"
 
     @property
     def several(self) -> bool:
@@ -175,7 +177,48 @@ TEXT = Layout(
     open=True,
 )  # fmt: skip
 
-LAYOUTS: Mapping[str, Layout] = {"text": TEXT}
+_DOWNSTREAM = {
+    "wic": "accuracy", "mrpc": "accuracy", "qnli": "accuracy", "rte": "accuracy", "cola": "matthews", "conll04": "f1",
+    "conll2003": "f1", "squad": "f1", "cb": "accuracy", "copa": "accuracy",
+}  # fmt: skip
+_TITLES = {"accuracy": "accuracy %", "f1": "F1 %", "matthews": "Matthews"}
+
+SCHEDULE = Layout(
+    columns=(
+        Column("downstream", "downstream", "downstream %", drawn="mean over downstream tasks"),
+        *(
+            Column(
+                task, f"{task}_{metric}", f"{task} {_TITLES[metric]}", metric != "matthews", True, f"{task}_test",
+                "proportion" if metric == "accuracy" else None,
+            )
+            for task, metric in _DOWNSTREAM.items()
+        ),
+    ),
+    main="downstream",
+    legend=(
+        "Test parts of tasks that were no target, after fine-tuning with the same small budget; mean ± half-width of "
+        "the 95% interval over seeds (Student t). Downstream: plain mean of the tasks' figures."
+    ),
+    further=(
+        Column("target_loss", "target_loss", "target loss", False),
+        Column("probe_share", "probe_share", "probes, % of compute"),
+        Column("taylor_rank_correlation", "taylor_rank_correlation", "Taylor: rank correlation", False, True),
+        Column("taylor_regret", "taylor_regret", "Taylor: regret", False, True),
+        Column("peak_memory", "peak_memory_mib", "peak memory, MiB", False, True),
+        Column("validation_downstream", "validation_downstream", "validation: downstream %"),
+    ),
+    further_legend=(
+        "Target loss: mean over the setting's targets on rows that no utility saw; aware and agnostic rows have other "
+        "targets. Taylor: agreement of its utilities with exact ones on the same batches, mean over the evaluations; "
+        "the regret is 0 where its first source is the best one and 1 where it is the worst."
+    ),
+    baselines=(("uniform-aware",), ("uniform-agnostic",)),
+    first_row=True,
+    compared=("downstream", *_DOWNSTREAM),
+    part="test",
+)  # fmt: skip
+
+LAYOUTS: Mapping[str, Layout] = {"text": TEXT, "schedule": SCHEDULE}
 
 
 def layout_of(benchmark: str, metrics: Iterable[str] = ()) -> Layout:

@@ -15,6 +15,7 @@ from metapretrain.evaluation.notes import table_notes
 from metapretrain.evaluation.published import PUBLISHED, Published, published_for
 from metapretrain.evaluation.results import Collection, Result, collect
 from metapretrain.evaluation.rows import Row, make_difference, make_row
+from metapretrain.evaluation.schedule_notes import schedule_notes
 from metapretrain.evaluation.text_notes import encoder_remark, text_notes
 from metapretrain.training.files import write_file
 
@@ -124,10 +125,13 @@ def _group(
     claims = [claim for claim in families if claim is not None]
     notes = [f"{name} is {other} by construction: one run, two names." for name, other in aliases.items()]
     notes += table_notes(layout, rows, by_method, present)
-    if layout.several:
+    if key[0] == "schedule":
+        notes += schedule_notes(by_method)
+    elif layout.several:
         notes += text_notes(by_method, published)
     majority = _majority(layout, rows_of, notes) if layout.majority else {}
-    remark = encoder_remark(key[3]) if layout.several else ""
+    marked = any(column.marked for column in layout.all_columns)
+    remark = encoder_remark(key[3]) if marked else ""
     return Group(*key, layout, present, rows, pretraining, claims, notes, majority, remark)
 
 

@@ -123,7 +123,8 @@ def _further(group: Group) -> list[str]:
     if group.layout.several and columns:
         header = ["method", *(heading(group, column) for column in columns)]
         rows = [[row.method, *(_limits(c, row.test_sets.get(c.name)) for c in columns)] for row in group.rows]
-        lines += ["95% over the dev examples, at the mean over seeds:", "", *markdown_table(header, rows)]
+        title = f"95% over the {group.layout.part} examples, at the mean over seeds:"
+        lines += [title, "", *markdown_table(header, rows)]
         lines += [
             "Accuracy: Wilson; Pearson: Fisher's z; means: from those of their parts, whose examples are different.",
             "",

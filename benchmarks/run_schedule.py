@@ -1,0 +1,151 @@
+"""Which pretraining task next? Schedulers beside each other on one encoder, downstream-aware and agnostic.
+
+Each row pretrains the encoder with the same number of source updates, the sources chosen by its scheduler, and is
+then fine-tuned with a fixed small budget on tasks that were no target; docs/scheduling.md says what the columns mean.
+
+    python benchmarks/run_schedule.py --data-dir DIR --seeds 0 1 2
+    python benchmarks/run_schedule.py --data-dir DIR --methods fixed,utility-exact --settings aware
+    python benchmarks/run_schedule.py --smoke
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from metapretrain.arguments import names
+from metapretrain.errors import InputError, one_of
+from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.tasks.recipes import override
+from metapretrain.tasks.schedule_data import ScheduleData
+from metapretrain.tasks.schedule_encoders import SIZES, Encoders
+from metapretrain.tasks.schedule_experiment import ScheduleExperiment
+from metapretrain.tasks.schedule_methods import FIXED, SCHEDULERS, SETTINGS, ScheduleMethod, ScheduleRecipe, rows_of
+from metapretrain.tasks.table import machine_of, run_table
+
+SOURCES = (
+    "masked-lm", "capitalisation", "token-document", "reordering", "sentence-distance", "response-selection",
+    "span-selection", "cloze-qa",
+)  # fmt: skip
+TARGETS = ("conll04", "rte", "squad")
+DOWNSTREAM = ("wic", "mrpc", "qnli", "cola", "conll2003")
+
+# "paper": utilities are raw sums of losses. "relative": each target's losses are divided by their mean first.
+RECIPES = {"paper": ScheduleRecipe(), "relative": ScheduleRecipe(normalise="relative")}
+SMOKE = {
+    "updates": 12, "batch_size": 8, "encoder": "tiny", "block": 4, "epsilon": 0.0, "floor": 0.0, "head_updates": 1,
+    "target_batches": 1, "evaluations": 2, "finetune_updates": 4, "finetune_batch": 8,
+}  # fmt: skip
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = Parser(description=__doc__)
+    common_options(parser, "schedule")
+    add = parser.add_argument
+    add("--methods", default=",".join(SCHEDULERS), metavar="A,B|all",
+        help=f"{', '.join(SCHEDULERS)}, fixed:SOURCE, or fixed for one row each; all: these too")  # fmt: skip
+    add("--settings", type=names("setting", SETTINGS), default=list(SETTINGS), metavar="A,B", help="aware, agnostic")
+    add("--recipe", choices=tuple(RECIPES), default="paper", help="paper (default) or relative")
+    add("--encoder", metavar="NAME", help=f"{', '.join(SIZES)} from scratch (default: small), minilm, tiny, a folder")
+    for what, usual in (("sources", SOURCES), ("targets", TARGETS), ("downstream", DOWNSTREAM)):
+        add(f"--{what}", metavar="A,B", help=f"default: {','.join(usual)}")
+    add("--max-length", type=int, default=128, metavar="TOKENS", help="of a sequence (default: 128)")
+    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
+        help="change the recipe: updates=2000 alpha=0.1")  # fmt: skip
+    add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
+    add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
+    add("--no-figures", action="store_true", help="draw no curves")
+    add("--job", action="store_true", help="one of several side by side: print no table")
+    options: Namespace = parser.parse_args(argv)
+    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
+        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
+    return options
+
+
+def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence[str]) -> list[str]:
+    """The rows that `--methods` and `--settings` name, such as `uniform`, `uniform-aware`, `fixed` or `fixed:SOURCE`.
+
+    Raises:
+        InputError: a name that is no row in these settings.
+    """
+    within = [name for name, row in rows.items() if row.setting in settings]
+    groups = {name: [f"{name}-{setting}" for setting in settings] for name in SCHEDULERS}
+    groups |= {name: [name] for name in within}
+    fixed = [name for name in within if rows[name].scheduler == FIXED]
+    for name in fixed:
+        groups.setdefault(f"{FIXED}:{rows[name].source}", []).append(name)
+    groups |= {FIXED: fixed, "all": within}
+    given = [part.strip() for part in text.split(",") if part.strip()]
+    found = [row for name in given for row in groups[one_of("method", name, groups)]]
+    if not found:
+        raise InputError(f"--methods names no row; there are: {', '.join(groups)}")
+    return list(dict.fromkeys(found))
+
+
+def recipe_of(options: Namespace) -> ScheduleRecipe:
+    """Return the chosen recipe with the changes of the command line."""
+    smoke: dict[str, Any] = SMOKE if options.smoke else {}
+    recipe = replace(RECIPES[options.recipe], **smoke)
+    return override(replace(recipe, encoder=options.encoder or recipe.encoder), options.changes)
+
+
+def data_of(options: Namespace, encoder: str) -> tuple[ScheduleData, Encoders]:
+    """Read the tasks, or make small ones for a smoke run, with the tokenizer of the encoder."""
+    parts: dict[str, tuple[str, ...]] = {"sources": SOURCES, "targets": TARGETS, "downstream": DOWNSTREAM}
+    if options.smoke:
+        parts = {"sources": SOURCES[:1] + SOURCES[3:4], "targets": ("conll04", "squad"), "downstream": ("rte",)}
+    for what in parts:
+        if (text := getattr(options, what)) is not None:
+            parts[what] = tuple(part.strip() for part in text.split(",") if part.strip())
+    wanted = [name for listed in parts.values() for name in listed]
+    if options.smoke:
+        from metapretrain.tasks.pretraining import made_schedule_tasks
+
+        encoders = Encoders(encoder)
+        sources, targets = made_schedule_tasks(0, encoders.tokenizer)
+        return ScheduleData({**sources, **targets}, *parts.values(), options.validate), encoders
+    if options.data_dir is None:
+        raise InputError("--data-dir is needed: the folder of the texts (metapretrain data says where they are)")
+    from metapretrain.tasks.pretraining import load_schedule_tasks, schedule_texts
+
+    texts = schedule_texts(options.data_dir) if encoder in SIZES else []
+    encoders = Encoders(encoder, texts, max_length=options.max_length)
+    tasks = load_schedule_tasks(options.data_dir, encoders.tokenizer, names=wanted, max_length=options.max_length)
+    files = {name: about for task in tasks.values() for name, about in getattr(task, "files", {}).items()}
+    return ScheduleData(tasks, *parts.values(), options.validate, files), encoders
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen rows and print their table."""
+    options = options_of(argv)
+    machine, recipe = machine_of(options), recipe_of(options)
+    if machine.world > 1:
+        raise InputError("a run is one process; run rows side by side with --jobs-per-device, on all GPUs")
+    data, encoders = data_of(options, recipe.encoder)
+    rows = rows_of(data.sources, data.targets)
+    options.methods = rows_named(options.methods, rows, options.settings)
+    encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""
+    name = "-".join(filter(None, [options.recipe, encoder, options.tag, "smoke" * options.smoke]))
+    figures = None if options.no_figures or options.validate else options.seeds[0]
+    experiment = ScheduleExperiment(
+        "schedule", "made" if options.smoke else "texts", name, recipe, data, machine, options.out, figures,
+        options.resume, make_encoder=encoders,
+    )  # fmt: skip
+    status = run_table(experiment, rows, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
+    if figures is not None and not options.dry_run and not options.job:
+        from metapretrain.evaluation.schedule_figures import plot_schedule
+
+        for file in plot_schedule(experiment.root):
+            print(f"figure   {file}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Figures of scheduling runs: target loss against source updates and all compute, and the sources over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from metapretrain.errors import InputError
+from metapretrain.evaluation.canvas import COLOURS, INK, MARKERS, new_figure, plain, save_figure
+from metapretrain.evaluation.results import Result, collect
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AXES = {"updates": "source updates", "compute_units": "compute: forward passes of a batch, probes included"}
+
+
+def plot_schedule(root: Path | str) -> list[Path]:
+    """Draw `target-loss-SETTING.png` and `shares-SETTING.png` below `root`/figures for the complete runs there.
+
+    Raises:
+        InputError: there is no complete run with a curve, or a file cannot be written.
+    """
+    root = Path(root)
+    by_setting: dict[str, dict[str, dict[int, Result]]] = {}
+    for result in collect(root).results:
+        if "curve" in result:
+            by_setting.setdefault(result["setting"], {}).setdefault(result["method"], {})[result["seed"]] = result
+    if not by_setting:
+        raise InputError(f"no complete scheduling run in {root}")
+    written = []
+    for setting, rows in by_setting.items():
+        for name, figure in (("target-loss", loss_figure(rows)), ("shares", shares_figure(rows))):
+            written.append(save_figure(figure, root / "figures" / f"{name}-{setting}.png"))
+    return written
+
+
+def loss_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
+    """Target loss of each method, mean over seeds: a panel against source updates, one against all compute."""
+    figure = new_figure(13, 4.6)
+    for place, (axis, title) in enumerate(AXES.items(), start=1):
+        axes = figure.add_subplot(1, 2, place)
+        for number, (method, seeds) in enumerate(rows.items()):
+            curves = [run["curve"] for run in seeds.values()]
+            length = min(len(curve["updates"]) for curve in curves)
+            x, y = (
+                np.mean([np.array(curve[part][:length], np.float64) for curve in curves], axis=0)
+                for part in (axis, "target_loss")
+            )
+            style, marker = ("-", "--", "-.", ":")[number // len(COLOURS) % 4], MARKERS[number % len(MARKERS)]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(x, y, color=colour, linestyle=style, marker=marker, markersize=3, linewidth=1.3, label=method)
+        axes.set_xlabel(title, color=INK)
+        axes.set_ylabel("target loss, mean over targets", color=INK)
+        plain(axes)
+    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def shares_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
+    """The part of all updates so far that each source had, of each method's first seed: a panel a method."""
+    shown = {method: seeds[min(seeds)]["curve"] for method, seeds in rows.items() if not method.startswith("fixed-")}
+    shown = shown or {method: seeds[min(seeds)]["curve"] for method, seeds in rows.items()}
+    columns = min(3, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = new_figure(4.4 * columns + 2, 2.8 * lines)
+    names = list(dict.fromkeys(name for curve in shown.values() for name in curve if name.startswith("share_")))
+    for place, (method, curve) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(lines, columns, place)
+        parts = [np.array(curve[name][1:], np.float64) for name in names]
+        labels = [name.removeprefix("share_") for name in names]
+        axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=[COLOURS[i % 10] for i in range(len(names))])
+        axes.set_title(method, fontsize=9, color=INK)
+        axes.set_ylim(0, 1)
+        plain(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+    return figure

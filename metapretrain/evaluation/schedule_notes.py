@@ -1,0 +1,103 @@
+"""What scheduling runs are compared by: when they reach the loss of uniform choice, and the best fixed source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from metapretrain.evaluation.intervals import paired_interval
+from metapretrain.evaluation.results import Result
+
+Runs = Mapping[str, Mapping[int, Result]]  # method -> seed -> result
+
+
+class Reached(NamedTuple):
+    """What a run had spent when its target loss was as low as that of uniform choice at its end.
+
+    Attributes:
+        updates: source updates, as a part of uniform's; NaN where the loss was never as low.
+        compute: the same of all compute, probes and fitting of heads included.
+    """
+
+    updates: float
+    compute: float
+
+
+def reached(run: Result, uniform: Result) -> Reached:
+    """Compare the curves of two runs of one seed, at the evaluations of `run`.
+
+    Example:
+        >>> uniform = {"curve": {"updates": [0, 100], "compute_units": [0, 300], "target_loss": [2.0, 1.0]}}
+        >>> run = {"curve": {"updates": [0, 50, 100], "compute_units": [0, 240, 480], "target_loss": [2.0, 0.9, 0.8]}}
+        >>> reached(run, uniform)
+        Reached(updates=0.5, compute=0.8)
+    """
+    curve, reference = run["curve"], uniform["curve"]
+    low = [loss is not None and loss <= reference["target_loss"][-1] for loss in curve["target_loss"]]
+    if not any(low):
+        return Reached(math.nan, math.nan)
+    place = low.index(True)
+    return Reached(*(curve[name][place] / reference[name][-1] for name in ("updates", "compute_units")))
+
+
+def schedule_notes(by_method: Runs) -> list[str]:
+    """Lines for a report: how soon rows reach uniform's target loss, and their distance to the best fixed source."""
+    notes = []
+    for setting in ("aware", "agnostic"):
+        rows = {name: runs for name, runs in by_method.items() if name.endswith(f"-{setting}")}
+        uniform = rows.get(f"uniform-{setting}", {})
+        for name, runs in rows.items():
+            seeds = [seed for seed in sorted(runs) if seed in uniform and "curve" in runs[seed]]
+            if seeds and runs is not uniform:
+                notes.append(_told(name, setting, [reached(runs[seed], uniform[seed]) for seed in seeds]))
+        notes += _beside_fixed(rows, setting)
+    return notes
+
+
+def _told(name: str, setting: str, found: list[Reached]) -> str:
+    there = [one for one in found if math.isfinite(one.updates)]
+    begin = f"{name} reached the final target loss of uniform-{setting}"
+    if not there:
+        return f"{name} never reached the final target loss of uniform-{setting} ({len(found)} seeds)."
+    updates, compute = (np.mean([getattr(one, part) for one in there]) for part in ("updates", "compute"))
+    return (
+        f"{begin} on {len(there)} of {len(found)} seeds, after {100 * updates:.0f}% of its source updates and "
+        f"{100 * compute:.0f}% of its compute, on average."
+    )
+
+
+def picked(rows: Runs) -> str | None:
+    """The fixed row with the best mean of the validation figures, if there is one.
+
+    Example:
+        >>> runs = {"fixed-a-aware": {0: {"metrics": {"validation_downstream": 0.4}}},
+        ...         "fixed-b-aware": {0: {"metrics": {"validation_downstream": 0.5}}}}
+        >>> picked(runs)
+        'fixed-b-aware'
+    """
+    means = {}
+    for name, runs in rows.items():
+        values = [run["metrics"].get("validation_downstream") for run in runs.values()]
+        if name.startswith("fixed-") and values and None not in values:
+            means[name] = float(np.mean(values))
+    return max(means, key=lambda name: means[name]) if means else None
+
+
+def _beside_fixed(rows: Runs, setting: str) -> list[str]:
+    best = picked(rows)
+    if best is None:
+        return []
+    count = sum(name.startswith("fixed-") for name in rows)
+    notes = [f"Of {count} fixed sources ({setting}), validation picks {best}."]
+    for name, runs in rows.items():
+        seeds = sorted(set(runs) & set(rows[best]))
+        if name.startswith("fixed-") or not seeds:
+            continue
+        mine, theirs = ([side[seed]["metrics"]["downstream"] for seed in seeds] for side in (runs, rows[best]))
+        gap = paired_interval(mine, theirs)
+        limits = f" (95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f})" if gap.known else ""
+        notes.append(f"{name} less {best}, downstream: {100 * gap.mean:+.2f} points{limits}, {len(seeds)} seeds.")
+    return notes

@@ -1,0 +1,133 @@
+"""Encoders of the scheduling benchmark that have seen nothing: BERT of a given size, its pieces from the texts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from metapretrain.errors import one_of
+from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Size(NamedTuple):
+    """Layers, features and attention heads of a BERT encoder; the feed-forward part has 4 times the features."""
+
+    layers: int
+    features: int
+    heads: int
+
+
+SIZES = {"mini": Size(4, 128, 2), "small": Size(4, 256, 4), "medium": Size(8, 384, 6)}
+VOCABULARY = 8000
+MOST_LETTERS = 6  # of a piece that is no word
+
+
+def word_pieces(texts: Iterable[str], vocabulary: int = VOCABULARY) -> list[str]:
+    """The characters, frequent words, and frequent begins and ends of the other words, of some texts.
+
+    A function of the texts, in any order: the trainers of the tokenizers library settle ties by chance.
+
+    Example:
+        >>> word_pieces(["the cat sat", "the cat"], 24)[-2:]
+        ['cat', 'the']
+    """
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(re.findall(r"\w+|[^\w\s]", text))
+    letters = sorted({letter for word, count in words.items() if count > 1 for letter in word})
+    single = [*letters, *(f"##{letter}" for letter in letters)]
+    room = max(0, vocabulary - len(SPECIAL) - len(single))
+    often = [word for word in _most_frequent(words) if len(word) > 1 and words[word] > 1][: room * 3 // 4]
+    parts: Counter[str] = Counter()
+    for word in words.keys() - set(often):
+        for size in range(2, min(MOST_LETTERS, len(word) - 1) + 1):
+            parts[word[:size]] += words[word]
+            parts[f"##{word[-size:]}"] += words[word]
+    kept = [part for part in _most_frequent(parts) if parts[part] > 1 and part not in set(often)]
+    return [*SPECIAL, *single, *kept[: room - len(often)], *sorted(often)]
+
+
+def _most_frequent(counts: Mapping[str, int]) -> list[str]:
+    return sorted(counts, key=lambda name: (-counts[name], name))
+
+
+def make_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY, *, max_length: int = 128) -> Any:
+    """A cased BERT tokenizer whose pieces are :func:`word_pieces` of the texts.
+
+    Args:
+        texts: of the training parts alone.
+        vocabulary: pieces at most, unless there are more characters.
+        max_length: tokens of a sequence at most.
+
+    Example:
+        >>> make_tokenizer(["the cat sat on the mat"] * 2, 60).tokenize("the mats")
+        ['the', 'mat', '##s']
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = {piece: row for row, piece in enumerate(dict.fromkeys(word_pieces(texts, vocabulary)))}
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", pieces["[SEP]"]), ("[CLS]", pieces["[CLS]"]))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **{f"{name[1:-1].lower()}_token": name for name in SPECIAL},
+    )
+
+
+def new_encoder(size: str, tokenizer: Any, *, seed: int, dropout: float = 0.1) -> TextEncoder:
+    """A BERT encoder with random weights; the global random state is left alone.
+
+    Raises:
+        InputError: an unknown size.
+
+    Example:
+        >>> from metapretrain.models.tiny_text import tiny_tokenizer
+        >>> encoder = new_encoder("mini", tiny_tokenizer(), seed=0)
+        >>> encoder.features, encoder.encode(["a text"]).shape
+        (128, torch.Size([1, 128]))
+    """
+    from transformers import BertConfig, BertModel
+
+    layers, features, heads = SIZES[one_of("encoder from scratch", size, SIZES)]
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=features, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=4 * features, max_position_embeddings=tokenizer.model_max_length,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return TextEncoder(BertModel(config), tokenizer, "mean")
+
+
+class Encoders:
+    """Makes the encoder of each run: of a size from scratch, or any that `build_text_encoder` knows.
+
+    Args:
+        name: one of :data:`SIZES`, `tiny`, or a name for
+            :func:`metapretrain.models.text_encoders.build_text_encoder`.
+        texts: training texts that the word pieces of an encoder from scratch come from.
+        max_length: tokens of a sequence at most.
+    """
+
+    def __init__(self, name: str, texts: Sequence[str] = (), *, max_length: int = 128) -> None:
+        self.name = name
+        scratch = name in SIZES
+        self.tokenizer = make_tokenizer(texts, max_length=max_length) if scratch else self(0).tokenizer
+
+    def __call__(self, seed: int) -> TextEncoder:
+        """An encoder; only one from scratch depends on the seed."""
+        if self.name in SIZES:
+            return new_encoder(self.name, self.tokenizer, seed=seed)
+        return build_text_encoder(self.name, seed=seed)

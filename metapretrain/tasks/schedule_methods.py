@@ -1,0 +1,173 @@
+"""What can be chosen in a scheduling experiment: schedulers, settings and recipes, and what decisions cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.scheduling import NORMALISATIONS, probe_units
+from metapretrain.training import TrainSettings
+
+UTILITY = {"utility-exact": "exact", "utility-taylor": "taylor"}
+SCHEDULERS = (*UTILITY, "uniform", "proportional", "round-robin", "exp3")
+FIXED = "fixed"
+SETTINGS = ("aware", "agnostic")
+
+
+@dataclass(frozen=True)
+class ScheduleMethod:
+    """A row of the table: who chooses the source of an update, and what is chosen by.
+
+    Args:
+        scheduler: one of :data:`SCHEDULERS`, or `fixed`.
+        setting: `aware`: sources are the pretraining tasks and the targets' own training parts, and the targets are
+            looked at; `agnostic`: sources are the pretraining tasks, which are the targets as well (T = S).
+        source: of `fixed`.
+
+    Raises:
+        InputError: an unknown name, or a source that is missing or not asked for.
+    """
+
+    scheduler: str
+    setting: str
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        one_of("scheduler", self.scheduler, (*SCHEDULERS, FIXED))
+        one_of("setting", self.setting, SETTINGS)
+        if (self.source is not None) != (self.scheduler == FIXED):
+            raise InputError(f"scheduler {self.scheduler} with source {self.source}; fixed has a source, no other has")
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        return "-".join(filter(None, (self.scheduler, self.source, self.setting)))
+
+    @property
+    def pretraining(self) -> str | None:
+        """None: every row pretrains an encoder of its own."""
+        return None
+
+
+def rows_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, ScheduleMethod]:
+    """Every row that these tasks allow, by name.
+
+    Example:
+        >>> list(rows_of(["mlm"], ["squad"]))[-3:]
+        ['fixed-mlm-agnostic', 'fixed-mlm-aware', 'fixed-squad-aware']
+    """
+    rows = [ScheduleMethod(name, setting) for setting in SETTINGS for name in SCHEDULERS]
+    rows += [ScheduleMethod(FIXED, "agnostic", source) for source in sources]
+    rows += [ScheduleMethod(FIXED, "aware", source) for source in (*sources, *targets)]
+    return {row.name: row for row in rows}
+
+
+@dataclass(frozen=True)
+class ScheduleRecipe:
+    """Choices of a scheduling experiment.
+
+    Args:
+        updates: source updates of every row.
+        batch_size: examples of a batch, in updates and probes.
+        encoder: `small` or `tiny` (from scratch), or a name for
+            :func:`metapretrain.models.text_encoders.build_text_encoder`.
+        lr, weight_decay, schedule, warmup, clip: of AdamW in the updates.
+        alpha: rate of a probe's step.
+        samples: M.
+        block: N, updates of a decision by utility or by exp3; None: the least with probes at or under a quarter of all
+            compute. The other schedulers decide before every update.
+        epsilon, floor, decay, smoothing, normalise: of :class:`metapretrain.scheduling.UtilityScheduler`.
+        joint: exact utilities take the batches of all targets through the encoder at once.
+        gamma: of exp3.
+        fall: relative fall of the targets' losses in a block that is exp3's reward 1; as much of a rise is 0.
+        head_updates: updates of the targets' heads on the encoder as it is, before the first decision, in every row.
+        target_batches: batches of each target that the reported loss is a mean over.
+        evaluations: how often it is measured.
+        finetune_updates, finetune_batch, finetune_lr: the fixed budget of each downstream task.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    updates: int = 6000
+    batch_size: int = 32
+    encoder: str = "small"
+    lr: float = 5e-4
+    weight_decay: float = 0.01
+    schedule: str = "linear"
+    warmup: float = 0.06
+    clip: float | None = 1.0
+    alpha: float = 0.05
+    samples: int = 2
+    block: int | None = None
+    epsilon: float = 0.1
+    floor: float = 0.02
+    decay: float = 0.97
+    smoothing: float = 0.0
+    normalise: str | None = None
+    joint: bool = True
+    gamma: float = 0.2
+    fall: float = 0.1
+    head_updates: int = 50
+    target_batches: int = 8
+    evaluations: int = 20
+    finetune_updates: int = 300
+    finetune_batch: int = 32
+    finetune_lr: float = 3e-4
+
+    def __post_init__(self) -> None:
+        """Check every value now: fine-tuning begins hours after the start."""
+        counts = ("samples", "target_batches", "evaluations", "finetune_updates", "batch_size", "finetune_batch")
+        for name, lowest in (*((name, 1) for name in counts), ("head_updates", 0)):
+            if getattr(self, name) < lowest:
+                raise InputError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        if self.block is not None and self.block < 1:
+            raise InputError(f"block must be at least 1 or none, got {self.block}")
+        for name, highest in (("epsilon", 1.0), ("floor", self.epsilon)):
+            if not 0 <= getattr(self, name) <= highest:
+                raise InputError(f"{name} must lie in 0..{highest:g}, got {getattr(self, name)}")
+        for name, highest in (("decay", 1.0), ("gamma", 1.0), ("alpha", 1e30), ("fall", 1e30)):
+            if not 0 < getattr(self, name) <= highest:
+                allowed = f"above 0{' and at most 1' * (highest == 1)}"
+                raise InputError(f"{name} must be {allowed}, got {getattr(self, name)}")
+        if not 0 <= self.smoothing < 1:
+            raise InputError(f"smoothing must lie in [0, 1), got {self.smoothing}")
+        if self.normalise is not None:
+            one_of("normalise", self.normalise, NORMALISATIONS)
+        TrainSettings(self.finetune_updates, self.finetune_lr)
+        TrainSettings(
+            self.updates, self.lr, "adamw", weight_decay=self.weight_decay, schedule=self.schedule, warmup=self.warmup,
+            clip=self.clip,
+        )  # fmt: skip
+
+
+class Decisions(NamedTuple):
+    """Updates of a decision, and what it costs in forward passes of a batch (a backward pass is two)."""
+
+    updates: int
+    units: int
+
+
+def decisions_of(method: ScheduleMethod, sources: int, targets: int, recipe: ScheduleRecipe) -> Decisions:
+    """N and the cost of a decision; exp3 looks at M batches of each target, as :class:`.schedules.LossExp3` does.
+
+    Args:
+        sources, targets: how many there are in the setting of `method`.
+
+    Example:
+        >>> recipe = ScheduleRecipe()
+        >>> decisions_of(ScheduleMethod("utility-exact", "aware"), 5, 4, recipe)
+        Decisions(updates=110, units=110)
+        >>> decisions_of(ScheduleMethod("uniform", "aware"), 5, 4, recipe)
+        Decisions(updates=1, units=0)
+    """
+    if method.scheduler in UTILITY:
+        units = probe_units(sources, targets, recipe.samples, UTILITY[method.scheduler], recipe.normalise)
+    elif method.scheduler == "exp3":
+        units = recipe.samples * targets
+    else:
+        return Decisions(1, 0)
+    return Decisions(units if recipe.block is None else recipe.block, units)

@@ -1,0 +1,117 @@
+"""The scheduling script end to end on made data, and one line for all bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.run_schedule import main, options_of, recipe_of, rows_named
+from metapretrain.evaluation.curves import read_curves
+from metapretrain.evaluation.results import collect
+from metapretrain.tasks.schedule_methods import SCHEDULERS, SETTINGS, rows_of
+
+TINY = ["--smoke", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    caplog.set_level(logging.ERROR)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., int]:
+    return lambda *words: main([*TINY, "--out", str(tmp_path / "runs"), *map(str, words)])
+
+
+def test_a_smoke_run_of_all_schedulers_and_its_report(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = f"{','.join(SCHEDULERS)},fixed:masked-lm"
+    assert run("--methods", methods) == 0
+    shown = capsys.readouterr().out
+    root = tmp_path / "runs" / "schedule" / "made-paper-smoke"
+    found = collect(root)
+    rows = {result["method"]: result for result in found.results}
+    assert set(rows) == {f"{name}-{s}" for name in (*SCHEDULERS, "fixed-masked-lm") for s in SETTINGS}
+    assert (found.incomplete, found.problems) == ([], [])
+    assert {result["budget"]["pretrain_updates"] for result in rows.values()} == {12}
+    assert all(f"| {name} |" in shown for name in rows)
+    assert "validation picks fixed-masked-lm-aware" in shown and "target loss of uniform-aware" in shown
+    assert {file.name for file in (root / "figures").glob("*-a*.png")} == {
+        f"{what}-{setting}.png" for what in ("target-loss", "shares") for setting in SETTINGS
+    }
+    exact, taylor, blind = (rows[f"{name}-aware"] for name in ("utility-exact", "utility-taylor", "uniform"))
+    # 4 sources, 2 targets, M = 2, 3 decisions of 4 updates; 1 update of each head; 12 updates of 3 passes.
+    assert exact["budget"]["compute_units"] - blind["budget"]["compute_units"] == 3 * 4 * 2 * (3 + 2 * 2)
+    assert taylor["budget"]["compute_units"] - blind["budget"]["compute_units"] == 3 * 3 * 2 * (4 + 2)
+    assert blind["budget"]["compute_units"] == 12 * 3 + 2
+    assert -1 <= exact["metrics"]["taylor_rank_correlation"] <= 1 and 0 <= exact["metrics"]["taylor_regret"] <= 1
+    assert exact["curve"]["updates"] == [0, 6, 12]
+    assert sum(exact["curve"][f"share_{name}"][-1] for name in ("masked-lm", "reordering", "conll04", "squad")) == 1
+    curves = read_curves(root / "utility-exact-aware-s0")
+    assert curves["schedule/utility_masked-lm"][0].tolist() == [1, 5, 9]
+    assert sum(curves[f"schedule/chosen_{name}"][1].sum() for name in ("masked-lm", "reordering")) <= 3
+    before = {file: file.read_bytes() for file in root.glob("*/result.json")}
+    assert run("--resume", "--methods", methods, "--no-figures") == 0
+    assert before == {file: file.read_bytes() for file in root.glob("*/result.json")}
+
+
+def test_a_dry_run_tells_the_budget_and_writes_nothing(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--dry-run", "--methods", "uniform,utility-exact", "--settings", "aware", "--set", "block=none") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[1:]] == ["uniform-aware", "utility-exact-aware"]
+    assert "a decision every 56 costs 56 forward passes" in lines[2] and not (tmp_path / "runs").exists()
+
+
+def test_validation_leaves_the_test_parts_alone(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run("--validate", "--methods", "uniform-aware", "--tag", "trial", "--set", "lr=0.01") == 0
+    result = json.loads((tmp_path / "runs/schedule/made-paper-trial-smoke/uniform-aware-s0/result.json").read_text())
+    assert result["kind"] == "tuning" and not any(name.endswith("_test") for name in result["counts"])
+    assert "validation_downstream" in result["metrics"] and "downstream" not in result["metrics"]
+
+
+def test_names_of_rows() -> None:
+    rows = rows_of(["mlm", "order"], ["squad"])
+    assert rows_named("uniform", rows, SETTINGS) == ["uniform-aware", "uniform-agnostic"]
+    assert rows_named("fixed:mlm,uniform-aware", rows, ["aware"]) == ["fixed-mlm-aware", "uniform-aware"]
+    assert rows_named("fixed", rows, ["aware"]) == ["fixed-mlm-aware", "fixed-order-aware", "fixed-squad-aware"]
+    assert rows_named("all", rows, SETTINGS) == list(rows)
+
+
+def test_options_change_the_recipe() -> None:
+    options = options_of(["--recipe", "relative", "--encoder", "minilm", "--set", "block=40", "alpha=0.2"])
+    recipe = recipe_of(options)
+    assert (recipe.normalise, recipe.encoder, recipe.block, recipe.alpha) == ("relative", "minilm", 40, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--methods", "unifrom"], "uniform"),
+        (["--methods", "fixed:squad", "--settings", "agnostic"], "squad"),
+        (["--sources", "masked-ml"], "masked-lm"),
+        (["--targets", "rte"], "among targets and downstream"),
+        (["--set", "epsilon=2"], "epsilon"),
+        (["--set", "floor=0.5"], "floor"),
+        (["--tag", "../x"], "--tag"),
+        (["--encoder", "no/such/folder"], "no folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert run("--methods", "uniform", *words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and shown.err.startswith("error: ") and told in shown.err
+
+
+def test_the_folder_of_the_data_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--methods", "uniform"]) == 2
+    assert "--data-dir is needed" in capsys.readouterr().err
