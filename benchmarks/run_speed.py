@@ -178,6 +178,22 @@ def memory_84() -> list[Any]:
     return colour()
 
 
+@row("text-train", "tokens")
+def text_train() -> list[Contender]:
+    """Training on three tasks of rows as long as CS224N's, three times 64 rows an update (16 on a CPU)."""
+    from speed_text import training
+
+    return training()
+
+
+@row("text-embed", "tokens")
+def text_embed() -> list[Contender]:
+    """Embedding all of these rows."""
+    from speed_text import embedding
+
+    return embedding()
+
+
 def table(results: list[Result]) -> str:
     lines = [
         "| row | contender | median/s | range | to the best peer | gradient differs by | kernels / waits |",
@@ -253,7 +269,7 @@ def surroundings() -> dict[str, str]:
     hardware = f"{processor}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     if torch.cuda.is_available():
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"
-    peers = ("learn2learn", "higher", "torchopt", "easyfsl", "kornia", "torchvision")
+    peers = ("learn2learn", "higher", "torchopt", "easyfsl", "kornia", "torchvision", "transformers")
     found = {**versions(), **{name: version_of(name) for name in peers}}
     listed = ("python", "torch", "numpy", *peers)
     return {

@@ -104,7 +104,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
     add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
     add("--job", action="store_true", help="one of several side by side: print no table")
-    return parser.parse_args(argv)
+    options: Namespace = parser.parse_args(argv)
+    return options
 
 
 def data_of(options: Namespace, recipe: Recipe) -> ImageData:

@@ -24,7 +24,9 @@ Embedded = dict[str, list[Tensor]]  # task to (N, D), one or two
 
 
 @torch.no_grad()
-def embed_tokens(encoder: TextEncoder, tokens: Tokens, device: str | torch.device, limit: int) -> list[Tensor]:
+def embed_tokens(
+    encoder: TextEncoder, tokens: Tokens, device: str | torch.device, limit: int, batch_size: int = EMBED_ROWS
+) -> list[Tensor]:
     """Return the embeddings float32 (N, D) of all rows, two for pairs that are encoded separately; no dropout.
 
     Rows are taken in the order of their lengths, so that batches have little padding.
@@ -34,7 +36,7 @@ def embed_tokens(encoder: TextEncoder, tokens: Tokens, device: str | torch.devic
     with evaluation_mode(encoder.__call__):
         for part in filter(None, (tokens, tokens.second)):
             here, z = part.to(device), torch.zeros(len(part), encoder.features, device=device)
-            for rows in part.lengths.argsort(stable=True).split(EMBED_ROWS):
+            for rows in part.lengths.argsort(stable=True).split(batch_size):
                 longest = int(part.lengths[rows].max())
                 width = max(longest, min(padded_width(part.lengths[rows]), limit))
                 z[rows.to(device)] = encoder(here.gather(rows.to(device), width)).float()
