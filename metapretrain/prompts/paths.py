@@ -12,6 +12,8 @@ from torch import Tensor
 from metapretrain.prompts.batch import PromptBatch
 from metapretrain.prompts.verbalizer import Verbalizer
 
+TAKE_READY_MASKS = ("bert", "camembert", "mt5", "roberta", "t5", "xlm-roberta")
+
 
 def decoder_only(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
     """The answer is what follows the row: log p(word | prompt, row), (B, C).
@@ -85,19 +87,33 @@ def _more_masks(batch: PromptBatch, length: int) -> PromptBatch:
 
 
 def _inputs(model: Any, prompts: Tensor, batch: PromptBatch) -> tuple[Tensor, Tensor]:
-    """Embeddings (B, L + N, D) with the prompt in front, and the mask."""
+    """Embeddings (B, L + N, D) with the prompt in front, and the mask of their attention."""
     embeds = model.get_input_embeddings()(batch.input_ids)
     ones = batch.attention_mask.new_ones(prompts.shape[:2])
-    return torch.cat([prompts.to(embeds.dtype), embeds], 1), torch.cat([ones, batch.attention_mask], 1)
+    mask = torch.cat([ones, batch.attention_mask], 1)
+    return torch.cat([prompts.to(embeds.dtype), embeds], 1), _ready(model, mask, embeds)
+
+
+def _ready(model: Any, mask: Tensor, embeds: Tensor) -> Tensor:
+    """What is added to the scores of attention, (B, 1, 1, N), for models that take it.
+
+    Of a mask (B, N) transformers asks whether anything is padding, and waits for the device.
+    """
+    if model.config.model_type not in TAKE_READY_MASKS:
+        return mask
+    added = embeds.new_zeros(mask.shape).masked_fill(mask == 0, torch.finfo(embeds.dtype).min)
+    return added[:, None, None, :]
 
 
 def _answer_logits(model: Any, prompts: Tensor, batch: PromptBatch, places: Tensor) -> Tensor:
     """Logits (B, T, V) at the places (B, T) of the rows and nowhere else."""
     embeds, mask = _inputs(model, prompts, batch)
-    options = {} if "ForMaskedLM" in type(model).__name__ else {"use_cache": False}
+    # Behind the answer of a decoder-only model stands padding alone, which it does not look at: no mask is needed.
+    masked_model = "ForMaskedLM" in type(model).__name__
+    options: dict[str, Any] = {"attention_mask": mask} if masked_model else {"use_cache": False}
     places = places + prompts.shape[1]
     with _only_at(model, places) as cut:
-        logits: Tensor = model(inputs_embeds=embeds, attention_mask=mask, **options).logits
+        logits: Tensor = model(inputs_embeds=embeds, **options).logits
     return logits if cut else _gathered(logits, places)
 
 
