@@ -280,6 +280,15 @@ def test_accuracies_are_drawn_before_losses_and_other_metrics_only_when_named(tm
     assert usual_metrics([tmp_path]) == expected
 
 
+def test_a_text_run_has_a_curve_for_each_task(tmp_path: Path) -> None:
+    scores = ("sst_accuracy", "para_accuracy", "para_f1", "sts_pearson", "sts_spearman", "overall", "updates_sst")
+    names = [*scores, *(f"nearest_prototype_{name}" for name in scores), "gradient_cosine_sst_sts", "loss_sst"]
+    lines = [{"step": 1, "split": "validation", "name": name, "value": 0.5} for name in names]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = {"overall", "sst_accuracy", "para_accuracy", "sts_pearson"}
+    assert set(usual_metrics([tmp_path])) == {f"validation/{name}" for name in drawn}
+
+
 def test_plot_into_another_folder(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(["plot", str(runs.parent), "--out", str(tmp_path / "pictures")], capsys)
     assert (tmp_path / "pictures" / "stl10-paper" / "curves.png").is_file()

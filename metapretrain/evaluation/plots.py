@@ -18,7 +18,7 @@ from metapretrain.evaluation.results import collect
 from metapretrain.training.metrics_file import METRICS
 from metapretrain.training.projector import POINTS, read_embeddings
 
-USUAL = r".*/(loss.*|.*accuracy)"  # what is drawn when no metrics are named
+USUAL = r".*/(loss.*|.*accuracy|.*pearson|overall)"  # what is drawn when no metrics are named
 PANELS = 4
 
 
@@ -30,7 +30,7 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
     Args:
         root: a run's folder or one with runs at any depth.
         out: where the figures go; by default the folder ``figures`` beside the runs (in a run, its own).
-        metrics: ``split/name`` each, one panel a metric; by default the first four accuracies and losses.
+        metrics: ``split/name`` each, one panel a metric; by default the first four scores and losses.
 
     Returns:
         The files written.
@@ -112,9 +112,9 @@ def method_of(run: str) -> str:
 
 
 def usual_metrics(runs: Sequence[Path]) -> list[str]:
-    """The first accuracies and losses that were logged in `runs`, accuracies before losses."""
+    """The first scores and losses logged in `runs`: those of heads, then those of prototypes, then losses."""
     logged = sorted({name for run in runs for name in read_curves(run) if re.fullmatch(USUAL, name)})
-    return sorted(logged, key=lambda name: "accuracy" not in name)[:PANELS] or ["train/loss"]
+    return sorted(logged, key=lambda name: ("/loss" in name, "nearest_prototype" in name))[:PANELS] or ["train/loss"]
 
 
 def _place(folder: Path, root: Path, out: Path | None) -> Path:
