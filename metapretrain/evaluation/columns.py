@@ -120,6 +120,20 @@ IMAGES = Layout(
     cited=("test", "train"),
 )  # fmt: skip
 
+FEWSHOT = Layout(
+    columns=(
+        Column("test", "test_accuracy", "test episodes %", drawn="test accuracy"),
+        Column("episodes", "test_ci95", "± over episodes"),
+        Column("validation", "validation_accuracy", "validation episodes %"),
+    ),
+    main="test",
+    legend=(
+        "Mean ± half-width of the 95% interval over seeds (Student t). ± over episodes: half-width of the 95% interval "
+        "over a run's test episodes, which are the same for every run."
+    ),
+    cited=("test",),
+)  # fmt: skip
+
 _TASKS = (
     Column("sst", "sst_accuracy", "SST accuracy %", True, True, "sst_dev", "proportion"),
     Column("para", "para_accuracy", "PARA accuracy %", True, True, "para_dev", "proportion", marked=True),
@@ -218,7 +232,7 @@ SCHEDULE = Layout(
     part="test",
 )  # fmt: skip
 
-LAYOUTS: Mapping[str, Layout] = {"text": TEXT, "schedule": SCHEDULE}
+LAYOUTS: Mapping[str, Layout] = {"fewshot": FEWSHOT, "text": TEXT, "schedule": SCHEDULE}
 
 
 def layout_of(benchmark: str, metrics: Iterable[str] = ()) -> Layout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,12 @@ class FewShot:
             for seed in seeds:
                 if (self.path(_name(name, method), seed) / "config.json").is_file():
                     self._open(name, method, seed).close()
+
+    def rows(self, methods: Mapping[str, Learning | Pretrained], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Run every row for every seed, one after the other, and yield their results."""
+        for seed in seeds:
+            for name, method in methods.items():
+                yield self.row(name, method, seed)
 
     def row(self, name: str, method: Learning | Pretrained, seed: int) -> dict[str, Any]:
         """Run one row for one seed; a finished one is kept if `resume` is set."""
