@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError, one_of
 
-ENCODERS = ("conv4", "mlp", "resnet18", "small-conv")
+ENCODERS = ("conv4", "conv4-strided", "mlp", "resnet18", "small-conv")
 STEMS = ("standard", "3x3")
 
 
@@ -114,6 +114,17 @@ def conv4(*, channels: int = 1, image_size: int = 28, width: int = 64) -> Encode
     return Encoder(nn.Sequential(*layers, nn.Flatten()), width * (image_size // 16) ** 2)
 
 
+def conv4_strided(*, channels: int = 1, width: int = 64) -> Encoder:
+    """Four blocks of 3x3 convolution of stride 2, BatchNorm and ReLU, then the mean over the map: `width` features.
+
+    The network of the MAML paper for Omniglot (Finn et al., 2017, appendix A.1), with a quarter of conv4's arithmetic.
+    """
+    layers: list[nn.Module] = []
+    for before in (channels, width, width, width):
+        layers += [nn.Conv2d(before, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), width)
+
+
 def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
     """Two fully connected ReLU layers over the pixels: the poster's MLP baseline (its widths are not given)."""
     net = nn.Sequential(
@@ -127,7 +138,7 @@ def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
 
 
 def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: str = "standard") -> Encoder:
-    """Build an encoder by name: `conv4`, `resnet18`, `small-conv` or `mlp`.
+    """Build an encoder by name: one of :data:`ENCODERS`.
 
     Args:
         channels: colour planes of the images.
@@ -146,6 +157,7 @@ def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: s
     one_of("stem", stem, STEMS)
     builders: dict[str, Callable[[], Encoder]] = {
         "conv4": lambda: conv4(channels=channels, image_size=image_size),
+        "conv4-strided": lambda: conv4_strided(channels=channels),
         "resnet18": lambda: resnet18(channels=channels, stem=stem),
         "small-conv": lambda: small_conv(channels=channels),
         "mlp": lambda: mlp(channels=channels, image_size=image_size),

@@ -27,6 +27,14 @@ def test_conv4_has_the_features_of_the_papers(size: int, features: int) -> None:
     assert encoder.features == features == encoder(torch.zeros(2, 3, size, size)).shape[1]
 
 
+def test_conv4_strided_halves_four_times_and_takes_the_mean() -> None:
+    net = build_backbone("conv4-strided", ways=5, channels=1, image_size=28)
+    maps = net.encoder.backbone[:-2](torch.zeros(2, 1, 28, 28))
+    assert maps.shape == (2, 64, 2, 2)
+    assert net(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape == (2, 5)
+    assert sum(p.numel() for p in net.encoder.parameters()) == 9 * 64 + 3 * 9 * 64 * 64 + 8 * 64
+
+
 def test_conv4_says_which_images_are_too_small() -> None:
     with pytest.raises(InputError, match="16 pixels or more, got 8"):
         build_backbone("conv4", ways=5, channels=1, image_size=8)
