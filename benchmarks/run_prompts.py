@@ -39,7 +39,7 @@ METHODS = {
     "metapt-label": PromptMethod(objective="meta", grouping="label"),
 }
 TRIAL = PromptRecipe(
-    model="tiny", embedder="tiny", length=5, max_length=40, reads=96, rows=100, validations=2, held_out=1,
+    model="tiny", embedder="tiny", length=5, max_length=40, reads=80, rows=100, validations=2, held_out=1,
     examples=10, validation=10, test_rows=20, meta=Meta(clusters=5, shots=2), mixed=Tuning(epochs=5),
     tune=Tuning(epochs=2), full=Tuning(lr=1e-3, epochs=1),
 )  # fmt: skip

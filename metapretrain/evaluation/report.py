@@ -12,6 +12,7 @@ from metapretrain.evaluation import table_files, tables
 from metapretrain.evaluation.claims import FAMILIES, Claim, compare_families
 from metapretrain.evaluation.columns import Layout, layout_of
 from metapretrain.evaluation.notes import table_notes
+from metapretrain.evaluation.prompt_notes import prompt_notes
 from metapretrain.evaluation.published import PUBLISHED, Published, published_for
 from metapretrain.evaluation.results import Collection, Result, collect
 from metapretrain.evaluation.rows import Row, make_difference, make_row
@@ -127,6 +128,8 @@ def _group(
     notes += table_notes(layout, rows, by_method, present)
     if key[0] == "schedule":
         notes += schedule_notes(by_method)
+    elif key[0] == "prompts":
+        notes += prompt_notes(by_method, published)
     elif layout.several:
         notes += text_notes(by_method, published)
     majority = _majority(layout, rows_of, notes) if layout.majority else {}

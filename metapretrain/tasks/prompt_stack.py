@@ -144,7 +144,8 @@ class Stack:
     def _rows(self, jobs: list[Job], at: list[int]) -> tuple[Tensor, Tensor]:
         """Rows of the pool and their weights in the mean loss of a job, (R, batch_size) each."""
         size = self.tuning.batch_size
-        rows, weight = torch.zeros(len(jobs), size, dtype=torch.int64), torch.zeros(len(jobs), size)
+        rows = torch.zeros(len(jobs), size, dtype=torch.int64)
+        weight = torch.zeros(len(jobs), size, dtype=torch.float64)
         for place, (job, step) in enumerate(zip(jobs, at, strict=True)):
             epoch, batch = divmod(step, self._epoch(job))
             if self.orders.get(job.name, (-1, None))[0] != epoch:

@@ -1,0 +1,89 @@
+"""How the tables of a benchmark are laid out: columns, baselines and what is said below them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Column:
+    """One metric of a table.
+
+    Args:
+        name: in CSV and JSON.
+        metric: entry of a result's "metrics".
+        title: heading in Markdown.
+        percent: shown times 100 with two digits, else as it is with three.
+        optional: shown only where a row has it.
+        examples: entry of "counts" with the number of examples that it was measured on, or None.
+        interval: of these examples: `proportion` (Wilson), `correlation` (Fisher's z), or None.
+        parts: columns whose plain mean this is; its interval over examples follows from theirs.
+        marked: the group's remark, if there is one, bears on it.
+        drawn: what a figure of it is called.
+        legend: said below the table that shows it.
+    """
+
+    name: str
+    metric: str
+    title: str
+    percent: bool = True
+    optional: bool = False
+    examples: str | None = None
+    interval: str | None = None
+    parts: tuple[str, ...] = ()
+    marked: bool = False
+    drawn: str = ""
+    legend: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tables of a benchmark.
+
+    Args:
+        columns: of the main table.
+        main: rows are ranked and drawn by it; every complete run has it, or some of the parts that it means over.
+        legend: said below the main table.
+        further: columns of a second table; its legend follows.
+        baselines: for each comparison the names that its baseline may have; the first one present is used.
+        first_row: take the first row as baseline where none of the names is present.
+        compared: columns of the paired differences over seeds, each a table column; empty: the main one only, in
+            one table, beside the difference over examples.
+        published: heading of the published figures; `cited` are the columns that they are of.
+        star: what the star at a published row means.
+        aliases: method to another one that is the same by construction, so that one run makes two rows.
+        majority: begin of the metrics' names for the row of the majority class, or None.
+        open: tasks that are not listed get columns of their own.
+        part: of the data, that figures with intervals over examples are of.
+    """
+
+    columns: tuple[Column, ...]
+    main: str
+    legend: str
+    further: tuple[Column, ...] = ()
+    further_legend: str = ""
+    baselines: tuple[tuple[str, ...], ...] = ()
+    first_row: bool = False
+    compared: tuple[str, ...] = ()
+    published: str = "published"
+    cited: tuple[str, ...] = ()
+    star: str = "not comparable with the other rows"
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    majority: str | None = None
+    open: bool = False
+    part: str = "dev"
+
+    @property
+    def several(self) -> bool:
+        """Whether a row is several figures of equal standing, not one accuracy with companions."""
+        return bool(self.compared)
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The columns of both tables."""
+        return self.columns + self.further
+
+    def column(self, name: str) -> Column:
+        """The column of that name."""
+        return next(column for column in self.all_columns if column.name == name)
