@@ -50,7 +50,8 @@ class Questions:
     Attributes:
         rows: the questions.
         split: such as ``"train"``.
-        counts: ``unaligned``: answers that do not begin and end with a word, left out.
+        counts: ``unaligned``: answers left out, since they do not begin and end with a word; those of ``all_val`` are
+            counted in training.
         files: as those of :class:`metapretrain.data.TextSet`.
     """
 
@@ -86,9 +87,11 @@ def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Questions]:
     kept: list[Question] = []
     held: list[Question] = []
     files: dict[str, dict[str, Any]] = {}
+    lost = 0
     for place, stem in FOLDERS.items():
-        rows, records = _parallel(root / place, stem)
+        rows, records, backward = _parallel(root / place, stem)
         files |= records
+        lost += backward
         if place == "small_train":
             kept += rows
             continue
@@ -97,13 +100,13 @@ def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Questions]:
             number = numbers.setdefault(" ".join(row.words), len(numbers))
             (held if number % every == every - 1 else kept).append(row)
     return {
-        "train": Questions(kept, "train", {}, files),
+        "train": Questions(kept, "train", {"unaligned": lost} if lost else {}, files),
         "validation": Questions(held, "validation", {}, files),
         "test": _xquad(root / XQUAD),
     }
 
 
-def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[str, Any]]]:
+def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[str, Any]], int]:
     names = [f"{stem}.{part}" for part in ("context", "question", "answer", "span")]
     lines = []
     for name in names:
@@ -119,12 +122,16 @@ def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[s
         if len(ends) != 2 or not all(end.isdigit() for end in ends):
             raise InputError(f"{where}: expected the numbers of two words, got {span!r}")
         begin, end = (int(place) for place in ends)
+        if end == begin - 1:  # how the publisher's aligner marks an answer that it did not find whole
+            logger.warning("%s: the answer ends at word %d, before it begins; left out", where, end)
+            continue
         if not begin <= end < len(words):
             raise InputError(f"{where}: words {begin}..{end} are not in the {len(words)} of its context")
         if not question.strip():
             raise InputError(f"{folder / names[1]}, line {number}: an empty question")
         rows.append(Question(question.strip(), words, begin, end, answer.strip()))
-    return rows, {f"{folder.name}/{name}": file_record(folder / name, None) for name in names}
+    files = {f"{folder.name}/{name}": file_record(folder / name, None) for name in names}
+    return rows, files, counts[names[0]] - len(rows)
 
 
 def _xquad(file: Path) -> Questions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,14 @@ SPLITS = ("train", "validation", "test")
 IGNORE = -100  # label of a place that counts for nothing
 
 
+class Source(Protocol):
+    """A split's texts, of any form."""
+
+    @property
+    def files(self) -> dict[str, dict[str, Any]]:
+        """What was read, with checksums."""
+
+
 class PretrainingTask(ABC):
     """A task: rows in up to three splits, batches made of them, a head, a loss and a metric.
 
@@ -27,11 +35,13 @@ class PretrainingTask(ABC):
 
     Args:
         frame: how sequences are put together.
+        texts: what the task is made of, by split.
         sizes: rows of each split.
 
     Attributes:
         name: of the task in :data:`metapretrain.tasks.pretraining.TASKS`.
         metric: the main key of what :meth:`score` returns; higher is better.
+        files: what was read, with checksums, under the task's name.
 
     Raises:
         InputError: no training rows.
@@ -40,7 +50,9 @@ class PretrainingTask(ABC):
     name: str
     metric: str
 
-    def __init__(self, frame: Frame, sizes: Mapping[str, int]) -> None:
+    def __init__(self, frame: Frame, texts: Mapping[str, Source], sizes: Mapping[str, int]) -> None:
+        found = {name: about for part in texts.values() for name, about in part.files.items()}
+        self.files = {f"{self.name}/{name}": about for name, about in found.items()}
         self.frame, self.sizes = frame, {split: size for split, size in sizes.items() if size}
         if "train" not in self.sizes:
             raise InputError(f"{self.name}: there are no training rows; give longer or more texts")

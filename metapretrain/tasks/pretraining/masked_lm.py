@@ -72,7 +72,7 @@ class MaskedLM(PretrainingTask):
         self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
         self.rows = {split: token_runs(corpus, frame.room()) for split, corpus in self.corpora.items()}
         self.places = max(1, round(rate * frame.room()))
-        super().__init__(frame, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
 
     def head(self, hidden: int) -> nn.Module:
         """See :class:`PretrainingTask`."""

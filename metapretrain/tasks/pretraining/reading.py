@@ -57,7 +57,7 @@ class Reading(SpanTask):
             split: [row for row, window in enumerate(windows) if window.span != (0, 0)]
             for split, windows in self.windows.items()
         }
-        super().__init__(frame, {split: len(rows) for split, rows in self.answered.items()})
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.answered.items()})
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
         """See :class:`PretrainingTask`; nothing is drawn."""

@@ -65,7 +65,7 @@ class RelationExtraction(ClassTask):
                 self.lost[split] += len(pairs) - len(fit)
                 self.rows[split] += fit
                 self.sequences[split].append((kept, types))
-        super().__init__(frame, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
 
     def head(self, hidden: int) -> nn.Module:
         """See :class:`PretrainingTask`."""

@@ -49,7 +49,7 @@ class Reordering(ClassTask):
             )
             for split, corpus in self.corpora.items()
         }
-        super().__init__(frame, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
         """See :class:`PretrainingTask`."""

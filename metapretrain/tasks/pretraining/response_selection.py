@@ -24,21 +24,22 @@ class ResponseSelection(ChoiceTask):
         texts: dialogues of each split.
         frame: how sequences are put together.
         choices: C.
+        name: of the task; COPA has this form, too.
 
     Raises:
         InputError: C below 2, or a split with fewer than C dialogues.
     """
 
-    name = "response-selection"
-
-    def __init__(self, texts: Mapping[str, Dialogues], frame: Frame, *, choices: int = 4) -> None:
+    def __init__(
+        self, texts: Mapping[str, Dialogues], frame: Frame, *, choices: int = 4, name: str = "response-selection"
+    ) -> None:
         small = [split for split, part in texts.items() if 0 < len(part) < choices]
         if choices < 2 or small:
             where = f", and {small[0]} has {len(texts[small[0]])} dialogues" if small else ""
             raise InputError(f"choices must be at least 2 and at most the dialogues of a split, got {choices}{where}")
-        self.choices, self.texts = choices, dict(texts)
+        self.name, self.choices, self.texts = name, choices, dict(texts)
         self._ids: dict[str, list[int]] = {}
-        super().__init__(frame, {split: len(part) for split, part in texts.items()})
+        super().__init__(frame, texts, {split: len(part) for split, part in texts.items()})
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
         """See :class:`PretrainingTask`."""

@@ -41,7 +41,7 @@ class Sentences(ClassTask):
             columns = [part.first] if part.second is None else [part.first, part.second]
             coded = [[frame.ids(text) for text in column] for column in columns]
             self.rows[split] = [frame.sequence(*frame.cut(*row))[:2] for row in zip(*coded, strict=True)]
-        super().__init__(frame, {split: len(part) for split, part in texts.items()})
+        super().__init__(frame, texts, {split: len(part) for split, part in texts.items()})
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
         """See :class:`PretrainingTask`; nothing is drawn."""
