@@ -194,9 +194,25 @@ def text_embed() -> list[Contender]:
     return embedding()
 
 
+@row("decision-float32", "decisions")
+def decision_float32() -> list[Contender]:
+    """A decision over 5 sources by 4 targets, M = 2: BERT-base, 16 x 128 tokens (a CPU: 4 layers of 128, 4 x 64)."""
+    from speed_schedule import on_this_machine
+
+    return on_this_machine(bf16=False)
+
+
+@row("decision-bfloat16", "decisions")
+def decision_bfloat16() -> list[Contender]:
+    """The same under autocast."""
+    from speed_schedule import on_this_machine
+
+    return on_this_machine(bf16=True)
+
+
 def table(results: list[Result]) -> str:
     lines = [
-        "| row | contender | median/s | range | to the best peer | gradient differs by | kernels / waits |",
+        "| row | contender | median/s | range | to the best peer | differs by | kernels / waits |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in results:
@@ -208,7 +224,8 @@ def table(results: list[Result]) -> str:
         differs = "" if r.difference is None else f"{r.difference:.0e}"
         low, median, high = (f"{value:,.{0 if value >= 100 else 3}f}" for value in (r.low, r.median, r.high))
         started = " / ".join(f"{count:,}" for count in (r.kernels, r.waits) if count is not None)
-        lines.append(f"| {r.row} | {r.name} | {median} {unit} | {low} to {high} | {ratio} | {differs} | {started} |")
+        name = f"{r.name} ({r.note})" if r.note else r.name
+        lines.append(f"| {r.row} | {name} | {median} {unit} | {low} to {high} | {ratio} | {differs} | {started} |")
     return "\n".join(lines)
 
 

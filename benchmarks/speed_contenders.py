@@ -16,8 +16,9 @@ class Missing(Exception):
 class Contender:
     """Work to time: `make()` returns a function that does `n` calls of it, or raises Missing.
 
-    `each` is how many of the row's units one call does. `difference()` is how far its gradient is from the
-    reference, relative, in float64. With `count`, the kernels and the waits of one call are counted.
+    `each` is how many of the row's units one call does. `difference()` is how far its gradient (or what else it is
+    for) is from the reference, relative, in float64. With `count`, the kernels and the waits of one call are counted.
+    `note()` is what else a reader must know, shown beside the name.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Contender:
     difference: Callable[[], float] | None = None
     each: int = 1
     count: bool = False
+    note: Callable[[], str] | None = None
 
 
 def count_kernels(call: Callable[[], object]) -> tuple[int, int | None]:

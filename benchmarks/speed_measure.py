@@ -35,6 +35,7 @@ class Result:
     difference: float | None = None
     kernels: int | None = None
     waits: int | None = None
+    note: str = ""
 
 
 def measure(name: str, contenders: list[Contender], settings: Settings) -> list[Result]:
@@ -62,9 +63,10 @@ def measure(name: str, contenders: list[Contender], settings: Settings) -> list[
         ratio = median / best_peer if best_peer else None
         difference = contender.difference() if contender.difference else None
         spread = min(values), max(values)
+        note = contender.note() if contender.note else ""
         kernels, waits = counted(work) if contender.count else (None, None)
         results.append(Result(name, contender.name, contender.ours, median, *spread, ratio,
-                              difference=difference, kernels=kernels, waits=waits))  # fmt: skip
+                              difference=difference, kernels=kernels, waits=waits, note=note))  # fmt: skip
     return results + missing
 
 
