@@ -79,7 +79,8 @@ class ScheduleRecipe:
         samples: M.
         block: N, updates of a decision by utility or by exp3; None: the least with probes at or under a quarter of all
             compute. The other schedulers decide before every update.
-        epsilon, floor, decay, smoothing, normalise: of :class:`metapretrain.scheduling.UtilityScheduler`.
+        epsilon, floor, decay, smoothing, normalise: of :class:`metapretrain.scheduling.UtilityScheduler`; a floor
+            above epsilon counts as epsilon.
         joint: exact utilities take the batches of all targets through the encoder at once.
         gamma: of exp3.
         fall: relative fall of the targets' losses in a block that is exp3's reward 1; as much of a rise is 0.
@@ -126,9 +127,9 @@ class ScheduleRecipe:
                 raise InputError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
         if self.block is not None and self.block < 1:
             raise InputError(f"block must be at least 1 or none, got {self.block}")
-        for name, highest in (("epsilon", 1.0), ("floor", self.epsilon)):
-            if not 0 <= getattr(self, name) <= highest:
-                raise InputError(f"{name} must lie in 0..{highest:g}, got {getattr(self, name)}")
+        for name in ("epsilon", "floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must lie in 0..1, got {getattr(self, name)}")
         for name, highest in (("decay", 1.0), ("gamma", 1.0), ("alpha", 1e30), ("fall", 1e30)):
             if not 0 < getattr(self, name) <= highest:
                 allowed = f"above 0{' and at most 1' * (highest == 1)}"

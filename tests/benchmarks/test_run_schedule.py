@@ -99,7 +99,7 @@ def test_options_change_the_recipe() -> None:
         (["--sources", "masked-ml"], "masked-lm"),
         (["--targets", "rte"], "among targets and downstream"),
         (["--set", "epsilon=2"], "epsilon"),
-        (["--set", "floor=0.5"], "floor"),
+        (["--set", "floor=1.5"], "floor"),
         (["--tag", "../x"], "--tag"),
         (["--encoder", "no/such/folder"], "no folder"),
     ],
