@@ -9,6 +9,7 @@ All pretrained rows read the same number of pretraining examples; one pretrainin
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from argparse import Namespace
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PRETRAINING, SentenceData, load_sentiment, made_sentiment
+from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PRETRAINING, load_sentiment, made_sentiment
 from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard, names, positive_int
 from metapretrain.tasks.prompt_data import PromptData
@@ -24,6 +25,8 @@ from metapretrain.tasks.prompt_experiment import PromptExperiment
 from metapretrain.tasks.prompt_methods import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.tasks.recipes import override
 from metapretrain.tasks.table import machine_of, run_table
+
+log = logging.getLogger(__name__)
 
 # A row: what the prompt starts from, how it is pretrained on which meta tasks, and what is tuned.
 METHODS = {
@@ -87,14 +90,9 @@ def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
         raise InputError("--data-dir is needed: the folder that holds those of the data sets (docs/prompts.md)")
     else:
         pretraining, *sets = (load_sentiment(name, options.data_dir) for name in (PRETRAINING, *options.sets))
-    _tell_notes(sets)
-    return PromptData.of(pretraining, sets, recipe, options.validate)
-
-
-def _tell_notes(sets: Sequence[SentenceData]) -> None:
     for one in sets:
-        if one.note:
-            print(f"{one.name}: {one.note}")
+        log.info("%s: %s", one.name, one.note)
+    return PromptData.of(pretraining, sets, recipe, options.validate)
 
 
 @main_guard
@@ -110,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = re.sub(r"[^\w.+-]", "-", Path(recipe.model).name)
     name = "-".join(filter(None, [recipe.budget, model, options.tag, "smoke" * options.smoke]))
     experiment = PromptExperiment(
-        "prompts", PRETRAINING, name, recipe, data, machine, options.out,
+        "prompts", "made" if options.smoke else PRETRAINING, name, recipe, data, machine, options.out,
         None if options.no_figures or options.validate else options.seeds[0], options.resume, cache=options.cache,
         rows_per_pass=options.rows_per_pass, tasks_per_pass=options.tasks_per_pass,
     )  # fmt: skip

@@ -57,7 +57,7 @@ class MetaRows:
     """
 
     def __init__(self, groups: Any, *, shots: int, held_out: int, seed: int) -> None:
-        tidied, self.moved = tidy_groups(groups, smallest=4 * shots, small="merge")
+        tidied, self.moved = tidy_groups(np.asarray(groups), smallest=4 * shots, small="merge")
         codes, size = tidied.numpy(), 2 * shots
         self.tasks, self.sizes = int(codes.max()) + 1, np.bincount(codes[codes >= 0]).tolist()
         random = np.random.default_rng([seed, 1])

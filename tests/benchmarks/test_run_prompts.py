@@ -1,0 +1,102 @@
+"""The prompts script end to end on made data and tiny models, and one line for all bad input."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.run_prompts import METHODS, main, options_of, recipe_of
+from metapretrain.evaluation.results import collect
+
+TINY = ["--smoke", "--device", "cpu", "--no-figures"]
+SETS = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant", "semeval-laptop")
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    caplog.set_level(logging.ERROR)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., int]:
+    return lambda *words: main([*TINY, "--out", str(tmp_path / "runs"), *map(str, words)])
+
+
+def test_a_smoke_run_of_all_rows_and_its_table(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run() == 0
+    shown = capsys.readouterr().out
+    root = tmp_path / "runs" / "prompts" / "made-equal-tiny-smoke"
+    found = collect(root)
+    rows = {result["method"]: result for result in found.results if result["kind"] == "row"}
+    assert set(rows) == set(METHODS) and (found.incomplete, found.problems) == ([], [])
+    assert all(f"| {name} |" in shown for name in [*METHODS, "majority class"])
+    reads = {name: result["budget"]["pretrain_reads"] for name, result in rows.items()}
+    assert {name for name, count in reads.items() if count} == {
+        name for name, method in METHODS.items() if method.objective is not None
+    }
+    assert set(reads.values()) == {0, 80} and "Equal reads" in shown
+    assert {file.stem for file in (root / "ppt-s0" / "predictions").iterdir()} == set(SETS)
+    for name in SETS:
+        assert {f"{name}_accuracy", f"{name}_f1"} <= rows["ft"]["metrics"].keys()
+    assert run("--resume") == 0
+    assert all(f"| {name} |" in capsys.readouterr().out for name in ["ft"])
+
+
+@pytest.mark.parametrize("model", ["tiny-t5", "tiny-masked"])
+def test_other_kinds_of_model(run: Callable[..., int], model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", model, "--methods", "ppt,metapt-random", "--sets", "sst2,mrpc") == 0
+    assert "| metapt-random | 1 |" in capsys.readouterr().out
+
+
+def test_a_dry_run_names_the_budget(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--dry-run", "--methods", "ppt,metapt-kmeans,pt") == 0
+    shown = capsys.readouterr().out
+    assert "ppt: pretraining of 20 steps x 4 rows = 80 reads" in shown
+    assert "metapt-kmeans: pretraining of 4 steps x 20 rows = 80 reads" in shown
+    assert "pt: no pretraining, the prompt tuned on 7 sets" in shown
+
+
+def test_options_change_the_recipe() -> None:
+    words = ["--budget", "paper", "--draw", "random", "--set", "meta.inner_lr=0.5", "rows=none", "--model", "t5-base"]
+    recipe = recipe_of(options_of([*words, "--set", "meta.learned=true"]))
+    assert (recipe.budget, recipe.stratified, recipe.rows, recipe.model) == ("paper", False, None, "t5-base")
+    assert (recipe.meta.inner_lr, recipe.meta.learned, recipe.meta.clusters) == (0.5, True, 10)
+    plain = recipe_of(options_of([]))
+    assert (plain.length, plain.meta.shots, plain.meta.lr, plain.meta.patience) == (100, 4, 0.025, 6)
+    assert (plain.tune.lr, plain.tune.patience, plain.full.lr, plain.mixed.epochs) == (0.003, 5, 3e-5, 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--methods", "metapt-kmean"], "did you mean 'metapt-kmeans'"),
+        (["--sets", "sst3"], "did you mean"),
+        (["--set", "meta.order=3"], "order is 1 or 2"),
+        (["--set", "examples=95"], "there are 100 rows"),
+        (["--tag", "a/b"], "--tag is part of a folder's name"),
+        (["--reads", "3"], "reads must be at least 20"),
+        (["--set", "several=maybe"], "expected true or false"),
+        (["--model", "no/such/model"], "is no language model"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: Callable[..., int], words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = run(*words)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    shown = capsys.readouterr()
+    assert status == 2 and shown.out == ""
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and told in shown.err
+
+
+def test_data_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cpu"]) == 2
+    assert "--data-dir is needed" in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""A prompts experiment on the disk: shared pretrainings and draws, resumes, saved prompts, trials."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.run_prompts import METHODS, TRIAL
+from metapretrain.data.made_sentiment import made_sentiment
+from metapretrain.data.sentence_sets import SentenceData
+from metapretrain.data.texts import TextSet
+from metapretrain.errors import InputError
+from metapretrain.evaluation.predictions import read_predictions
+from metapretrain.models.language_models import load_language_model
+from metapretrain.prompts import PromptedModel, SoftPrompt
+from metapretrain.tasks.images import Machine
+from metapretrain.tasks.prompt_data import PromptData, majority_class
+from metapretrain.tasks.prompt_experiment import PromptExperiment
+
+SETS = ("sst2", "semeval-laptop", "rte")
+ROWS = ("pt", "ppt", "metapt-kmeans")
+
+
+@cache
+def made() -> dict[str, SentenceData]:
+    return made_sentiment()
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+
+def experiment(out: Path, *, resume: bool = False, tuning: bool = False, **options: Any) -> PromptExperiment:
+    data = PromptData.of(made()["yelp5"], [made()[name] for name in SETS], TRIAL, tuning)
+    return PromptExperiment("prompts", "made", "trial", TRIAL, data, Machine(), out, None, resume, **options)
+
+
+def run(out: Path, names: Sequence[str] = ROWS, seeds: Sequence[int] = (0,), **options: Any) -> dict[Any, Any]:
+    rows = {name: METHODS[name] for name in names}
+    results = experiment(out, **options).rows(rows, seeds)
+    return {(result["method"], result["seed"]): result for result in results}
+
+
+def test_rows_do_not_depend_on_what_runs_beside_them(tmp_path: Path) -> None:
+    together = run(tmp_path / "together", seeds=(0, 3))
+    for seed in (0, 3):
+        for name in ROWS:
+            alone = run(tmp_path / "alone", [name], [seed])[name, seed]
+            assert alone["metrics"] == together[name, seed]["metrics"]
+            assert alone["budget"] == together[name, seed]["budget"]
+    assert together["pt", 0]["metrics"] != together["pt", 3]["metrics"]
+    assert together["ppt", 0]["budget"]["pretrain_reads"] == together["metapt-kmeans", 0]["budget"]["pretrain_reads"]
+
+
+def test_a_table_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(tmp_path / "whole")
+    cut = experiment(tmp_path / "cut")
+    iterator = iter(cut.rows({name: METHODS[name] for name in ROWS}, [0]))
+    next(iterator)
+    iterator.close()
+    pretrained = [tmp_path / "cut/prompts/made-trial" / name / "result.json" for name in
+                  ("pt-s0", "pretrain-ppt-s0", "pretrain-metapt-kmeans-s0")]  # fmt: skip
+    before = [file.stat().st_mtime_ns for file in pretrained]
+    again = run(tmp_path / "cut", resume=True)
+    assert [file.stat().st_mtime_ns for file in pretrained] == before
+    assert {key: result["metrics"] for key, result in again.items()} == {
+        key: result["metrics"] for key, result in whole.items()
+    }
+
+
+def test_finished_runs_are_refused_without_resume(tmp_path: Path) -> None:
+    run(tmp_path, ["pt"])
+    with pytest.raises(InputError, match="already holds a run"):
+        experiment(tmp_path).check({"pt": METHODS["pt"]}, [0])
+    experiment(tmp_path, resume=True).check({"pt": METHODS["pt"]}, [0])
+
+
+def test_a_saved_prompt_predicts_what_the_run_did(tmp_path: Path) -> None:
+    run(tmp_path, ["ppt"])
+    folder = tmp_path / "prompts/made-trial/ppt-s0"
+    for name in SETS:
+        model, tokenizer = load_language_model("tiny")
+        saved = PromptedModel.load(folder / "prompts" / name, model, tokenizer)
+        prompt = SoftPrompt.from_adapter(folder / "prompts" / name)()
+        test = experiment(tmp_path).data.sets[SETS.index(name)].test
+        written = read_predictions(folder / "predictions" / f"{name}.csv")
+        predicted = saved.classify(prompt, test.first, test.second).argmax(1)
+        assert predicted.tolist() == written.predictions.tolist()
+        accuracy = json.loads((folder / "result.json").read_text())["metrics"][f"{name}_accuracy"]
+        assert accuracy == written.correct.mean()
+
+
+def test_zero_shot_and_majority(tmp_path: Path) -> None:
+    metrics = run(tmp_path, ["zero-shot"])["zero-shot", 0]["metrics"]
+    model = experiment(tmp_path).inputs.of_set(made()["sst2"])
+    test = experiment(tmp_path).data.sets[0].test
+    predicted = model.classify(torch.zeros(0, 32), test.first).argmax(1)
+    assert metrics["sst2_accuracy"] == float((predicted == test.labels).double().mean())
+    assert metrics["majority_sst2_accuracy"] == float((test.labels == majority_class(made()["sst2"])).double().mean())
+    values = [metrics[f"{name}_f1"] for name in SETS]
+    assert metrics["mean_f1"] == pytest.approx(sum(values) / 3)
+
+
+def test_a_trial_leaves_the_test_parts_alone(tmp_path: Path) -> None:
+    result = run(tmp_path, ["pt", "ft"], tuning=True)["pt", 0]
+    assert result["kind"] == "tuning" and "mean_accuracy" not in result["metrics"]
+    assert 0 <= result["metrics"]["validation_mean_accuracy"] <= 1
+    assert not (tmp_path / "prompts/made-trial/pt-s0/predictions").exists()
+
+
+def test_sentences_of_the_pretraining_data_are_dropped_and_counted() -> None:
+    yelp, sst = made()["yelp5"], made()["sst2"]
+    shared = TextSet(
+        [*sst.train.first, yelp.train.first[0].upper()], labels=torch.cat([sst.train.labels, torch.tensor([1])])  # type: ignore[list-item]
+    )
+    data = PromptData.of(yelp, [replace(sst, train=shared)], TRIAL)
+    assert data.counts["sst2_in_pretraining"] == 1 and data.counts["sst2_train"] == len(sst.train)
+    assert data.counts["pretraining"] == TRIAL.rows
+    for bad in ([], [sst, sst]):
+        with pytest.raises(InputError, match="give downstream sets, each once"):
+            PromptData.of(yelp, bad, TRIAL)
+    with pytest.raises(InputError, match="but there are 100 rows"):
+        PromptData.of(yelp, [sst], replace(TRIAL, examples=91))
