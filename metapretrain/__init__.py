@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         meta_backward,
         meta_loss,
     )
-    from metapretrain.models.saved import load
     from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
     from metapretrain.protonet import ProtoLoss, proto_logits, prototypes
     from metapretrain.scheduling import (
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
         Uniform,
         UtilityScheduler,
     )
+    from metapretrain.tasks.saved import load
     from metapretrain.training.loop import train
     from metapretrain.training.run_folder import RunFolder
     from metapretrain.training.settings import TrainSettings
@@ -102,7 +102,7 @@ _HOME = {
     "from_taskset": "episodes",
     "functional": "maml",
     "group_tasks": "episodes",
-    "load": "models.saved",
+    "load": "tasks.saved",
     "meta_backward": "maml",
     "meta_loss": "maml",
     "proto_logits": "protonet",

@@ -20,6 +20,7 @@ from metapretrain.models.inputs import as_uint8, check_tensor
 from metapretrain.models.saved_learner import LEARNER, FewShotClassifier, SavedLearner, few_shot_classifier
 
 ENCODER, HEAD, PROTOTYPES = "encoder.safetensors", "head.safetensors", "prototypes.safetensors"
+TEXT = "encoder"  # the folder that a run of texts has in place of the first
 
 
 def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototypes: Tensor) -> None:
@@ -145,6 +146,8 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     if not config.is_file():
         raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
     whole, learned = ((folder / name).is_file() for name in (ENCODER, LEARNER))
+    if (folder / TEXT / "config.json").is_file() and not whole and not learned:
+        raise InputError(f"{folder} is a run of texts, not images: metapretrain.load reads it, and predict with --sst FILE")
     if not whole and not learned:
         raise InputError(f"{folder} has not finished: it has no {ENCODER}; continue it with --resume")
     try:

@@ -76,6 +76,10 @@ class SavedTextModel(nn.Module):
             if list(self.heads.parameters()):
                 self.heads.load_state_dict(load_tensors(folder / HEADS))
 
+    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], batch_size: int = 64) -> Tensor:
+        """Return embeddings float32 (N, D) of sentences, or of pairs as one sequence each."""
+        return self.encoder.encode(texts, batch_size)
+
     @torch.no_grad()
     def predict(self, task: str, texts: TextSet) -> Tensor:
         """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; their labels are not read.

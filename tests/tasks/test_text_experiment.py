@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import metapretrain
 from benchmarks.run_text import METHODS, PAPER, STRONG
 from metapretrain.data.made_texts import made_tasks
 from metapretrain.errors import InputError
+from metapretrain.models.saved import load as load_image_model
 from metapretrain.tasks import text_experiment as module
 from metapretrain.tasks.images import Machine
 from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_experiment import TextExperiment
 from metapretrain.tasks.text_methods import PRETRAININGS, TextMethod, TextPhase, TextRecipe, updates
-from metapretrain.tasks.text_saved import load_text_model, predict_files
+from metapretrain.tasks.text_saved import SavedTextModel, predict_files
 from metapretrain.training import loop
 from metapretrain.training.run_folder import read_metrics
 
@@ -120,10 +123,20 @@ def test_a_frozen_encoder_stays_as_it_was_and_its_heads_learn(make: Make) -> Non
         assert own[name] == metrics[name]
 
 
-@pytest.mark.parametrize("name", ["pcgrad", "proto-ensemble", "proto-query"])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("pcgrad", ""),
+        ("proto-ensemble", ""),
+        ("proto-query", ""),
+        ("cross", "utility:updates=2,samples=1"),
+        ("proto", "exp3:updates=1"),
+    ],
+)
 def test_a_run_that_was_cut_short_ends_with_the_same_bits(
-    make: Make, name: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, name: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    make = partial(make, recipe=replace(RECIPE, scheduler=schedule))
     whole = make("whole").row(name, METHODS[name], 1)
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     real, seen = loop._Loop._maybe_evaluate, []
@@ -169,7 +182,11 @@ def test_predictions_of_a_run_and_of_its_saved_model(make: Make, tmp_path: Path)
             )
             dev = rows_of(run / "predictions" / f"{task.name}-dev.csv")
             assert [float(row["label"]) for row in dev] == pytest.approx(task.dev.labels.tolist())
-    model = load_text_model(experiment.path("cross", 0))
+    model = metapretrain.load(experiment.path("cross", 0))
+    assert isinstance(model, SavedTextModel) and not model.training
+    assert model.encode(TASKS[0].dev.first).shape == (len(TASKS[0].dev), 32)
+    with pytest.raises(InputError, match="run of texts, not images"):
+        load_image_model(experiment.path("cross", 0))
     with pytest.raises(InputError, match="sst takes single sentences"):
         model.predict("sst", TASKS[1].dev)
     with pytest.raises(InputError, match="unknown task of the run 'nli'"):
