@@ -77,8 +77,7 @@ def read_wikitext2_documents(folder: str | Path, part: str = "valid") -> Documen
         if _TITLE.match(line.rstrip("\r")):
             articles.append([])
         elif line.strip() and not line.lstrip().startswith("=") and articles:
-            words = [word[1] if len(word) == 3 and word[0] == word[2] == "@" else word for word in line.split()]
-            articles[-1] += _sentences(words)
+            articles[-1] += [[_sign(word) for word in sentence] for sentence in _sentences(line.split())]
     if not articles:
         raise InputError(f"{file}: no article begins in it; expected lines such as ' = Title = '")
     kept = [article for article in articles if article]
@@ -133,6 +132,11 @@ def join_documents(parts: Sequence[Documents], split: str = "train") -> Document
 def _folder(folder: str | Path, name: str) -> Path:
     root = Path(folder).expanduser()
     return root / name if (root / name).is_dir() else root
+
+
+def _sign(word: str) -> str:
+    """The sign within a word or number that WikiText writes between two @."""
+    return word[1] if len(word) == 3 and word[0] == word[2] == "@" else word
 
 
 def _sentences(words: list[str]) -> list[list[str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from metapretrain.data import amazon, opinions, plain_sentences, sentence_pairs, sst, yelp
 from metapretrain.data.cs224n import LAYOUT, QQP_LAYOUT, check_cs224n, check_qqp
+from metapretrain.data.language_sets import LANGUAGE_SETS, check_language
 from metapretrain.data.sentiment import PLAIN, check_plain, check_sentiment
 
 
@@ -110,5 +111,9 @@ _SENTENCES = (  # name, source, terms, layout
 _ROWS += tuple(
     TextDatasetInfo(name, source, terms, layout, partial(check_plain if name in PLAIN else check_sentiment, name))
     for name, source, terms, layout in _SENTENCES
+)
+_ROWS += tuple(
+    TextDatasetInfo(name, about.source, about.terms, about.layout, partial(check_language, name))
+    for name, about in LANGUAGE_SETS.items()
 )
 TEXT_DATASETS: dict[str, TextDatasetInfo] = {row.name: row for row in _ROWS}

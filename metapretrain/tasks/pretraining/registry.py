@@ -14,12 +14,12 @@ from metapretrain.data.dialogue_files import join_dialogues, load_dailydialog_pp
 from metapretrain.data.dialogues import Dialogues
 from metapretrain.data.document_files import (
     join_documents,
-    read_gutenberg,
     read_ptb_documents,
     read_wikitext2_documents,
 )
 from metapretrain.data.documents import UNKNOWN, Documents, hold_out_documents
 from metapretrain.data.glue import load_glue
+from metapretrain.data.language_sets import load_book
 from metapretrain.data.squad import load_squad
 from metapretrain.data.superglue import load_cb, load_copa, load_wic
 from metapretrain.errors import InputError, one_of
@@ -37,8 +37,6 @@ from metapretrain.tasks.pretraining.sentences import Sentences
 from metapretrain.tasks.pretraining.span_selection import SpanSelection
 from metapretrain.tasks.pretraining.token_document import TokenDocument
 from metapretrain.tasks.pretraining.token_labelling import TokenLabelling
-
-BOOK = "warandpeace.txt"
 
 
 class Library:
@@ -63,7 +61,7 @@ class Library:
     def documents(self, *, natural: bool) -> dict[str, Documents]:
         """Documents of the splits; `natural`: without the Penn Treebank, which has no capitals and no articles."""
         if natural not in self._read:
-            parts = [read_wikitext2_documents(self.folder, "valid"), read_gutenberg(self.folder / "ptb" / BOOK)]
+            parts = [read_wikitext2_documents(self.folder, "valid"), load_book(self.folder)["train"]]
             if not natural:
                 parts.insert(0, read_ptb_documents(self.folder))
             train, validation = hold_out_documents(join_documents(parts))
@@ -189,7 +187,7 @@ _ROWS = (
         )
         for task, natural in _DOCUMENT_TASKS
     ),
-    TaskInfo("response-selection", "source", ("dailydialog", "mutual"), _responses),
+    TaskInfo("response-selection", "source", ("dailydialog-pp", "mutual"), _responses),
     *(TaskInfo(name, "target", (name,), build) for name, build in _TARGETS),
 )
 TASKS: dict[str, TaskInfo] = {row.name: row for row in _ROWS}
