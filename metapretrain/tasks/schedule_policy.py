@@ -35,8 +35,9 @@ def make_scheduler(
     if method.scheduler in UTILITY:
         return UtilityScheduler(
             sources, targets, params, alpha=recipe.alpha, samples=recipe.samples, updates=updates,
-            epsilon=recipe.epsilon, floor=min(recipe.floor, recipe.epsilon), decay=recipe.decay, utility=UTILITY[method.scheduler],
-            smoothing=recipe.smoothing, normalise=recipe.normalise, target_losses=target_losses, seed=seed,
+            epsilon=recipe.epsilon, floor=min(recipe.floor, recipe.epsilon), decay=recipe.decay,
+            utility=UTILITY[method.scheduler], smoothing=recipe.smoothing, normalise=recipe.normalise,
+            target_losses=target_losses, seed=seed,
         )  # fmt: skip
     schedule = Schedule(
         method.scheduler, method.source or "", updates, recipe.samples, gamma=recipe.gamma, reward=recipe.fall

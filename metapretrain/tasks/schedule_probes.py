@@ -89,6 +89,15 @@ class TaskProbe:
             return self.step.loss(self.name, batch).float()
 
 
+class JointProbe(TaskProbe):
+    """The same with M batches in one forward pass."""
+
+    def loss_many(self, batches: Sequence[Batch]) -> Tensor:
+        """Losses (M,), float32."""
+        with autocast(self.machine, next(self.step.parameters()).device):
+            return self.step.joint_losses({self.name: batches})[self.name].float()
+
+
 def autocast(machine: Machine, device: torch.device) -> Any:
     """The precision of `machine` for a forward pass outside the training loop."""
     dtype = torch.float16 if machine.precision == "fp16" else torch.bfloat16

@@ -18,7 +18,7 @@ from metapretrain.tasks.pretraining.frame import Batch
 from metapretrain.tasks.schedule_data import ScheduleData
 from metapretrain.tasks.schedule_methods import ScheduleMethod, ScheduleRecipe
 from metapretrain.tasks.schedule_policy import Policy, make_scheduler
-from metapretrain.tasks.schedule_probes import Losses, ScheduleStep, TaskLoader, TaskProbe, autocast
+from metapretrain.tasks.schedule_probes import JointProbe, Losses, ScheduleStep, TaskLoader, TaskProbe, autocast
 from metapretrain.training import TrainReport, TrainSettings, train
 
 HEAD_LR = 1e-3
@@ -121,7 +121,8 @@ class Pretraining:
             self.run_folder.log(update, "schedule", values | {"seconds": choice.cost.seconds})
 
     def _probe(self, name: str, split: str) -> TaskProbe:
-        return TaskProbe(self.step, name, split, self.recipe.batch_size, self.machine)
+        kind = JointProbe if self.recipe.joint else TaskProbe
+        return kind(self.step, name, split, self.recipe.batch_size, self.machine)
 
     def _probes(self, use: str) -> dict[str, TaskProbe]:
         return {name: self._probe(name, self.data.part(name, use)) for name in self.targets}

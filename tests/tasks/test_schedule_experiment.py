@@ -20,7 +20,7 @@ from metapretrain.tasks.schedule_data import ScheduleData
 from metapretrain.tasks.schedule_encoders import Encoders, make_tokenizer, word_pieces
 from metapretrain.tasks.schedule_experiment import CHOICES, ScheduleExperiment
 from metapretrain.tasks.schedule_methods import ScheduleMethod, ScheduleRecipe, decisions_of, rows_of
-from metapretrain.tasks.schedule_probes import Losses, ScheduleStep, TaskProbe
+from metapretrain.tasks.schedule_probes import JointProbe, Losses, ScheduleStep, TaskProbe
 from metapretrain.tasks.schedule_training import Pretraining, finetune
 from metapretrain.training import checkpoint, loop
 
@@ -119,7 +119,9 @@ def test_joint_losses_are_those_of_each_batch(data: ScheduleData) -> None:
     assert len({batch["input_ids"].shape[1] for listed in batches.values() for batch in listed}) > 1
     joint = step.joint_losses(batches)
     for name, listed in batches.items():
-        torch.testing.assert_close(joint[name], torch.stack([step.loss(name, batch) for batch in listed]))
+        alone = torch.stack([step.loss(name, batch) for batch in listed])
+        torch.testing.assert_close(joint[name], alone)
+        torch.testing.assert_close(JointProbe(step, name, "train", 3, Machine()).loss_many(listed), alone)
 
 
 @pytest.mark.parametrize("utility", ["exact", "taylor"])
