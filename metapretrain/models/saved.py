@@ -147,7 +147,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
     whole, learned = ((folder / name).is_file() for name in (ENCODER, LEARNER))
     if (folder / TEXT / "config.json").is_file() and not whole and not learned:
-        raise InputError(f"{folder} is a run of texts, not images: metapretrain.load reads it, and predict with --sst FILE")
+        raise InputError(f"{folder} is a run of texts, not images; metapretrain.load(folder) gives its model")
     if not whole and not learned:
         raise InputError(f"{folder} has not finished: it has no {ENCODER}; continue it with --resume")
     try:
