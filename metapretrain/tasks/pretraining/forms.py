@@ -87,9 +87,10 @@ class LabelTask(PretrainingTask):
         return {"found": head(states)[row, place].argmax(1), "labels": batch["labels"][row, place], "row": row}
 
     def measure(self, outcomes: list[Batch]) -> dict[str, float]:
-        """F1 of class 1, and accuracy."""
+        """F1 of class 1, its mean over all classes, and accuracy."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
-        return {"f1": f1(found == 1, labels == 1), "accuracy": float((found == labels).mean())}
+        each = [f1(found == label, labels == label) for label in range(self.classes)]
+        return {"f1": each[1], "macro_f1": sum(each) / len(each), "accuracy": float((found == labels).mean())}
 
 
 class ChoiceTask(PretrainingTask):

@@ -83,6 +83,13 @@ class Frame:
         """Token ids of a text, without special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
 
+    def all_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts, without special tokens."""
+        if not texts:
+            return []
+        options = {"add_special_tokens": False, "truncation": False, "padding": False, "verbose": False}
+        return list(self.tokenizer(list(texts), return_attention_mask=False, **options)["input_ids"])
+
     def cut(self, *segments: Ids) -> list[Ids]:
         """Segments cut at their ends so that they fit, each time the longest."""
         sizes, room = [len(segment) for segment in segments], self.room(len(segments))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ from metapretrain.tasks.pretraining.frame import Batch, Frame
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two entities of a sentence, each from a token to before another."""
+    """A sequence, two entities of it, each from a token to before another, and their class."""
 
-    sentence: int
+    sequence: tuple[NDArray[np.int64], NDArray[np.int64]]
     head: tuple[int, int]
     tail: tuple[int, int]
     label: int
@@ -33,8 +32,8 @@ class RelationExtraction(ClassTask):
     """Classify ordered pairs of the entities that a sentence is marked with: a relation, or none (class 0).
 
     The head sees the mean states of both entities and of the sentence. The main metric is micro F1 of the relations;
-    entities are given, so figures are not those of extraction from plain sentences. Pairs with an entity that does
-    not fit are left out and counted in `lost`.
+    entities are given, so figures are not those of extraction from plain sentences. Of sentences that do not fit, a
+    pair has the piece that ends with it; pairs too far apart for any piece are left out and counted in `lost`.
 
     Args:
         texts: sentences of each split.
@@ -50,21 +49,17 @@ class RelationExtraction(ClassTask):
 
     def __init__(self, texts: Mapping[str, Relations], frame: Frame) -> None:
         self.rows: dict[str, list[_Pair]] = {}
-        self.sequences: dict[str, list[tuple[Any, Any]]] = {}
         self.lost = dict.fromkeys(texts, 0)
         for split, part in texts.items():
             ids, sizes = tokenize_words([row.words for row in part.rows], frame.tokenizer)
             starts, first = np.concatenate([[0], np.cumsum(sizes)]), 0
-            self.rows[split], self.sequences[split] = [], []
+            self.rows[split] = []
             for row in part.rows:
                 places = starts[first : first + len(row.words) + 1]
                 first += len(row.words)
-                kept, types, (begin,) = frame.sequence(ids[places[0] : places[-1]][: frame.room()])
-                pairs = _pairs(row, len(self.sequences[split]), places - places[0] + begin)
-                fit = [pair for pair in pairs if max(pair.head[1], pair.tail[1]) <= begin + frame.room()]
-                self.lost[split] += len(pairs) - len(fit)
-                self.rows[split] += fit
-                self.sequences[split].append((kept, types))
+                pairs = _pairs(row, ids[places[0] : places[-1]], places - places[0], frame)
+                self.rows[split] += pairs
+                self.lost[split] += len(row.entities) * (len(row.entities) - 1) - len(pairs)
         super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
 
     def head(self, hidden: int) -> nn.Module:
@@ -74,7 +69,7 @@ class RelationExtraction(ClassTask):
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
         """See :class:`PretrainingTask`; `pair` (B, 2, L) marks the two entities' tokens."""
         chosen = [self.rows[split][row] for row in rows]
-        batch = self.frame.pad([self.sequences[split][pair.sentence] for pair in chosen])
+        batch = self.frame.pad([pair.sequence for pair in chosen])
         spans = torch.tensor([[pair.head, pair.tail] for pair in chosen]).unsqueeze(-1)
         place = torch.arange(batch["input_ids"].shape[1])
         marks = (place >= spans[:, :, 0]) & (place < spans[:, :, 1])
@@ -94,13 +89,22 @@ class RelationExtraction(ClassTask):
         return {"f1": f1(one_hot[found], one_hot[labels]), "accuracy": float((found == labels).mean())}
 
 
-def _pairs(row: RelationRow, sentence: int, places: NDArray[np.int64]) -> list[_Pair]:
-    """The ordered pairs of a sentence's entities; `places` (W + 1,) is where each word begins in the sequence."""
+def _pairs(row: RelationRow, ids: NDArray[np.int32], places: NDArray[np.int64], frame: Frame) -> list[_Pair]:
+    """The ordered pairs of a sentence's entities; `places` (W + 1,) is where each word begins in `ids`."""
     spans = [(int(places[first]), int(places[last])) for _, first, last in row.entities]
+    pieces: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], int]] = {}
     pairs = []
     for head, tail in permutations(range(len(spans)), 2):
+        begin = max(0, max(spans[head][1], spans[tail][1]) - frame.room())
+        kept = begin <= min(spans[head][0], spans[tail][0])
+        if not kept or spans[head][0] == spans[head][1] or spans[tail][0] == spans[tail][1]:  # words without a token
+            continue
+        if begin not in pieces:
+            sequence, types, (start,) = frame.sequence(ids[begin : begin + frame.room()])
+            pieces[begin] = sequence, types, start - begin
+        sequence, types, shift = pieces[begin]
+        one, other = ((first + shift, last + shift) for first, last in (spans[head], spans[tail]))
         relation = row.relations.get((head, tail))
         label = 0 if relation is None else RELATIONS.index(relation) + 1
-        if spans[head][0] < spans[head][1] and spans[tail][0] < spans[tail][1]:  # not words without a token
-            pairs.append(_Pair(sentence, spans[head], spans[tail], label))
+        pairs.append(_Pair((sequence, types), one, other, label))
     return pairs

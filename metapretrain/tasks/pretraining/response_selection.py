@@ -38,7 +38,11 @@ class ResponseSelection(ChoiceTask):
             where = f", and {small[0]} has {len(texts[small[0]])} dialogues" if small else ""
             raise InputError(f"choices must be at least 2 and at most the dialogues of a split, got {choices}{where}")
         self.name, self.choices, self.texts = name, choices, dict(texts)
-        self._ids: dict[str, list[int]] = {}
+        spoken = [
+            text for part in texts.values() for row in part.dialogues for text in (*row.context, *row.right, *row.wrong)
+        ]
+        unlike = list(dict.fromkeys(spoken))
+        self._ids = dict(zip(unlike, frame.all_ids(unlike), strict=True))
         super().__init__(frame, texts, {split: len(part) for split, part in texts.items()})
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
@@ -53,17 +57,12 @@ class ResponseSelection(ChoiceTask):
             more = [_any(texts.dialogues[other].right, random) for other in others if other != row]
             shown = (wrong + more)[: self.choices - 1]
             shown.insert(int(label), _any(dialogue.right, random))
-            context = [token for turn in dialogue.context for token in self._tokens(turn)]
+            context = [token for turn in dialogue.context for token in self._ids[turn]]
             for response in shown:
-                answer = self._tokens(response)[: self.frame.room(2) // 2]
+                answer = self._ids[response][: self.frame.room(2) // 2]
                 ids, types, _ = self.frame.sequence(context[len(answer) - self.frame.room(2) :], answer)
                 sequences.append((ids, types))
         return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
-
-    def _tokens(self, text: str) -> list[int]:
-        if text not in self._ids:
-            self._ids[text] = self.frame.ids(text)
-        return self._ids[text]
 
 
 def _any(texts: Sequence[str], random: np.random.Generator) -> str:

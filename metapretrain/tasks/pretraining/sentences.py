@@ -39,7 +39,7 @@ class Sentences(ClassTask):
             if len(part) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
                 raise InputError(f"{name} {split}: labels must be in 0..{classes - 1}")
             columns = [part.first] if part.second is None else [part.first, part.second]
-            coded = [[frame.ids(text) for text in column] for column in columns]
+            coded = [frame.all_ids(column) for column in columns]
             self.rows[split] = [frame.sequence(*frame.cut(*row))[:2] for row in zip(*coded, strict=True)]
         super().__init__(frame, texts, {split: len(part) for split, part in texts.items()})
 

@@ -140,8 +140,12 @@ def test_relation_f1_leaves_none_out(frame: Frame) -> None:
     assert task.measure([outcome]) == pytest.approx({"f1": 2 * 1 / (3 + 3), "accuracy": 2 / 5})
 
 
-def test_pairs_that_do_not_fit_are_counted(frame: Frame) -> None:
-    words = ["Anna", *["word"] * 80, "Rome"]
-    row = RelationRow(words, [("Peop", 0, 1), ("Loc", 81, 82)], {(0, 1): "Live_In"})
+def test_pairs_of_long_sentences_have_a_piece_or_are_counted(frame: Frame) -> None:
+    words = ["Anna", *["word"] * 80, "Bo", "near", "Rome"]
+    row = RelationRow(words, [("Peop", 0, 1), ("Peop", 81, 82), ("Loc", 83, 84)], {(1, 2): "Live_In"})
     task = RelationExtraction({"train": RELATIONS, "test": Relations([row])}, frame)
-    assert task.sizes == {"train": 2} and task.lost == {"train": 0, "test": 2}
+    assert task.sizes == {"train": 2, "test": 2} and task.lost == {"train": 0, "test": 4}
+    batch = task.make("test", [0, 1], task.random("test", 0))
+    assert batch["labels"].tolist() == [2, 0]
+    shown = [frame.tokenizer.decode(batch["input_ids"][0][marks.bool()]) for marks in batch["pair"][0]]
+    assert shown == ["bo", "rome"] and batch["input_ids"].shape[1] == 64

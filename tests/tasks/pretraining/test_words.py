@@ -68,4 +68,4 @@ def test_loss_and_f1_by_hand(frame: Frame, encoder: TextEncoder, rows: list[int]
         head[1].weight.zero_()
         head[1].bias.copy_(torch.tensor([0.0, 1.0]))  # all words capitalised: 3 of 9 are
     scores = task.score(encoder, head, "train")
-    assert scores == pytest.approx({"f1": 2 * 3 / (9 + 3), "accuracy": 3 / 9})
+    assert scores == pytest.approx({"f1": 2 * 3 / (9 + 3), "macro_f1": 3 / (9 + 3), "accuracy": 3 / 9})
