@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from metapretrain.evaluation.curves import read_curves
 from metapretrain.models.text_encoders import TextEncoder, save_text_encoder
 from metapretrain.tasks.runs import Runs
@@ -76,18 +74,15 @@ class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
         if self.resume and (done := self.finished(name, method, seed)) is not None:
             log.info("%s seed %d: already done", name, seed)
             return done
-        on_gpu = torch.device(self.machine.device).type == "cuda"
         with self.open(name, method, seed) as run:
-            if on_gpu:
-                torch.cuda.reset_peak_memory_stats(self.machine.device)
             pretraining = Pretraining(
                 self.make_encoder(seed), method, self.data, self.recipe, seed, self.machine, run=run
             )
             report = pretraining.run()
             last, step, scheduler = pretraining.last, pretraining.step, pretraining.policy.scheduler
             metrics = {key: last[key] for key in last if key.startswith("target_loss") or key == "probe_share"}
-            if on_gpu:
-                metrics["peak_memory_mib"] = torch.cuda.max_memory_allocated(self.machine.device) / 2**20
+            if peak := pretraining.peak_memory():
+                metrics["peak_memory_mib"] = peak / 2**20
             curves = read_curves(run.path)
             curve = {
                 name: curves[f"validation/{name}"][1].tolist()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from metapretrain.episodes import TaskStream
@@ -55,6 +56,9 @@ class Pretraining:
         self.policy = Policy(scheduler, self._watch)
         self.reported = Losses(self.step, self._probes("report"), recipe.target_batches, 0, "report")
         self.last: dict[str, float] = {}
+        self._peak, self.on_gpu = 0, torch.device(machine.device).type == "cuda"
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(machine.device)
         self.fitting_units = recipe.head_updates * len(self.targets)
 
     def run(self) -> TrainReport:
@@ -81,6 +85,12 @@ class Pretraining:
         self.last = self._measured() | self._compared()
         return self.last
 
+    def peak_memory(self) -> int:
+        """Bytes of the GPU that updates and decisions took at most, so far in this process; 0 on a CPU."""
+        if self.on_gpu:
+            self._peak = max(self._peak, torch.cuda.max_memory_allocated(self.machine.device))
+        return self._peak
+
     def _measured(self) -> dict[str, float]:
         losses, policy, cost = self.reported(), self.policy, self.policy.scheduler.cost
         found = {"target_loss": sum(losses.values()) / len(losses)}
@@ -97,7 +107,10 @@ class Pretraining:
         scheduler = self.policy.scheduler
         if not isinstance(scheduler, UtilityScheduler):
             return {}
+        self.peak_memory()  # what the comparison takes is not the scheduler's
         both = scheduler.compare()
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.machine.device)
         finite = [name for name in both["exact"] if all(math.isfinite(values[name]) for values in both.values())]
         if len(finite) < 2:
             return {}
