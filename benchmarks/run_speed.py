@@ -154,6 +154,22 @@ def fomaml_84() -> list[Contender]:
     return colour(order=1)
 
 
+@row("prompts-t5-base", "outer steps")
+def prompts_t5_base() -> list[Contender]:
+    """Prompt MAML with T5-base's shape: 10 tasks of 4 + 4 rows, a prompt of 100 tokens, second order."""
+    from speed_prompts import t5_base
+
+    return t5_base()
+
+
+@row("prompts-smollm2", "outer steps")
+def prompts_smollm2() -> list[Contender]:
+    """The same with SmolLM2-135M's shape."""
+    from speed_prompts import smollm2
+
+    return smollm2()
+
+
 @row("memory-omniglot-1-step", BYTES)
 def memory_omniglot_1() -> list[Any]:
     """The most that the meta-step of maml-omniglot-1-step holds, and what is left after 50 episodes."""
