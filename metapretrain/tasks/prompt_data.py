@@ -52,7 +52,7 @@ class PromptData:
         kept = []
         for one in sets:
             train = without_known(one.train, known)
-            test = fixed_sample(without_known(one.test, known, "test_in_pretraining"), recipe.test_rows)
+            test = fixed_sample(without_known(one.test, known), recipe.test_rows)
             few_shot_draw(train, recipe.examples, recipe.validation, seed=0, stratified=recipe.stratified)
             kept.append(replace(one, train=train, test=test))
         rows = pretraining.train
@@ -71,8 +71,8 @@ class PromptData:
         found = {"pretraining": len(self.pretraining)}
         for one in self.sets:
             found |= {f"{one.name}_train": len(one.train), f"{one.name}_test": len(one.test)}
-            for part in (one.train, one.test):
-                found |= {f"{one.name}_{name}": count for name, count in part.counts.items()}
+            for part, rows in (("train", one.train), ("test", one.test)):
+                found |= {f"{one.name}_{part}_{name}": count for name, count in rows.counts.items()}
         return found
 
     @property

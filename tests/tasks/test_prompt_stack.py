@@ -81,7 +81,8 @@ def reference(job: Job, tuning: Tuning) -> tuple[Tensor, Tensor, list[float]]:
     """The last prompt and the best one, and accuracies, by torch's AdamW, an epoch after the other."""
     prompt = torch.nn.Parameter(job.prompt.clone())
     optimizer = torch.optim.AdamW([prompt], lr=1.0, weight_decay=tuning.weight_decay)
-    total, step, best, accuracies = tuning.epochs * math.ceil(len(job.train) / tuning.batch_size), 0, prompt, []
+    total, step, accuracies = tuning.epochs * math.ceil(len(job.train) / tuning.batch_size), 0, []
+    best: Tensor = prompt
     for epoch in range(tuning.epochs):
         order = job.train[torch.from_numpy(np.random.default_rng([job.seed, epoch]).permutation(len(job.train)))]
         for rows in order.split(tuning.batch_size):
