@@ -27,7 +27,7 @@ class Reached(NamedTuple):
 
 
 def reached(run: Result, uniform: Result) -> Reached:
-    """Compare the curves of two runs of one seed, at the evaluations of `run`.
+    """Compare the curves of two runs of one seed, at the evaluations of `run` after its first update.
 
     Example:
         >>> uniform = {"curve": {"updates": [0, 100], "compute_units": [0, 300], "target_loss": [2.0, 1.0]}}
@@ -37,6 +37,7 @@ def reached(run: Result, uniform: Result) -> Reached:
     """
     curve, reference = run["curve"], uniform["curve"]
     low = [loss is not None and loss <= reference["target_loss"][-1] for loss in curve["target_loss"]]
+    low[0] = False  # before any update
     if not any(low):
         return Reached(math.nan, math.nan)
     place = low.index(True)
@@ -49,12 +50,23 @@ def schedule_notes(by_method: Runs) -> list[str]:
     for setting in ("aware", "agnostic"):
         rows = {name: runs for name, runs in by_method.items() if name.endswith(f"-{setting}")}
         uniform = rows.get(f"uniform-{setting}", {})
+        fell = [seed for seed in sorted(uniform) if _fell(uniform[seed])]
+        if len(fell) < len(uniform):
+            notes.append(
+                f"The target loss of uniform-{setting} did not fall on {len(uniform) - len(fell)} of {len(uniform)} "
+                "seeds, which are left out where others are compared to it."
+            )
         for name, runs in rows.items():
-            seeds = [seed for seed in sorted(runs) if seed in uniform and "curve" in runs[seed]]
+            seeds = [seed for seed in fell if seed in runs and "curve" in runs[seed]]
             if seeds and runs is not uniform:
                 notes.append(_told(name, setting, [reached(runs[seed], uniform[seed]) for seed in seeds]))
         notes += _beside_fixed(rows, setting)
     return notes
+
+
+def _fell(run: Result) -> bool:
+    first, *_, last = run.get("curve", {}).get("target_loss", []) or (0.0, 0.0)
+    return bool(first is not None and last is not None and last < first)
 
 
 def _told(name: str, setting: str, found: list[Reached]) -> str:

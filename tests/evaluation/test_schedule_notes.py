@@ -1,0 +1,65 @@
+"""What a report says of scheduling runs: when a row reaches uniform's loss, and the fixed source validation picks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from metapretrain.evaluation.report import build_table
+from metapretrain.evaluation.schedule_notes import schedule_notes
+
+
+def run(method: str, seed: int, losses: list[float], cost: float = 3.0, score: float = 0.5) -> dict[str, Any]:
+    updates = [10 * place for place in range(len(losses))]
+    return {
+        "schema": 1, "status": "complete", "benchmark": "schedule", "dataset": "texts", "recipe": "paper",
+        "encoder": "small", "kind": "row", "method": method, "seed": seed, "setting": method.rpartition("-")[2],
+        "metrics": {"downstream": score, "validation_downstream": score + 0.1, "wic_accuracy": score,
+                    "target_loss": losses[-1], "probe_share": 0.1},
+        "counts": {"wic_test": 638}, "budget": {"encoder_passes": 100, "updates": updates[-1]}, "wall_s": 1.0,
+        "curve": {"updates": updates, "compute_units": [cost * u for u in updates], "target_loss": losses},
+    }  # fmt: skip
+
+
+def grouped(*runs: dict[str, Any]) -> dict[str, dict[int, Any]]:
+    found: dict[str, dict[int, Any]] = {}
+    for one in runs:
+        found.setdefault(one["method"], {})[one["seed"]] = one
+    return found
+
+
+def test_when_a_row_reaches_the_loss_of_uniform() -> None:
+    notes = schedule_notes(grouped(
+        run("uniform-aware", 0, [3.0, 2.0, 1.5, 1.0]), run("uniform-aware", 1, [3.0, 2.0, 1.5, 1.0]),
+        run("utility-exact-aware", 0, [3.0, 1.0, 0.9, 0.8], cost=6),
+        run("utility-exact-aware", 1, [3.0, 2.5, 1.0, 2.0], cost=6),
+        run("exp3-aware", 0, [3.0, 2.5, 2.0, 1.5]),
+    ))  # fmt: skip
+    assert notes == [
+        "utility-exact-aware reached the final target loss of uniform-aware on 2 of 2 seeds, after 50% of its source "
+        "updates and 100% of its compute, on average.",
+        "exp3-aware never reached the final target loss of uniform-aware (1 seeds).",
+    ]
+
+
+def test_a_loss_that_does_not_fall_is_no_measure() -> None:
+    notes = schedule_notes(grouped(run("uniform-aware", 0, [1.0, 2.0]), run("exp3-aware", 0, [1.0, 0.5])))
+    assert len(notes) == 1 and "did not fall on 1 of 1 seeds" in notes[0]
+
+
+def test_the_fixed_source_that_validation_picks() -> None:
+    rows = [run("fixed-mlm-aware", seed, [2.0, 1.0], score=0.50) for seed in range(3)]
+    rows += [run("fixed-order-aware", seed, [2.0, 1.0], score=0.40) for seed in range(3)]
+    rows += [run("utility-taylor-aware", seed, [2.0, 1.0], score=0.49 + 0.01 * seed) for seed in range(3)]
+    notes = schedule_notes(grouped(*rows))
+    assert notes[0] == "Of 2 fixed sources (aware), validation picks fixed-mlm-aware."
+    # differences -1, 0, 1 points: t(2) = 4.303 times 1 / sqrt(3)
+    told = "utility-taylor-aware less fixed-mlm-aware, downstream: +0.00 points (95%: -2.48 to +2.48)"
+    assert notes[1].startswith(told)
+
+
+def test_the_table_of_a_scheduling_benchmark() -> None:
+    text = build_table([run(f"{name}-aware", 0, [2.0, 1.0]) for name in ("uniform", "exp3")]).markdown()
+    header = next(line for line in text.splitlines() if line.startswith("| method | seeds | downstream"))
+    assert header == "| method | seeds | downstream % | wic accuracy % (n = 638) |"
+    assert "95% over the test examples" in text and "Paired differences, less uniform-aware" in text
+    assert "MiniLM" not in text and "overall" not in text
