@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -46,6 +47,8 @@ class Row:
     wall_s: float | None  # mean over seeds
     devices: list[str]
     published: Published | None
+    tokens_per_s: float | None = None  # mean over seeds; padding left out
+    padding_share: float | None = None  # likewise, 0..1
 
 
 def make_row(
@@ -79,11 +82,18 @@ def make_row(
     for name in names:
         found = {run["budget"].get(name) for run in runs.values() if "budget" in run} - {None}
         budget[name] = sorted(int(value) for value in found)
-    walls = [float(run["wall_s"]) for run in runs.values() if run.get("wall_s") is not None]
     devices = sorted({str(run["device"]) for run in runs.values() if run.get("device")})
-    wall = float(np.mean(walls)) if walls else None
+    wall, speed, padding = (_mean_of(runs, name) for name in ("wall_s", "tokens_per_s", "padding_share"))
     test_sets = _test_sets(layout, scores, examples)
-    return Row(method, seeds, scores, examples, test_sets, differences, budget, wall, devices, published)
+    cost = (budget, wall, devices)
+    return Row(method, seeds, scores, examples, test_sets, differences, *cost, published, speed, padding)
+
+
+def _mean_of(runs: Mapping[int, Result], name: str) -> float | None:
+    """Mean over the seeds whose result has a number of this name."""
+    given = [run.get(name) for run in runs.values()]
+    known = [float(value) for value in given if isinstance(value, int | float) and math.isfinite(value)]
+    return float(np.mean(known)) if known else None
 
 
 def _examples(run: Result, name: str) -> int:

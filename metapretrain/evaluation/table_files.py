@@ -55,6 +55,7 @@ def _json_row(group: Group, row: Row) -> dict[str, Any]:
         "budget": row.budget,
         "wall_s": row.wall_s,
         "devices": row.devices,
+        **({} if row.tokens_per_s is None else {"tokens_per_s": row.tokens_per_s, "padding_share": row.padding_share}),
         "published": _json_published(group, row),
     }
 

@@ -147,9 +147,14 @@ def _cost(rows: Sequence[Row]) -> list[str]:
         "wall time",
         "device",
     ]
+    tokens = any(row.tokens_per_s is not None for row in rows)
+    header += ["tokens a second", "padding, %"] * tokens
     lines = []
     for row in rows:
         wall = "-" if row.wall_s is None else f"{row.wall_s:,.1f} s"
         counts = [_budget(row, name) for name in BUDGET]
-        lines.append([row.method, str(len(row.seeds)), *counts, wall, ", ".join(row.devices) or "-"])
+        speed = "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
+        padding = "-" if row.padding_share is None else f"{100 * row.padding_share:.1f}"
+        told = [row.method, str(len(row.seeds)), *counts, wall, ", ".join(row.devices) or "-"]
+        lines.append([*told, *[speed, padding] * tokens])
     return markdown_table(header, lines)

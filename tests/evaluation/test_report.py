@@ -67,6 +67,18 @@ def test_means_intervals_and_pairs(tmp_path: Path, make_run: MakeRun) -> None:
     assert group.notes == []
 
 
+def test_tokens_a_second_and_padding_stand_beside_the_cost(tmp_path: Path, make_run: MakeRun) -> None:
+    for seed in range(2):
+        make_run("a", seed, tokens_per_s=200_000 + 2000 * seed, padding_share=0.2 + 0.1 * seed)
+    make_run("b", 0)
+    table = build_table(collect(tmp_path / "runs"))
+    lines = [line for line in table.markdown().splitlines() if "tokens a second" in line or "60.5 s" in line]
+    shown = [[cell.strip() for cell in line.split("|")[-3:-1]] for line in lines]
+    assert shown == [["tokens a second", "padding, %"], ["201,000", "25.0"]]
+    told = {row["method"]: row for row in json.loads(table.json())["groups"][0]["rows"]}
+    assert told["a"]["tokens_per_s"] == 201_000 and "tokens_per_s" not in told["b"]
+
+
 def test_the_posters_claim_is_tested_on_all_pairs(tmp_path: Path, make_run: MakeRun) -> None:
     rights = {"query-frozen-linear": (310, 312), "standard-frozen-linear": (300, 304)}
     rights |= {"query-frozen-mlp": (301, 300), "standard-frozen-mlp": (302, 301), "query-alone": (400, 400)}
