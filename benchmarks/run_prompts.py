@@ -17,7 +17,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PRETRAINING, load_sentiment, made_sentiment
+from metapretrain.data.sentiment import (
+    DOWNSTREAM,
+    PAIRS,
+    PLAIN,
+    PRETRAINING,
+    load_plain,
+    load_sentiment,
+    made_sentiment,
+)
 from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard, names, positive_int
 from metapretrain.tasks.prompt_data import PromptData
@@ -40,6 +48,8 @@ METHODS = {
     "metapt-lda": PromptMethod(objective="meta", grouping="lda"),
     "metapt-random": PromptMethod(objective="meta", grouping="random"),
     "metapt-label": PromptMethod(objective="meta", grouping="label"),
+    "ppt-pseudo": PromptMethod(objective="mixed", source="pseudo"),
+    "metapt-pseudo": PromptMethod(objective="meta", grouping="kmeans", source="pseudo"),
 }
 TRIAL = PromptRecipe(
     model="tiny", embedder="tiny", length=5, max_length=40, reads=80, rows=100, validations=2, held_out=1,
@@ -51,7 +61,8 @@ TRIAL = PromptRecipe(
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     parser = Parser(description=__doc__)
-    common_options(parser, "prompts", methods=METHODS)
+    labelled = ",".join(name for name, method in METHODS.items() if method.source == "labelled")
+    common_options(parser, "prompts", methods=METHODS, default_methods=labelled)
     add = parser.add_argument
     add("--model", metavar="NAME", help="smollm2 (default), tiny, package:NAME, a folder, a hub model (t5-base)")
     add("--budget", choices=BUDGETS, help="of pretraining: the same reads for all rows (default), or the paper's steps")
@@ -83,16 +94,20 @@ def recipe_of(options: Namespace) -> PromptRecipe:
 
 def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
     """Read the data sets, or make small ones for a smoke run."""
+    pseudo = any(METHODS[name].source == "pseudo" for name in options.methods)
+    plain: list[str] = []
     if options.smoke:
         made = made_sentiment()
         pretraining, sets = made[PRETRAINING], [made[name] for name in options.sets]
+        plain = made_sentiment(seed=1, pretraining=400)[PRETRAINING].train.first  # a tiny encoder knows no other words
     elif options.data_dir is None:
         raise InputError("--data-dir is needed: the folder that holds those of the data sets (docs/prompts.md)")
     else:
         pretraining, *sets = (load_sentiment(name, options.data_dir) for name in (PRETRAINING, *options.sets))
+        plain = [text for name in PLAIN for text in load_plain(name, options.data_dir)] if pseudo else []
     for one in sets:
         log.info("%s: %s", one.name, one.note)
-    return PromptData.of(pretraining, sets, recipe, options.validate)
+    return PromptData.of(pretraining, sets, recipe, options.validate, plain)
 
 
 @main_guard

@@ -30,16 +30,19 @@ class PromptData:
         pretraining: labelled rows, those that pretraining may read.
         sets: downstream sets with the rows that are reported on.
         tuning: the test parts are left alone: a recipe is chosen by validation.
+        plain: sentences without labels, for pretraining on pseudo labels.
     """
 
     pretraining: TextSet
     sets: tuple[SentenceData, ...]
     tuning: bool = False
+    plain: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, pretraining: SentenceData, sets: Sequence[SentenceData], recipe: PromptRecipe, tuning: bool = False
-    ) -> PromptData:
+        cls, pretraining: SentenceData, sets: Sequence[SentenceData], recipe: PromptRecipe, tuning: bool = False,
+        plain: Sequence[str] = (),
+    ) -> PromptData:  # fmt: skip
         """Sample the pretraining and test rows, the same for all methods and seeds; drop and count known sentences.
 
         Raises:
@@ -58,7 +61,10 @@ class PromptData:
         rows = pretraining.train
         if recipe.rows is not None:
             rows = balanced_sample(rows, min(recipe.rows, len(rows)), seed=0)
-        return cls(rows, tuple(kept), tuning)
+        if plain:
+            seen = known_texts(text for one in kept for part in (one.train, one.test) for text in part.first)
+            plain = without_known(TextSet(list(plain)), seen).first
+        return cls(rows, tuple(kept), tuning, tuple(plain))
 
     @property
     def test(self) -> tuple[TextSet, ...]:

@@ -130,8 +130,8 @@ class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
         with ExitStack() as opened:
             runs = {seed: opened.enter_context(self.open(name, method, seed)) for seed in todo}
             if method.objective == "mixed" and todo:
-                make = partial(self._stack, self.inputs.pretraining, tuning=self._mixed_tuning())
-                rows = len(self.data.pretraining)
+                make = partial(self._stack, self.inputs.pretraining(method.source), tuning=self._mixed_tuning())
+                rows = len(self.inputs.texts(method.source))
                 done = train_mixed(make, todo, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
                 for seed, trained in done.items():
                     self._save_pretrained(runs[seed], name, method, seed, trained, {})
@@ -149,13 +149,14 @@ class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
         self, method: PromptMethod, seed: int, prompt: Tensor, run: RunFolder
     ) -> tuple[Pretrained, dict[str, float]]:
         r, device = self.recipe, self.machine.device
-        groups = self.inputs.groups(method.grouping or "", seed)
+        inputs, source = self.inputs, method.source
+        groups = inputs.groups(method.grouping or "", source, seed)
         rows = MetaRows(groups, shots=r.meta.shots, held_out=r.held_out, seed=seed)
         soft = SoftPrompt(prompt).to(device)
         rate: Any = r.meta.inner_lr
         if r.meta.learned and method.objective == "meta":
             rate = nn.Parameter(torch.full((r.length, 1), rate, device=device))
-        model = self.inputs.of_set()
+        model = inputs.of_set()
         learner = PromptMAML(
             model.model, soft, model.template, model.verbalizer, inner_lr=rate, order=r.meta.order,
             inner_steps=r.meta.inner_steps if method.objective == "meta" else 0, chunk=self.tasks_per_pass,
@@ -163,11 +164,22 @@ class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
         )  # fmt: skip
         context = partial(mixed_precision, device, self.machine.precision)
         trained = train_meta(
-            learner, rows, self.inputs.pretraining, r, run, context, objective=method.objective or ""
+            learner, rows, inputs.pretraining(source), r, run, context, objective=method.objective or ""
         )
-        agreement = group_agreement(groups, self.data.pretraining.require_labels())
+        agreement = group_agreement(groups, inputs.texts(source).require_labels())
+        if self.figures == seed and method.objective == "meta":
+            self._draw(run, method, groups, trained.steps)
         sizes = {"smallest_task": min(rows.sizes), "largest_task": max(rows.sizes), "merged_rows": rows.moved}
         return trained, {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes}
+
+    def _draw(self, run: RunFolder, method: PromptMethod, groups: Tensor, step: int) -> None:
+        """A map of sentence embeddings, coloured by meta task: figure 4."""
+        from metapretrain.evaluation.figures import tsne_figure
+
+        z, names = self.inputs.features(method.source), [f"task {k}" for k in range(int(groups.max()) + 1)]
+        maps = {f"meta tasks of {method.grouping}": (z, groups)}
+        figure = tsne_figure(maps, names, reducer=self.reducer, max_points=self.map_points)
+        run.figure(f"{self.reducer}-tasks", figure, step)
 
     def _save_pretrained(
         self, run: RunFolder, name: str, method: PromptMethod, seed: int, trained: Pretrained, about: Mapping[str, Any]
@@ -181,7 +193,10 @@ class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
             "pretrain_updates": trained.steps, "updates": trained.steps,
         }  # fmt: skip
         metrics = {"validation_accuracy": trained.accuracy, "best_step": trained.best_step}
-        metrics |= {key: value for key, value in about.items() if key == "agreement_with_labels"}
+        if "agreement_with_labels" in about:
+            metrics |= {"agreement_with_labels": about["agreement_with_labels"]}
+        if method.source == "pseudo":
+            metrics |= self.inputs.pseudo[1]
         extra = {"kind": "pretraining", "encoder": Path(r.model).name, "wall_s": round(trained.seconds, 3), **about}
         saved = self.inputs.of_set()
         self.finish(run, name, seed, metrics, budget, extra, lambda: saved.save(run.path / "prompt", trained.prompt))

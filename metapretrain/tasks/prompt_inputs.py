@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from metapretrain.data.sentence_sets import SentenceData
+from metapretrain.data.texts import TextSet
 from metapretrain.episodes.groups import group_tasks
+from metapretrain.errors import InputError
 from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
 from metapretrain.tasks.images import Machine
 from metapretrain.tasks.prompt_data import PromptData
 from metapretrain.tasks.prompt_methods import PromptRecipe
 from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows, joined, words_of
+from metapretrain.tasks.prompt_pseudo import pseudo_labelled
 
 log = logging.getLogger(__name__)
 Places = dict[tuple[int, str], tuple[Tensor, Tensor]]
@@ -32,7 +35,9 @@ class PromptInputs:
 
     def __init__(self, recipe: PromptRecipe, data: PromptData, machine: Machine, cache: Path | None = None) -> None:
         self.recipe, self.data, self.machine, self.cache = recipe, data, machine, cache
+        self._pools: dict[str, Pool] = {}
         self._tests: dict[str, Pool] = {}
+        self._features: dict[str, Tensor] = {}
 
     @cached_property
     def prompted(self) -> PromptedModel:
@@ -65,27 +70,55 @@ class PromptInputs:
             return SoftPrompt.from_vocabulary(self.prompted.model, r.length, seed=seed).weight.detach()
         return SoftPrompt.random(r.length, features, spread=r.spread, seed=seed).weight.detach()
 
-    @cached_property
-    def pretraining(self) -> Pool:
+    def pretraining(self, source: str) -> Pool:
         """The rows that pretraining may read."""
-        words, r = words_of(len(SENTIMENT), False), self.recipe
-        batch = encode_rows(self.prompted, r.template, self.data.pretraining, words)
-        log.info("%d of %d pretraining rows were cut to %d tokens", batch.truncated, len(batch), r.max_length)
-        return Pool.of(batch, self.machine.device)
+        if source not in self._pools:
+            words, r = words_of(len(SENTIMENT), False), self.recipe
+            batch = encode_rows(self.prompted, r.template, self.texts(source), words)
+            log.info("%d of %d pretraining rows were cut to %d tokens", batch.truncated, len(batch), r.max_length)
+            self._pools[source] = Pool.of(batch, self.machine.device)
+        return self._pools[source]
+
+    def texts(self, source: str) -> TextSet:
+        """Labelled rows, or plain sentences with pseudo labels."""
+        return self.data.pretraining if source == "labelled" else self.pseudo[0]
 
     @cached_property
-    def features(self) -> Tensor:
+    def pseudo(self) -> tuple[TextSet, dict[str, float]]:
+        """Plain sentences that a classifier labelled, and how good it is.
+
+        Raises:
+            InputError: there are no plain sentences.
+        """
+        plain, r = self.data.plain, self.recipe
+        if not plain:
+            raise InputError("rows on pseudo labels need plain sentences, and none were given")
+        return pseudo_labelled(
+            plain, self._embedded(plain), self.data.pretraining.require_labels(), self.features("labelled"),
+            rows=r.rows, confidence=r.pseudo_confidence,
+        )  # fmt: skip
+
+    def features(self, source: str) -> Tensor:
         """Sentence embeddings (N, D) of the pretraining rows."""
+        if source not in self._features:
+            self._features[source] = self._embedded(self.texts(source).first)
+        return self._features[source]
+
+    @cached_property
+    def _embedder(self) -> Any:
         from metapretrain.models.text_encoders import build_text_encoder
 
-        encoder = build_text_encoder(self.recipe.embedder).to(self.machine.device)
-        return encoder.encode(self.data.pretraining.first, batch_size=256).cpu()
+        return build_text_encoder(self.recipe.embedder).to(self.machine.device)
 
-    def groups(self, grouping: str, seed: int) -> Tensor:
+    def _embedded(self, texts: Sequence[str]) -> Tensor:
+        found: Tensor = self._embedder.encode(list(texts), batch_size=256).cpu()
+        return found
+
+    def groups(self, grouping: str, source: str, seed: int) -> Tensor:
         """The meta task (N,) of each pretraining row."""
-        texts, k = self.data.pretraining, self.recipe.meta.clusters
-        source: Any = self.features if grouping == "kmeans" else texts.first
-        return group_tasks(source, k, grouping, seed, labels=texts.require_labels())
+        texts, k = self.texts(source), self.recipe.meta.clusters
+        given: Any = self.features(source) if grouping == "kmeans" else texts.first
+        return group_tasks(given, k, grouping, seed, labels=texts.require_labels())
 
     def few_shot(self, seeds: Sequence[int]) -> tuple[Pool, Places]:
         """The rows drawn of all sets for these seeds, and where those to tune and to validate on stand."""

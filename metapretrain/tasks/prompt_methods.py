@@ -137,6 +137,7 @@ class PromptRecipe:
         max_length: tokens of a row, without the soft prompt.
         budget: "equal": each pretraining reads `reads` rows, support and query counted; "paper": each its own.
         rows: pretraining rows used at most, of all classes as many as there are; None: all rows as they are.
+        pseudo_confidence: least probability of a pseudo label.
         validations: of a pretraining; `held_out`: batches of 2m rows that each meta task is validated on.
         examples, validation: rows of a downstream set to tune and to validate on; `stratified`: by class.
         test_rows: rows of a downstream set reported on, at most.
@@ -155,6 +156,7 @@ class PromptRecipe:
     budget: str = "equal"
     reads: int = 40_000
     rows: int | None = 10_000
+    pseudo_confidence: float = 0.5
     validations: int = 20
     held_out: int = 8
     examples: int = 40

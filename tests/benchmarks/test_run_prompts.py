@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Callable[..., int]:
 def test_a_smoke_run_of_all_rows_and_its_table(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run() == 0
+    assert run("--methods", "all") == 0
     shown = capsys.readouterr().out
     root = tmp_path / "runs" / "prompts" / "made-equal-tiny-smoke"
     found = collect(root)
@@ -44,7 +44,7 @@ def test_a_smoke_run_of_all_rows_and_its_table(
     assert {file.stem for file in (root / "ppt-s0" / "predictions").iterdir()} == set(SETS)
     for name in SETS:
         assert {f"{name}_accuracy", f"{name}_f1"} <= rows["ft"]["metrics"].keys()
-    assert run("--resume") == 0
+    assert run("--methods", "all", "--resume") == 0
     assert all(f"| {name} |" in capsys.readouterr().out for name in ["ft"])
 
 
