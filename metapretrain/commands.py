@@ -118,8 +118,8 @@ def predict(options: Namespace) -> int:
         for path in predict_files(options.run, tables, options.out, check_device(options.device)):
             print(path)
         return 0
-    from metapretrain import load
     from metapretrain.data.image_folder import read_images
+    from metapretrain.models.saved import load
 
     model = load(options.run, device=check_device(options.device))
     images = read_images(options.files, model.image_size, channels=model.channels)
@@ -130,9 +130,10 @@ def predict(options: Namespace) -> int:
 
 def few_shot(options: Namespace) -> int:
     """Show the k-shot accuracy of a run's encoder on a folder of images."""
-    from metapretrain import EpisodeSpec, load
+    from metapretrain import EpisodeSpec
     from metapretrain.data.image_folder import load_image_folder
     from metapretrain.evaluation.few_shot import few_shot_accuracy
+    from metapretrain.models.saved import load
 
     model = load(options.run, device=check_device(options.device))
     images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)

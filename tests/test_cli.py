@@ -21,6 +21,7 @@ from metapretrain.cli import build_parser, main
 from metapretrain.evaluation import figures
 from metapretrain.evaluation.plots import usual_metrics
 from metapretrain.evaluation.predictions import write_predictions
+from metapretrain.models import saved
 from metapretrain.training.projector import write_embedding
 
 COMMANDS = ("demo", "data", "report", "plot", "corrupt", "predict", "few-shot", "doctor")
@@ -98,7 +99,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((run, device))
         return Model()
 
-    monkeypatch.setattr(metapretrain, "load", load, raising=False)
+    monkeypatch.setattr(saved, "load", load)
     return asked
 
 
