@@ -21,6 +21,7 @@ from typing import Any
 from metapretrain.arguments import names
 from metapretrain.errors import InputError, one_of
 from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.tasks.pretraining import PretrainingTask, load_schedule_tasks, made_schedule_tasks, schedule_texts
 from metapretrain.tasks.recipes import override
 from metapretrain.tasks.schedule_data import ScheduleData
 from metapretrain.tasks.schedule_encoders import SIZES, Encoders
@@ -97,28 +98,27 @@ def recipe_of(options: Namespace) -> ScheduleRecipe:
 
 def data_of(options: Namespace, encoder: str) -> tuple[ScheduleData, Encoders]:
     """Read the tasks, or make small ones for a smoke run, with the tokenizer of the encoder."""
-    parts: dict[str, tuple[str, ...]] = {"sources": SOURCES, "targets": TARGETS, "downstream": DOWNSTREAM}
+    usual = (SOURCES, TARGETS, DOWNSTREAM)
     if options.smoke:
-        parts = {"sources": SOURCES[:1] + SOURCES[3:4], "targets": ("conll04", "squad"), "downstream": ("rte",)}
-    for what in parts:
-        if (text := getattr(options, what)) is not None:
-            parts[what] = tuple(part.strip() for part in text.split(",") if part.strip())
-    wanted = [name for listed in parts.values() for name in listed]
+        usual = (("masked-lm", "reordering"), ("conll04", "squad"), ("rte",))
+    given = (options.sources, options.targets, options.downstream)
+    sources, targets, downstream = (
+        names if text is None else tuple(filter(None, (part.strip() for part in text.split(","))))
+        for text, names in zip(given, usual, strict=True)
+    )
+    tasks: dict[str, PretrainingTask] = {}
     if options.smoke:
-        from metapretrain.tasks.pretraining import made_schedule_tasks
-
         encoders = Encoders(encoder)
-        sources, targets = made_schedule_tasks(0, encoders.tokenizer)
-        return ScheduleData({**sources, **targets}, *parts.values(), options.validate), encoders
-    if options.data_dir is None:
-        raise InputError("--data-dir is needed: the folder of the texts (metapretrain data says where they are)")
-    from metapretrain.tasks.pretraining import load_schedule_tasks, schedule_texts
-
-    texts = schedule_texts(options.data_dir) if encoder in SIZES else []
-    encoders = Encoders(encoder, texts, max_length=options.max_length)
-    tasks = load_schedule_tasks(options.data_dir, encoders.tokenizer, names=wanted, max_length=options.max_length)
-    files = {name: about for task in tasks.values() for name, about in getattr(task, "files", {}).items()}
-    return ScheduleData(tasks, *parts.values(), options.validate, files), encoders
+        for made in made_schedule_tasks(0, encoders.tokenizer):
+            tasks |= made
+    else:
+        if options.data_dir is None:
+            raise InputError("--data-dir is needed: the folder of the texts (metapretrain data says where they are)")
+        texts = schedule_texts(options.data_dir) if encoder in SIZES else []
+        encoders, wanted = Encoders(encoder, texts, max_length=options.max_length), (*sources, *targets, *downstream)
+        tasks = load_schedule_tasks(options.data_dir, encoders.tokenizer, names=wanted, max_length=options.max_length)
+    files = {name: about for task in tasks.values() for name, about in task.files.items()}
+    return ScheduleData(tasks, sources, targets, downstream, options.validate, files), encoders
 
 
 @main_guard
