@@ -98,7 +98,7 @@ def recipe_of(options: Namespace) -> ScheduleRecipe:
 
 def data_of(options: Namespace, encoder: str) -> tuple[ScheduleData, Encoders]:
     """Read the tasks, or make small ones for a smoke run, with the tokenizer of the encoder."""
-    usual = (SOURCES, TARGETS, DOWNSTREAM)
+    usual: tuple[tuple[str, ...], ...] = (SOURCES, TARGETS, DOWNSTREAM)
     if options.smoke:
         usual = (("masked-lm", "reordering"), ("conll04", "squad"), ("rte",))
     given = (options.sources, options.targets, options.downstream)
