@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -167,13 +168,15 @@ def tokenize_words(rows: Sequence[Sequence[str]], tokenizer: Any) -> tuple[NDArr
             padding=False,
             verbose=False,
         )
-        for row, found, offsets in zip(chunk, coded["input_ids"], coded["offset_mapping"], strict=True):
-            ends = np.cumsum([len(word) + 1 for word in row])
-            # A token belongs to the word in which it ends: some tokenizers count the space before to a token.
-            last = np.array([end for _, end in offsets], np.int64) - 1
-            places = np.searchsorted(ends, last, "right")
-            sizes.append(np.bincount(places, minlength=len(row)))
-            parts.append(np.asarray(found, np.int32))
+        found, offsets = coded["input_ids"], coded["offset_mapping"]
+        ends = np.cumsum([len(word) + 1 for row in chunk for word in row])  # in the rows one after the other
+        first = np.cumsum([0, *map(len, chunk)])
+        begins = np.concatenate([[0], ends])[first[:-1]]
+        last = np.fromiter((end for row in offsets for _, end in row), np.int64) - 1
+        # A token belongs to the word in which it ends: some tokenizers count the space before to a token.
+        places = np.searchsorted(ends, last + np.repeat(begins, [len(row) for row in found]), "right")
+        sizes.append(np.bincount(places, minlength=len(ends)))
+        parts.append(np.fromiter(chain.from_iterable(found), np.int32))
     if not parts:
         return np.zeros(0, np.int32), np.zeros(0, np.int64)
     return np.concatenate(parts), np.concatenate(sizes).astype(np.int64)
