@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from metapretrain.data.cs224n import concatenate
 from metapretrain.data.sentence_files import (
     Parts,
     collect_rows,
+    concatenate,
     find_folder,
     hold_back,
     name_rows,

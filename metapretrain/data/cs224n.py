@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from metapretrain.data.sentence_files import concatenate, find_folder
 from metapretrain.data.text_files import read_texts
 from metapretrain.data.text_overlap import overlap, pair_keys
 from metapretrain.data.texts import TextSet, TextTask, hold_out
@@ -76,7 +74,8 @@ def load_cs224n(folder: str | Path, *, qqp: str | Path | None = None, validation
         ...
         metapretrain.errors.InputError: no folder no-such-folder: it must hold ...
     """
-    root = _find(folder)
+    files = [f"{stem}-{split}.csv" for stem in STEMS.values() for split in ("train", "dev")]
+    root = find_folder(folder, ("cs224n",), files, LAYOUT)
     return [_load_task(root, name, qqp if name == "para" else None, validation) for name in STEMS]
 
 
@@ -104,34 +103,6 @@ def load_qqp(folder: str | Path) -> TextSet:
     if not parts:
         raise InputError(f"no Quora pairs in {root}: it must hold {QQP_LAYOUT}")
     return concatenate(parts, "train")
-
-
-def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
-    """Return the rows of sets one after the other; counts are added, and files of one name told apart by number.
-
-    Raises:
-        InputError: there is no set, or only some are of pairs or have labels.
-    """
-    if not parts or len({(part.pairs, part.labels is None) for part in parts}) > 1:
-        raise InputError(f"{split}: sets to join must all be of pairs or not, and all have labels or not")
-    files: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        for name, record in part.files.items():
-            files[name if name not in files else f"{name} ({len(files) + 1})"] = record
-    counts: dict[str, int] = {}
-    for part in parts:
-        for what, number in part.counts.items():
-            counts[what] = counts.get(what, 0) + number
-    labels = [part.labels for part in parts if part.labels is not None]
-    return TextSet(
-        [text for part in parts for text in part.first],
-        [text for part in parts for text in part.second or ()] if parts[0].pairs else None,
-        torch.cat(labels) if labels else None,
-        [name for part in parts for name in part.ids],
-        split,
-        counts,
-        files,
-    )
 
 
 def check_cs224n(folder: str | Path) -> str:
@@ -165,7 +136,7 @@ def _load_task(root: Path, name: str, qqp: str | Path | None, validation: int) -
         header = ("", "id", table["text"], table["pair"], table["label"])
         train = concatenate([train, read_texts(root / MORE, header=header, **table)], "train")
     if name == "para":
-        train = _without(train, set(), "duplicates")
+        train = _without(train, set(), "duplicates", once=True)
     dev = read_texts(root / f"{stem}-dev.csv", split="dev", **table)
     hidden = root / f"{stem}-test-student.csv"
     test = read_texts(hidden, split="test", **{**table, "label": None}) if hidden.is_file() else None
@@ -190,29 +161,16 @@ def _with_qqp(train: TextSet, held: TextSet, dev: TextSet, more: TextSet) -> Tex
     more = replace(more, counts=read, ids=[f"qqp-{name}" for name in more.ids])
     more = _without(more, set(pair_keys(dev)), "qqp_in_dev")
     more = _without(more, set(pair_keys(held)), "qqp_in_validation")
-    return concatenate([train, _without(more, set(pair_keys(train)), "qqp_duplicates")], "train")
+    return concatenate([train, _without(more, set(pair_keys(train)), "qqp_duplicates", once=True)], "train")
 
 
-def _without(rows: TextSet, known: set[tuple[str, ...]], what: str) -> TextSet:
-    """Drop the rows whose pair is known, or was there before where nothing is known, and count them as `what`."""
-    first_only = what.endswith("duplicates")
+def _without(rows: TextSet, known: set[tuple[str, ...]], what: str, *, once: bool = False) -> TextSet:
+    """Drop the rows whose pair is known, with `once` also those that repeat another row, and count them as `what`."""
+    seen = set(known)
     kept = []
     for row, key in enumerate(pair_keys(rows)):
-        if key not in known:
+        if key not in seen:
             kept.append(row)
-            if first_only:
-                known.add(key)
+            if once:
+                seen.add(key)
     return replace(rows.subset(kept), counts={**rows.counts, what: len(rows) - len(kept)})
-
-
-def _find(folder: str | Path) -> Path:
-    given = Path(folder).expanduser()
-    if not given.is_dir():
-        what = f"{given} is a file, not a folder" if given.exists() else f"no folder {given}"
-        raise InputError(f"{what}: it must hold {LAYOUT}")
-    root = given / "cs224n" if (given / "cs224n").is_dir() else given
-    names = [f"{stem}-{split}.csv" for stem in STEMS.values() for split in ("train", "dev")]
-    missing = [name for name in names if not (root / name).is_file()]
-    if missing:
-        raise InputError(f"{root} lacks {', '.join(missing)}; it must hold {LAYOUT}")
-    return root

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from metapretrain.data.cs224n import concatenate
-from metapretrain.data.sentence_files import find_folder
+from metapretrain.data.sentence_files import concatenate, find_folder
 from metapretrain.data.sentence_pairs import read_mrpc, read_rte
 from metapretrain.data.text_files import read_texts
 from metapretrain.data.texts import TextSet, hold_out

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from metapretrain.data.cs224n import concatenate
-from metapretrain.data.sentence_files import Parts, collect_rows, find_folder, name_rows, unlike
+from metapretrain.data.sentence_files import Parts, collect_rows, concatenate, find_folder, name_rows, unlike
 from metapretrain.data.text_records import Record, decode_text
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError

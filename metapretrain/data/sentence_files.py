@@ -1,4 +1,4 @@
-"""What the readers of the prompts benchmark's data share: where files are, rows from records, escapes undone."""
+"""What the readers of published texts share: where files are, rows from records, sets joined, escapes undone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from metapretrain.data.images import file_record
 from metapretrain.data.splits import validation_split
-from metapretrain.data.text_files import Columns, read_texts
+from metapretrain.data.text_columns import Columns
+from metapretrain.data.text_files import read_texts
 from metapretrain.data.text_overlap import pair_keys
 from metapretrain.data.text_records import Record
 from metapretrain.data.texts import TextSet
@@ -37,6 +40,34 @@ def find_folder(folder: str | Path, names: Sequence[str], files: Sequence[str], 
             return place
     missing = [file for file in files if not (places[0] / file).exists()]
     raise InputError(f"{places[0]} lacks {', '.join(missing)}; it must hold {layout}")
+
+
+def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
+    """Return the rows of sets one after the other; counts are added, and files of one name told apart by number.
+
+    Raises:
+        InputError: there is no set, or only some are of pairs or have labels.
+    """
+    if not parts or len({(part.pairs, part.labels is None) for part in parts}) > 1:
+        raise InputError(f"{split}: sets to join must all be of pairs or not, and all have labels or not")
+    files: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for name, record in part.files.items():
+            files[name if name not in files else f"{name} ({len(files) + 1})"] = record
+    counts: dict[str, int] = {}
+    for part in parts:
+        for what, number in part.counts.items():
+            counts[what] = counts.get(what, 0) + number
+    labels = [part.labels for part in parts if part.labels is not None]
+    return TextSet(
+        [text for part in parts for text in part.first],
+        [text for part in parts for text in part.second or ()] if parts[0].pairs else None,
+        torch.cat(labels) if labels else None,
+        [name for part in parts for name in part.ids],
+        split,
+        counts,
+        files,
+    )
 
 
 def collect_rows(

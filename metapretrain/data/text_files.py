@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from numbers import Real
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from metapretrain.data.images import file_record
-from metapretrain.data.text_records import Record, decode_text, find_column, read_records
-from metapretrain.data.texts import KINDS, TextSet, check_outputs
+from metapretrain.data.text_columns import Columns
+from metapretrain.data.text_records import decode_text, find_column, read_records
+from metapretrain.data.texts import KINDS, TextSet
 from metapretrain.errors import InputError, one_of
-
-logger = logging.getLogger(__name__)
-
-SHOWN = 3  # unusable rows that an error names
 
 
 def read_texts(
@@ -146,115 +137,3 @@ def _check_kind(kind: str, pair: str | None) -> None:
     if kind.startswith("pair") != (pair is not None):
         what = "needs a second column of sentences (pair)" if pair is None else f"has no second column, {pair!r} given"
         raise InputError(f"{kind} {what}")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns to read and what their labels may be; turns records into the rows of a set."""
-
-    where: str  # file or data set, as errors name it
-    text: str
-    pair: str | None
-    label: str | None
-    id: str | None
-    kind: str
-    classes: tuple[str, ...]
-    low: float
-    high: float
-    missing: tuple[int, ...] = ()  # labels that mean none
-
-    def __post_init__(self) -> None:
-        if self.label is not None and (self.regression or self.classes):
-            check_outputs(self.where, self.kind, self.classes, self.low, self.high)
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name in (self.text, self.pair, self.label, self.id) if name is not None]
-
-    @property
-    def regression(self) -> bool:
-        return self.kind == "pair-regression"
-
-    def collect(
-        self, records: Iterable[Record], split: str, counts: dict[str, int], files: dict[str, dict[str, Any]]
-    ) -> TextSet:
-        """Return the set of all usable rows; raise InputError naming the first rows that cannot be used."""
-        texts: list[list[str]] = []
-        labels: list[float] = []
-        ids: list[str] = []
-        wrong: list[str] = []
-        found: set[str] = set()
-        total = 0
-        for place, record in records:
-            total += 1
-            if self.label is not None:
-                value = record[self.label]
-                if self._is_missing(value):
-                    continue
-                found.add(str(value))
-                if not self.regression and not self.classes:
-                    continue
-            try:
-                row = [_sentence(name, record[name]) for name in (self.text, self.pair) if name is not None]
-                labels.append(self._number(record[self.label]) if self.label is not None else 0.0)
-            except InputError as error:
-                wrong.append(f"{place}: {error}")
-                continue
-            texts.append(row)
-            ids.append(str(record[self.id]) if self.id is not None else str(total - 1))
-        if self.label is not None and found and not self.regression and not self.classes:
-            shown = ", ".join(repr(value) for value in sorted(found)[:10])
-            raise InputError(f"{self.where}: give the classes in label order; the column {self.label!r} has {shown}")
-        if wrong:
-            more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-            raise InputError(
-                f"{self.where}: {len(wrong)} of {total} rows cannot be used: {'; '.join(wrong[:SHOWN])}{more}"
-            )
-        if not texts:
-            raise InputError(f"{self.where} has {f'{total} rows without a label' if total else 'no rows'}")
-        if len(texts) < total:
-            counts = {"unlabelled": total - len(texts), **counts}
-            logger.info("%s: %d of %d rows have no label and are left out", self.where, total - len(texts), total)
-        dtype = torch.float32 if self.regression else torch.int64
-        return TextSet(
-            [row[0] for row in texts],
-            [row[1] for row in texts] if self.pair is not None else None,
-            None if self.label is None else torch.tensor(labels, dtype=torch.float64).to(dtype),
-            ids,
-            split,
-            counts,
-            files,
-        )
-
-    def _is_missing(self, value: Any) -> bool:
-        if value is None or (isinstance(value, str) and not value.strip()):
-            return True
-        if isinstance(value, Real) and math.isnan(value):
-            return True
-        return not self.regression and not isinstance(value, str) and value in self.missing
-
-    def _number(self, value: Any) -> float:
-        """Return the class number or the score of a label's value."""
-        shown = value if isinstance(value, str) else str(value)
-        if shown.strip() in self.classes:
-            return self.classes.index(shown.strip())
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        low, high = (self.low, self.high) if self.regression else (0, len(self.classes) - 1)
-        if not low <= number <= high or (not self.regression and number != int(number)):
-            names = "" if self.regression else f" ({', '.join(self.classes)})"
-            what = "a score in" if self.regression else "one of"
-            raise InputError(f"label {shown!r} is not {what} {low}..{high}{names}")
-        return number
-
-
-def _sentence(column: str, value: Any) -> str:
-    if value is None or (isinstance(value, Real) and math.isnan(value)):
-        value = ""
-    if not isinstance(value, str):
-        raise InputError(f"{column} is {type(value).__name__}, not text")
-    if not value.strip():
-        raise InputError(f"{column} is empty")
-    return value.strip()

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from metapretrain.data.cs224n import concatenate
-from metapretrain.data.sentence_files import Parts, find_folder, name_rows, unlike, without_escapes
+from metapretrain.data.sentence_files import Parts, concatenate, find_folder, name_rows, unlike, without_escapes
 from metapretrain.data.text_files import read_texts
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError

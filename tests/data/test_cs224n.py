@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from metapretrain.data.cs224n import check_cs224n, check_qqp, concatenate, load_cs224n, load_qqp
+from metapretrain.data.cs224n import check_cs224n, check_qqp, load_cs224n, load_qqp
+from metapretrain.data.sentence_files import concatenate
 from metapretrain.data.text_overlap import pair_keys
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.errors import InputError
