@@ -154,7 +154,7 @@ class Decisions(NamedTuple):
 
 
 def decisions_of(method: ScheduleMethod, sources: int, targets: int, recipe: ScheduleRecipe) -> Decisions:
-    """N and the cost of a decision; exp3 looks at M batches of each target, as :class:`.schedules.LossExp3` does.
+    """N and the cost of a decision; exp3 looks at M batches of each target, as :class:`.loss_exp3.LossExp3` does.
 
     Args:
         sources, targets: how many there are in the setting of `method`.

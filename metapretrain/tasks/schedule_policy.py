@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from metapretrain.scheduling import BlockScheduler, Choice, Probe, UtilityScheduler
+from metapretrain.scheduling import BlockScheduler, Choice, Probe
 from metapretrain.scheduling.utility import TargetLosses
 from metapretrain.tasks.schedule_methods import UTILITY, ScheduleMethod, ScheduleRecipe, decisions_of
 from metapretrain.tasks.schedules import Schedule, build_scheduler
@@ -32,17 +32,13 @@ def make_scheduler(
         target_losses: the losses of all targets at once, for exact utilities.
     """
     updates = decisions_of(method, len(sources), len(targets), recipe).updates
-    if method.scheduler in UTILITY:
-        return UtilityScheduler(
-            sources, targets, params, alpha=recipe.alpha, samples=recipe.samples, updates=updates,
-            epsilon=recipe.epsilon, floor=min(recipe.floor, recipe.epsilon), decay=recipe.decay,
-            utility=UTILITY[method.scheduler], smoothing=recipe.smoothing, normalise=recipe.normalise,
-            target_losses=target_losses, seed=seed,
-        )  # fmt: skip
     schedule = Schedule(
-        method.scheduler, method.source or "", updates, recipe.samples, gamma=recipe.gamma, reward=recipe.fall
-    )
-    return build_scheduler(schedule, sizes, sources, params, targets=targets, seed=seed)
+        "utility" if method.scheduler in UTILITY else method.scheduler, method.source or "", updates, recipe.samples,
+        alpha=recipe.alpha, utility=UTILITY.get(method.scheduler, "exact"), normalise=recipe.normalise,
+        epsilon=recipe.epsilon, floor=min(recipe.floor, recipe.epsilon), decay=recipe.decay,
+        smoothing=recipe.smoothing, gamma=recipe.gamma, reward=recipe.fall,
+    )  # fmt: skip
+    return build_scheduler(schedule, sizes, sources, params, targets=targets, target_losses=target_losses, seed=seed)
 
 
 class Policy:

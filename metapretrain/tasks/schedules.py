@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +15,6 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling import (
     UTILITIES,
     BlockScheduler,
-    Choice,
-    Cost,
-    Exp3,
     Fixed,
     FunctionProbe,
     Probe,
@@ -28,12 +23,12 @@ from metapretrain.scheduling import (
     Uniform,
     UtilityScheduler,
 )
-from metapretrain.scheduling.draws import generator, key
-from metapretrain.scheduling.weights import Params, Weights
+from metapretrain.scheduling.utility import TargetLosses
+from metapretrain.scheduling.weights import Params
+from metapretrain.tasks.loss_exp3 import EXP3_UPDATES, LossExp3
 from metapretrain.tasks.recipes import override
 
 SCHEDULES = ("uniform", "proportional", "round-robin", "utility", "exp3", "fixed")
-EXP3_UPDATES = 10  # updates of a decision of exp3, where none are given: a reward over one update is mostly noise
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ class Schedule:
         updates: N, of a decision; None: 1, or 10 for `exp3`, or for `utility` the least with which probes are at or
             under a quarter of the compute.
         samples: M, batches of each task that `utility` and `exp3` look at.
-        alpha, utility, normalise, epsilon, smoothing: of `utility`.
+        alpha, utility, normalise, epsilon, floor, decay, smoothing: of `utility`.
         gamma: of `exp3`.
         reward: of `exp3`: the relative fall of the losses over a decision that counts as a full reward.
 
@@ -62,6 +57,8 @@ class Schedule:
     utility: str = "exact"
     normalise: str | None = None
     epsilon: float = 0.0
+    floor: float = 0.0
+    decay: float = 1.0
     smoothing: float = 0.0
     gamma: float = 0.1
     reward: float = 0.05
@@ -107,6 +104,7 @@ def build_scheduler(
     params: Params,
     *,
     targets: Mapping[str, Probe] | None = None,
+    target_losses: TargetLosses | None = None,
     seed: int,
 ) -> BlockScheduler:
     """Return the scheduler that a schedule names.
@@ -116,6 +114,7 @@ def build_scheduler(
         probes: of the source tasks, used by `utility` and `exp3` alone.
         params: the module that all losses use; see :class:`metapretrain.scheduling.UtilityScheduler`.
         targets: probes of the tasks that should get better; None: the source tasks themselves.
+        target_losses: the losses of all targets at once, for exact utilities.
         seed: of all draws.
 
     Example:
@@ -128,8 +127,8 @@ def build_scheduler(
     if schedule.name == "utility":
         return UtilityScheduler(
             probes, aims, params, alpha=schedule.alpha, samples=schedule.samples, updates=schedule.updates,
-            epsilon=schedule.epsilon, utility=schedule.utility, smoothing=schedule.smoothing,
-            normalise=schedule.normalise, seed=seed,
+            epsilon=schedule.epsilon, floor=schedule.floor, decay=schedule.decay, utility=schedule.utility,
+            smoothing=schedule.smoothing, normalise=schedule.normalise, target_losses=target_losses, seed=seed,
         )  # fmt: skip
     if schedule.name == "exp3":
         updates = EXP3_UPDATES if schedule.updates is None else schedule.updates
@@ -142,86 +141,6 @@ def build_scheduler(
     if schedule.name == "fixed":
         return Fixed(sizes, schedule.task, **own)
     return {"uniform": Uniform, "round-robin": RoundRobin}[schedule.name](sizes, **own)
-
-
-class LossExp3(Exp3):
-    """Exp3 that rewards the last decision by how far the targets' losses fell since.
-
-    The reward is the mean over targets of (before - now) / before, of the same M training batches of each target at
-    every decision; -`reward` to `reward` is mapped to [0, 1]. Looking leaves no trace in weights, buffers, modes or
-    generators.
-
-    Args:
-        sources: names of the source tasks.
-        targets: a probe for each target.
-        params: the module that their losses use.
-        samples: M.
-        reward: above 0.
-        gamma, updates, seed: see :class:`metapretrain.scheduling.Exp3`.
-
-    Example:
-        >>> w = torch.zeros(1, requires_grad=True)
-        >>> goal = FunctionProbe(lambda _: None, lambda _: (w - 1).square().sum())
-        >>> scheduler = LossExp3(["good", "idle"], {"goal": goal}, [w], gamma=0.3, updates=1)
-        >>> for _ in range(200):
-        ...     if scheduler.choose().source == "good":
-        ...         w.data += 0.1 * (1 - w.data)
-        >>> scheduler.probabilities()["good"] > 0.8
-        True
-    """
-
-    def __init__(
-        self,
-        sources: Collection[str] | Mapping[str, Any],
-        targets: Mapping[str, Probe],
-        params: Params,
-        *,
-        samples: int = 2,
-        reward: float = 0.05,
-        gamma: float = 0.1,
-        updates: int = EXP3_UPDATES,
-        seed: int = 0,
-    ) -> None:
-        if samples < 1 or not 0 < reward < math.inf:
-            raise InputError(f"exp3 needs samples of at least 1 and a reward above 0, got {samples} and {reward}")
-        super().__init__(sources, gamma=gamma, low=-reward, high=reward, updates=updates, seed=seed)
-        self.targets, self.samples = dict(targets), samples
-        self._weights = Weights(params)
-        self._before: list[float] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values."""
-        return {**super().state_dict(), "before": list(self._before)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another such scheduler was."""
-        super().load_state_dict(state)
-        self._before = list(state["before"])
-
-    def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "targets": list(self.targets), "samples": self.samples}
-
-    def _decide(self) -> Choice:
-        start = time.perf_counter()
-        now = self._losses()
-        falls = [(before - loss) / before for before, loss in zip(self._before, now, strict=False) if before > 0]
-        if falls:
-            self.observe(self._last.source, sum(falls) / len(falls))
-        self._before = now
-        cost = Cost(forwards=len(self.targets) * self.samples, seconds=time.perf_counter() - start)
-        return dataclasses.replace(super()._decide(), cost=cost)
-
-    def _losses(self) -> list[float]:
-        """Mean loss of each target's batches, the same ones in every call."""
-        means = []
-        with self._weights.untouched(), torch.no_grad():
-            for name, probe in self.targets.items():
-                losses = []
-                for sample in range(self.samples):
-                    self._weights.reset(key(self.seed, "exp3 loss", name, sample))
-                    losses.append(probe.loss(probe.sample(generator(self.seed, "exp3 batch", name, sample))))
-                means.append(torch.stack(losses).float().mean())
-            return torch.stack(means).tolist() if means else []
 
 
 def row_probe(rows: int, batch_size: int, loss: Callable[[Tensor], Tensor]) -> FunctionProbe:
