@@ -63,6 +63,17 @@ def test_an_epoch_has_each_row_once() -> None:
     assert sorted(seen) == list(range(task.sizes["train"]))
 
 
+def test_draws_in_a_batch_differ_by_seed_epoch_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = SOURCES["masked-lm"]
+    monkeypatch.setattr(task, "make", lambda split, rows, random: {"draw": torch.tensor(random.random())})
+    places = [(seed, epoch, index) for seed in (0, 1) for epoch in (0, 1) for index in (0, 1)]
+    draws = {
+        float(task.batches("train", batch_size=8, seed=seed, epoch=epoch)[index]["draw"])
+        for seed, epoch, index in places
+    }
+    assert len(draws) == len(places)
+
+
 def test_few_rows_are_one_batch(encoder: TextEncoder) -> None:
     batches = TARGETS["rte"].batches("test", batch_size=999, seed=0)
     assert len(batches) == 1 and len(batches[0]["labels"]) == 16

@@ -39,6 +39,8 @@ def test_entities_must_be_whole(frame: Frame) -> None:
     row = torch.tensor([0, 0, 0, 0, 1])
     outcome = {"found": torch.tensor(found), "labels": torch.tensor(true), "row": row}
     assert task.measure([outcome, outcome]) == pytest.approx({"f1": 2 / 3, "accuracy": 0.8})
+    right, nothing = {**outcome, "found": outcome["labels"]}, {**outcome, "found": torch.zeros_like(row)}
+    assert task.measure([right, nothing])["f1"] == pytest.approx(2 * 3 / (3 + 6))  # rows of two batches are not one
 
 
 def test_tags_of_iob1_and_back_to_spans() -> None:
