@@ -61,7 +61,9 @@ class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
         return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)
 
     def check_row(self, name: str, method: PromptMethod) -> None:
-        """Every row fits every recipe."""
+        """Refuse a budget of less than one step."""
+        if method.grouping is not None:
+            self.recipe.meta_steps(self.recipe.meta.clusters)
 
     def model(self, method: PromptMethod) -> dict[str, Any]:
         """Return what a saved prompt belongs to."""

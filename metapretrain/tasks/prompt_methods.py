@@ -174,9 +174,7 @@ class PromptRecipe:
         one_of("normalise", self.normalise, ("labels", "vocabulary"))
         names = ("length", "max_length", "validations", "held_out", "examples", "validation", "test_rows")
         _check({name: getattr(self, name) for name in names}, 1)
-        most = max(self.mixed.batch_size, self.meta_reads(self.meta.clusters))
-        if self.reads < most:
-            raise InputError(f"reads must be at least {most}, the rows of one step, got {self.reads}")
+        _check({"reads": self.reads}, self.mixed.batch_size)
 
     def meta_reads(self, tasks: int) -> int:
         """Rows that a step of that many meta tasks reads: m to adapt and m to judge by, of each."""
@@ -185,11 +183,18 @@ class PromptRecipe:
     def meta_steps(self, tasks: int) -> int:
         """Outer steps at most.
 
+        Raises:
+            InputError: `reads` is less than one step's.
+
         Example:
             >>> PromptRecipe().meta_steps(10), PromptRecipe().mixed_steps(9_000)
             (500, 10000)
         """
-        return self.reads // self.meta_reads(tasks) if self.budget == "equal" else self.meta.steps
+        if self.budget == "paper":
+            return self.meta.steps
+        if self.reads < self.meta_reads(tasks):
+            raise InputError(f"reads must be at least {self.meta_reads(tasks)}, the rows of a step, got {self.reads}")
+        return self.reads // self.meta_reads(tasks)
 
     def mixed_steps(self, rows: int) -> int:
         """Steps at most on all `rows` rows as one task."""

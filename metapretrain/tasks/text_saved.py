@@ -132,7 +132,7 @@ def predict_files(
     Args:
         run: the folder of the run.
         tables: by the task's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
-        out: where the predictions go; None: `predictions` in the run's folder.
+        out: where the predictions go; None: `predictions` in the run's folder, `own-texts` in that of a prompts run.
 
     Raises:
         InputError: see :func:`load_text_model` and :func:`metapretrain.data.text_files.read_texts`; a task that the run
@@ -140,6 +140,10 @@ def predict_files(
     """
     from metapretrain.data.text_files import read_texts
 
+    if (Path(run) / "prompts").is_dir():
+        from metapretrain.tasks.prompt_saved import predict_with_prompts
+
+        return predict_with_prompts(run, tables, out, device)
     model = load_text_model(run, device)
     read = {}
     for task, file in tables.items():

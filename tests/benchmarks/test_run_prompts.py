@@ -80,7 +80,7 @@ def test_options_change_the_recipe() -> None:
         (["--set", "meta.order=3"], "order is 1 or 2"),
         (["--set", "examples=95"], "there are 100 rows"),
         (["--tag", "a/b"], "--tag is part of a folder's name"),
-        (["--reads", "3"], "reads must be at least 20"),
+        (["--reads", "19"], "reads must be at least 20"),
         (["--set", "several=maybe"], "expected true or false"),
         (["--model", "no/such/model"], "is no language model"),
     ],

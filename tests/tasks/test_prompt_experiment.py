@@ -24,6 +24,7 @@ from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.tasks.images import Machine
 from metapretrain.tasks.prompt_data import PromptData, majority_class
 from metapretrain.tasks.prompt_experiment import PromptExperiment
+from metapretrain.tasks.text_saved import predict_files
 
 SETS = ("sst2", "semeval-laptop", "rte")
 ROWS = ("pt", "ppt", "metapt-kmeans")
@@ -97,6 +98,14 @@ def test_a_saved_prompt_predicts_what_the_run_did(tmp_path: Path) -> None:
         assert predicted.tolist() == written.predictions.tolist()
         accuracy = json.loads((folder / "result.json").read_text())["metrics"][f"{name}_accuracy"]
         assert accuracy == written.correct.mean()
+        if name == "sst2":
+            mine = tmp_path / "mine.csv"
+            mine.write_text("id,sentence\n" + "".join(f"{row},{text}\n" for row, text in enumerate(test.first)))
+            (file,) = predict_files(folder, {"sst2": mine})
+            lines = file.read_text().splitlines()
+            assert lines == ["id,prediction", *(f"{row},{y}" for row, y in enumerate(written.predictions.tolist()))]
+    with pytest.raises(InputError, match="unknown set of the run 'sst5'"):
+        predict_files(folder, {"sst5": mine})
 
 
 def test_zero_shot_and_majority(tmp_path: Path) -> None:

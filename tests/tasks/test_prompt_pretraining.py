@@ -219,7 +219,9 @@ def test_budgets() -> None:
     paper = replace(recipe, budget="paper")
     assert (paper.meta_steps(10), paper.mixed_steps(650_000)) == (20_000, 812_500)
     with pytest.raises(InputError, match="reads must be at least 80"):
-        replace(recipe, reads=79)
+        replace(recipe, reads=79).meta_steps(10)
+    with pytest.raises(InputError, match="reads must be at least 4"):
+        replace(recipe, reads=3)
     with pytest.raises(InputError, match="need a grouping"):
         PromptMethod(objective="meta")
     with pytest.raises(InputError, match="leave none to validate on"):

@@ -34,5 +34,5 @@ def test_sentences_get_the_label_of_their_cloud_as_many_of_each() -> None:
 def test_a_label_that_no_sentence_gets_is_an_error() -> None:
     z, labels = clouds((60, 60, 60), 0)
     z_plain, _ = clouds((5, 5), 1)
-    with pytest.raises(InputError, match="given label 2 with a probability of 0.5 or more"):
+    with pytest.raises(InputError, match=r"given label 2 with a probability of 0\.5 or more"):
         pseudo_labelled(["text"] * 10, z_plain, labels, z, rows=None, confidence=0.5)
