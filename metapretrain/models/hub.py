@@ -54,7 +54,7 @@ def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any,
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
         except Exception as error:  # transformers and tokenizers raise many kinds
-            raise InputError(f"{name} has no tokenizer that transformers loads: {_first_sentence(error)}") from error
+            raise InputError(f"{name} has no tokenizer that transformers loads: {first_sentence(error)}") from error
     prefix = f"{model.base_model_prefix}."
     missing = [key for key in info["missing_keys"] if not key.removeprefix(prefix).startswith("pooler.")]
     wrong = [*missing, *(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"])]
@@ -83,13 +83,14 @@ def _refuse_typing_error(name: str) -> None:
 
 
 def _not_loaded(source: str, name: str, error: Exception) -> InputError:
-    reason = _first_sentence(error)
+    reason = first_sentence(error)
     if Path(source).is_dir():
         return InputError(f"{name} holds no text encoder that transformers loads: {reason}")
     return InputError(f"unknown text encoder {name!r}: {reason}; {_ALLOWED}")
 
 
-def _first_sentence(error: Exception) -> str:
+def first_sentence(error: Exception) -> str:
+    """What an error of a library says first, in one line of 200 characters at most."""
     return " ".join(str(error).split()).split(". ")[0][:200]
 
 

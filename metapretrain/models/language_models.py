@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.models.hub import quietly
+from metapretrain.models.hub import first_sentence, quietly
 from metapretrain.models.packages import package_folder
 from metapretrain.models.tiny_text import tiny_tokenizer
 
@@ -123,9 +123,8 @@ def _pretrained(source: str, name: str) -> tuple[Any, Any]:
 
 
 def _not_loaded(name: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()).split(". ")[0][:200]
     allowed = f"give a folder, a model of the hub, package:NAME, {', '.join(GGUF_PACKAGES)} or {', '.join(TINY)}"
-    return InputError(f"{name!r} is no language model that transformers loads: {reason}; {allowed}")
+    return InputError(f"{name!r} is no language model that transformers loads: {first_sentence(error)}; {allowed}")
 
 
 def _converted(name: str, cache: str | Path | None) -> Path:

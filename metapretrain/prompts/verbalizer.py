@@ -49,6 +49,7 @@ class Verbalizer:
         self._check_single()
         self._check_distinct()
         self.longest = max(map(len, self.tokens))
+        self._padded: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self.words)
@@ -57,7 +58,13 @@ class Verbalizer:
         return f"Verbalizer({', '.join(self.words)})"
 
     def padded(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Ids (C, T) and which of them are tokens of the word (C, T), bool."""
+        """Ids int64 (C, T) and which of them are tokens of the word (C, T), bool; copied to a device once."""
+        where = torch.device("cpu" if device is None else device)
+        if where not in self._padded:
+            self._padded[where] = self._padded_on(where)
+        return self._padded[where]
+
+    def _padded_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         lengths = torch.tensor([len(ids) for ids in self.tokens])
         real = torch.arange(self.longest) < lengths[:, None]
         ids = torch.zeros(real.shape, dtype=torch.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +31,6 @@ from metapretrain.tasks.runs import NO_COST, Runs
 from metapretrain.tasks.scheduled_images import check_scheduled, pretrain_scheduled
 from metapretrain.training import RunFolder, TrainReport
 from metapretrain.training.checkpoint import load_tensors
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ class Experiment(Runs[Recipe, ImageData, Method]):
 
     def row(self, name: str, method: Method, seed: int) -> dict[str, Any]:
         """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
-        if self.resume and (done := self.finished(name, method, seed)) is not None:
-            log.info("%s seed %d: already done", name, seed)
+        if (done := self.kept(name, method, seed)) is not None:
             return done
         if method.pretraining is None:
             encoder, before = new_encoder(self.data, self.recipe, seed, method.encoder), dict(NO_COST)

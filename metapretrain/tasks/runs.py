@@ -115,6 +115,13 @@ class Runs(ABC, Generic[R, D, M]):
         with self.open(name, method, seed, resume=True) as run:
             return run.result()
 
+    def kept(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
+        """Return the result of a run that is done and may be kept, by `resume`, or None."""
+        done = self.finished(name, method, seed) if self.resume else None
+        if done is not None:
+            log.info("%s seed %d: already done", name, seed)
+        return done
+
     def open(self, name: str, method: Any, seed: int, resume: bool | None = None) -> RunFolder:
         """Open the folder of one run under its whole configuration."""
         config = {

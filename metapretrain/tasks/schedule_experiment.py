@@ -71,8 +71,7 @@ class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
 
     def row(self, name: str, method: ScheduleMethod, seed: int) -> dict[str, Any]:
         """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
-        if self.resume and (done := self.finished(name, method, seed)) is not None:
-            log.info("%s seed %d: already done", name, seed)
+        if (done := self.kept(name, method, seed)) is not None:
             return done
         with self.open(name, method, seed) as run:
             pretraining = Pretraining(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,6 @@ from metapretrain.tasks.text_training import Fitted, finetune, new_encoder, pret
 from metapretrain.training import RunFolder
 from metapretrain.training.checkpoint import save_tensors
 
-log = logging.getLogger(__name__)
 MAP_ROWS = 100  # rows of each task in a map, as in the paper's figure 1
 
 
@@ -77,8 +75,7 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
 
     def row(self, name: str, method: TextMethod, seed: int) -> dict[str, Any]:
         """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
-        if self.resume and (done := self.finished(name, method, seed)) is not None:
-            log.info("%s seed %d: already done", name, seed)
+        if (done := self.kept(name, method, seed)) is not None:
             return done
         if method.pretraining is None:
             encoder, before = new_encoder(self.recipe, seed), dict(NO_COST)
@@ -91,7 +88,6 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
             else:
                 run.cut_back(-1)
                 heads = build_heads(self.data.tasks, method, self.recipe.sts_head, encoder.features)
-                heads = nn.ModuleDict({name: part for name, part in heads.items() if not list(part.parameters())})
             steps = {"pretrain_updates": before["updates"], "finetune_updates": fitted.updates}
             passes = before["encoder_passes"] + (0 if method.frozen else self._passes(fitted, method.joined))
             budget = {"encoder_passes": passes, "updates": sum(steps.values()), **steps}

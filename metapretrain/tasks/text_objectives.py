@@ -148,7 +148,9 @@ def build_heads(tasks: Sequence[Outputs], method: TextMethod, sts_head: str, fea
     """Build a head for each task: appendix A.1.1, or Dropout and one linear layer over joined pairs.
 
     Args:
-        method: tells how pairs are encoded and which heads share their hidden layers.
+        tasks: what the heads are of.
+        method: tells how pairs are encoded and which heads share their hidden layers; where nothing is trained, only
+            heads without parameters are built.
         sts_head: `mlp` or `cosine`, where the method leaves it open.
         features: D.
 
@@ -173,7 +175,7 @@ def build_heads(tasks: Sequence[Outputs], method: TextMethod, sts_head: str, fea
                 share_hidden(shared, head)
             shared = head
             heads[task.name] = head
-    return nn.ModuleDict(heads)
+    return nn.ModuleDict({name: head for name, head in heads.items() if method.trained or not list(head.parameters())})
 
 
 def predict(task: Outputs, head: nn.Module, z: Encoded) -> Tensor:

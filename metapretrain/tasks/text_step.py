@@ -45,6 +45,11 @@ class TextStep(Step):
         super().__init__(model, objectives, weights)
         self.surgery = surgery
 
+    @property
+    def texts(self) -> dict[str, TextRows]:
+        """Tokens and labels of each task's training rows."""
+        return {name: objective.texts for name, objective in self.objectives.items()}  # type: ignore[misc]
+
     def forward(self, batches: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `{name: weighted loss}` for `{name: {"rows": (B,), "width": (L, 0)}}`."""
         if not self.surgery:
@@ -64,10 +69,11 @@ class TextStep(Step):
 
     def encode(self, batches: Mapping[str, Any]) -> dict[str, list[Tensor]]:
         """Embed the rows of each task, one pass through the encoder a width."""
+        all_texts = self.texts
         found: dict[str, list[Tensor]] = {}
         waiting: dict[int, list[tuple[str, dict[str, Tensor]]]] = {}
         for name, batch in batches.items():
-            texts: TextRows = self.objectives[name].texts  # type: ignore[assignment]
+            texts = all_texts[name]
             rows, width = batch["rows"], batch["width"].shape[0]
             found[name] = [] if texts.features is None else [part[rows] for part in texts.features]
             if texts.features is None:

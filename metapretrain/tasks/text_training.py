@@ -71,7 +71,7 @@ def pretrain(
     evaluate = _watch(step, data, recipe, plan.joined, machine, _by_prototypes(encoder, data, recipe, plan, machine))
     count, _ = updates(recipe, data.tasks, TextMethod(pretraining=name))
     ema = recipe.ensemble_ema if plan.ensemble else None
-    fitted = _fit(step, data, recipe, recipe.pretrain, count, plan.joined, recipe.balanced, seed, machine, run,
+    fitted = _fit(step, data, recipe, recipe.pretrain, count, recipe.balanced, seed, machine, run,
                   evaluate, f"{name} seed {seed}", ema)  # fmt: skip
     return encoder, fitted
 
@@ -131,7 +131,7 @@ def finetune(
     evaluate = _watch(step, data, recipe, method.joined, machine, scores)
     _, count = updates(recipe, data.tasks, method)
     own = seed + (SECOND_PHASE if method.pretraining is not None else 0)
-    fitted = _fit(step, data, recipe, phase, count, method.joined, recipe.balanced_finetune, own, machine, run,
+    fitted = _fit(step, data, recipe, phase, count, recipe.balanced_finetune, own, machine, run,
                   evaluate, f"heads seed {seed}", None)  # fmt: skip
     return heads, fitted
 
@@ -164,8 +164,7 @@ def _watch(
         task.name: torch.randperm(len(task.train), generator=torch.Generator().manual_seed(0))[: 2 * recipe.batch_size]
         for task in data.tasks
     }
-    texts: dict[str, TextRows] = {name: part.texts for name, part in step.objectives.items()}  # type: ignore[misc]
-    width = max(int(texts[name].tokens.widths[chosen].max()) for name, chosen in rows.items())
+    width = max(int(step.texts[name].tokens.widths[chosen].max()) for name, chosen in rows.items())
     learns = any(parameter.requires_grad for parameter in step.model.parameters())
 
     def evaluate(_: int) -> Mapping[str, float]:
@@ -178,12 +177,12 @@ def _watch(
 
 
 def _fit(
-    step: TextStep, data: TextData, recipe: TextRecipe, phase: TextPhase, count: int, joined: bool, balanced: bool,
-    seed: int, machine: Machine, run: Any, evaluate: Callable[[int], Mapping[str, float]] | None, title: str,
+    step: TextStep, data: TextData, recipe: TextRecipe, phase: TextPhase, count: int, balanced: bool, seed: int,
+    machine: Machine, run: Any, evaluate: Callable[[int], Mapping[str, float]] | None, title: str,
     ema: float | None,
 ) -> Fitted:  # fmt: skip
     encoder: TextEncoder = step.model  # type: ignore[assignment]
-    tokens = {task.name: data.tokens(task.train, f"{task.name} train", encoder, recipe, joined) for task in data.tasks}
+    tokens = {name: texts.tokens for name, texts in step.texts.items()}
     scheduler = _scheduler(step, data, recipe, seed, machine) if recipe.scheduler else None
     stream = TextStream(
         tokens, recipe.batch_size, scheduler or recipe.policy, seed=seed, steps=count, pool=recipe.pool,
@@ -211,7 +210,7 @@ def _fit(
 
 def _scheduler(step: TextStep, data: TextData, recipe: TextRecipe, seed: int, machine: Machine) -> BlockScheduler:
     """The recipe's scheduler over the tasks; its probes draw training rows of their own, and are its targets too."""
-    texts: dict[str, TextRows] = {name: part.texts for name, part in step.objectives.items()}  # type: ignore[misc]
+    texts = step.texts
 
     def loss_of(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         def loss(rows: torch.Tensor) -> torch.Tensor:

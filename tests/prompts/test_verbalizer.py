@@ -24,6 +24,7 @@ def test_a_word_that_splits_is_refused_or_scored(name: str) -> None:
         Verbalizer(["good", "badly"], tokenizer_of(name))
     several = Verbalizer(["good", "badly"], tokenizer_of(name), several=True)
     ids, real = several.padded()
+    assert several.padded("cpu")[0] is ids  # not copied anew in every pass
     assert ids.shape == real.shape == (2, several.longest) and several.longest > 1
     assert [row[keep].tolist() for row, keep in zip(ids, real, strict=True)] == several.tokens
 

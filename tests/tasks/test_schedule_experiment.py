@@ -57,8 +57,10 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("name", ["utility-exact-aware", "exp3-agnostic", "proportional-aware"])
-@pytest.mark.parametrize("stop", [4, 9])  # inside a decision, and before a new one
+@pytest.mark.parametrize(
+    ("name", "stop"),  # 4: inside a decision of utilities or exp3; 9: before a new one
+    [("utility-exact-aware", 4), ("utility-exact-aware", 9), ("exp3-agnostic", 4), ("proportional-aware", 9)],
+)
 def test_a_resumed_run_makes_the_same_choices(
     make: Make, monkeypatch: pytest.MonkeyPatch, name: str, stop: int
 ) -> None:

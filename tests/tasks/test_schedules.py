@@ -11,9 +11,9 @@ from torch import nn
 
 from metapretrain.errors import InputError
 from metapretrain.scheduling import FunctionProbe
+from metapretrain.tasks.loss_exp3 import LossExp3
 from metapretrain.tasks.schedules import (
     SCHEDULES,
-    LossExp3,
     Schedule,
     build_scheduler,
     parse_schedule,
@@ -46,6 +46,15 @@ def test_a_schedule_goes_on_where_another_stopped(text: str) -> None:
     assert set(chosen) <= set(SIZES) and spent(one)["updates"] == one.counts
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert [one.choose().source for _ in range(25)] == [other.choose().source for _ in range(25)]
+
+
+def test_options_of_utility_reach_its_scheduler() -> None:
+    given = {"alpha": 0.2, "samples": 3, "epsilon": 0.4, "floor": 0.1, "decay": 0.5, "smoothing": 0.3}
+    text = ",".join([*(f"{name}={value}" for name, value in given.items()), "utility=taylor,normalise=relative"])
+    model, probes = problem()
+    scheduler = build_scheduler(parse_schedule(f"utility:{text}", SIZES), SIZES, probes, model, seed=0)
+    named = given | {"utility": "taylor", "normalise": "relative"}
+    assert {name: getattr(scheduler, name) for name in named} == named
 
 
 def test_proportional_draws_by_size() -> None:
