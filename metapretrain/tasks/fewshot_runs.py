@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +31,10 @@ from metapretrain.tasks.fewshot import (
     settings_of,
 )
 from metapretrain.tasks.images import Machine
+from metapretrain.tasks.runs import RunFolders
 from metapretrain.training import RunFolder
 from metapretrain.training.devices import wait_for_all
 from metapretrain.training.files import one_line_errors, write_whole
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,8 @@ class Pretrained:
 
 
 @dataclass(frozen=True)
-class FewShot:
-    """What all rows of a few-shot table share.
+class FewShot(RunFolders):
+    """What all rows of a few-shot table share; see :class:`metapretrain.tasks.runs.RunFolders`.
 
     Args:
         dataset: name of the data.
@@ -91,13 +88,14 @@ class FewShot:
         return f"{self.backbone}{self.suffix}"
 
     @property
-    def root(self) -> Path:
-        """The folder of all rows."""
-        return self.out / "fewshot" / f"{self.dataset}-{self.setting}-{self.recipe}"
+    def names(self) -> dict[str, str]:
+        """What all rows are of."""
+        return {"benchmark": "fewshot", "dataset": f"{self.dataset}-{self.setting}", "recipe": self.recipe}
 
-    def path(self, name: str, seed: int) -> Path:
-        """The folder of one run."""
-        return self.root / f"{name}-s{seed}"
+    @property
+    def files(self) -> dict[str, Any]:
+        """The files that were read, with checksums."""
+        return {**self.data.train.files, **self.data.validation.files, **self.data.test.files}
 
     def plan(self, methods: Mapping[str, Learning | Pretrained]) -> list[str]:
         """Return one line a run with its budget: what `--dry-run` prints."""
@@ -134,44 +132,41 @@ class FewShot:
                 self._encoder(method)
             for seed in seeds:
                 if (self.path(_name(name, method), seed) / "config.json").is_file():
-                    self._open(name, method, seed).close()
-
-    def rows(self, methods: Mapping[str, Learning | Pretrained], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Run every row for every seed, one after the other, and yield their results."""
-        for seed in seeds:
-            for name, method in methods.items():
-                yield self.row(name, method, seed)
+                    self.open(_name(name, method), method, seed).close()
 
     def row(self, name: str, method: Learning | Pretrained, seed: int) -> dict[str, Any]:
         """Run one row for one seed; a finished one is kept if `resume` is set."""
-        with self._open(name, method, seed) as run:
-            done = run.result() if (run.path / "result.json").is_file() else None
-            if done is not None:
-                log.info("%s seed %d: already done", name, seed)
-                return done
+        name = _name(name, method)
+        if (done := self.kept(name, method, seed)) is not None:
+            return done
+        with self.open(name, method, seed) as run:
             if isinstance(method, Pretrained):
-                return self._finish(run, _name(name, method), seed, self._score(method), {}, {"transductive": False})
+                tested = self._score(method)
+                return self._finish(run, name, seed, tested, {}, {}, {"transductive": False}, lambda: None)
             step, report = fit(
                 method, self.backbone, self.data, self.tested, seed, self.machine,
                 validation_episodes=self.validation_episodes, run=run,
             )  # fmt: skip
-            if self.machine.rank == 0:
-                result = score_episodes(step.learner, self.data.test, self.tested, self.test_episodes)
-                spec = method.spec(self.tested, len(self.data.train.classes))
-                budget = {
-                    "encoder_passes": report.steps * method.encoder_passes(spec),
-                    "updates": report.steps,
-                    "best_step": step.best["step"],
-                }
+            if self.machine.rank != 0:
+                wait_for_all(self.machine.world)  # for the result
+                return {}
+            tested = score_episodes(step.learner, self.data.test, self.tested, self.test_episodes)
+            spec = method.spec(self.tested, len(self.data.train.classes))
+            budget = {
+                "encoder_passes": report.steps * method.encoder_passes(spec),
+                "updates": report.steps,
+                "best_step": step.best["step"],
+            }
+            extra = {
+                "transductive": is_transductive(step.learner),
+                "updates_per_s": round(report.updates_per_second, 2),
+            }
+            validated = {"validation_accuracy": step.best["accuracy"]}
+
+            def save() -> None:
                 self._save(run, step.learner)
-                extra = {
-                    "transductive": is_transductive(step.learner),
-                    "updates_per_s": round(report.updates_per_second, 2),
-                    "validation_accuracy": step.best["accuracy"],
-                }
-                found = self._finish(run, name, seed, result, budget, extra)
-            wait_for_all(self.machine.world)  # the others may look for result.json now
-            return found if self.machine.rank == 0 else {}
+
+            return self._finish(run, name, seed, tested, validated, budget, extra, save)
 
     def _score(self, method: Pretrained) -> EpisodeResult:
         encode = self._encoder(method).encode
@@ -189,26 +184,21 @@ class FewShot:
         check_disjoint({"the encoder's training": seen, "test": self.data.test})
         return model
 
-    def _open(self, name: str, method: Learning | Pretrained, seed: int) -> RunFolder:
-        data, named = self.data, _name(name, method)
+    def config(self, method: Learning | Pretrained) -> dict[str, Any]:
+        """Return how a row is tested, its data, and how it learns."""
+        data = self.data
         config: dict[str, Any] = {
-            "benchmark": "fewshot", "dataset": f"{self.dataset}-{self.setting}", "recipe": self.recipe, "method": named,
-            "seed": seed, "precision": self.machine.precision, "tested": asdict(self.tested),
+            "tested": asdict(self.tested),
             "episodes": {"validation": self.validation_episodes, "test": self.test_episodes},
-            "data": {"counts": data.counts, "files": self._files()},
-        }  # fmt: skip
+            "data": {"counts": data.counts, "files": self.files},
+        }
         if isinstance(method, Learning):
             config |= {"choices": asdict(method), "backbone": self.backbone, "model": {
                 "encoder": self.backbone, "stem": "standard", "head": None, "classes": list(data.train.classes),
                 "channels": data.train.channels, "image_size": data.train.image_size, "mean": list(data.mean),
                 "std": list(data.std),
             }}  # fmt: skip
-        return RunFolder.open(
-            self.path(named, seed), config, resume=self.resume, main=self.machine.rank == 0, device=self.machine.device
-        )
-
-    def _files(self) -> dict[str, Any]:
-        return {**self.data.train.files, **self.data.validation.files, **self.data.test.files}
+        return config
 
     def _save(self, run: RunFolder, learner: nn.Module) -> None:
         """Write the learner's weights; a ProtoNet's encoder also as `metapretrain.load` reads it."""
@@ -230,21 +220,12 @@ class FewShot:
         save_model(run.path, encoder, None, centres.cpu())
 
     def _finish(
-        self, run: RunFolder, name: str, seed: int, result: EpisodeResult, budget: Mapping[str, int],
-        extra: Mapping[str, Any],
+        self, run: RunFolder, name: str, seed: int, tested: EpisodeResult, validated: Mapping[str, float],
+        budget: Mapping[str, int], extra: Mapping[str, Any], save: Callable[[], None],
     ) -> dict[str, Any]:  # fmt: skip
-        metrics = {"test_accuracy": result.mean, "test_ci95": result.ci95, "test_sd": result.sd}
-        extra = dict(extra)
-        if "validation_accuracy" in extra:
-            metrics["validation_accuracy"] = extra.pop("validation_accuracy")
-        run.hparams({"method": name, "seed": seed, "recipe": self.recipe}, metrics)
-        run.finish({
-            "benchmark": "fewshot", "dataset": f"{self.dataset}-{self.setting}", "recipe": self.recipe, "method": name,
-            "seed": seed, "kind": "row", "metrics": metrics, "counts": {**self.data.counts, "test_episodes": result.n},
-            "budget": dict(budget), **extra, "data": self._files(),
-        })  # fmt: skip
-        shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
-        return run.result() or {}
+        metrics = {"test_accuracy": tested.mean, "test_ci95": tested.ci95, "test_sd": tested.sd, **validated}
+        counts = {**self.data.counts, "test_episodes": tested.n}
+        return self.finish(run, name, seed, metrics, budget, {**extra, "counts": counts}, save)
 
 
 def _name(name: str, method: Learning | Pretrained) -> str:

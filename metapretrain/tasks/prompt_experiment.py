@@ -96,8 +96,7 @@ class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
         pending: dict[Key, PromptMethod] = {}
         for seed in seeds:
             for name, method in methods.items():
-                if self.resume and (done := self.finished(name, method, seed)) is not None:
-                    log.info("%s seed %d: already done", name, seed)
+                if (done := self.kept(name, method, seed)) is not None:
                     yield done
                 else:
                     pending[name, seed] = method

@@ -23,9 +23,109 @@ D = TypeVar("D")
 M = TypeVar("M")
 
 
+class RunFolders(ABC):
+    """The folders of a table's rows: named, opened under their configuration, kept when done, finished alike.
+
+    A dataclass of a benchmark gives what is named here and says how one row is run.
+
+    Attributes:
+        data: has `counts` and `test`, which is empty while a recipe is chosen.
+        machine: where it runs.
+        out: parent of all runs.
+        resume: go on with runs that were cut short and keep finished ones.
+    """
+
+    data: Any
+    machine: Machine
+    out: Path
+    resume: bool
+
+    @property
+    @abstractmethod
+    def names(self) -> dict[str, str]:
+        """What all rows are of: `benchmark`, `dataset` and `recipe`."""
+
+    @property
+    @abstractmethod
+    def files(self) -> dict[str, Any]:
+        """The files that were read, with checksums."""
+
+    @abstractmethod
+    def config(self, method: Any) -> dict[str, Any]:
+        """Return what a run of this row, or pretraining, may not differ in, but for its names and seed."""
+
+    @abstractmethod
+    def row(self, name: str, method: Any, seed: int) -> dict[str, Any]:
+        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of all rows."""
+        return self.out / self.names["benchmark"] / f"{self.names['dataset']}-{self.names['recipe']}"
+
+    def path(self, name: str, seed: int) -> Path:
+        """The folder of one run."""
+        return self.root / f"{name}-s{seed}"
+
+    def rows(self, methods: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Run every row for every seed, one after the other, and yield their results."""
+        for seed in seeds:
+            for name, method in methods.items():
+                yield self.row(name, method, seed)
+
+    def finished(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
+        """Return the result of a run that is done, or None."""
+        if not (self.path(name, seed) / "result.json").is_file():
+            return None
+        with self.open(name, method, seed, resume=True) as run:
+            return run.result()
+
+    def kept(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
+        """Return the result of a run that is done and may be kept, by `resume`, or None."""
+        done = self.finished(name, method, seed) if self.resume else None
+        if done is not None:
+            log.info("%s seed %d: already done", name, seed)
+        return done
+
+    def open(self, name: str, method: Any, seed: int, resume: bool | None = None) -> RunFolder:
+        """Open the folder of one run under its whole configuration.
+
+        Raises:
+            InputError: it holds a run of another configuration, or one that is not to be resumed, or is in use.
+        """
+        about = {"method": name, "seed": seed, "precision": self.machine.precision}
+        return RunFolder.open(
+            self.path(name, seed), {**self.names, **about, **self.config(method)},
+            resume=self.resume if resume is None else resume, main=self.machine.rank == 0, device=self.machine.device,
+        )  # fmt: skip
+
+    def finish(
+        self, run: RunFolder, name: str, seed: int, metrics: Mapping[str, float], budget: Mapping[str, int],
+        extra: Mapping[str, Any], save: Callable[[], None],
+    ) -> dict[str, Any]:  # fmt: skip
+        """Write the result of a run, after `save` has written its model and predictions; return it.
+
+        `extra` is added to the result; its `kind` is `row`, or `tuning` without test data, where it does not say so.
+        """
+        if self.machine.rank != 0:
+            wait_for_all(self.machine.world)
+            return {}
+        save()
+        run.hparams({"method": name, "seed": seed, "recipe": self.names["recipe"]}, metrics)
+        run.finish({
+            **self.names, "method": name, "seed": seed, "kind": "row" if len(self.data.test) else "tuning",
+            "metrics": dict(metrics), "counts": self.data.counts, "budget": dict(budget), **extra, "data": self.files,
+        })  # fmt: skip
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
+        wait_for_all(self.machine.world)  # the others may look for result.json now
+        result = run.result() or {}
+        log.info("%s seed %d: done in %.0f s", name, seed, result.get("wall_s", 0))
+        return result
+
+
 @dataclass(frozen=True)
-class Runs(ABC, Generic[R, D, M]):
-    """What all rows of a table share; a benchmark says how one row is run.
+class Runs(RunFolders, Generic[R, D, M]):
+    """What all rows of a pretraining table share; a benchmark says how one row is run.
 
     Args:
         benchmark: such as `stl10`; dataset and recipe name the folder below it.
@@ -63,28 +163,13 @@ class Runs(ABC, Generic[R, D, M]):
         """Return what a saved model of this row, or pretraining, needs to be built again."""
 
     @property
-    @abstractmethod
-    def files(self) -> dict[str, Any]:
-        """The files that were read, with checksums."""
+    def names(self) -> dict[str, str]:
+        """What all rows are of."""
+        return {"benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name}
 
-    @property
-    def root(self) -> Path:
-        """The folder of all rows."""
-        return self.out / self.benchmark / f"{self.dataset}-{self.recipe_name}"
-
-    def path(self, name: str, seed: int) -> Path:
-        """The folder of one run."""
-        return self.root / f"{name}-s{seed}"
-
-    @abstractmethod
-    def row(self, name: str, method: M, seed: int) -> dict[str, Any]:
-        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
-
-    def rows(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Run every row for every seed, one after the other, and yield their results."""
-        for seed in seeds:
-            for name, method in methods.items():
-                yield self.row(name, method, seed)
+    def config(self, method: Any) -> dict[str, Any]:
+        """Return the choices, the model and the data of a row."""
+        return {"choices": self._choices(), "model": self.model(method), "data": self._data()}
 
     def check(self, methods: Mapping[str, M], seeds: Sequence[int]) -> None:
         """Refuse now, before anything is trained, what a row would refuse when its turn comes.
@@ -107,57 +192,6 @@ class Runs(ABC, Generic[R, D, M]):
                     done = name in shared and (self.path(name, seed) / "result.json").is_file()
                     self.open(name, method, seed, resume=self.resume or done).close()
         check_neighbours(self.root, {"choices": self._choices(), "data": self._data()})
-
-    def finished(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
-        """Return the result of a run that is done, or None."""
-        if not (self.path(name, seed) / "result.json").is_file():
-            return None
-        with self.open(name, method, seed, resume=True) as run:
-            return run.result()
-
-    def kept(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
-        """Return the result of a run that is done and may be kept, by `resume`, or None."""
-        done = self.finished(name, method, seed) if self.resume else None
-        if done is not None:
-            log.info("%s seed %d: already done", name, seed)
-        return done
-
-    def open(self, name: str, method: Any, seed: int, resume: bool | None = None) -> RunFolder:
-        """Open the folder of one run under its whole configuration."""
-        config = {
-            "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
-            "seed": seed, "precision": self.machine.precision, "choices": self._choices(), "model": self.model(method),
-            "data": self._data(),
-        }  # fmt: skip
-        return RunFolder.open(
-            self.path(name, seed), config, resume=self.resume if resume is None else resume,
-            main=self.machine.rank == 0, device=self.machine.device,
-        )  # fmt: skip
-
-    def finish(
-        self, run: RunFolder, name: str, seed: int, metrics: Mapping[str, float], budget: Mapping[str, int],
-        extra: Mapping[str, Any], save: Callable[[], None],
-    ) -> dict[str, Any]:  # fmt: skip
-        """Write the result of a run, after `save` has written its model and predictions; return it.
-
-        `extra` is added to the result; its `kind` is `row`, or `tuning` without test data, where it does not say so.
-        """
-        if self.machine.rank != 0:
-            wait_for_all(self.machine.world)
-            return {}
-        data: Any = self.data
-        save()
-        run.hparams({"method": name, "seed": seed, "recipe": self.recipe_name}, metrics)
-        run.finish({
-            "benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name, "method": name,
-            "seed": seed, "kind": "row" if len(data.test) else "tuning", "metrics": dict(metrics),
-            "counts": data.counts, "budget": dict(budget), **extra, "data": self.files,
-        })  # fmt: skip
-        shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
-        wait_for_all(self.machine.world)  # the others may look for result.json now
-        result = run.result() or {}
-        log.info("%s seed %d: done in %.0f s", name, seed, result.get("wall_s", 0))
-        return result
 
     def _choices(self) -> dict[str, Any]:
         recipe: Any = self.recipe

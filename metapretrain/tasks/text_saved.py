@@ -71,8 +71,6 @@ class SavedTextModel(nn.Module):
             fields = TextMethod.__dataclass_fields__
             method = TextMethod(**{name: value for name, value in model.items() if name in fields})
             self.heads = build_heads(found, method, model["sts_head"], encoder.features)
-            if not method.trained:
-                self.heads = nn.ModuleDict({n: part for n, part in self.heads.items() if not list(part.parameters())})
             if list(self.heads.parameters()):
                 self.heads.load_state_dict(load_tensors(folder / HEADS))
 
