@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.run_stl10 import main
+from metapretrain.tasks import table
 
 SMOKE = ["--device", "cpu", "--image-size", "12", "--no-figures", "--dataset", "digits", "--smoke"]
 
@@ -33,7 +34,11 @@ def test_one_objective_an_update(tmp_path: Path, schedule: str) -> None:
     assert 0 <= row["metrics"]["test_accuracy"] <= 1
 
 
-def test_both_rows_in_jobs_side_by_side(tmp_path: Path) -> None:
+def test_jobs_are_told_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_after_the_other(jobs: dict[str, list[str]], *_: object) -> None:
+        assert all(main(command[2:]) == 0 for command in jobs.values())
+
+    monkeypatch.setattr(table, "run_jobs", one_after_the_other)  # tests of tasks/table.py start processes
     words = ["--out", str(tmp_path), "--schedule", "uniform", "--jobs-per-device", "2", "--seeds", "0", "1"]
     assert main([*SMOKE, *words]) == 0
     done = {file.parent.name for file in tmp_path.glob("stl10/*/*/result.json")}
