@@ -19,7 +19,7 @@ from metapretrain.evaluation.few_shot import few_shot_accuracy
 from metapretrain.maml import POLICIES, ProtoNet
 from metapretrain.models.backbones import build_backbone
 from metapretrain.models.saved_learner import KINDS, make_learner
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.training import TrainReport, TrainSettings, train
 
 LEARNERS = ("protonet", "maml", "fomaml", "anil", "metasgd")

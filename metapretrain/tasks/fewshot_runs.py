@@ -30,7 +30,7 @@ from metapretrain.tasks.fewshot import (
     score_episodes,
     settings_of,
 )
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.runs import RunFolders
 from metapretrain.training import RunFolder
 from metapretrain.training.devices import wait_for_all

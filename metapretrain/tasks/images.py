@@ -18,6 +18,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.representation import accuracy, embed, evaluation_mode, nearest_prototype
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head, projection
 from metapretrain.protonet import ProtoLoss, check_labels
+from metapretrain.tasks.machine import Machine as Machine
 from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
 from metapretrain.tasks.recipes import Phase, Recipe
 from metapretrain.training import TrainReport, TrainSettings, train
@@ -91,18 +92,6 @@ class ImageData:
             "channels": self.train.channels, "image_size": self.train.image_size, "mean": list(self.mean),
             "std": list(self.std),
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where and how fast an experiment runs; none of it is part of the method. `device` is torch's name of one."""
-
-    device: str = "cpu"
-    precision: str = "fp32"
-    compile: bool = False
-    cuda_graph: bool | None = None
-    rank: int = 0
-    world: int = 1
 
 
 def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = None) -> Encoder:

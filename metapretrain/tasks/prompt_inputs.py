@@ -16,7 +16,7 @@ from metapretrain.data.texts import TextSet
 from metapretrain.episodes.groups import group_tasks
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.prompt_data import PromptData
 from metapretrain.tasks.prompt_methods import PromptRecipe
 from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows, joined, words_of

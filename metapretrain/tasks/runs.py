@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from metapretrain.errors import InputError
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.training import RunFolder
 from metapretrain.training.configuration import check_neighbours
 from metapretrain.training.devices import wait_for_all

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from metapretrain.models.text_encoders import TextEncoder
 from metapretrain.scheduling.draws import generator, key
 from metapretrain.scheduling.weights import Weights
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.pretraining.base import PretrainingTask, to_device
 from metapretrain.tasks.pretraining.frame import Batch
 

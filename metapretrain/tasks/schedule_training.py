@@ -14,7 +14,7 @@ from metapretrain.episodes import TaskStream
 from metapretrain.models.text_encoders import TextEncoder
 from metapretrain.scheduling import Choice, UtilityScheduler, agreement
 from metapretrain.scheduling.draws import key
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.pretraining.frame import Batch
 from metapretrain.tasks.schedule_data import ScheduleData
 from metapretrain.tasks.schedule_methods import ScheduleMethod, ScheduleRecipe

@@ -17,7 +17,6 @@ from metapretrain.scheduling import Probe
 from metapretrain.tasks.images import (
     SCHEDULED,
     ImageData,
-    Machine,
     Method,
     by_prototypes,
     fit,
@@ -25,6 +24,7 @@ from metapretrain.tasks.images import (
     new_encoder,
     updates,
 )
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.objectives import PRL, SimCLR, Step, Supervised
 from metapretrain.tasks.recipes import Recipe
 from metapretrain.tasks.schedules import build_scheduler, choices_of, parse_schedule, probing, row_probe, spent

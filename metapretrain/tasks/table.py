@@ -1,4 +1,4 @@
-"""All rows and seeds of an image experiment, one after the other or side by side, and their table."""
+"""All rows and seeds of an experiment, one after the other or side by side, and their table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from metapretrain.devices import check_device, check_precision
 from metapretrain.evaluation.robustness import corrupt_runs
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.training.sweep import run_jobs, slots
 
 

@@ -13,7 +13,7 @@ from metapretrain.data.tokens import Tokens, padded_width
 from metapretrain.evaluation.representation import check_embeddings, evaluation_mode
 from metapretrain.evaluation.text_scores import nearest_prototype_scores, score_task, with_overall
 from metapretrain.models.text_encoders import TextEncoder
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.text_data import TextData, width_limit
 from metapretrain.tasks.text_methods import TextRecipe
 from metapretrain.tasks.text_objectives import added, predict

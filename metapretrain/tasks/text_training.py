@@ -15,7 +15,7 @@ from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
 from metapretrain.models.text_heads import ClassHead
 from metapretrain.protonet import ProtoLoss
 from metapretrain.scheduling import BlockScheduler, Probe
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.schedules import build_scheduler, choices_of, parse_schedule, probing, row_probe, spent
 from metapretrain.tasks.text_data import TextData, width_limit
 from metapretrain.tasks.text_embedding import Embedded, embed, embed_tokens, predictions, prototype_scores, score

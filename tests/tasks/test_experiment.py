@@ -19,7 +19,8 @@ from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.models import Encoder
 from metapretrain.tasks import experiment as module
 from metapretrain.tasks.experiment import Experiment, score
-from metapretrain.tasks.images import ImageData, Machine, Method
+from metapretrain.tasks.images import ImageData, Method
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.recipes import Recipe
 from metapretrain.training import loop
 from metapretrain.training.run_folder import read_metrics

@@ -30,7 +30,7 @@ from metapretrain.tasks.fewshot import (
     fit,
     score_episodes,
 )
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 
 SPEC = EpisodeSpec(3, 1, 2)
 TINY = "mlp"

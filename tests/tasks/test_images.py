@@ -16,13 +16,13 @@ from metapretrain.models import Encoder
 from metapretrain.tasks import images
 from metapretrain.tasks.images import (
     ImageData,
-    Machine,
     Method,
     finetune,
     new_encoder,
     pretrain,
     updates,
 )
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.recipes import Phase, Recipe
 from tests.tasks.conftest import RECIPE, make_images
 

@@ -21,7 +21,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, SoftPrompt
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.prompt_data import PromptData, majority_class
 from metapretrain.tasks.prompt_experiment import PromptExperiment
 from metapretrain.tasks.text_saved import predict_files

@@ -13,7 +13,7 @@ import torch
 
 from metapretrain.errors import InputError
 from metapretrain.scheduling import probe_units
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.pretraining import made_schedule_tasks
 from metapretrain.tasks.pretraining.base import Batches, PretrainingTask
 from metapretrain.tasks.schedule_data import ScheduleData

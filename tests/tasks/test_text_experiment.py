@@ -20,7 +20,7 @@ from metapretrain.data.made_texts import made_tasks
 from metapretrain.errors import InputError
 from metapretrain.models.saved import load as load_image_model
 from metapretrain.tasks import text_experiment as module
-from metapretrain.tasks.images import Machine
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_experiment import TextExperiment
 from metapretrain.tasks.text_methods import PRETRAININGS, TextMethod, TextPhase, TextRecipe, updates

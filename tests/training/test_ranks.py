@@ -13,7 +13,8 @@ import json, sys
 import torch
 from torch import nn
 from metapretrain.data.images import ImageSet
-from metapretrain.tasks.images import ImageData, Machine
+from metapretrain.tasks.images import ImageData
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
 from metapretrain.data.augment import make_augmentation
 from metapretrain.episodes import ShuffledBatches, TaskStream
