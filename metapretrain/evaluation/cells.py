@@ -69,6 +69,18 @@ def figure_text(column: Column, interval: Interval | None, sign: str = "") -> st
     return percent(interval, sign) if column.percent else plain(interval, sign)
 
 
+def published_text(column: Column, value: float | None) -> str:
+    """A published figure with the digits that papers print, `-` where there is none.
+
+    Example:
+        >>> published_text(Column("sst", "sst_accuracy", "SST %"), 0.49), published_text(Column("f", "f", "F"), None)
+        ('49.0', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}" if column.percent else f"{value:.3f}"
+
+
 def heading(group: Group, column: Column) -> str:
     """The heading, with the number of examples where all rows have the same and a mark for the group's remark."""
     title = f"{column.title} {MARK}" if column.marked and group.remark else column.title

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from metapretrain.evaluation.cells import MARK, STAR, figure_text, heading, markdown_table, shown_columns
+from metapretrain.evaluation.cells import (
+    MARK,
+    STAR,
+    figure_text,
+    heading,
+    markdown_table,
+    published_text,
+    shown_columns,
+)
 from metapretrain.evaluation.columns import Column, Layout
 from metapretrain.evaluation.comparisons import claims_section, differences_section, order_section
-from metapretrain.evaluation.intervals import Interval
+from metapretrain.evaluation.intervals import Interval, mean_interval
 from metapretrain.evaluation.table_files import BUDGET
 
 if TYPE_CHECKING:
@@ -89,11 +97,8 @@ def _scores(group: Group) -> list[str]:
 
 
 def _majority(group: Group, columns: Sequence[Column], cited: bool) -> list[str]:
-    known = [group.majority.get(column.name) for column in columns]
-    figures = [
-        "-" if value is None else f"{100 * value:.2f}" if column.percent else f"{value:.3f}"
-        for column, value in zip(columns, known, strict=True)
-    ]
+    known = {name: mean_interval([value]) for name, value in group.majority.items()}
+    figures = [figure_text(column, known.get(column.name)) for column in columns]
     return ["majority class", "-", *figures, *["-"] * cited]
 
 
@@ -101,13 +106,9 @@ def _published(layout: Layout, row: Row) -> str:
     if row.published is None:
         return "-"
     known = {name: row.published.scores.get(name) for name in layout.cited}
-    told = [_number(layout.column(name), value) for name, value in known.items() if value is not None]
+    told = [published_text(layout.column(name), value) for name, value in known.items() if value is not None]
     source = f" ({row.published.source})" if row.published.source else ""
     return f"{' / '.join(told)}{source}{'' if row.published.comparable else STAR}" if told else "-"
-
-
-def _number(column: Column, value: float) -> str:
-    return f"{100 * value:.1f}" if column.percent else f"{value:.3f}"
 
 
 def _further(group: Group) -> list[str]:

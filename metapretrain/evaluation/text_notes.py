@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from metapretrain.evaluation.cells import published_text
+from metapretrain.evaluation.columns import TEXT
 from metapretrain.evaluation.published import TEXT_TEST, Published
 from metapretrain.evaluation.results import Result
+from metapretrain.evaluation.text_scores import main_scores
 
 SIMILARITY = re.compile(r"(^|[/:_-])all-(minilm|mpnet|distilroberta|roberta)|^minilm$", re.IGNORECASE)
 SEEN = (
@@ -67,21 +70,15 @@ def text_notes(by_method: Mapping[str, Mapping[int, Result]], published: Mapping
 
 
 def _tasks_of(run: Result) -> str:
-    from metapretrain.evaluation.text_scores import main_scores
-
     metrics = {name: 0.0 for name, value in run["metrics"].items() if value is not None}
     return " ".join(sorted(main_scores(metrics))) or "unknown"
 
 
 def figures_of(scores: Mapping[str, float | None]) -> str:
-    """`49.0 / 82.5 / 0.857 / 0.724` as the paper prints them.
+    """`49.0 / 82.5 / 0.857 / 0.724`: figures of the text table's columns as the paper prints them.
 
     Example:
         >>> figures_of({"sst": 0.49, "sts": 0.857, "overall": None})
         '49.0 / 0.857 / -'
     """
-    shown = []
-    for name, value in scores.items():
-        plain = name in ("sts", "overall")
-        shown.append("-" if value is None else f"{value:.3f}" if plain else f"{100 * value:.1f}")
-    return " / ".join(shown)
+    return " / ".join(published_text(TEXT.column(name), value) for name, value in scores.items())

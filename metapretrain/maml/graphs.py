@@ -36,7 +36,14 @@ class MetaGraph:
         self._recorded: dict[Any, _Recorded] = {}
 
     def backward(self, support: Any, query: Any) -> Tensor:
-        """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached."""
+        """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached.
+
+        Args:
+            support, query: (inputs, labels) of T tasks; every tensor is (T, ...).
+
+        Raises:
+            InputError: what the learner's `backward` refuses.
+        """
         batch = pair(support), pair(query)
         leaves = tensors(batch)
         if not leaves or not leaves[0].is_cuda:
