@@ -127,7 +127,7 @@ def _gradient_by_vmap(inner: Inner, named: Named, batch: Nest) -> str | None:
         random = not all(map(torch.equal, before, _random_states(devices)))
         try:
             mapped = _stacked_gradient(inner, detached, two)
-        except Exception as error:
+        except Exception as error:  # of any kind: it may come from the user's loss
             line = str(error).strip().partition("\n")[0]
             return f"vmap is not possible ({type(error).__name__}: {line})"
     return None if random else _difference(looped, mapped)  # dropout differs between the two by right

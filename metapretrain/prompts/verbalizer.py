@@ -61,7 +61,8 @@ class Verbalizer:
         """Ids int64 (C, T) and which of them are tokens of the word (C, T), bool; copied to a device once."""
         where = torch.device("cpu" if device is None else device)
         if where not in self._padded:
-            self._padded[where] = self._padded_on(where)
+            with torch.inference_mode(False):  # a training may use them next
+                self._padded[where] = self._padded_on(where)
         return self._padded[where]
 
     def _padded_on(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from metapretrain.errors import InputError
 from metapretrain.prompts import Verbalizer
@@ -23,8 +24,9 @@ def test_a_word_that_splits_is_refused_or_scored(name: str) -> None:
     with pytest.raises(InputError, match=r"'film' is \d tokens|'badly' is \d tokens"):
         Verbalizer(["good", "badly"], tokenizer_of(name))
     several = Verbalizer(["good", "badly"], tokenizer_of(name), several=True)
-    ids, real = several.padded()
-    assert several.padded("cpu")[0] is ids  # not copied anew in every pass
+    with torch.inference_mode():
+        ids, real = several.padded()
+    assert several.padded("cpu")[0] is ids and not ids.is_inference()  # copied once, and of use in training
     assert ids.shape == real.shape == (2, several.longest) and several.longest > 1
     assert [row[keep].tolist() for row, keep in zip(ids, real, strict=True)] == several.tokens
 
