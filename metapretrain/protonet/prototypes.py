@@ -9,6 +9,9 @@ from metapretrain.errors import InputError
 from metapretrain.protonet.distances import result_dtype, wide_dtype
 
 
+LARGE = 1 << 24  # rows times classes: a one-hot matrix of 128 MiB in float64
+
+
 def check_shapes(z: Tensor, y: Tensor) -> None:
     """Raise InputError unless `z` is floating (B, D) and `y` whole numbers (B,), B at least 1."""
     for what, given in (("embeddings", z), ("labels", y)):
@@ -51,11 +54,25 @@ def class_sums(z: Tensor, y: Tensor, num_classes: int, rows: Tensor | None = Non
     product with the one-hot labels: no atomic adds, so a GPU gives the same bits every time. Give it the wide
     dtype, which TF32 and autocast leave alone.
     """
+    if len(y) * num_classes > LARGE:
+        return _segment_sums(z, y, num_classes, rows)
     member = y[:, None] == torch.arange(num_classes, device=y.device)
     if rows is not None:
         member = member & rows[:, None]
     one_hot = member.to(z.dtype)
     return one_hot.T @ z, one_hot.sum(0)
+
+
+def _segment_sums(z: Tensor, y: Tensor, num_classes: int, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same for sets of rows, not batches: rows in the order of their classes, each class one segment."""
+    inside = (y >= 0) & (y < num_classes)
+    if rows is not None:
+        inside = inside & rows
+    ids = torch.where(inside, y.long(), num_classes)
+    counts = torch.zeros(num_classes + 1, dtype=torch.int64, device=y.device).scatter_add(0, ids, torch.ones_like(ids))
+    ordered = z[ids.argsort(stable=True)]
+    sums = torch.segment_reduce(ordered, "sum", lengths=counts, initial=0.0, unsafe=True)  # unsafe: no check, no wait
+    return sums[:num_classes], counts[:num_classes].to(z.dtype)
 
 
 def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

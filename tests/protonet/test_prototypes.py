@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
 from metapretrain.protonet import ProtoLoss, dense_ids, prototypes
+from metapretrain.protonet.prototypes import _segment_sums, class_sums
 
 LABELS = st.lists(st.integers(-5, 5) | st.sampled_from([300, -(2**62), 2**62]), min_size=1, max_size=20)
 
@@ -52,6 +55,30 @@ def test_prototypes_pass_gradcheck() -> None:
     z = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     y = torch.tensor([0, 0, 2, 2, 2, 7])
     assert torch.autograd.gradcheck(lambda z: prototypes(z, y, 4)[0], z)
+
+
+@settings(deadline=None, max_examples=40)
+@given(y=st.lists(st.integers(-1, 5), min_size=1, max_size=20), seed=st.integers(0, 1000))
+def test_large_sets_are_summed_in_segments_with_the_same_result(y: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(len(y), 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels, rows = torch.tensor(y), torch.rand(len(y), generator=generator) < 0.7
+    for mask in (None, rows):
+        (sums, counts), (expected, numbers) = _segment_sums(z, labels, 5, mask), class_sums(z, labels, 5, mask)
+        torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
+        assert torch.equal(counts, numbers)
+        weights = torch.arange(15.0, dtype=torch.float64).view(5, 3)
+        ours, theirs = (torch.autograd.grad((s * weights).sum(), z)[0] for s in (sums, expected))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_large_set_takes_segments() -> None:
+    labels = torch.arange(8192)
+    with patch("metapretrain.protonet.prototypes._segment_sums", wraps=_segment_sums) as called:
+        centres, present = prototypes(torch.ones(8192, 1), labels, 8192)
+    called.assert_called_once()
+    assert bool(present.all())
+    assert torch.equal(centres, torch.ones(8192, 1))
 
 
 def test_bad_shapes_and_types_are_named() -> None:
