@@ -186,12 +186,12 @@ def names(what: str, allowed: Iterable[str]) -> Callable[[str], list[str]]:
 
     @option_type
     def parse(text: str) -> list[str]:
-        if text.strip() == "all":
-            return list(known)
         given = [part.strip() for part in text.split(",") if part.strip()]
         if not given:
             raise InputError(f"expected names between commas or 'all', given {text!r}")
-        return list(dict.fromkeys(one_of(what, name, (*known, "all")) for name in given))
+        for name in given:
+            one_of(what, name, (*known, "all"))
+        return list(known) if "all" in given else list(dict.fromkeys(given))
 
     return parse
 

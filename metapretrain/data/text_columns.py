@@ -159,4 +159,8 @@ def _sentence(column: str, value: Any) -> str:
         raise InputError(f"{column} is {type(value).__name__}, not text")
     if not value.strip():
         raise InputError(f"{column} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON may write half of a surrogate pair, which no tokenizer takes
+        raise InputError(f"{column} has half of a character: {value!r}") from None
     return value.strip()

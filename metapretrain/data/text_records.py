@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -123,7 +124,7 @@ def _guess_format(path: Path, text: str) -> str:
 
 def _guess_separator(text: str, columns: Sequence[str], header: Sequence[str] | None) -> str:
     """The separator by which the first line has most of the columns; then the one that it has most of."""
-    line = text.lstrip("\r\n").split("\n", 1)[0].strip("\r\n")
+    line = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
 
     def fits(separator: str) -> tuple[int, int]:
         fields = next(csv.reader([line], delimiter=separator), [])

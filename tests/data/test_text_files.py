@@ -101,6 +101,7 @@ def test_a_file_without_header(tmp_path: Path) -> None:
         (b"label\ttext\n1\tone\n1\t\"two\n0\tthree\n1\t5\"\n", "line 3: .* it closes only at line 5"),
         (b"text,label\none,1\ncaf\xe9,1\nth\xe9,0\n", "line 3 and 1 more line: not utf-8; .*encoding='latin-1'"),
         (b"text,label\none\rtwo,1\n", "line 2: .*a line break stands within a field"),
+        (b"text,label\rone,1\rtwo,1\r", "line 1: .*a line break stands within a field"),
     ],
 )  # fmt: skip
 def test_malformed_tables_name_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -115,6 +116,7 @@ def test_malformed_tables_name_file_and_line(tmp_path: Path, content: bytes, mes
         ("\n[1]\n", "line 2: expected a JSON object of columns, got list"),
         ('{"text": 5, "label": 1}\n', "1 of 1 rows cannot be used: line 1: text is int, not text"),
         ('{"text": null, "label": 1}\n', "line 1: text is empty"),
+        ('{"text": "x \\ud83d", "label": 1}\n', "line 1: text has half of a character"),
         ('{"text": "x", "label": [1]}\n', r"line 1: label '\[1\]' is not one of"),
     ],
 )  # fmt: skip
