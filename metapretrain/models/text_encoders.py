@@ -211,6 +211,8 @@ def load_text_encoder(folder: str | Path) -> TextEncoder:
 
 def _source(name: str) -> str:
     """The folder or hub name that `name` stands for."""
+    if not name.removeprefix("package:").strip():
+        raise InputError(f"no text encoder is named {name!r}; give tiny, minilm, bert-tiny, package:NAME or a folder")
     package = ALIASES.get(name, name.removeprefix("package:") if name.startswith("package:") else None)
     if package is not None:
         return str(package_folder(package))
@@ -219,18 +221,22 @@ def _source(name: str) -> str:
         if not (folder / "config.json").is_file():
             raise InputError(f"{name} has no config.json; give a folder that save_text_encoder wrote")
         return str(folder)
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name.strip():
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise InputError(f"there is no folder {name!r}; give a folder with config.json, or a model's name")
     return name
 
 
 def _columns(texts: Sequence[Any]) -> list[list[str]]:
     """One list of sentences, or two for pairs."""
-    if isinstance(texts, str) or not len(texts):
+    if isinstance(texts, str) or not hasattr(texts, "__len__") or not len(texts):
         raise InputError(f"texts must be a list of at least one text or pair of texts, got {texts!r}")
     pairs = not isinstance(texts[0], str)
     rows = [tuple(row) if pairs and isinstance(row, tuple | list) else (row,) for row in texts]
     for place, row in enumerate(rows):
         if len(row) != 1 + pairs or not all(isinstance(text, str) for text in row):
             raise InputError(f"texts must be all strings or all pairs of strings; number {place} is {texts[place]!r}")
+        try:
+            "".join(row).encode()
+        except UnicodeEncodeError:
+            raise InputError(f"texts must be Unicode; number {place} has half of a character: {row!r}") from None
     return [list(column) for column in zip(*rows, strict=True)]

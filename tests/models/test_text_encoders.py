@@ -186,7 +186,7 @@ def test_bad_settings_are_one_line(change: dict[str, Any], part: str) -> None:
     assert part in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("texts", ["a text", [], ["a", ("b", "c")], [("a", "b"), ("c",)], [None]])
+@pytest.mark.parametrize("texts", ["a text", [], None, ["a", ("b", "c")], [("a", "b"), ("c",)], [None], ["a \ud83d"]])
 def test_what_is_no_list_of_texts_is_refused(texts: Any) -> None:
     with pytest.raises(InputError, match="texts must be"):
         build_text_encoder("tiny").encode(texts)
