@@ -108,8 +108,11 @@ def corrupt(options: Namespace) -> int:
 
 def predict(options: Namespace) -> int:
     """Classify image files with a run's model, a line ``file TAB class`` each; or tables of texts, a file each."""
-    tables = {name: getattr(options, name) for name in ("sst", "para", "sts")}
-    tables = {name: file for name, file in tables.items() if file is not None} | dict(options.texts)
+    named = [(name, getattr(options, name)) for name in ("sst", "para", "sts")]
+    named = [(name, file) for name, file in named if file is not None] + options.texts
+    tables = dict(named)
+    if len(tables) < len(named):
+        raise InputError(f"one file a task, but there are several of one: {', '.join(name for name, _ in named)}")
     if bool(tables) == bool(options.files):
         raise InputError("give image files, or texts such as --sst FILE or --texts TASK=FILE")
     if tables:

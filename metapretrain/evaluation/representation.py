@@ -81,7 +81,10 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
         raise InputError(f"{what} must be (N, D) with N >= 1; got shape {tuple(z.shape)}")
     bad = (~torch.isfinite(z)).any(dim=1).nonzero()
     if len(bad):
-        raise InputError(f"{what}: {len(bad)} of {len(z)} rows hold NaN or infinity, first row {int(bad[0])}")
+        raise InputError(
+            f"{what}: {len(bad)} of {len(z)} rows hold NaN or infinity, first row {int(bad[0])}; if training diverged, "
+            "lower the learning rate"
+        )
     if y is None:
         return
     if y.shape != z.shape[:1] or y.is_floating_point():

@@ -243,7 +243,8 @@ def parse_weights(text: str, names: Sequence[str]) -> Mapping[str, float]:
     found = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
-        one_of("task of a loss weight", name.strip(), names)
+        if one_of("task of a loss weight", name.strip(), names) in found:
+            raise InputError(f"the loss of {name.strip()} is weighted twice in {text!r}")
         try:
             weight = float(value)
         except ValueError:

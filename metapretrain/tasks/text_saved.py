@@ -86,6 +86,8 @@ class SavedTextModel(nn.Module):
             InputError: a task that the run has not, or pairs where it has single sentences.
         """
         output = self.outputs[one_of("task of the run", task, self.outputs)]
+        if not isinstance(texts, TextSet):
+            raise InputError(f"predict takes a TextSet as read_texts returns it, not a {type(texts).__name__}")
         if texts.pairs != output.kind.startswith("pair"):
             raise InputError(f"{task} takes {'pairs of sentences' if not texts.pairs else 'single sentences'}")
         if not len(texts):
@@ -134,7 +136,7 @@ def predict_files(
 
     Raises:
         InputError: see :func:`load_text_model` and :func:`metapretrain.data.text_files.read_texts`; a task that the run
-            has not.
+            has not; no `out`, and the run's folder has predictions for other rows of a task.
     """
     from metapretrain.data.text_files import read_texts
 
@@ -149,7 +151,17 @@ def predict_files(
         text, pair = ("sentence1", "sentence2") if kind.startswith("pair") else ("sentence", None)
         read[task] = read_texts(file, id="id", text=text, pair=pair, kind=kind)
     folder = Path(run) / "predictions" if out is None else Path(out)
+    for task, rows in read.items() if out is None else ():
+        _check_same_rows(folder / f"{task}.csv", rows)
     return [write_table(folder / f"{task}.csv", rows, model.predict(task, rows)) for task, rows in read.items()]
+
+
+def _check_same_rows(path: Path, rows: TextSet) -> None:
+    """Refuse to replace predictions for other rows: a run keeps those for its own test files."""
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as stream:
+            if [row.get("id") for row in csv.DictReader(stream)] != rows.ids:
+                raise InputError(f"{path} has predictions for other rows; name another folder for these (--out)")
 
 
 def write_table(path: Path, rows: TextSet, predicted: Tensor) -> Path:

@@ -110,6 +110,7 @@ def test_options_change_the_recipe() -> None:
         (["--methods", "prot"], "proto"),
         (["--policy", "long"], "longest"),
         (["--loss-weights", "stt=1"], "sst"),
+        (["--loss-weights", "sst=1,sst=2"], "twice"),
         (["--set", "joint.rate=1"], "weight_decay"),
         (["--set", "policy=random"], "longest"),
         (["--schedule", "uniforn"], "uniform"),
@@ -120,6 +121,7 @@ def test_options_change_the_recipe() -> None:
         (["--tag", "../x"], "--tag"),
         (["--set", "batch_size=65"], "64 training rows"),
         (["--encoder", "no/such/folder"], "no folder"),
+        (["--encoder", ""], "no text encoder is named ''"),
     ],
 )
 def test_bad_input_is_one_line(refuse: Callable[..., str], words: list[str], told: str) -> None:

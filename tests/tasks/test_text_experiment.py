@@ -187,6 +187,13 @@ def test_predictions_of_a_run_and_of_its_saved_model(make: Make, tmp_path: Path)
     assert model.encode(TASKS[0].dev.first).shape == (len(TASKS[0].dev), 32)
     with pytest.raises(InputError, match="run of texts, not images"):
         load_image_model(experiment.path("cross", 0))
+    with pytest.raises(InputError, match="predict takes a TextSet"):
+        model.predict("sst", ["a text"])
+    ours = (experiment.path("cross", 0) / "predictions/sst.csv").read_bytes()
+    (tmp_path / "other.csv").write_text("id,sentence\nmine,a text\n")
+    with pytest.raises(InputError, match="predictions for other rows"):
+        predict_files(experiment.path("cross", 0), {"sst": tmp_path / "other.csv"})
+    assert (experiment.path("cross", 0) / "predictions/sst.csv").read_bytes() == ours
     with pytest.raises(InputError, match="sst takes single sentences"):
         model.predict("sst", TASKS[1].dev)
     with pytest.raises(InputError, match="unknown task of the run 'nli'"):
