@@ -8,7 +8,6 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.protonet.distances import result_dtype, wide_dtype
 
-
 LARGE = 1 << 24  # rows times classes: a one-hot matrix of 128 MiB in float64
 
 

@@ -16,11 +16,8 @@ from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import EpisodeResult
 from metapretrain.evaluation.few_shot import few_shot_accuracy
-from metapretrain.maml import ProtoNet
-from metapretrain.models.encoders import Encoder
-from metapretrain.models.saved import SavedModel, load, save_model
+from metapretrain.models.saved import SavedModel, load
 from metapretrain.models.saved_learner import LEARNER, SavedLearner, is_transductive
-from metapretrain.protonet import prototypes
 from metapretrain.tasks.fewshot import (
     FROZEN_SEED,
     Learning,
@@ -201,23 +198,12 @@ class FewShot(RunFolders):
         return config
 
     def _save(self, run: RunFolder, learner: nn.Module) -> None:
-        """Write the learner's weights; a ProtoNet's encoder also as `metapretrain.load` reads it."""
+        """Write the learner's weights, which `metapretrain.load` reads."""
         from safetensors.torch import save
 
         tensors = {name: value.detach().cpu().contiguous() for name, value in learner.state_dict().items()}
         with one_line_errors(f"cannot write {LEARNER} in {run.path}"):
             write_whole(run.path / LEARNER, save(tensors))
-        if not isinstance(learner, ProtoNet):
-            return  # MAML keeps no running statistics: its encoder works inside an episode only
-        encoder = learner.module.encoder
-        if not isinstance(encoder, Encoder):
-            return  # learn2learn's
-        from metapretrain.evaluation.representation import embed
-
-        device = next(encoder.parameters()).device
-        z = embed(learner.module.eval(), self.data.train.images, device=device)
-        centres, _ = prototypes(z, self.data.train.labels.to(z.device), len(self.data.train.classes))
-        save_model(run.path, encoder, None, centres.cpu())
 
     def _finish(
         self, run: RunFolder, name: str, seed: int, tested: EpisodeResult, validated: Mapping[str, float],
