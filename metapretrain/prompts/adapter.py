@@ -81,7 +81,7 @@ def read_notes(folder: str | Path) -> dict[str, Any]:
 def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{file.parent} has no {file.name}: not a saved prompt") from None
     except ValueError as error:
         raise InputError(f"{file} is not JSON: {error}") from None

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml import adapt
+from metapretrain.maml.problem import Options
+from metapretrain.maml.rates import parse_rates
 from metapretrain.prompts.batch import PromptBatch
 from metapretrain.prompts.fitting import Fitted, Pair, fit
 from metapretrain.prompts.prompted import PromptedModel
@@ -75,6 +77,8 @@ class PromptMAML(nn.Module):
             )
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise InputError(f"chunk must be an integer of at least 1, or None, not {chunk!r}")
+        Options(inner_lr, inner_steps, order, checkpoint=checkpoint)
+        parse_rates({"prompt": inner_lr}, {"prompt": prompt.weight.shape}, inner_steps)
         self.prompt, self.chunk = prompt, chunk
         self.inner_lr: float | Tensor = inner_lr
         self.inner_steps, self.order, self.checkpoint = inner_steps, order, checkpoint

@@ -57,6 +57,11 @@ class PromptedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.kind = kind_of(model)
+        for wanted, part in ((PromptTemplate, template), (Verbalizer, verbalizer)):
+            if not isinstance(part, wanted):
+                raise InputError(f"give a {wanted.__name__}, not a {type(part).__name__}")
+        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+            raise InputError(f"max_length must be an integer of at least 1, not {max_length!r}")
         self.model = model.requires_grad_(False).eval()
         self.template, self.verbalizer = template, verbalizer
         self.normalise = one_of("normalise", normalise, ["labels", "vocabulary"])
@@ -133,6 +138,7 @@ class PromptedModel(nn.Module):
             prompt: (L, D).
         """
         data = self.encode(first, second)
+        self._check(prompt, data)
         device = self.model.get_input_embeddings().weight.device
         parts = torch.arange(len(data)).split(batch_size)
         scores = [self(prompt.to(device), data.take(rows).trimmed().to(device)).cpu() for rows in parts]
@@ -166,6 +172,8 @@ class PromptedModel(nn.Module):
             raise InputError(f"prompt.json of {folder} lacks {error}") from None
 
     def _check(self, prompt: Tensor, batch: PromptBatch) -> None:
+        if not isinstance(prompt, Tensor):
+            raise InputError(f"a prompt is a tensor (L, D), such as SoftPrompt(...)(), not {type(prompt).__name__}")
         lead, shape = tuple(prompt.shape[:-2]), batch.shape
         if prompt.ndim < 2 or lead != shape[: len(lead)] or prompt.shape[-1] != self.features:
             raise InputError(

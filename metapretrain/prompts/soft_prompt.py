@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,17 @@ class SoftPrompt(nn.Module):
     def random(cls, length: int, features: int, *, spread: float = 0.5, seed: int = 0) -> SoftPrompt:
         """Uniform in (-spread, spread); 0.5 is that of Lester et al., 2021, section 3.2.
 
+        Raises:
+            InputError: a size below 1, a spread that is not above 0 and finite, a seed below 0.
+
         Example:
             >>> SoftPrompt.random(5, 3, spread=0.1)().abs().max().item() < 0.1
             True
         """
         _at_least_one(length=length, features=features)
-        generator = torch.Generator().manual_seed(seed)
+        if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < math.inf:
+            raise InputError(f"spread of a soft prompt must be a number above 0, not {spread!r}")
+        generator = _generator(seed)
         return cls((torch.rand(length, features, generator=generator) * 2 - 1) * spread)
 
     @classmethod
@@ -83,7 +89,7 @@ class SoftPrompt(nn.Module):
         ids = torch.arange(len(table)) if among is None else torch.as_tensor(among, dtype=torch.int64)
         if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= len(table):
             raise InputError(f"among must hold token ids in 0..{len(table) - 1}, at least one")
-        generator = torch.Generator().manual_seed(seed)
+        generator = _generator(seed)
         rounds = -(-length // len(ids))
         drawn = torch.cat([torch.randperm(len(ids), generator=generator) for _ in range(rounds)])[:length]
         return cls(table[ids[drawn]])
@@ -115,6 +121,12 @@ class SoftPrompt(nn.Module):
 def _embeddings(model: Any) -> Tensor:
     table: Tensor = model.get_input_embeddings().weight.detach().cpu()
     return table
+
+
+def _generator(seed: int) -> torch.Generator:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"seed must be an integer of 0 to 2**63 - 1, not {seed!r}")
+    return torch.Generator().manual_seed(seed)
 
 
 def _at_least_one(**counts: int) -> None:

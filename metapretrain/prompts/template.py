@@ -52,7 +52,7 @@ class PromptTemplate:
     text: str = "It was <X>."
 
     def __post_init__(self) -> None:
-        if self.text.count(ANSWER) != 1:
+        if not isinstance(self.text, str) or self.text.count(ANSWER) != 1:
             raise InputError(f"template {self.text!r} must hold {ANSWER} once: the place of the answer")
         slots = re.findall(r"\{[^{}]*\}", self.text)
         wrong = [slot for slot in slots if slot not in (FIRST, SECOND)]

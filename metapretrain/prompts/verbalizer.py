@@ -37,7 +37,7 @@ class Verbalizer:
     """
 
     def __init__(self, words: Sequence[str], tokenizer: Any, *, several: bool = False, space: bool = True) -> None:
-        if isinstance(words, str) or len(words) < 2:
+        if not isinstance(words, list | tuple) or len(words) < 2 or not all(isinstance(word, str) for word in words):
             raise InputError(f"give one word for each of at least two labels, not {words!r}")
         empty = [label for label, word in enumerate(words) if not word.strip()]
         if empty:

@@ -7,7 +7,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling.checks import check_names, check_whole
@@ -81,8 +81,8 @@ class BlockScheduler(ABC):
             InputError: an unknown source, a reward that is not finite.
         """
         one_of("source", source, self.sources)
-        if not math.isfinite(reward):
-            raise InputError(f"the reward of {source!r} is {reward}; give a finite number")
+        if not isinstance(reward, SupportsFloat) or not math.isfinite(reward):
+            raise InputError(f"the reward of {source!r} is {reward!r}; give a finite number")
 
     def drop(self, source: str) -> None:
         """Say that a source has run out: it is not chosen again, and its remaining updates are given up.
@@ -119,6 +119,8 @@ class BlockScheduler(ABC):
         Raises:
             InputError: the state is of a scheduler that differs in one of these.
         """
+        if not isinstance(state, Mapping):
+            raise InputError(f"a scheduler's state is what state_dict gave, not {state!r}")
         for what, here in self._identity().items():
             if state.get(what) != here:
                 raise InputError(

@@ -94,7 +94,7 @@ class UtilityScheduler(BlockScheduler):
         self.normalise = normalise if normalise is None else one_of("normalise", normalise, NORMALISATIONS)
         units = probe_units(len(sources), len(targets), self.samples, utility, normalise)
         super().__init__(sources, updates=units if updates is None else updates, seed=seed)
-        self.alpha = check_number("alpha", alpha, 0, above=True)
+        self.alpha = check_number("alpha", alpha, 0, 1e30, above=True)
         self.epsilon = check_number("epsilon", epsilon, 0, 1)
         self.floor = check_number("floor", floor, 0, 1)
         self.decay = check_number("decay", decay, 0, 1, above=True)

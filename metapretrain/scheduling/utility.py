@@ -89,6 +89,8 @@ class Prober:
     ) -> None:
         self.weights, self.sources, self.targets = weights, dict(sources), dict(targets)
         self.alpha, self.samples, self.normalise = alpha, samples, normalise
+        if target_losses is not None and not callable(target_losses):
+            raise InputError(f"target_losses is {target_losses!r}; give a function or None")
         self.joint = target_losses
 
     def draw(self, names: Sequence[str], *name: int | str) -> Draw:
@@ -195,6 +197,8 @@ class Prober:
         self._passes[0] += len(draw.targets) * self.samples
         self.weights.reset(key(*draw.name, "targets"))
         given = self.joint(draw.targets)
+        if not isinstance(given, Mapping):
+            raise InputError(f"target_losses gave a {type(given).__name__}; it must give {{target: losses (M,)}}")
         wrong = [name for name in draw.targets if name not in given or given[name].shape != (self.samples,)]
         if wrong:
             raise InputError(f"target_losses gave no losses ({self.samples},) for {', '.join(wrong)}")

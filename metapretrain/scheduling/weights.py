@@ -31,6 +31,8 @@ class Weights:
         self.module = params if isinstance(params, nn.Module) else None
         if isinstance(params, Tensor):
             params = [params]
+        if not isinstance(params, nn.Module | Iterable):
+            raise InputError(f"params is {params!r}; give a module or its parameters")
         if not isinstance(params, nn.Module):
             params = list(params.values() if isinstance(params, Mapping) else params)
             wrong = [p for p in params if not isinstance(p, Tensor) or not p.is_leaf]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metapretrain.errors import InputError, one_of
+from metapretrain.prompts import PromptTemplate
 
 STARTS = ("none", "random", "vocabulary")
 OBJECTIVES = ("mixed", "multitask", "meta")
@@ -82,7 +84,7 @@ class Tuning:
             at_least_one["patience"] = self.patience
         _check(at_least_one, 1)
         _check({"warmup": self.warmup, "weight_decay": self.weight_decay}, 0)
-        if not 0 < self.lr < float("inf"):
+        if not 0 < self.lr < math.inf:
             raise InputError(f"lr must be above 0, got {self.lr}")
 
 
@@ -119,7 +121,8 @@ class Meta:
         if self.order not in (1, 2):
             raise InputError(f"order is 1 or 2, got {self.order}")
         one_of("reduction", self.reduction, ("mean", "sum"))
-        if min(self.lr, self.inner_lr, self.rate_lr) <= 0:
+        _check({"weight_decay": self.weight_decay}, 0)
+        if not all(0 < rate < math.inf for rate in (self.lr, self.inner_lr, self.rate_lr)):
             raise InputError(f"rates must be above 0, got {self.lr}, {self.inner_lr} and {self.rate_lr}")
 
 
@@ -175,6 +178,12 @@ class PromptRecipe:
         names = ("length", "max_length", "validations", "held_out", "examples", "validation", "test_rows")
         _check({name: getattr(self, name) for name in names}, 1)
         _check({"reads": self.reads}, self.mixed.batch_size)
+        if not 0 < self.spread < math.inf:
+            raise InputError(f"spread must be above 0, got {self.spread}")
+        if not 0 <= self.pseudo_confidence <= 1:
+            raise InputError(f"pseudo_confidence must lie in 0..1, got {self.pseudo_confidence}")
+        PromptTemplate(self.template).pieces(pair=False)
+        PromptTemplate(self.pair_template).pieces(pair=True)
 
     def meta_reads(self, tasks: int) -> int:
         """Rows that a step of that many meta tasks reads: m to adapt and m to judge by, of each."""
@@ -223,5 +232,5 @@ def passes_per_step(recipe: PromptRecipe, objective: str, tasks: int) -> int:
 
 def _check(numbers: Mapping[str, int | float], lowest: int) -> None:
     for name, value in numbers.items():
-        if value < lowest:
+        if not lowest <= value < math.inf:
             raise InputError(f"{name} must be at least {lowest}, got {value}")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from metapretrain.errors import one_of
+from metapretrain.models.text_checks import check_length, longest
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -119,12 +120,19 @@ class Encoders:
             :func:`metapretrain.models.text_encoders.build_text_encoder`.
         texts: training texts that the word pieces of an encoder from scratch come from.
         max_length: tokens of a sequence at most.
+
+    Raises:
+        InputError: `max_length` is more than the encoder has positions for.
     """
 
     def __init__(self, name: str, texts: Sequence[str] = (), *, max_length: int = 128) -> None:
         self.name = name
-        scratch = name in SIZES
-        self.tokenizer = make_tokenizer(texts, max_length=max_length) if scratch else self(0).tokenizer
+        if name in SIZES:
+            self.tokenizer = make_tokenizer(texts, max_length=max_length)
+        else:
+            encoder = self(0)
+            check_length(max_length, longest(encoder.model, encoder.tokenizer))
+            self.tokenizer = encoder.tokenizer
 
     def __call__(self, seed: int) -> TextEncoder:
         """An encoder; only one from scratch depends on the seed."""

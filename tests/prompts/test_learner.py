@@ -154,8 +154,11 @@ def test_errors_are_clear() -> None:
         (lambda: maml.losses(support, query.take(torch.arange(2))), "3 tasks and query 2"),
         (lambda: learner("gpt2", chunk=0), "chunk must be an integer"),
         (lambda: learner("gpt2", reduction="max"), "unknown reduction"),
-        (lambda: learner("gpt2", order=3).losses(support, query), "order"),
-        (lambda: learner("gpt2", inner_lr=-1.0).losses(support, query), "lr"),
+        (lambda: learner("gpt2", order=3), "order"),
+        (lambda: learner("gpt2", inner_lr=float("nan")), "lr"),
+        (lambda: learner("gpt2", inner_lr=torch.zeros(7)), "does not fit"),
+        (lambda: learner("gpt2", inner_steps=-1), "steps"),
+        (lambda: learner("gpt2", max_length="x"), "max_length must be an integer"),
         (lambda: maml.fit([], [(support, query)]), "no steps"),
         (lambda: maml.fit([(support, query)], []), "held-out"),
         (

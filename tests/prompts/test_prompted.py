@@ -167,6 +167,8 @@ def test_errors_are_clear() -> None:
         (lambda: model.losses(prompts(1)[0], batch), "no labels"),
         (lambda: model(prompts(2), batch), "does not fit rows"),
         (lambda: model(torch.zeros(6, 8), batch), "16 features"),
+        (lambda: model.classify(None, ["a"]), r"a prompt is a tensor \(L, D\)"),  # type: ignore[arg-type]
+        (lambda: PromptedModel(model.model, "It was <X>.", model.verbalizer), "give a PromptTemplate"),  # type: ignore[arg-type]
         (lambda: model(torch.zeros(100, 16), batch), "more than the model's 128 positions"),
         (lambda: PromptedModel(model_of("bert").bert, PromptTemplate(), model.verbalizer), "AutoModelForMaskedLM"),
         (lambda: prompted("bert", normalise="label"), "did you mean 'labels'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -90,12 +91,13 @@ def test_cut_rows_fill_the_room(lengths: tuple[int, int], room: int) -> None:
     [
         ("It was.", "must hold <X> once"),
         ("<X> or <X>", "must hold <X> once"),
+        (None, "must hold <X> once"),
         ("{third} <X>", r"slots \{third\}; allowed"),
         ("{first} {first} <X>", "each once"),
         ("{second} <X>", "each once"),
     ],
 )
-def test_bad_templates(text: str, message: str) -> None:
+def test_bad_templates(text: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         PromptTemplate(text)
 

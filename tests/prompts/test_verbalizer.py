@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -39,10 +39,11 @@ def test_a_word_that_splits_is_refused_or_scored(name: str) -> None:
         (["good", " "], "label 1 is empty"),
         (["good"], "at least two"),
         ("good", "at least two"),
+        ([1, 2], "at least two"),
         (["good", "退屈"], "unknown to"),
     ],
 )
-def test_bad_words(words: Sequence[str], message: str) -> None:
+def test_bad_words(words: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Verbalizer(words, tokenizer_of("bert"))
 

@@ -233,11 +233,16 @@ def test_wrong_arguments_are_one_line() -> None:
         ({"utility": "tailor"}, "unknown utility 'tailor'; did you mean 'taylor'"),
         ({"normalise": "z"}, "unknown normalise 'z'"),
         ({"targets": [1]}, "targets must be {name: probe}"),
+        ({"alpha": 1e300}, r"alpha is 1e\+300; give a number above 0 and at most 1e\+30"),
+        ({"target_losses": 3}, "target_losses is 3; give a function"),
     ]:
         with pytest.raises(InputError, match=message):
             made(**options)
     scheduler = made()
-    with pytest.raises(InputError, match="reward of 'good' is nan"):
-        scheduler.observe("good", float("nan"))
+    for reward in (float("nan"), "high"):
+        with pytest.raises(InputError, match="reward of 'good' is"):
+            scheduler.observe("good", reward)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="state_dict gave, not None"):
+        scheduler.load_state_dict(None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown source 'god'; did you mean 'good'"):
         scheduler.observe("god", 1.0)

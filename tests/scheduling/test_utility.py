@@ -118,6 +118,8 @@ def test_batches_together_give_the_same_utilities(net: Net) -> None:
     assert joined.cost.units == probe_units(3, 2, 2)
     with pytest.raises(InputError, match=r"target_losses gave no losses \(2,\) for y"):
         scheduler(net, sources, targets, target_losses=lambda b: {"x": torch.zeros(2)}).choose()
+    with pytest.raises(InputError, match="target_losses gave a NoneType"):
+        scheduler(net, sources, targets, target_losses=lambda b: None).choose()
 
 
 @pytest.mark.parametrize("utility", ["exact", "taylor"])
@@ -242,6 +244,8 @@ def test_parameters_without_a_module() -> None:
         Weights([torch.zeros(2)])
     with pytest.raises(InputError, match="no leaf"):
         Weights([w * 2])
+    with pytest.raises(InputError, match="params is None"):
+        Weights(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad])

@@ -193,6 +193,8 @@ def test_word_pieces_depend_on_the_texts_alone() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "The cat in Paris Paris sat"
     assert len(tokenizer) <= 60 and tokenizer.mask_token_id == 4
     scratch = Encoders("mini", texts, max_length=32)
+    with pytest.raises(InputError, match="256"):
+        Encoders("tiny", max_length=272)
     first, second, other = (scratch(seed).state_dict() for seed in (1, 1, 2))
     key = "model.embeddings.word_embeddings.weight"
     assert torch.equal(first[key], second[key]) and not torch.equal(first[key], other[key])
