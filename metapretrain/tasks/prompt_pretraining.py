@@ -214,12 +214,13 @@ def train_mixed(
     Args:
         make_stack: a :class:`Stack` of jobs with keyword arguments `steps`, `every`.
         prompts: seed to start.
-        rows: pretraining rows N; as many are held out as meta tasks hold out.
+        rows: pretraining rows N; as many are held out as meta tasks hold out, and those that fill no batch.
         runs: seed to its folder; each goes on from its own checkpoint.
     """
     held = min(2 * recipe.meta.shots * recipe.meta.clusters * recipe.held_out, rows // 5)
     if not held or rows - held < recipe.mixed.batch_size:
         raise InputError(f"{rows} pretraining rows leave none to validate on; give more")
+    held += (rows - held) % recipe.mixed.batch_size  # whole batches: a step reads what the budget counts
     jobs = []
     for seed, prompt in prompts.items():
         order = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, Soft
 from metapretrain.tasks.prompt_methods import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows
 from metapretrain.tasks.prompt_pretraining import MetaRows, Pretrained, train_meta, train_mixed
-from metapretrain.tasks.prompt_stack import Stack
+from metapretrain.tasks.prompt_stack import Job, Stack
 from metapretrain.training import RunFolder
 
 RECIPE = PromptRecipe(
@@ -208,6 +208,20 @@ def test_seeds_of_mixed_pretraining_stand_in_one_stack_and_go_on(
     assert len(calls) == 25 + 10
     for seed, done in resumed.items():
         assert torch.equal(done.prompt, both[seed].prompt) and done.accuracy == both[seed].accuracy
+
+
+def test_every_step_of_mixed_pretraining_reads_a_whole_batch() -> None:
+    jobs: list[Job] = []
+
+    def take(given: Sequence[Job], **_: Any) -> Stack:
+        jobs.extend(given)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_mixed(take, {0: torch.zeros(3, 32)}, 103, RECIPE, (0, 1), {})
+    (job,) = jobs
+    assert len(job.train) % RECIPE.mixed.batch_size == 0
+    assert sorted([*job.train.tolist(), *job.validation.tolist()]) == list(range(103))
 
 
 def test_budgets() -> None:
