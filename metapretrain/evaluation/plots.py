@@ -112,8 +112,12 @@ def method_of(run: str) -> str:
 
 
 def usual_metrics(runs: Sequence[Path]) -> list[str]:
-    """The first scores and losses logged in `runs`: those of heads, then those of prototypes, then losses."""
-    logged = sorted({name for run in runs for name in read_curves(run) if re.fullmatch(USUAL, name)})
+    """The first scores and losses logged in `runs`: those of heads, then those of prototypes, then losses.
+
+    Where there are none, the accuracies of single data sets.
+    """
+    there = sorted({name for run in runs for name in read_curves(run)})
+    logged = [name for name in there if re.fullmatch(USUAL, name)] or [name for name in there if "/accuracy_" in name]
     return sorted(logged, key=lambda name: ("/loss" in name, "nearest_prototype" in name))[:PANELS] or ["train/loss"]
 
 

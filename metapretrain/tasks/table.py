@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from metapretrain.devices import check_device, check_precision
 from metapretrain.evaluation.robustness import corrupt_runs
 from metapretrain.tasks.machine import Machine
+from metapretrain.training.metrics_file import METRICS
 from metapretrain.training.sweep import run_jobs, slots
 
 
@@ -117,7 +118,8 @@ def show(root: Path, figures: int | None) -> None:
 
     print(f"\n{write(root)}")
     print(f"table    {root / 'report' / 'table.md'}")
-    for file in plot(root) if figures is not None else []:
+    logged = any(root.rglob(METRICS))  # a row that trains nothing has no curves
+    for file in plot(root) if figures is not None and logged else []:
         print(f"figure   {file}")
     for file in sorted(root.glob("*/figures/*.png")):
         print(f"figure   {file}")

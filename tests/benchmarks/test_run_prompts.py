@@ -48,6 +48,13 @@ def test_a_smoke_run_of_all_rows_and_its_table(
     assert all(f"| {name} |" in capsys.readouterr().out for name in ["ft"])
 
 
+@pytest.mark.parametrize("method", ["pt", "zero-shot"])
+def test_figures_of_a_table_without_pretraining(method: str, tmp_path: Path) -> None:
+    words = ["--smoke", "--device", "cpu", "--sets", "sst2", "--out", str(tmp_path)]
+    assert main([*words, "--methods", method]) == 0
+    assert len(list(tmp_path.rglob("curves.png"))) == (method == "pt")
+
+
 @pytest.mark.parametrize("model", ["tiny-t5", "tiny-masked"])
 def test_other_kinds_of_model(run: Callable[..., int], model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--model", model, "--methods", "ppt,metapt-random", "--sets", "sst2,mrpc") == 0
