@@ -55,6 +55,9 @@ class PromptMethod:
         return "-".join(filter(None, [words[self.objective], self.grouping, "pseudo" * (self.source == "pseudo")]))
 
 
+LIMIT = 2**31  # of all numbers of a recipe
+
+
 @dataclass(frozen=True)
 class Tuning:
     """Training of a prompt, or of a model, with AdamW and a linear schedule.
@@ -232,5 +235,5 @@ def passes_per_step(recipe: PromptRecipe, objective: str, tasks: int) -> int:
 
 def _check(numbers: Mapping[str, int | float], lowest: int) -> None:
     for name, value in numbers.items():
-        if not lowest <= value < math.inf:
-            raise InputError(f"{name} must be at least {lowest}, got {value}")
+        if not lowest <= value < LIMIT:
+            raise InputError(f"{name} must be at least {lowest} and below {LIMIT}, got {value}")

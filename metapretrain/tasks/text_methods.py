@@ -15,6 +15,7 @@ from metapretrain.training import TrainSettings
 
 STS_HEADS = ("cosine", "mlp")
 FAVOURED, OTHERS = 0.98, 0.01  # the paper's weights of the losses
+MOST_SORTED = 10_000  # batches that are sorted together
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ class TextRecipe:
         for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.pool > MOST_SORTED:
+            raise InputError(f"pool must be at most {MOST_SORTED}, got {self.pool}")
         for name in ("pretrain_share", "ensemble_ema"):
             if not 0 < getattr(self, name) < 1:
                 raise InputError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")

@@ -236,6 +236,8 @@ def test_budgets() -> None:
         replace(recipe, reads=79).meta_steps(10)
     with pytest.raises(InputError, match="reads must be at least 4"):
         replace(recipe, reads=3)
+    with pytest.raises(InputError, match="length must be at least 1 and below 2147483648, got 1e"):
+        replace(recipe, length=1e21)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="need a grouping"):
         PromptMethod(objective="meta")
     with pytest.raises(InputError, match="leave none to validate on"):

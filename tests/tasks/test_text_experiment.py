@@ -55,6 +55,11 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+def test_more_batches_than_can_be_sorted_together_are_refused() -> None:
+    with pytest.raises(InputError, match="pool must be at most 10000, got 1000000000"):
+        replace(RECIPE, pool=1_000_000_000)
+
+
 @pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPE, policy="shortest"), replace(PAPER, batch_size=8), STRONG])
 def test_every_trained_row_has_the_same_updates(recipe: TextRecipe) -> None:
     tasks = made_tasks(rows=200)
