@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ from metapretrain.training import loop
 
 TINY = ["--device", "cpu", "--smoke", "--no-figures", "--image-size", "16", "--settings", "5w1s", "--queries", "3"]
 ROOT = Path("fewshot") / "made-5w1s-conv4-smoke"
-
-
-@pytest.fixture(autouse=True)
-def _no_ranks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    caplog.set_level(logging.ERROR)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,17 +12,6 @@ from metapretrain.evaluation.results import collect
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
 SETS = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant", "semeval-laptop")
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    caplog.set_level(logging.ERROR)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., int]:
-    return lambda *words: main([*TINY, "--out", str(tmp_path / "runs"), *map(str, words)])
 
 
 def test_a_smoke_run_of_all_rows_and_its_table(

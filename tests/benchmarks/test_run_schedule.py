@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,17 +14,6 @@ from metapretrain.evaluation.results import collect
 from metapretrain.tasks.schedule_methods import SCHEDULERS, SETTINGS, rows_of
 
 TINY = ["--smoke", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    caplog.set_level(logging.ERROR)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., int]:
-    return lambda *words: main([*TINY, "--out", str(tmp_path / "runs"), *map(str, words)])
 
 
 def test_a_smoke_run_of_all_schedulers_and_its_report(

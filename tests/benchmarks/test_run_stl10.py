@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import socket
@@ -27,12 +26,6 @@ TINY = ["--device", "cpu", "--image-size", "12", "--no-figures"]
 SMALL = ["--set", "validation=10", "batch_size=16"]
 
 
-@pytest.fixture(autouse=True)
-def _no_ranks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    caplog.set_level(logging.ERROR)
-
-
 def write_stl10(folder: Path, train: int = 60, test: int = 20) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(0)
@@ -45,29 +38,6 @@ def write_stl10(folder: Path, train: int = 60, test: int = 20) -> Path:
 @pytest.fixture
 def stl10(tmp_path: Path) -> Path:
     return write_stl10(tmp_path / "stl10_binary")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., int]:
-    return lambda *words: main([*TINY, "--out", str(tmp_path / "runs"), *map(str, words)])
-
-
-@pytest.fixture
-def refuse(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run the script, check that it fails in one line with status 2, and return that line."""
-
-    def refused(*words: object) -> str:
-        capsys.readouterr()
-        try:
-            status = run(*words)
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        shown = capsys.readouterr()
-        assert status == 2 and shown.out == ""
-        assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
-        return shown.err
-
-    return refused
 
 
 def test_the_posters_eleven_rows_are_there() -> None:

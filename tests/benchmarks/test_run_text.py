@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,35 +14,6 @@ from metapretrain.evaluation.results import collect
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
 NAMES = ("proto-s3", "pretrain-proto-s3")
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    caplog.set_level(logging.ERROR)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., int]:
-    return lambda *words: main([*TINY, "--out", str(tmp_path / "runs"), *map(str, words)])
-
-
-@pytest.fixture
-def refuse(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run the script, check that it fails in one line with status 2, and return that line."""
-
-    def refused(*words: object) -> str:
-        capsys.readouterr()
-        try:
-            status = run(*words)
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        shown = capsys.readouterr()
-        assert status == 2 and shown.out == ""
-        assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
-        return shown.err
-
-    return refused
 
 
 def test_a_smoke_run_of_all_rows_and_its_table(

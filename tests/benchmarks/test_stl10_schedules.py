@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,6 @@ from benchmarks.run_stl10 import main
 from metapretrain.tasks import table
 
 SMOKE = ["--device", "cpu", "--image-size", "12", "--no-figures", "--dataset", "digits", "--smoke"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    caplog.set_level(logging.ERROR)
 
 
 @pytest.mark.parametrize("schedule", ["round-robin", "fixed:simclr", "utility:samples=1,updates=2", "exp3:updates=2"])
