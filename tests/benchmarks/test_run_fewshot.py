@@ -26,23 +26,6 @@ def run(tmp_path: Path) -> Callable[..., int]:
     return lambda *words: main([*TINY, "--out", str(tmp_path), *map(str, words)])
 
 
-@pytest.fixture
-def refuse(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run the script, check that it fails in one line with status 2, and return that line."""
-
-    def refused(*words: object) -> str:
-        capsys.readouterr()
-        try:
-            status = run(*words)
-        except SystemExit as error:
-            status = error.code
-        said = capsys.readouterr().err.strip().splitlines()
-        assert status == 2 and len(said) == 1 and said[0].startswith("error: "), said
-        return said[0]
-
-    return refused
-
-
 def result(folder: Path) -> Any:
     return json.loads((folder / "result.json").read_text())
 
