@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.data.augment import BatchAugment
 from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream
@@ -39,10 +40,12 @@ class Learning:
         ways: classes of a training episode of `protonet`, at most all; None, and the others: as many as in the test.
         queries: query images a class in training.
         inner_lr, inner_steps, test_steps, batchnorm, chunk: as for :class:`metapretrain.maml.MAML`.
+        rotate, shift: of training images at random, at most, in degrees and as a share of their size; crop: the least
+            share of their area that is shown (all as for :class:`metapretrain.data.augment.BatchAugment`).
         validations: how often the validation episodes are scored; the best time gives the weights.
 
     Raises:
-        InputError: an unknown name, a count below 1, or an inner rate that is not above 0.
+        InputError: an unknown name, a count below 1, an inner rate that is not above 0, or a distortion out of range.
     """
 
     learner: str
@@ -59,6 +62,9 @@ class Learning:
     test_steps: int = 1
     batchnorm: str = "batch"
     chunk: int | None = None
+    rotate: float = 0.0
+    shift: float = 0.0
+    crop: float = 1.0
     validations: int = 20
 
     def __post_init__(self) -> None:
@@ -71,6 +77,15 @@ class Learning:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        self.distortion(size=1, channels=1)
+
+    def distortion(self, *, size: int, channels: int) -> BatchAugment | None:
+        """What distorts training images, each by itself; its images are float, still 0..255. None if nothing does."""
+        if not (self.rotate or self.shift or self.crop != 1):
+            return None
+        crop = None if self.crop == 1 else (self.crop, 1.0)
+        mean, std = (0.0,) * channels, (1 / 255,) * channels
+        return BatchAugment(size, crop_scale=crop, rotate=self.rotate, shift=self.shift, mean=mean, std=std)
 
     @property
     def pretraining(self) -> str | None:
@@ -152,14 +167,15 @@ class MetaStep(nn.Module):
     Args:
         learner: MAML and its kin, or ProtoNet.
         images: uint8 (N, C, H, W), which go where the learner goes.
+        distort: changes a batch of images (B, C, H, W) at random before the learner sees them; None: nothing does.
     """
 
     reduces_gradients = True
     images: Tensor
 
-    def __init__(self, learner: nn.Module, images: Tensor) -> None:
+    def __init__(self, learner: nn.Module, images: Tensor, distort: nn.Module | None = None) -> None:
         super().__init__()
-        self.learner = learner
+        self.learner, self.distort = learner, distort
         self.register_buffer("images", images, persistent=False)
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": 0, "weights": {}}
 
@@ -170,7 +186,7 @@ class MetaStep(nn.Module):
         before = [p.grad for p in parameters]
         for p in parameters:
             p.grad = None
-        support, query = ((self.images[batch[part]], batch[f"{part}_y"]) for part in ("support", "query"))
+        support, query = ((self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query"))
         backward: Any = self.learner.backward
         loss = backward(support, query).mean()
         used = [p for p in parameters if p.grad is not None]
@@ -180,6 +196,13 @@ class MetaStep(nn.Module):
         statistics = [b for b in self.learner.buffers() if b.is_floating_point()]
         average_over_ranks([loss, *gradients, *statistics])
         return {EPISODES: _WithGradients.apply(loss, gradients, *used)}
+
+    def _shown(self, rows: Tensor) -> Tensor:
+        """Images (T, S, C, H, W) of the rows (T, S)."""
+        if self.distort is None:
+            return self.images[rows]
+        distorted: Tensor = self.distort(self.images[rows.flatten()])
+        return distorted.unflatten(0, rows.shape)
 
     def keep(self, step: int, accuracy: float) -> None:
         """Note the weights if they are better than all before."""
@@ -274,7 +297,8 @@ def fit(
     """
     spec = method.spec(tested, len(data.train.classes))
     learner = build_learner(method, backbone, data, spec.ranges[0][1], seed)
-    step = MetaStep(learner, data.train.images)
+    distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
+    step = MetaStep(learner, data.train.images, distort)
 
     def evaluate(done: int) -> dict[str, float]:
         result = score_episodes(learner, data.validation, tested, validation_episodes)

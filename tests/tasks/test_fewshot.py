@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from metapretrain.data.few_shot import FewShotData, load_few_shot
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
@@ -210,3 +211,32 @@ def test_two_ranks_have_the_one_process_gradient(tmp_path: Path) -> None:
     for name, value in one.items():
         gap = (two[name] - value).norm() / value.norm()
         assert gap < (1e-3 if name.endswith("loss") else 1e-5), f"{name}: {gap:.1e}"
+
+
+def test_distortion_reaches_the_training_images_alone(data: FewShotData) -> None:
+    seen: list[Tensor] = []
+
+    class Watched(nn.Module):
+        def backward(self, support: Any, query: Any) -> Tensor:
+            seen.extend([support[0], query[0]])
+            return torch.zeros(())
+
+    def shown(**options: Any) -> list[Tensor]:
+        seen.clear()
+        distort = Learning("protonet", 1, 1, **options).distortion(size=data.train.image_size, channels=1)
+        torch.manual_seed(0)
+        MetaStep(Watched(), data.train.images, distort)({EPISODES: next(iter(batches(data)))})
+        return list(seen)
+
+    plain, moved, again = shown(), shown(shift=0.1), shown(shift=1e-9)
+    for before, after, still in zip(plain, moved, again, strict=True):
+        assert before.shape == after.shape == still.shape
+        assert not torch.allclose(before.float(), after)
+        torch.testing.assert_close(before.float(), still, atol=0.01, rtol=0)
+        assert after.min() >= 0 and after.max() <= 255.01
+
+
+@pytest.mark.parametrize("wrong", [{"rotate": -1.0}, {"shift": 2.0}, {"crop": 0.0}, {"crop": 1.5}])
+def test_distortions_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"rotate|shift|crop"):
+        Learning("protonet", 1, 1, **wrong)
