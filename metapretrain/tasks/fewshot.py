@@ -202,7 +202,7 @@ class MetaStep(nn.Module):
         if self.distort is None:
             return self.images[rows]
         distorted: Tensor = self.distort(self.images[rows.flatten()])
-        return distorted.unflatten(0, rows.shape)
+        return distorted.view(*rows.shape, *distorted.shape[1:])
 
     def keep(self, step: int, accuracy: float) -> None:
         """Note the weights if they are better than all before."""

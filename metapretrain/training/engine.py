@@ -17,7 +17,7 @@ from metapretrain.training.settings import TrainSettings
 
 log = logging.getLogger(__name__)
 WARMUP_UPDATES = 3  # eager updates before a graph is recorded: lazy buffers and autotuning have to settle
-MAX_GRAPHS = 16  # more shapes than this do not pay; they run eagerly
+MAX_GRAPHS = 48  # three tasks of texts with a width each 16 tokens; more shapes than this run eagerly
 
 
 def build_optimizer(
