@@ -15,31 +15,44 @@ from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard
 from metapretrain.training.sweep import run_jobs, slots
 
-RATES = ("2e-5", "1e-4", "2e-4")
+# One task an update, each as often as it has rows: a batch of each in every update goes through SST five times as often
+# as through PARA. Updates are as many, and have the rows of one task.
+PROPORTIONAL = ("scheduler=proportional", "multiple=16")
+RATES = ("1e-4", "2e-4")
+
+
+def shared_trials(*phases: str) -> dict[str, list[str]]:
+    """Trials that every row gets: rates, and which task next; `phases` are the row's own."""
+
+    def rate(value: str) -> list[str]:
+        return [f"{phase}.lr={value}" for phase in phases]
+
+    return {
+        "base": [],
+        **{f"lr-{value}": rate(value) for value in RATES},
+        "proportional-lr-5e-5": [*PROPORTIONAL],
+        **{f"proportional-lr-{value}": [*PROPORTIONAL, *rate(value)] for value in RATES},
+        "proportional-dropout": [*PROPORTIONAL, *rate("1e-4"), "dropout=0.2"],
+    }
 
 
 def prototype_trials(options: str) -> dict[str, list[str]]:
     """Trials of a prototypical row; `options` names its part of the recipe."""
+    usual = [*PROPORTIONAL, "pretrain.lr=1e-4", "finetune.lr=1e-4"]
     return {
-        "base": [],
-        **{f"lr-{rate}": [f"pretrain.lr={rate}", f"finetune.lr={rate}"] for rate in RATES},
-        "lr-mixed": ["pretrain.lr=1e-4"],
-        "warm": [f"{options}.temperature=16"],
-        "learned": [f"{options}.learn_temperature=true"],
-        "balanced": ["balanced=true"],
-        "short": ["pretrain_share=0.25"],
+        **shared_trials("pretrain", "finetune"),
+        "proportional-warm": [*usual, f"{options}.temperature=16"],
+        "proportional-balanced": [*usual, "balanced=true"],
+        "proportional-short": [*usual, "pretrain_share=0.25"],
     }
 
 
 TRIALS: dict[str, dict[str, list[str]]] = {
     "cross": {
-        "base": [],
-        **{f"lr-{rate}": [f"joint.lr={rate}"] for rate in RATES},
-        "cosine": ["joint.schedule=cosine"],
-        "smoothed": ["joint.label_smoothing=0.1"],
-        "balanced": ["balanced_finetune=true"],
-        "small": ["batch_size=32", "epochs=3"],
-        "unsorted": ["pool=1"],
+        **shared_trials("joint"),
+        "proportional-cosine": [*PROPORTIONAL, "joint.lr=1e-4", "joint.schedule=cosine"],
+        "proportional-balanced": [*PROPORTIONAL, "joint.lr=1e-4", "balanced_finetune=true"],
+        "proportional-smoothed": [*PROPORTIONAL, "joint.lr=1e-4", "joint.label_smoothing=0.1"],
     },
     "proto": prototype_trials("proto"),
     "proto-query": prototype_trials("query"),

@@ -112,6 +112,6 @@ def test_every_row_that_is_tuned_has_as_many_trials() -> None:
 def test_trials_are_scored_without_the_dev_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune_text.main(["--dry-run", "--methods", "cross"]) == 0
     assert capsys.readouterr().out.count("--validate") == len(tune_text.TRIALS["cross"])
-    words = tune_text.trials(["cross"])["cross-cosine"]
+    words = tune_text.trials(["cross"])["cross-proportional-cosine"]
     assert main([*TINY, "--validate", "--recipe", "strong", "--out", str(tmp_path), *words]) == 0
-    assert "made strong-tune-cross-cosine-smoke cross seed 0" in tune_text.table(tmp_path / "text")
+    assert "made strong-tune-cross-proportional-cosine-smoke cross seed 0" in tune_text.table(tmp_path / "text")
