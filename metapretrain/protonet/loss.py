@@ -19,7 +19,7 @@ from metapretrain.protonet.distances import (
 )
 from metapretrain.protonet.gather import gather_rows
 from metapretrain.protonet.labels import MODES
-from metapretrain.protonet.prototypes import check_num_classes, check_shapes, class_sums, dense_ids
+from metapretrain.protonet.prototypes import check_num_classes, check_shapes, class_ids, class_sums, dense_ids
 from metapretrain.protonet.split import random_queries, split_keys, stratified_queries
 
 _MEMORY = ("memory_sums", "memory_counts")
@@ -128,34 +128,42 @@ class ProtoLoss(nn.Module):
             raise InputError(f"query mode splits the batch but it has {len(z)} row; give at least 2")
         dtype, wide = result_dtype(z), wide_dtype(z)
         finite = z.detach().sum(1, dtype=wide).isfinite()  # float64 sums of float32 numbers cannot overflow
-        z = torch.where(finite[:, None], z, 0).to(wide)
-        classes = len(z) if self.num_classes is None else self.num_classes
-        ids = dense_ids(y) if self.num_classes is None else y.long()
-        valid = (ids >= 0) & (ids < classes)
-        ids = torch.where(finite & valid, ids, classes)
-
-        query = self._queries(ids)
-        support = ids < classes if query is None else ~query
-        centres, present = self._centres(z, ids, support, classes)
-        logits = masked(minus_distance(z, centres, self.distance, dtype) / self.temperature, present)
+        clean = _is_readable(z) and bool(finite.all())
+        z = (z if clean else torch.where(finite[:, None], z, 0)).to(wide)
+        ids, valid, classes = self._class_ids(y)
+        support, rows, ids = self._split(ids if clean else torch.where(finite, ids, classes), classes)
+        centres, present = self._centres(z, support, classes)
+        queries = z if rows is None else z.index_select(0, rows)
+        logits = masked(minus_distance(queries, centres, self.distance, dtype) / self.temperature, present)
         target = ids.clamp_max(classes - 1)
         scored = (ids < classes) & present[target]
-        if query is not None:
-            scored = scored & query
         loss = _mean_cross_entropy(logits, target, scored, present, self.label_smoothing)
         self._record(finite, valid, scored)
         return loss
 
-    def _queries(self, ids: Tensor) -> Tensor | None:
+    def _class_ids(self, y: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Ids 0..C, where C belongs to no class; which labels are valid; and C."""
+        if self.num_classes is not None:
+            return *class_ids(y, self.num_classes), self.num_classes
+        if _is_readable(y):  # C need not be as large as the batch
+            labels, ids = torch.unique(y.long(), return_inverse=True)
+        else:
+            labels, ids = y, dense_ids(y)
+        return ids, torch.ones_like(ids, dtype=torch.bool), len(labels)
+
+    def _split(self, ids: Tensor, classes: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Ids of the support; the rows to score, or None for all; and their ids. C takes no part."""
         if self.mode == "standard":
-            return None
+            return ids, None, ids
         keys = split_keys(self.seed, self.calls, len(ids))
         if self.stratified:
-            return stratified_queries(keys, ids, self.query_fraction)
-        return random_queries(keys, self.query_fraction)
+            query = stratified_queries(keys, ids, self.query_fraction)
+            return torch.where(query, classes, ids), None, torch.where(query, ids, classes)
+        rows = random_queries(keys, self.query_fraction)
+        return ids.index_fill(0, rows, classes), rows, ids[rows]
 
-    def _centres(self, z: Tensor, ids: Tensor, support: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        sums, counts = class_sums(z, ids, classes, support)
+    def _centres(self, z: Tensor, support: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        sums, counts = class_sums(z, support, classes)
         if self.memory is not None:
             sums, counts = self._with_memory(sums, counts)
         return sums / counts.clamp_min(1)[:, None], counts > 0
@@ -175,11 +183,12 @@ class ProtoLoss(nn.Module):
     @torch.no_grad()
     def _record(self, finite: Tensor, valid: Tensor, scored: Tensor) -> None:
         """Count what was left out, on the device, and remember the first call in which anything was."""
-        empty = ~scored.any()
-        bad = empty | ~(finite & valid).all()
-        found = torch.stack([bad.long(), (~finite).sum(), (~valid).sum(), empty.long()])
-        self.bad_counts.add_(found)
-        self.first_bad.copy_(torch.where(bad & (self.first_bad < 0), self.calls, self.first_bad))
+        if not (_is_readable(finite) and bool((finite & valid).all()) and bool(scored.any())):
+            empty = ~scored.any()
+            bad = empty | ~(finite & valid).all()
+            found = torch.stack([bad.long(), (~finite).sum(), (~valid).sum(), empty.long()])
+            self.bad_counts.add_(found)
+            self.first_bad.copy_(torch.where(bad & (self.first_bad < 0), self.calls, self.first_bad))
         if self.training:
             self.calls.add_(1)
 
@@ -226,6 +235,11 @@ class ProtoLoss(nn.Module):
     def extra_repr(self) -> str:
         """The options that change the loss, for `print(model)`."""
         return f"{self.mode}, distance={self.distance}, num_classes={self.num_classes}, memory={self.memory}"
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Whether reading a value costs nothing: no wait for a device, no break of a compiled graph."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _mean_cross_entropy(

@@ -46,29 +46,40 @@ def dense_ids(y: Tensor) -> Tensor:
     return torch.zeros_like(order).scatter(0, order, starts.cumsum(0))
 
 
-def class_sums(z: Tensor, y: Tensor, num_classes: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def class_ids(y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Labels as int64 with C for every label outside 0..C-1, and which are inside: both (B,)."""
+    ids = y.long()
+    inside = (ids >= 0) & (ids < num_classes)
+    return torch.where(inside, ids, num_classes), inside
+
+
+def class_sums(z: Tensor, ids: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Sum and count of each class's rows: (C, D) and (C,) of z's dtype.
 
-    Only rows that are True in `rows` (B,) count, and labels outside 0..C-1 belong to no class. One
-    product with the one-hot labels: no atomic adds, so a GPU gives the same bits every time. Give it the wide
-    dtype, which TF32 and autocast leave alone.
+    `ids` (B,) int64 are 0..C, of which C belongs to no class. A GPU gives the same bits every time, because nothing is
+    added atomically. Give it the wide dtype, which TF32 and autocast leave alone.
     """
-    if len(y) * num_classes > LARGE:
-        return _segment_sums(z, y, num_classes, rows)
-    member = y[:, None] == torch.arange(num_classes, device=y.device)
-    if rows is not None:
-        member = member & rows[:, None]
-    one_hot = member.to(z.dtype)
+    if z.device.type == "cpu":
+        return _by_rows(z, ids, num_classes)
+    return (_by_segments if len(ids) * num_classes > LARGE else _by_product)(z, ids, num_classes)
+
+
+def _by_rows(z: Tensor, ids: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """One row after the other: for a CPU, where the product takes four times as long."""
+    sums = z.new_zeros(num_classes + 1, z.shape[1]).index_add(0, ids, z)
+    counts = z.new_zeros(num_classes + 1).index_add(0, ids, z.new_ones(len(ids)))
+    return sums[:num_classes], counts[:num_classes]
+
+
+def _by_product(z: Tensor, ids: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Product with the one-hot ids."""
+    one_hot = (ids[:, None] == torch.arange(num_classes, device=ids.device)).to(z.dtype)
     return one_hot.T @ z, one_hot.sum(0)
 
 
-def _segment_sums(z: Tensor, y: Tensor, num_classes: int, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same for sets of rows, not batches: rows in the order of their classes, each class one segment."""
-    inside = (y >= 0) & (y < num_classes)
-    if rows is not None:
-        inside = inside & rows
-    ids = torch.where(inside, y.long(), num_classes)
-    counts = torch.zeros(num_classes + 1, dtype=torch.int64, device=y.device).scatter_add(0, ids, torch.ones_like(ids))
+def _by_segments(z: Tensor, ids: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """For sets of rows, not batches: rows in the order of their classes, each class one segment."""
+    counts = torch.zeros(num_classes + 1, dtype=torch.int64, device=z.device).scatter_add(0, ids, torch.ones_like(ids))
     ordered = z[ids.argsort(stable=True)]
     sums = torch.segment_reduce(ordered, "sum", lengths=counts, initial=0.0, unsafe=True)  # unsafe: no check, no wait
     return sums[:num_classes], counts[:num_classes].to(z.dtype)
@@ -96,7 +107,7 @@ def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """
     check_shapes(z, y)
     check_num_classes(num_classes)
-    sums, counts = class_sums(z.to(wide_dtype(z)), y, num_classes)
+    sums, counts = class_sums(z.to(wide_dtype(z)), class_ids(y, num_classes)[0], num_classes)
     return (sums / counts.clamp_min(1)[:, None]).to(result_dtype(z)), counts > 0
 
 

@@ -57,9 +57,8 @@ def query_count(rows: int, query_fraction: float) -> int:
 
 
 def random_queries(keys: Tensor, query_fraction: float) -> Tensor:
-    """(B,) bool, True for the :func:`query_count` rows with the lowest keys."""
-    chosen = torch.argsort(keys)[: query_count(len(keys), query_fraction)]
-    return torch.zeros_like(keys, dtype=torch.bool).index_fill(0, chosen, True)
+    """The :func:`query_count` rows (Q,) with the lowest keys."""
+    return torch.argsort(keys)[: query_count(len(keys), query_fraction)]
 
 
 def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
 from metapretrain.protonet import ProtoLoss, dense_ids, prototypes
-from metapretrain.protonet.prototypes import _segment_sums, class_sums
+from metapretrain.protonet.prototypes import _by_product, _by_rows, _by_segments, class_sums
 
 LABELS = st.lists(st.integers(-5, 5) | st.sampled_from([300, -(2**62), 2**62]), min_size=1, max_size=20)
 
@@ -58,27 +58,25 @@ def test_prototypes_pass_gradcheck() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(y=st.lists(st.integers(-1, 5), min_size=1, max_size=20), seed=st.integers(0, 1000))
-def test_large_sets_are_summed_in_segments_with_the_same_result(y: list[int], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    z = torch.randn(len(y), 3, generator=generator, dtype=torch.float64, requires_grad=True)
-    labels, rows = torch.tensor(y), torch.rand(len(y), generator=generator) < 0.7
-    for mask in (None, rows):
-        (sums, counts), (expected, numbers) = _segment_sums(z, labels, 5, mask), class_sums(z, labels, 5, mask)
+@given(y=st.lists(st.integers(0, 5), min_size=1, max_size=20), seed=st.integers(0, 1000))
+def test_all_ways_to_sum_have_the_same_result(y: list[int], seed: int) -> None:
+    z = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True)
+    ids, weights = torch.tensor(y), torch.arange(15.0, dtype=torch.float64).view(5, 3)  # 5 belongs to no class
+    expected, numbers = _by_rows(z, ids, 5)
+    for other in (_by_product, _by_segments):
+        sums, counts = other(z, ids, 5)
         torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
         assert torch.equal(counts, numbers)
-        weights = torch.arange(15.0, dtype=torch.float64).view(5, 3)
-        ours, theirs = (torch.autograd.grad((s * weights).sum(), z)[0] for s in (sums, expected))
+        ours, theirs = (torch.autograd.grad((s * weights).sum(), z, retain_graph=True)[0] for s in (sums, expected))
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_large_set_takes_segments() -> None:
-    labels = torch.arange(8192)
-    with patch("metapretrain.protonet.prototypes._segment_sums", wraps=_segment_sums) as called:
-        centres, present = prototypes(torch.ones(8192, 1), labels, 8192)
-    called.assert_called_once()
-    assert bool(present.all())
-    assert torch.equal(centres, torch.ones(8192, 1))
+@pytest.mark.parametrize(("classes", "taken"), [(4, "_by_product"), (8192, "_by_segments")])
+def test_other_devices_sum_without_atomic_adds(classes: int, taken: str) -> None:
+    z, ids = torch.empty(8192, 1, device="meta"), torch.empty(8192, dtype=torch.int64, device="meta")
+    with patch(f"metapretrain.protonet.prototypes.{taken}") as called:
+        class_sums(z, ids, classes)
+    called.assert_called_once_with(z, ids, classes)
 
 
 def test_bad_shapes_and_types_are_named() -> None:
