@@ -96,8 +96,8 @@ def recipe_of(options: Namespace) -> ScheduleRecipe:
     return override(replace(recipe, encoder=options.encoder or recipe.encoder), options.changes)
 
 
-def data_of(options: Namespace, encoder: str) -> tuple[ScheduleData, Encoders]:
-    """Read the tasks, or make small ones for a smoke run, with the tokenizer of the encoder."""
+def data_of(options: Namespace, encoder: str, device: str) -> tuple[ScheduleData, Encoders]:
+    """Read the tasks, or make small ones for a smoke run, with the encoder's tokenizer; `device` is where it runs."""
     usual: tuple[tuple[str, ...], ...] = (SOURCES, TARGETS, DOWNSTREAM)
     if options.smoke:
         usual = (("masked-lm", "reordering"), ("conll04", "squad"), ("rte",))
@@ -116,7 +116,11 @@ def data_of(options: Namespace, encoder: str) -> tuple[ScheduleData, Encoders]:
             raise InputError("--data-dir is needed: the folder of the texts (metapretrain data says where they are)")
         texts = schedule_texts(options.data_dir) if encoder in SIZES else []
         encoders, wanted = Encoders(encoder, texts, max_length=options.max_length), (*sources, *targets, *downstream)
-        tasks = load_schedule_tasks(options.data_dir, encoders.tokenizer, names=wanted, max_length=options.max_length)
+        # One width on a GPU: updates are then one CUDA graph a task, and padding costs less than launches.
+        multiple = options.max_length if device.startswith("cuda") else 16
+        tasks = load_schedule_tasks(
+            options.data_dir, encoders.tokenizer, names=wanted, max_length=options.max_length, multiple=multiple
+        )
     files = {name: about for task in tasks.values() for name, about in task.files.items()}
     return ScheduleData(tasks, sources, targets, downstream, options.validate, files), encoders
 
@@ -128,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine, recipe = machine_of(options), recipe_of(options)
     if machine.world > 1:
         raise InputError("a run is one process; run rows side by side with --jobs-per-device, on all GPUs")
-    data, encoders = data_of(options, recipe.encoder)
+    data, encoders = data_of(options, recipe.encoder, machine.device)
     rows = rows_of(data.sources, data.targets)
     options.methods = rows_named(options.methods, rows, options.settings)
     encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""

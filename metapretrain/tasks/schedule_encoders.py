@@ -46,11 +46,12 @@ def word_pieces(texts: Iterable[str], vocabulary: int = VOCABULARY) -> list[str]
     room = max(0, vocabulary - len(SPECIAL) - len(single))
     often = [word for word in _most_frequent(words) if len(word) > 1 and words[word] > 1][: room * 3 // 4]
     parts: Counter[str] = Counter()
-    for word in words.keys() - set(often):
+    whole = set(often)
+    for word in words.keys() - whole:
         for size in range(2, min(MOST_LETTERS, len(word) - 1) + 1):
             parts[word[:size]] += words[word]
             parts[f"##{word[-size:]}"] += words[word]
-    kept = [part for part in _most_frequent(parts) if parts[part] > 1 and part not in set(often)]
+    kept = [part for part in _most_frequent(parts) if parts[part] > 1 and part not in whole]
     return [*SPECIAL, *single, *kept[: room - len(often)], *sorted(often)]
 
 

@@ -116,20 +116,29 @@ class Losses:
 
     def __init__(self, step: ScheduleStep, probes: Mapping[str, TaskProbe], batches: int, *seed: int | str) -> None:
         self.weights, self.probes, self.batches, self.seed = Weights(step), dict(probes), batches, seed
+        self._kept: tuple[int, dict[str, list[Batch]]] = (-1, {})
 
     def __call__(self, number: int = 0) -> dict[str, float]:
         """The losses {task: mean} on draw `number`."""
-        found = {}
+        means = []
         with self.weights.untouched(), torch.no_grad():
+            for name, batches in self._drawn(number).items():
+                losses = []
+                for place, batch in enumerate(batches):
+                    self.weights.reset(key(*self.seed, number, name, place))
+                    losses.append(self.probes[name].loss(batch))
+                means.append(torch.stack(losses).mean())
+        return dict(zip(self.probes, torch.stack(means).tolist(), strict=True))
+
+    def _drawn(self, number: int) -> dict[str, list[Batch]]:
+        """The batches of a draw; those of the last one are kept, as every evaluation asks for the same."""
+        if self._kept[0] != number:
+            drawn = {}
             for name, probe in self.probes.items():
                 draws = generator(*self.seed, number, name)
-                losses = []
-                for place in range(self.batches):
-                    batch = probe.sample(draws)
-                    self.weights.reset(key(*self.seed, number, name, place))
-                    losses.append(probe.loss(batch))
-                found[name] = torch.stack(losses).mean().item()
-        return found
+                drawn[name] = [probe.sample(draws) for _ in range(self.batches)]
+            self._kept = number, drawn
+        return self._kept[1]
 
 
 def _together(batches: Sequence[Batch]) -> Batch:

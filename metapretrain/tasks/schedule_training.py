@@ -70,7 +70,7 @@ class Pretraining:
         settings = TrainSettings(
             steps=recipe.updates, lr=recipe.lr, optimizer="adamw", weight_decay=recipe.weight_decay,
             schedule=recipe.schedule, warmup=recipe.warmup, clip=recipe.clip, precision=self.machine.precision,
-            device=self.machine.device, seed=self.seed, cuda_graph=False,
+            device=self.machine.device, seed=self.seed, cuda_graph=graphs(self.step, self.machine),
             log_every=max(1, min(50, recipe.updates // 20)),
             evaluate_every=max(1, recipe.updates // recipe.evaluations),
         )  # fmt: skip
@@ -152,13 +152,19 @@ class Pretraining:
         loaders = {name: TaskLoader(self.data.tasks[name], self.recipe.batch_size, seed) for name in self.targets}
         settings = TrainSettings(
             steps=steps, lr=HEAD_LR, optimizer="adamw", weight_decay=0.0, schedule="constant",
-            precision=self.machine.precision, device=self.machine.device, seed=seed, cuda_graph=False,
+            precision=self.machine.precision, device=self.machine.device, seed=seed,
+            cuda_graph=graphs(self.step, self.machine),
         )  # fmt: skip
         self.step.encoder.requires_grad_(False)
         try:
             train(self.step, TaskStream(loaders, "round-robin", seed=seed, steps=steps), settings, title="heads")
         finally:
             self.step.encoder.requires_grad_(True)
+
+
+def graphs(step: ScheduleStep, machine: Machine) -> bool | None:
+    """Whether updates may be CUDA graphs: as `machine` says, unless the encoder cannot be recorded."""
+    return machine.cuda_graph if step.encoder.recordable else False
 
 
 def finetune(
@@ -171,7 +177,7 @@ def finetune(
     settings = TrainSettings(
         steps=recipe.finetune_updates, lr=recipe.finetune_lr, optimizer="adamw", weight_decay=recipe.weight_decay,
         schedule="linear", warmup=0.1, clip=1.0, precision=machine.precision, device=machine.device, seed=seed,
-        cuda_graph=False,
+        cuda_graph=graphs(step, machine),
     )  # fmt: skip
     stream = TaskStream(loaders, "longest", seed=seed, steps=recipe.finetune_updates)
     train(step, stream, settings, title=f"fine-tuning on {name}")

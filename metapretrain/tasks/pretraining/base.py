@@ -94,7 +94,7 @@ class PretrainingTask(ABC):
         drawn = int(torch.randint(2**62, (), generator=generator))
         random = self.random(split, drawn)
         size = self.sizes[self._split(split)]
-        return self.make(split, random.permutation(size)[:batch_size].tolist(), random)
+        return self.make(split, random.choice(size, min(batch_size, size), replace=False).tolist(), random)
 
     def score(
         self,

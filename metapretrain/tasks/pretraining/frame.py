@@ -106,17 +106,23 @@ class Frame:
             ids int64 (L,), token types int64 (L,): 0 for the first segment and 1 for the others, and where each
             segment begins.
         """
-        ids, types, starts = list(self.prefix), [0] * len(self.prefix), []
+        parts: list[Ids] = [self.prefix]
+        starts, size, first = [], len(self.prefix), 0
         for number, segment in enumerate(segments):
             if number:
-                ids += self.middle
-                types += [min(1, number - 1)] * len(self.middle)
-            starts.append(len(ids))
-            ids += [int(i) for i in segment]
-            types += [min(1, number)] * len(segment)
-        ids += self.suffix
-        types += [min(1, len(segments) - 1)] * len(self.suffix)
-        return np.array(ids, np.int64), np.array(types, np.int64), starts
+                parts.append(self.middle)
+                size += len(self.middle)
+            if number == 1:
+                first = size
+            starts.append(size)
+            parts.append(segment)
+            size += len(segment)
+        parts.append(self.suffix)
+        ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        types = np.zeros(len(ids), np.int64)
+        if first:
+            types[first:] = 1
+        return ids, types, starts
 
     def width(self, lengths: Sequence[int]) -> int:
         """Width of a batch of sequences of these lengths.

@@ -53,7 +53,7 @@ class ResponseSelection(ChoiceTask):
             dialogue = texts.dialogues[row]
             own = random.permutation(len(dialogue.wrong))[: self.choices - 1]
             wrong = [dialogue.wrong[place] for place in own]
-            others = random.permutation(len(texts))[: self.choices]
+            others = random.choice(len(texts), self.choices, replace=False)
             more = [_any(texts.dialogues[other].right, random) for other in others if other != row]
             shown = (wrong + more)[: self.choices - 1]
             shown.insert(int(label), _any(dialogue.right, random))
