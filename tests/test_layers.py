@@ -8,15 +8,16 @@ from pathlib import Path
 import metapretrain
 
 PACKAGE = Path(metapretrain.__file__).parent
-LEAVES = {"errors", "devices", "extras"}
+LEAVES = {"errors", "devices", "extras", "tensors"}
 MAY_IMPORT = {
     "errors": set(),
     "devices": {"errors"},
     "extras": {"errors"},
+    "tensors": {"errors"},
     "episodes": {"errors", "extras"},
     "protonet": {"errors"},
     "maml": {"errors", "extras"},
-    "prompts": {"errors", "extras", "maml"},
+    "prompts": {"errors", "extras", "maml", "tensors"},
     "scheduling": {"errors"},
     "data": {"errors"},
     "training": LEAVES | {"episodes"},

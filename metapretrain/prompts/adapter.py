@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from metapretrain.errors import InputError
+from metapretrain.tensors import decode, encode
 
 CONFIG, WEIGHTS, OURS = "adapter_config.json", "adapter_model.safetensors", "prompt.json"
 KEY = "prompt_embeddings"
@@ -24,8 +25,6 @@ def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, not
         kind: "decoder-only", "encoder-decoder" or "masked".
         notes: what is written to prompt.json; PEFT does not read it.
     """
-    from safetensors.torch import save
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     name = getattr(model.config, "_name_or_path", "") or None
@@ -42,7 +41,7 @@ def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, not
         "prompt_tuning_init": "RANDOM",
     }
     weights = {KEY: prompt.detach().cpu().contiguous()}
-    _write(folder / WEIGHTS, save(weights, metadata={"format": "pt"}))
+    _write(folder / WEIGHTS, encode(weights))
     _write(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     _write(folder / OURS, (json.dumps(notes, indent=2, ensure_ascii=False) + "\n").encode())
 
@@ -53,20 +52,25 @@ def read_adapter(folder: str | Path) -> Tensor:
     Of an adapter with a second prompt for the decoder, which PEFT does not use, the first is read.
 
     Raises:
-        InputError: the folder has no such adapter, or weights that are not safetensors.
+        InputError: the folder has no such adapter, or weights that are damaged or not safetensors (a pickle is never
+            run).
     """
-    from safetensors.torch import load_file
-
     config = _json(Path(folder) / CONFIG)
     if config.get("peft_type") != "PROMPT_TUNING":
         raise InputError(f"{folder} holds an adapter of type {config.get('peft_type')}; only PROMPT_TUNING can be read")
     file = Path(folder) / WEIGHTS
     if not file.is_file():
         raise InputError(f"{folder} has no {WEIGHTS}; save the adapter with safe_serialization=True")
-    weights = load_file(file)
-    if KEY not in weights or len(weights[KEY]) < config.get("num_virtual_tokens", 1):
-        raise InputError(f"{file} does not hold {KEY} of {config.get('num_virtual_tokens')} rows")
-    return weights[KEY][: config["num_virtual_tokens"]]
+    try:
+        prompt = decode(file.read_bytes()).get(KEY)
+    except InputError as error:
+        raise InputError(f"{file} is {error}; save the adapter again") from None
+    length = config.get("num_virtual_tokens")
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        raise InputError(f"{Path(folder) / CONFIG}: num_virtual_tokens must be 1 or more, got {length!r}")
+    if prompt is None or prompt.ndim != 2 or len(prompt) < length or not prompt.is_floating_point():
+        raise InputError(f"{file} does not hold {KEY} of {length} rows")
+    return prompt[:length]
 
 
 def read_notes(folder: str | Path) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def _json(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{file.parent} has no {file.name}: not a saved prompt") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise InputError(f"{file} is not a JSON object")

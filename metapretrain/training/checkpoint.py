@@ -8,28 +8,27 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 
 from metapretrain.errors import InputError
-from metapretrain.training.files import json_bytes, reason, sync_folder, write_durably, write_whole
+from metapretrain.tensors import encode
+from metapretrain.training.files import json_bytes, reason, sync_folder, write_durably
 from metapretrain.training.packing import pack, unpack
+from metapretrain.training.tensor_files import CheckpointError as CheckpointError
+from metapretrain.training.tensor_files import load_tensors as load_tensors
+from metapretrain.training.tensor_files import no_pickle
+from metapretrain.training.tensor_files import save_tensors as save_tensors
 
 _log = logging.getLogger(__name__)
 
 SCHEMA = 1
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _FOLDER = re.compile(r"(?P<replaced>\.replaced-)?step-(?P<step>\d{8,})")
-
-
-class CheckpointError(InputError):
-    """A checkpoint that cannot be written, or one that cannot be trusted."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
         InputError: `step` or `keep` is out of range, or `state` holds something else.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = save(folder, 7, {"w": torch.arange(3), "betas": (0.9, 0.999)})
         ...     path.name, load_latest(folder).state
@@ -112,7 +111,7 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     folder = Path(folder)
     if folder.is_file():
         raise CheckpointError(
-            f"{folder} is a file; a checkpoint is a folder of step-* folders. {_no_pickle(folder)}"
+            f"{folder} is a file; a checkpoint is a folder of step-* folders. {no_pickle(folder)}"
         )
     found = _checkpoints(folder)
     for step, path in found:
@@ -127,60 +126,25 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     return None
 
 
-def save_tensors(file: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a plain state dict as one safetensors file, whole or not at all.
-
-    Raises:
-        CheckpointError: it cannot be written; an older file of that name is untouched.
-    """
-    _, copies = pack(dict(tensors))
-    try:
-        write_whole(Path(file), _tensor_bytes(copies))
-    except OSError as error:
-        raise CheckpointError(f"cannot write {file}: {reason(error)}") from error
-
-
-def load_tensors(file: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """Read a plain safetensors file as a state dict on the CPU.
-
-    Raises:
-        CheckpointError: the file is missing, damaged or not safetensors; a pickle is never run.
-    """
-    path = Path(file)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
-    try:
-        return safetensors.torch.load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file. {_no_pickle(path)}") from error
-
-
 def _encode(step: int, state: Any) -> dict[str, bytes]:
     value, tensors = pack(state)
     text = json.dumps({"schema": SCHEMA, "step": step, "state": value}, allow_nan=False, ensure_ascii=False)
-    files = {_TENSORS: _tensor_bytes(tensors), _STATE: text.encode(errors="backslashreplace")}
+    files = {_TENSORS: encode(tensors, checksum=False), _STATE: text.encode(errors="backslashreplace")}
     sums = {file: {"bytes": len(data), "sha256": _sha256(data)} for file, data in files.items()}
     return {**files, _MANIFEST: json_bytes({"schema": SCHEMA, "step": step, "files": sums})}
 
 
-def _tensor_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
-    try:
-        return bytes(safetensors.torch.save(tensors))
-    except (SafetensorError, KeyError, ValueError) as error:
-        kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
-        raise InputError(f"safetensors cannot hold these tensors ({', '.join(kinds)}): {error}") from error
-
-
 def _decode(path: Path, step: int) -> Any:
     """Read the checkpoint `path`; what is decoded are the very bytes whose hash was right."""
-    manifest = _json(path / _MANIFEST, _read(path / _MANIFEST))
+    written = _read(path / _MANIFEST)
+    manifest = _json(path / _MANIFEST, written)
     try:
         if manifest["schema"] != SCHEMA:
             raise CheckpointError(
                 f"{path / _MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}"
             )
+        if manifest["step"] != step or json_bytes(manifest) != written:  # it holds no checksum of itself
+            raise CheckpointError(f"{path / _MANIFEST} is damaged: not the bytes that were written")
         sums = {
             file: (manifest["files"][file]["bytes"], manifest["files"][file]["sha256"])
             for file in (_TENSORS, _STATE)
@@ -278,9 +242,3 @@ def _last(folder: Path) -> str:
         else "there is no checkpoint before it"
     )
     return f"{before}; make room or choose another --out, then continue with --resume"
-
-
-def _no_pickle(file: Path) -> str:
-    if file.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}:
-        return "Pickles can run any code and are never loaded; convert it to safetensors where you trust it"
-    return "Give a file or folder that metapretrain wrote"

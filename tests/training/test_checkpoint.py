@@ -336,7 +336,7 @@ def test_a_damaged_newest_one_is_passed_over_and_named(
 
 
 def test_every_single_bit_matters(tmp_path: Path) -> None:
-    """A flip anywhere is found, or (white space and the like in the manifest) changes nothing loaded."""
+    """A flip anywhere is found."""
     state = {"w": torch.arange(4.0), "lr": 0.1, "betas": (0.9, None)}
     folder = save(tmp_path, 7, state)
     logging.disable(logging.WARNING)
@@ -347,13 +347,8 @@ def test_every_single_bit_matters(tmp_path: Path) -> None:
                 bad = bytearray(whole)
                 bad[place] ^= 1 << (place % 8)
                 file.write_bytes(bad)
-                try:
-                    found = read(tmp_path)
-                except CheckpointError:
-                    continue
-                assert file.name == "manifest.json"
-                assert found[0] == 7
-                assert same(state, found[1])
+                with pytest.raises(CheckpointError):
+                    read(tmp_path)
             file.write_bytes(whole)
     finally:
         logging.disable(logging.NOTSET)
