@@ -15,14 +15,16 @@ LEARN2LEARN_PIP_ARGS ?=
 BIN := $(VENV)/bin
 # The name holds the checkout: an environment shared by two checkouts is set up again when the other one uses it.
 STAMP := $(VENV)/.metapretrain-$(shell pwd | cksum | cut -d' ' -f1)
+DOCS_STAMP := $(STAMP)-docs
 
-.PHONY: help setup demo test lint types clean
+.PHONY: help setup demo test lint types docs clean
 
 help:
 	@echo "make demo     supervised, prototypical and SimCLR pretraining side by side on digits (3 minutes)"
 	@echo "make test     the tests"
 	@echo "make lint     ruff"
 	@echo "make types    mypy"
+	@echo "make docs     the documentation site, in build/site"
 	@echo "make clean    remove the environment that make made and all build and cache folders"
 
 setup: $(STAMP)
@@ -42,6 +44,14 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	@"$(BIN)/python" -m mypy $(ARGS)
+
+docs: $(DOCS_STAMP)
+	@NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet $(ARGS)
+	@echo "open build/site/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	@"$(BIN)/python" -m pip install -qq --no-warn-conflicts $(PIP_ARGS) -e '.[docs]'
+	@touch "$(DOCS_STAMP)"
 
 clean:
 	@sh .ci/clean.sh "$(VENV)"

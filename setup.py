@@ -43,6 +43,12 @@ EXTRAS = {
     #   pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0
     "learn2learn": ["gym>=0.26,<0.27", "requests>=2.31,<3"],
     "umap": ["umap-learn>=0.5.7,<0.6"],  # UMAP figures beside t-SNE
+    "docs": [  # the documentation site, by `make docs`
+        "mkdocs>=1.6,<2",  # takes docs/*.md as they are; 2 has other plugins
+        "mkdocs-material>=9.5,<10",  # its theme, with search
+        "mkdocstrings>=1,<2",  # API pages; reads docstrings without importing anything
+        "mkdocstrings-python>=2,<3",  # its half for Python
+    ],
     "dev": [
         "build>=1.2",  # the wheel that .ci/run looks into
         "hypothesis>=6.100,<7",  # property tests

@@ -169,7 +169,7 @@ class RunFolder:
         images: torch.Tensor | None = None,
         step: int = 0,
     ) -> None:
-        """Write points for TensorBoard's embedding projector; see :func:`.tracking.write_embedding`.
+        """Write points for TensorBoard's embedding projector; see :func:`.projector.write_embedding`.
 
         Args:
             name: what the projector lists.
