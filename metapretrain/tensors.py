@@ -38,7 +38,7 @@ def encode(tensors: dict[str, Tensor], *, checksum: bool = True) -> bytes:
     from safetensors import SafetensorError
     from safetensors.torch import save
 
-    metadata = {"format": "pt", _SUM: tensor_sum(tensors)} if checksum else None
+    metadata = {_SUM: tensor_sum(tensors)} if checksum else None  # one entry: safetensors shuffles several
     try:
         return bytes(save(tensors, metadata))
     except (SafetensorError, KeyError, ValueError) as error:

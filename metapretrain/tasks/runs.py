@@ -78,6 +78,8 @@ class RunFolders(ABC):
         if not (self.path(name, seed) / "result.json").is_file():
             return None
         with self.open(name, method, seed, resume=True) as run:
+            if run.main:  # a kill after the result was written leaves them
+                shutil.rmtree(run.checkpoints, ignore_errors=True)
             return run.result()
 
     def kept(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:

@@ -107,7 +107,7 @@ class TextStream(TaskStream):
         limit: longest width there is: the encoder's positions.
 
     Attributes:
-        tokens_given, places_given: tokens, and places with padding, since the stream was made.
+        tokens_given, places_given: tokens, and places with padding, since the first step.
 
     Example:
         >>> rows = {"a": Tokens.from_rows([[1] * n for n in (3, 4)]), "b": Tokens.from_rows([[1] * 9] * 2)}
@@ -153,6 +153,19 @@ class TextStream(TaskStream):
                     self.tokens_given += int(part.lengths[rows].sum())
                     self.places_given += len(rows) * width
             yield {name: {"rows": rows, "width": torch.empty(width, 0)} for name, rows in batch.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, and what it has given."""
+        return {**super().state_dict(), "given": [self.tokens_given, self.places_given]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another stream with the same tasks, policy and seed was.
+
+        Raises:
+            InputError: the state is of another stream.
+        """
+        super().load_state_dict(state)
+        self.tokens_given, self.places_given = state["given"]
 
     @property
     def padding_share(self) -> float:

@@ -201,9 +201,8 @@ def _fit(
 
     watch = evaluate if scheduler is None else evaluate_and_tell
     report = train(step, stream, settings, run=run, evaluate=watch, title=title)
-    done = max(1, report.steps - report.resumed_from)
     return Fitted(
-        report.steps, report.updates_per_second * stream.tokens_given / done, stream.padding_share, report.batches,
+        report.steps, report.updates_per_second * stream.tokens_given / report.steps, stream.padding_share, report.batches,
         None if scheduler is None else {"name": recipe.scheduler, **spent(scheduler)},
     )  # fmt: skip
 

@@ -1,0 +1,138 @@
+"""Every file of a checkpoint or of a finished run, cut at random lengths and flipped at random bits."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import metapretrain
+from benchmarks import run_prompts, run_schedule, run_stl10, run_text
+from metapretrain.errors import InputError
+from metapretrain.models.language_models import load_language_model
+from metapretrain.prompts import SoftPrompt, write_adapter
+from metapretrain.training import CheckpointError, load_latest, loop, save
+from metapretrain.training.checkpoint import load_tensors
+from tests.reliability.lengths import lengths
+
+SMOKE = ["--smoke", "--device", "cpu", "--no-figures"]
+RUNS: dict[str, tuple[Any, list[str]]] = {
+    "images": (run_stl10.main, ["--dataset", "digits", "--methods", "supervised-mlp"]),
+    "texts": (run_text.main, ["--methods", "cosine"]),
+    "prompts": (run_prompts.main, ["--methods", "pt", "--sets", "sst2"]),
+    "schedule": (run_schedule.main, ["--methods", "uniform", "--settings", "agnostic"]),
+}
+
+
+def damaged(file: Path, draws: int, seed: int) -> Iterator[str]:
+    """Cut `file` at random lengths and flip random bits of it, one damage at a time; say what was done."""
+    whole, drawn = file.read_bytes(), random.Random(f"{seed} {file.name}")
+    for _ in range(draws):
+        length = drawn.randrange(len(whole))
+        file.write_bytes(whole[:length])
+        yield f"{file.name} cut at {length} of {len(whole)}"
+        place, bit = drawn.randrange(len(whole)), drawn.randrange(8)
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << bit
+        file.write_bytes(flipped)
+        yield f"{file.name} with bit {bit} of byte {place} flipped"
+    file.write_bytes(whole)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two nests are the same, tensors bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and repr(a) == repr(b)
+
+
+@pytest.fixture(params=lengths(["images"], list(RUNS)))
+def checkpoints(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The checkpoint folders that runs of the benchmarks would leave, were they killed before the end."""
+    kept: list[Path] = []
+    usual = loop.checkpoint.save
+
+    def save_and_copy(folder: Path, step: int, state: Any, **settings: Any) -> Path:
+        usual(tmp_path / f"kept-{len(kept) // 2}", step, state)
+        kept.append(tmp_path / f"kept-{len(kept) // 2}")
+        return usual(folder, step, state, **settings)
+
+    monkeypatch.setattr(loop.checkpoint, "save", save_and_copy)
+    monkeypatch.setattr(loop._Loop, "_checkpoint_due", lambda self: self.step in (1, 2))
+    for name in request.param:
+        main, words = RUNS[name]
+        assert main([*SMOKE, *words, "--out", str(tmp_path / "runs")]) == 0
+    return sorted({path for path in kept if len(list(path.glob("step-*"))) == 2})
+
+
+@pytest.mark.parametrize("draws", lengths(3, 20))
+def test_a_damaged_checkpoint_is_never_loaded(checkpoints: list[Path], draws: int) -> None:
+    assert checkpoints
+    for folder in checkpoints:
+        first, second = sorted(folder.glob("step-*"))
+        newest = load_latest(folder)
+        assert newest is not None and newest.path == second
+        aside = second.with_name("aside")
+        second.rename(aside)
+        before = load_latest(folder)
+        aside.rename(second)
+        assert before is not None
+        for file in sorted(second.iterdir()):
+            for what in damaged(file, draws, seed=0):
+                found = load_latest(folder)
+                assert found is not None and found.path == first and equal(found.state, before.state), what
+        assert equal(load_latest(folder).state, newest.state)  # type: ignore[union-attr]
+        shutil.rmtree(first)
+        for file in sorted(second.iterdir()):
+            for what in damaged(file, draws, seed=1):
+                with pytest.raises(CheckpointError, match="no checkpoint in"):
+                    pytest.fail(f"{what}: loaded {load_latest(folder)}")
+
+
+def test_what_checks_itself_finds_a_change_of_any_kind(tmp_path: Path) -> None:
+    """The checks above can fail: a changed file with a right checksum is loaded."""
+    save(tmp_path, 1, {"w": torch.ones(3)})
+    save(tmp_path, 2, {"w": torch.zeros(3)})
+    found = load_latest(tmp_path)
+    assert found is not None and not equal(found.state, {"w": torch.ones(3)})
+
+
+@pytest.mark.parametrize("draws", lengths(3, 20))
+@pytest.mark.parametrize("kind", lengths("images", "texts"))
+def test_damaged_weights_of_a_finished_run_are_refused(kind: str, draws: int, tmp_path: Path) -> None:
+    main, words = RUNS[kind]
+    assert main([*SMOKE, *words, "--out", str(tmp_path)]) == 0
+    (run,) = (path.parent for path in tmp_path.rglob("result.json"))
+    whole = metapretrain.load(run).state_dict()
+    for file in sorted(path for path in run.rglob("*") if path.suffix in {".safetensors", ".json"}):
+        check(lambda: metapretrain.load(run).state_dict(), whole, file, draws)
+        if file.suffix == ".safetensors" and file.parent == run:
+            check(lambda file=file: load_tensors(file), load_tensors(file), file, draws)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("draws", lengths(3, 20))
+def test_damaged_prompts_are_refused(draws: int, tmp_path: Path) -> None:
+    write_adapter(tmp_path, torch.randn(5, 8), load_language_model("tiny")[0], "decoder-only", {})
+    whole = SoftPrompt.from_adapter(tmp_path).weight
+    for file in sorted(tmp_path.iterdir()):
+        check(lambda: SoftPrompt.from_adapter(tmp_path).weight, whole, file, draws)
+
+
+def check(load: Callable[[], Any], whole: Any, file: Path, draws: int) -> None:
+    """Damage `file`: loading is refused in one line, or gives what was written (a change that means nothing)."""
+    for what in damaged(file, draws, seed=2):
+        try:
+            found, refused = load(), ""
+        except InputError as error:
+            found, refused = None, str(error)
+        assert "\n" not in refused, what
+        assert refused or equal(found, whole), what
