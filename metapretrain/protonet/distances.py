@@ -43,7 +43,7 @@ class _Distance(torch.autograd.Function):
     @staticmethod
     def forward(queries: Tensor, centres: Tensor) -> Tensor:
         norms = torch.linalg.vecdot(queries, queries)[:, None] + torch.linalg.vecdot(centres, centres)
-        squared = torch.addmm(norms, queries, centres.T, alpha=-2)
+        squared = torch.addmm(norms.T, centres, queries.T, alpha=-2).T  # this order is the faster one
         return torch.where(squared > _COINCIDENT * norms, squared, 0).sqrt_()
 
     @staticmethod
@@ -74,15 +74,21 @@ def _unit(x: Tensor) -> Tensor:
     return x / _safe_sqrt(x.square().sum(1, keepdim=True)).clamp_min(1e-12)
 
 
-def minus_distance(queries: Tensor, centres: Tensor, distance: str, dtype: torch.dtype) -> Tensor:
+def wide_logits(
+    queries: Tensor, centres: Tensor, distance: str, temperature: float | Tensor, dtype: torch.dtype
+) -> Tensor:
     """(B, C) of `dtype` from rows of the wide dtype; pairs are subtracted where `dtype` is the wide one."""
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(dtype)
     if distance == "cosine":
-        return (_unit(queries) @ _unit(centres).T).to(dtype)
+        return (_unit(queries) @ _unit(centres).T).to(dtype) / temperature
     if queries.dtype == dtype:
-        squared = (queries[:, None] - centres[None]).square().sum(-1)
-        return -(_safe_sqrt(squared) if distance == "euclidean" else squared)
-    apart: Tensor = _Distance.apply(queries, centres)
-    return -(apart if distance == "euclidean" else apart.square()).to(dtype)
+        apart = (queries[:, None] - centres[None]).square().sum(-1)
+        apart = _safe_sqrt(apart) if distance == "euclidean" else apart
+    else:
+        apart = _Distance.apply(queries, centres)
+        apart = apart if distance == "euclidean" else apart.square()
+    return apart.to(dtype) / -temperature
 
 
 def masked(logits: Tensor, present: Tensor) -> Tensor:
@@ -130,8 +136,7 @@ def proto_logits(
         )
     check_temperature(temperature)
     wide = wide_dtype(queries)
-    logits = minus_distance(queries.to(wide), centres.to(wide), distance, result_dtype(queries))
-    logits = logits / (temperature.to(logits.dtype) if isinstance(temperature, Tensor) else temperature)
+    logits = wide_logits(queries.to(wide), centres.to(wide), distance, temperature, result_dtype(queries))
     return logits if present is None else masked(logits, present)
 
 

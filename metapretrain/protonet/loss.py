@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, nll_loss
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.protonet.distances import (
     DISTANCES,
     check_temperature,
     masked,
-    minus_distance,
     result_dtype,
     wide_dtype,
+    wide_logits,
 )
 from metapretrain.protonet.gather import gather_rows
 from metapretrain.protonet.labels import MODES
@@ -23,6 +24,7 @@ from metapretrain.protonet.prototypes import check_num_classes, check_shapes, cl
 from metapretrain.protonet.split import random_queries, split_keys, stratified_queries
 
 _MEMORY = ("memory_sums", "memory_counts")
+IGNORED = -100  # the label of a row without a loss
 
 
 class ProtoLoss(nn.Module):
@@ -37,7 +39,7 @@ class ProtoLoss(nn.Module):
     (seed, call, row): the buffer `calls` counts training calls, so a restored state_dict continues the
     sequence, and evaluation does not disturb it.
 
-    The forward pass has static shapes and reads nothing back: it can be captured in a CUDA graph and
+    On a GPU the forward pass has static shapes and reads nothing back: it can be captured in a CUDA graph and
     compiled. Rows with NaN or infinity, and labels outside 0..num_classes-1, are left out of prototypes and
     loss; the first such call, or one in which nothing could be scored (loss 0), is kept on the device until
     :meth:`check`.
@@ -49,8 +51,8 @@ class ProtoLoss(nn.Module):
         distance: one of :data:`DISTANCES`.
         temperature: above 0; the start value if learned.
         learn_temperature: learn the logarithm of the temperature (parameter `log_temperature`).
-        num_classes: C; labels are then 0..C-1. None: labels are any whole numbers, and C is the batch size
-            (absent classes take no part), which costs more when there are few classes.
+        num_classes: C; labels are then 0..C-1. None: labels are any whole numbers. On a GPU, C is then the batch
+            size (absent classes take no part), which costs more when there are few classes.
         memory: ``"epoch"`` adds the sums of the epoch's earlier prototype rows, without gradient: a
             prototype is the mean over the epoch so far and only the batch's share carries gradient. Needs
             num_classes; call :meth:`reset_epoch` when an epoch begins. Not changed in evaluation mode.
@@ -127,29 +129,35 @@ class ProtoLoss(nn.Module):
         if self.mode == "query" and len(z) < 2:
             raise InputError(f"query mode splits the batch but it has {len(z)} row; give at least 2")
         dtype, wide = result_dtype(z), wide_dtype(z)
-        finite = z.detach().sum(1, dtype=wide).isfinite()  # float64 sums of float32 numbers cannot overflow
-        clean = _is_readable(z) and bool(finite.all())
-        z = (z if clean else torch.where(finite[:, None], z, 0)).to(wide)
+        finite = _finite_rows(z)
+        z = (z if finite is None else torch.where(finite[:, None], z, 0)).to(wide)
         ids, valid, classes = self._class_ids(y)
-        support, rows, ids = self._split(ids if clean else torch.where(finite, ids, classes), classes)
+        ids = ids if finite is None else torch.where(finite, ids, classes)
+        support, rows, ids = self._split(ids, classes)
         centres, present = self._centres(z, support, classes)
         queries = z if rows is None else z.index_select(0, rows)
-        logits = masked(minus_distance(queries, centres, self.distance, dtype) / self.temperature, present)
-        target = ids.clamp_max(classes - 1)
-        scored = (ids < classes) & present[target]
+        logits = masked(wide_logits(queries, centres, self.distance, self.temperature, dtype), present)
+        target, scored = ids, None
+        if not (self.mode == "standard" and finite is None and valid is None):
+            target = ids.clamp_max(classes - 1)
+            scored = (ids < classes) & present[target]
         loss = _mean_cross_entropy(logits, target, scored, present, self.label_smoothing)
         self._record(finite, valid, scored)
         return loss
 
-    def _class_ids(self, y: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Ids 0..C, where C belongs to no class; which labels are valid; and C."""
-        if self.num_classes is not None:
-            return *class_ids(y, self.num_classes), self.num_classes
-        if _is_readable(y):  # C need not be as large as the batch
-            labels, ids = torch.unique(y.long(), return_inverse=True)
-        else:
-            labels, ids = y, dense_ids(y)
-        return ids, torch.ones_like(ids, dtype=torch.bool), len(labels)
+    def _class_ids(self, y: Tensor) -> tuple[Tensor, Tensor | None, int]:
+        """Ids 0..C, where C belongs to no class; which labels are valid, or None if all are; and C."""
+        y = y.long()
+        if self.num_classes is None and _is_readable(y):  # C need not be as large as the batch
+            labels, ids = torch.unique(y, return_inverse=True)
+            return ids, None, len(labels)
+        if self.num_classes is None:
+            return dense_ids(y), None, len(y)
+        if _is_readable(y):
+            low, high = torch.aminmax(y)
+            if low >= 0 and high < self.num_classes:
+                return y, None, self.num_classes
+        return *class_ids(y, self.num_classes), self.num_classes
 
     def _split(self, ids: Tensor, classes: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """Ids of the support; the rows to score, or None for all; and their ids. C takes no part."""
@@ -181,13 +189,15 @@ class ProtoLoss(nn.Module):
         return sums, counts
 
     @torch.no_grad()
-    def _record(self, finite: Tensor, valid: Tensor, scored: Tensor) -> None:
+    def _record(self, finite: Tensor | None, valid: Tensor | None, scored: Tensor | None) -> None:
         """Count what was left out, on the device, and remember the first call in which anything was."""
-        if not (_is_readable(finite) and bool((finite & valid).all()) and bool(scored.any())):
-            empty = ~scored.any()
-            bad = empty | ~(finite & valid).all()
-            found = torch.stack([bad.long(), (~finite).sum(), (~valid).sum(), empty.long()])
-            self.bad_counts.add_(found)
+        good = finite is None and valid is None
+        if not (good and (scored is None or (_is_readable(scored) and bool(scored.any())))):
+            none = torch.zeros_like(self.calls)
+            rows, labels = (none if mask is None else (~mask).sum() for mask in (finite, valid))
+            empty = none if scored is None else (~scored.any()).long()
+            bad = rows + labels + empty > 0
+            self.bad_counts.add_(torch.stack([bad.long(), rows, labels, empty]))
             self.first_bad.copy_(torch.where(bad & (self.first_bad < 0), self.calls, self.first_bad))
         if self.training:
             self.calls.add_(1)
@@ -242,16 +252,29 @@ def _is_readable(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def _finite_rows(z: Tensor) -> Tensor | None:
+    """Which rows have neither NaN nor infinity (B,), or None if none has and it costs nothing to know."""
+    z = z.detach()
+    if _is_readable(z) and math.isfinite(z.sum(dtype=result_dtype(z)).item()):
+        return None
+    return z.sum(1, dtype=wide_dtype(z)).isfinite()  # float64 sums of float32 numbers cannot overflow
+
+
 def _mean_cross_entropy(
-    logits: Tensor, target: Tensor, scored: Tensor, present: Tensor, smoothing: float
+    logits: Tensor, target: Tensor, scored: Tensor | None, present: Tensor, smoothing: float
 ) -> Tensor:
-    """Mean over the scored rows; 0 with zero gradient when there are none."""
+    """Mean over the scored rows, all if None; 0 with zero gradient when there are none."""
+    if scored is None and not smoothing:
+        return cross_entropy(logits, target)
+    if scored is None:
+        scored = torch.ones_like(target, dtype=torch.bool)
+    count = scored.sum().clamp_min(1)
     log_p = logits.log_softmax(1)
-    each = -log_p.gather(1, target[:, None]).squeeze(1)
+    loss = nll_loss(log_p, torch.where(scored, target, IGNORED), ignore_index=IGNORED, reduction="sum") / count
     if smoothing:
         uniform = -torch.where(present, log_p, 0).sum(1) / present.sum().clamp_min(1)
-        each = (1 - smoothing) * each + smoothing * uniform
-    return torch.where(scored, each, 0).sum() / scored.sum().clamp_min(1)
+        loss = (1 - smoothing) * loss + smoothing * torch.where(scored, uniform, 0).sum() / count
+    return loss
 
 
 def _between(name: str, value: float, *, low_allowed: bool) -> float:

@@ -33,6 +33,14 @@ def mix(x: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
+def _mixed(x: int) -> int:
+    """:func:`mix` of a Python number."""
+    x &= (1 << 64) - 1
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
+        x = ((x ^ (x >> bits)) * factor) & ((1 << 64) - 1)
+    return _signed(x ^ (x >> 31))
+
+
 def split_keys(seed: int, calls: Tensor, rows: int) -> Tensor:
     """(rows,) int64 keys, all different: draws ``calls * 2**32 + row`` of the stream that `seed` starts.
 
@@ -42,8 +50,7 @@ def split_keys(seed: int, calls: Tensor, rows: int) -> Tensor:
         rows: B.
     """
     row = torch.arange(rows, device=calls.device, dtype=torch.int64)
-    start = mix(torch.full_like(calls, _signed(seed)))
-    return mix(start + ((calls << 32) + row) * _GAMMA)
+    return mix(((calls << 32) + row) * _GAMMA + _mixed(seed))
 
 
 def query_count(rows: int, query_fraction: float) -> int:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
 from metapretrain.protonet import DISTANCES, proto_logits
+from metapretrain.protonet.distances import wide_logits
 from tests.protonet import slow
 
 
@@ -40,6 +41,17 @@ def test_gradients_agree_with_finite_differences_also_on_a_centre(distance: str)
     assert torch.autograd.gradcheck(
         lambda q, c: proto_logits(q, c, distance, 0.7), (queries, centres.requires_grad_())
     )
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_the_product_form_has_the_derivatives_of_the_differences(distance: str) -> None:
+    q, c = rows(6).requires_grad_(), rows(4, seed=1).requires_grad_()
+    found = []
+    for dtype in (torch.float32, torch.float64):  # of the result: float32 takes the product form
+        logits = wide_logits(q, c, distance, 0.7, dtype)
+        first = torch.autograd.grad((logits * rows(6, 4, seed=2)).sum(), (q, c), create_graph=True)
+        found.append([logits.double(), *first, *torch.autograd.grad(sum((g**2).sum() for g in first), (q, c))])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

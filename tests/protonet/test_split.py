@@ -39,7 +39,9 @@ def test_every_row_is_a_query_equally_often() -> None:
 
 def test_seeds_and_calls_give_other_splits() -> None:
     splits = [
-        tuple(random_queries(keys(seed, call, 64), 0.25).sort().values.tolist()) for seed in range(10) for call in range(10)
+        tuple(random_queries(keys(seed, call, 64), 0.25).sort().values.tolist())
+        for seed in range(10)
+        for call in range(10)
     ]
     assert len(set(splits)) == 100
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -182,6 +183,25 @@ def test_forward_and_backward_never_read_a_value(options: dict[str, Any]) -> Non
     value.backward()
     assert value.shape == ()
     assert z.grad is not None and z.grad.shape == z.shape
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+@pytest.mark.parametrize("bad", [None, 0, 3])
+def test_values_that_a_cpu_may_read_change_no_result(options: dict[str, Any], bad: int | None) -> None:
+    """A CPU leaves out what only bad rows and absent classes need; here it is told not to look."""
+    reading, blind = ProtoLoss(**options), ProtoLoss(**options)
+    for seed in range(3):
+        z, y = batch(seed)
+        if bad is not None:
+            z[bad, 0], y[bad + 1] = torch.nan, -1
+        z, other = z.requires_grad_(), z.clone().requires_grad_()
+        value = reading(z, y)
+        with patch("metapretrain.protonet.loss._is_readable", return_value=False):
+            expected = blind(other, y)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(v, x)[0] for v, x in ((value, z), (expected, other))))
+    for name, kept in blind.state_dict().items():
+        torch.testing.assert_close(reading.state_dict()[name], kept)
 
 
 @pytest.mark.parametrize("options", VARIANTS)
