@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.prompts.batch import PromptBatch
+from metapretrain.prompts.shared import positions, shared_prompt
 from metapretrain.prompts.verbalizer import Verbalizer
 
 TAKE_READY_MASKS = ("bert", "camembert", "mt5", "roberta", "t5", "xlm-roberta")
@@ -36,6 +37,25 @@ def decoder_only(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbali
     longer = PromptBatch(tokens, mask, start - 1)
     logits = _answer_logits(model, prompts.repeat_interleave(classes, 0), longer, longer.answer[:, None] + places)
     return _of_several(logits, ids.repeat(rows, 1), real.repeat(rows, 1)).reshape(rows, classes)
+
+
+def shared(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
+    """As :func:`decoder_only` for words of one token and rows (K, m) behind prompts (K, L, D); (K, m, C).
+
+    Args:
+        model: one that :func:`metapretrain.prompts.shared.can_share`.
+    """
+    ids, _ = words.padded(batch.answer.device)
+    (tasks, rows, width), length = batch.input_ids.shape, prompts.shape[1]
+    embeds = model.get_input_embeddings()(batch.input_ids.flatten(1))
+    embeds = torch.cat([prompts.to(embeds.dtype), embeds], 1)
+    places = batch.answer + length + width * torch.arange(rows, device=ids.device)
+    where = positions(length, width, rows, ids.device)
+    with shared_prompt(model, length, width), _only_at(model, places) as cut:
+        logits = model(inputs_embeds=embeds, position_ids=where, use_cache=False).logits
+    at_answers = logits if cut else _gathered(logits, places)
+    scores = _of_single(at_answers.flatten(0, 1)[:, None], ids)
+    return scores.reshape(tasks, rows, -1)
 
 
 def encoder_decoder(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.prompts import paths
 from metapretrain.prompts.adapter import read_notes, write_adapter
 from metapretrain.prompts.batch import PromptBatch, right_padded
+from metapretrain.prompts.shared import can_share
 from metapretrain.prompts.template import PromptTemplate
 from metapretrain.prompts.verbalizer import Verbalizer
 
@@ -110,9 +112,13 @@ class PromptedModel(nn.Module):
         rows = right_padded(batch.flat())
         self._check(prompt, batch)
         lead, own = prompt.shape[:-2], prompt.shape[-2:]
-        each = prompt.reshape(*lead, *(1 for _ in shape[len(lead) :]), *own).expand(*shape, *own)
-        each = each.reshape(len(rows), *own)
-        scores = PATHS[self.kind](self.model, each, rows, self.verbalizer)
+        if self.kind == "decoder-only" and self.verbalizer.longest == 1 and can_share(self.model):
+            prompts = prompt.reshape(math.prod(lead), *own)
+            together = rows.take(torch.arange(len(rows), device=rows.answer.device).reshape(len(prompts), -1))
+            scores = paths.shared(self.model, prompts, together, self.verbalizer)
+        else:
+            each = prompt.reshape(*lead, *(1 for _ in shape[len(lead) :]), *own).expand(*shape, *own)
+            scores = PATHS[self.kind](self.model, each.reshape(len(rows), *own), rows, self.verbalizer)
         if self.normalise == "labels":
             scores = scores.log_softmax(-1)
         return scores.reshape(*shape, len(self.verbalizer))

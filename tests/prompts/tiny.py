@@ -108,7 +108,12 @@ def model_of(name: str, *, dtype: torch.dtype = torch.float64, attention: str = 
         config = RobertaConfig(**common, **sizes, max_position_embeddings=130, pad_token_id=1)
         kind = RobertaForMaskedLM
     config._attn_implementation = attention
-    return kind(config).to(dtype)
+    model = kind(config)
+    if name == "llama":  # transformers' norms round to float32, whatever the model's type
+        for layer in model.model.layers:
+            layer.input_layernorm, layer.post_attention_layernorm = (torch.nn.RMSNorm(16, eps=1e-6) for _ in range(2))
+        model.model.norm = torch.nn.RMSNorm(16, eps=1e-6)
+    return model.to(dtype)
 
 
 def prompted(name: str, *, words: tuple[str, ...] = WORDS, several: bool = False, **options: Any) -> PromptedModel:
