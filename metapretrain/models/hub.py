@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,40 @@ _DROPOUTS = (
     "mlp_dropout",
 )
 
+# Without the first, transformers asks on the terminal whether to run a model's own code; pickles may hold code too.
+SAFE = {"trust_remote_code": False, "use_safetensors": True}
+
+
+def safe_config(source: str, name: str) -> Any:
+    """Load the configuration of a model whose author may be a stranger.
+
+    Args:
+        source: a folder, or a model of the hub.
+        name: what the user called it.
+
+    Raises:
+        InputError: the model would load more than its own weights: an adapter, pickles, or code of the hub.
+    """
+    from transformers import AutoConfig
+
+    if (Path(source) / "adapter_config.json").is_file():
+        raise InputError(f"{name} is an adapter of another model; merge it, save_pretrained the whole model, name that")
+    index = Path(source) / "model.safetensors.index.json"
+    if index.is_file() and any(not str(file).endswith(".safetensors") for file in _parts(index)):
+        raise InputError(f"{index} names files that are not safetensors; pickles can run code and are never loaded")
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    for what in ("attn_implementation", "experts_implementation"):
+        if "/" in str(getattr(config, f"_{what}", "")):
+            raise InputError(f"{name} asks for code of the hub by {what}; take that line out of its config.json")
+    return config
+
+
+def _parts(index: Path) -> list[Any]:
+    try:
+        return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return [index]  # no index at all
+
 
 def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any, Any]:
     """Load an encoder without a task's head, and its tokenizer; no code of the model's author is run.
@@ -37,22 +72,22 @@ def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any,
     Raises:
         InputError: it cannot be loaded, weights are missing, or it has no dropout to set.
     """
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
+    from transformers import AutoModel, AutoTokenizer
 
     if not Path(source).is_dir():
         _refuse_typing_error(name)
         logger.info("looking for %s among the hub's models on this machine, then on the hub", name)
     with quietly():
         try:
-            config = AutoConfig.from_pretrained(source)
+            config = safe_config(source, name)
             _set_dropout(config, name, dropout)
-            model, info = AutoModel.from_pretrained(source, config=config, output_loading_info=True)
+            model, info = AutoModel.from_pretrained(source, config=config, output_loading_info=True, **SAFE)
         except InputError:
             raise
         except Exception as error:  # transformers and safetensors raise many kinds
             raise _not_loaded(source, name, error) from error
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # transformers and tokenizers raise many kinds
             raise InputError(f"{name} has no tokenizer that transformers loads: {first_sentence(error)}") from error
     prefix = f"{model.base_model_prefix}."

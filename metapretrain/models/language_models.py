@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.models.hub import first_sentence, quietly
+from metapretrain.models.hub import SAFE, first_sentence, quietly, safe_config
 from metapretrain.models.packages import package_folder
 from metapretrain.models.tiny_text import tiny_tokenizer
 
@@ -94,7 +94,6 @@ def tiny_language_model(kind: str, tokenizer: Any, *, seed: int = 0) -> Any:
 
 def _pretrained(source: str, name: str) -> tuple[Any, Any]:
     from transformers import (
-        AutoConfig,
         AutoModelForCausalLM,
         AutoModelForMaskedLM,
         AutoModelForSeq2SeqLM,
@@ -103,8 +102,10 @@ def _pretrained(source: str, name: str) -> tuple[Any, Any]:
 
     with quietly():
         try:
-            config = AutoConfig.from_pretrained(source)
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            config = safe_config(source, name)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        except InputError:
+            raise
         except Exception as error:  # transformers and the hub raise many kinds
             raise _not_loaded(name, error) from error
         heads = " ".join(config.architectures or ())
@@ -114,7 +115,7 @@ def _pretrained(source: str, name: str) -> tuple[Any, Any]:
         elif "MaskedLM" in heads or "ForPreTraining" in heads:
             kind = AutoModelForMaskedLM
         try:
-            model, info = kind.from_pretrained(source, output_loading_info=True)
+            model, info = kind.from_pretrained(source, output_loading_info=True, **SAFE)
         except Exception as error:
             raise _not_loaded(name, error) from error
     if info["missing_keys"]:

@@ -202,7 +202,8 @@ def _fit(
     watch = evaluate if scheduler is None else evaluate_and_tell
     report = train(step, stream, settings, run=run, evaluate=watch, title=title)
     return Fitted(
-        report.steps, report.updates_per_second * stream.tokens_given / report.steps, stream.padding_share, report.batches,
+        report.steps, report.updates_per_second * stream.tokens_given / report.steps, stream.padding_share,
+        report.batches,
         None if scheduler is None else {"name": recipe.scheduler, **spent(scheduler)},
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from metapretrain.training.run_folder import read_metrics
 from tests.reliability.lengths import only_long
 
 ROOT = Path(__file__).parents[2]
-MEASURED = re.compile(r"command|peak_memory_bytes|(.*_)?seconds|.*_per_s|(.*_)?wall_s")  # of the machine, not the run
+MEASURED = re.compile(r"command|commit|peak_memory_bytes|(.*_)?seconds|.*_per_s|(.*_)?wall_s")  # of the machine, not the run
 KILLED = -signal.SIGKILL
 PRL = ["--dataset", "digits", "--methods", "prl-query-frozen-linear"]
 
@@ -106,5 +106,5 @@ def test_killed_runs_end_with_the_bits_of_an_unbroken_run(
             done += status == KILLED
         assert status == 0, victim.log.read_text()[-2000:]
         found = outcome(out)
-        assert {name: (found.get(name), whole.get(name)) for name in whole | found if found.get(name) != whole.get(name)} == {}
+        assert {name for name in whole | found if found.get(name) != whole.get(name)} == set()
         folders += 1
