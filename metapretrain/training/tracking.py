@@ -17,6 +17,9 @@ from metapretrain.training.files import json_bytes, plain
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+LARGEST = 800  # pixels
+BESIDE = ("knn", "majority", "nearest_prototype", "silhouette", "train", "validation")  # how names of metrics begin
+
 
 class Tracker:
     """TensorBoard's writer for one folder; TensorBoard is imported at the first use.
@@ -63,19 +66,38 @@ class Tracker:
         self.writer.flush()
 
     def image(self, name: str, png: bytes, step: int) -> None:
-        """Write an encoded PNG as the image `name`."""
+        """Write an encoded PNG as the image `name`, at most :data:`LARGEST` pixels wide and high.
+
+        TensorBoard makes a large image small by leaving out rows of pixels, which no letter survives.
+        """
         from PIL import Image
 
         with Image.open(io.BytesIO(png)) as image:
-            pixels = np.asarray(image.convert("RGB"))
+            colours = image.convert("RGB")
+        colours.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+        pixels = np.asarray(colours)
         self.writer.add_image(name, pixels, step, dataformats="HWC")
 
     def hparams(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Write the configuration (flattened) and the final metrics for the HPARAMS tab."""
+        """Write the configuration (flattened) and the final metrics, as ``when_done/<name>``, for the HPARAMS tab.
+
+        The tab has columns for the metrics of one run, and ticks the first few: a run with metrics that only
+        accompany others (:data:`BESIDE`) names no columns, and other runs name these last.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
         settings = {key: _setting(value) for key, value in flatten(config).items()}
-        finals = {f"hparam/{name}": float(value) for name, value in metrics.items() if value is not None}
+        beside = [name for name in metrics if name.startswith(BESIDE)]
+        names = [name for name in metrics if name not in beside]
+        finals = {f"when_done/{name}": float(metrics[name]) for name in names + beside if metrics[name] is not None}
+        columns, *session = hparams(settings, finals)
         self.writer.flush()
-        self.writer.add_hparams(settings, finals, run_name=".")
+        with SummaryWriter(str(self._folder)) as writer:
+            for summary in [columns, *session] if names else session:
+                writer.file_writer.add_summary(summary)
+            for tag, value in finals.items():  # the tag comes after those of the curves, train and validation
+                writer.add_scalar(tag, value)
 
     def flush(self) -> None:
         """Hand what was written to the operating system."""

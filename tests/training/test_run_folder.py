@@ -373,6 +373,19 @@ def test_a_figure_is_a_file_and_a_tensorboard_image(tmp_path: Path) -> None:
     assert (shown.step, shown.width, shown.height) == (3, *size)
 
 
+def test_a_large_figure_is_made_smaller_for_tensorboard_only(tmp_path: Path) -> None:
+    from PIL import Image
+
+    large = figure()
+    large.set_size_inches(12, 6)
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        file = run.figure("large", large, 3)
+    with Image.open(file) as image:
+        assert image.width > 1200
+    (shown,) = events(tmp_path).Images("large")
+    assert shown.width == 800 and 300 < shown.height < 500
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", 'a"b', "a b"])
 def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
     with RunFolder.open(tmp_path, CONFIG) as run:
@@ -457,13 +470,24 @@ def test_points_that_do_not_fit_are_refused(tmp_path: Path, z: Any, labels: Any,
 def test_hparams_are_in_the_run_itself(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path, CONFIG) as run:
         run.log(1, "train", {"loss": 1.0})
-        run.hparams({**CONFIG, "none": None, "sizes": [1, 2]}, {"test_accuracy": 0.75})
+        run.hparams({**CONFIG, "none": None, "sizes": [1, 2]}, {"knn_accuracy": 0.5, "test_accuracy": 0.75})
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     found = events(tmp_path)
-    assert scalars(tmp_path, "hparam/test_accuracy") == [(0, 0.75)]
+    assert scalars(tmp_path, "when_done/test_accuracy") == [(0, 0.75)]
     assert scalars(tmp_path, "train/loss") == [(1, 1.0)]
     text = str(found.SummaryMetadata("_hparams_/session_start_info"))
     assert all(word in text for word in ("lr", "model.encoder", "resnet18"))
+    columns = str(found.SummaryMetadata("_hparams_/experiment"))
+    assert 0 < columns.index("when_done/test_accuracy") < columns.index("when_done/knn_accuracy")
+
+
+def test_columns_of_hparams_are_not_those_of_a_pretraining(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.hparams(CONFIG, {"knn_accuracy": 0.5, "validation_accuracy": 0.75})
+    assert scalars(tmp_path, "when_done/knn_accuracy") == [(0, 0.5)]
+    assert events(tmp_path).SummaryMetadata("_hparams_/session_start_info")
+    with pytest.raises(KeyError):
+        events(tmp_path).SummaryMetadata("_hparams_/experiment")
 
 
 def test_result_has_what_every_result_has_and_no_absolute_path(
