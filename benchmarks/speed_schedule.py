@@ -17,6 +17,7 @@ from metapretrain.scheduling.draws import generator
 
 CLASSES, VOCABULARY = 4, 30522
 DRAWS = 4
+QUICKEST = (("exact", "target_losses"), ("taylor", "loss_many"))  # on a GPU, of either kind
 Decide = Callable[[int], dict[str, float]]  # number of a decision to utilities
 
 
@@ -48,8 +49,9 @@ class DecisionWork:
             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         )  # fmt: skip
         torch.manual_seed(0)
-        heads = nn.ModuleDict({name: nn.Linear(self.features, CLASSES) for part in self.names for name in part})
-        return nn.ModuleDict({"encoder": BertModel(config, add_pooling_layer=False), "heads": heads}).to(self.device)
+        with torch.device(self.device):  # BERT-base takes seconds to draw on a CPU, and a row needs a dozen
+            heads = nn.ModuleDict({name: nn.Linear(self.features, CLASSES) for part in self.names for name in part})
+            return nn.ModuleDict({"encoder": BertModel(config, add_pooling_layer=False), "heads": heads})
 
 
 class ClassProbe:
@@ -168,14 +170,16 @@ def decision(work: DecisionWork) -> list[Contender]:
         model = exact.model()
         return [as_written(exact, model, number) for number in range(DRAWS)]
 
-    def contender(utility: str, how: str = "", layers: int = 0) -> Contender:
-        make = by_scheduler(work, utility, how, layers)
+    def contender(utility: str, how: str = "", layers: int = 0, bf16: bool = work.bf16) -> Contender:
+        own = replace(work, bf16=bf16)
+        make = by_scheduler(own, utility, how, layers)
         units = probe_units(work.sources, work.targets, work.samples, utility)
         parts = [utility, how, f"last {layers} of {work.layers} layers" if layers else ""]
+        parts += ["bfloat16"] * (bf16 and not work.bf16)
 
         @functools.cache
         def utilities() -> list[dict[str, float]]:
-            decide = make(work.model())
+            decide = make(own.model())
             return [decide(number) for number in range(DRAWS)]
 
         def difference() -> float:
@@ -195,6 +199,7 @@ def decision(work: DecisionWork) -> list[Contender]:
         Contender(f"Algorithm 1 as written: {units} passes", lambda: timed(written), False, device_clock()),
         contender("exact"), contender("exact", "loss_many"), contender("exact", "target_losses"),
         contender("taylor"), contender("taylor", "loss_many"), contender("taylor", "loss_many", third),
+        *([] if work.bf16 else [contender(*how, bf16=True) for how in QUICKEST]),
     ]  # fmt: skip
 
 
