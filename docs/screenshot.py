@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -59,15 +60,20 @@ def screenshot(browser: str, address: str, file: Path, size: str) -> None:
     small.save(file, optimize=True)
 
 
-def main() -> int:
-    """Start TensorBoard, take the picture, stop TensorBoard."""
+def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="a folder of runs, such as runs/demo/digits-demo")
     parser.add_argument("--tab", choices=TABS, default="timeseries", help="default: timeseries")
     parser.add_argument("--query", default="", help="added to the tab, such as tagFilter=accuracy")
     parser.add_argument("--size", default="1400,900", help="pixels (default: 1400,900)")
     parser.add_argument("--out", type=Path, required=True, help="the PNG")
-    options = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    """Start TensorBoard, take the picture, stop TensorBoard."""
+    options = options_of(None)
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise SystemExit(f"no browser found ({', '.join(BROWSERS)}); on Debian: apt-get install chromium")
