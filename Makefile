@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.metapretrain-$(shell pwd | cksum | cut -d' ' -f1)
 DOCS_STAMP := $(STAMP)-docs
 
-.PHONY: help setup demo test lint types docs clean
+.PHONY: help setup demo test lint types docs screenshot clean
 
 help:
 	@echo "make demo     supervised, prototypical and SimCLR pretraining side by side on digits (3 minutes)"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint     ruff"
 	@echo "make types    mypy"
 	@echo "make docs     the documentation site, in build/site"
+	@echo "make screenshot  what TensorBoard shows of the demo, into docs/figures (needs Chromium)"
 	@echo "make clean    remove the environment that make made and all build and cache folders"
 
 setup: $(STAMP)
@@ -52,6 +53,9 @@ docs: $(DOCS_STAMP)
 $(DOCS_STAMP): $(STAMP)
 	@"$(BIN)/python" -m pip install -qq --no-warn-conflicts $(PIP_ARGS) -e '.[docs]'
 	@touch "$(DOCS_STAMP)"
+
+screenshot: demo
+	@"$(BIN)/python" docs/screenshot.py runs/demo/digits-demo --tab scalars --size 1120,680 --out docs/figures/tensorboard.png
 
 clean:
 	@sh .ci/clean.sh "$(VENV)"
