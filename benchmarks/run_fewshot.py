@@ -22,7 +22,7 @@ from metapretrain.data.few_shot import FEW_SHOT_DATA, load_few_shot
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.models.backbones import BACKBONES
-from metapretrain.options import Parser, common_options, main_guard, positive_int
+from metapretrain.options import Parser, common_options, main_guard, pixels, positive_int
 from metapretrain.tasks.fewshot import Learning
 from metapretrain.tasks.fewshot_runs import FewShot, Pretrained
 from metapretrain.tasks.holders import HOLDERS, held_by
@@ -65,7 +65,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add = parser.add_argument
     add("--dataset", choices=FEW_SHOT_DATA, default="omniglot", help="omniglot (default), image-folder or made")
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
-    add("--image-size", type=positive_int, metavar="PIXELS", help="28, or 84 for an image folder")
+    add("--image-size", type=pixels, metavar="PIXELS", help="28, or 84 for an image folder")
     add("--settings", type=settings_of, default=list(SETTINGS), metavar="5w1s,...|all", help="ways and shots (all)")
     add("--queries", type=positive_int, default=15, help="query images a class in validation and test (default: 15)")
     add("--backbone", choices=BACKBONES, default="conv4", help="conv4 (default), or learn2learn's l2l-*")

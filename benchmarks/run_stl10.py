@@ -21,7 +21,7 @@ from metapretrain.data.images import resized
 from metapretrain.data.registry import DATASETS, load_images
 from metapretrain.errors import InputError
 from metapretrain.evaluation.figures import REDUCERS, check_reducer
-from metapretrain.options import Parser, common_options, main_guard, positive_int
+from metapretrain.options import Parser, common_options, main_guard, pixels
 from metapretrain.tasks.experiment import Experiment
 from metapretrain.tasks.images import SCHEDULED, ImageData, Method
 from metapretrain.tasks.recipes import Phase, Proto, Recipe, override
@@ -83,7 +83,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
     add("--dataset", choices=tuple(DATASETS), default="stl10", help="stl10 (default), digits or image-folder")
     add("--image-folder", metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
-    add("--image-size", type=positive_int, metavar="PIXELS", help="resize to this height and width")
+    add("--image-size", type=pixels, metavar="PIXELS", help="resize to this height and width")
     add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")
     add(
         "--set",

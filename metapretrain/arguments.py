@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from metapretrain.errors import InputError, one_of
 
 Value = TypeVar("Value")
-MOST_PLACES = 1000
+MOST_PLACES, MOST_PIXELS = 1000, 4096
 
 
 class Parser(argparse.ArgumentParser):
@@ -218,6 +218,20 @@ def place_count(text: str) -> int:
     value = _whole(text, 1)
     if value > MOST_PLACES:
         raise InputError(f"expected a whole number of 1 to {MOST_PLACES}, given {value}")
+    return value
+
+
+@option_type
+def pixels(text: str) -> int:
+    """Whole number of 8 to 4096: height and width of images.
+
+    Example:
+        >>> pixels("96")
+        96
+    """
+    value = _whole(text, 8)
+    if value > MOST_PIXELS:
+        raise InputError(f"expected a whole number of 8 to {MOST_PIXELS}, given {value}")
     return value
 
 

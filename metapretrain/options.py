@@ -19,6 +19,7 @@ from metapretrain.arguments import (
     names,
     nonnegative_int,
     option_type,
+    pixels,
     place_count,
     positive_float,
     positive_int,
@@ -42,6 +43,7 @@ __all__ = [
     "main_guard",
     "names",
     "nonnegative_int",
+    "pixels",
     "positive_float",
     "positive_int",
 ]

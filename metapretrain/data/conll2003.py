@@ -83,7 +83,7 @@ def _read(file: Path, split: str) -> Tagged:
                 words.append([])
                 tags.append([])
             continue
-        if len(parts) != 4 or parts[3] not in TAGS:
+        if len(parts) != 4 or parts[3] not in TAGS or "-DOCSTART-" in parts:
             raise InputError(f"{file}, line {number}: expected `word POS chunk entity`, got {line.strip()!r}")
         words[-1].append(parts[0])
         tags[-1].append(parts[3])

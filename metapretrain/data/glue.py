@@ -53,7 +53,7 @@ def held_out(train: TextSet, test: TextSet) -> dict[str, TextSet]:
         InputError: too few training rows.
     """
     if len(train) < HELD:
-        raise InputError(f"{train.split}: {len(train)} rows are too few; at least {HELD} are needed")
+        raise InputError(f"{', '.join(train.files)}: {len(train)} training rows, at least {HELD} are needed")
     kept, held = hold_out(train, len(train) // HELD)
     return {"train": kept, "validation": held, "test": test}
 

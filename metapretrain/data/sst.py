@@ -9,7 +9,6 @@ from metapretrain.data.cs224n import SST_CLASSES
 from metapretrain.data.sentence_files import Parts, collect_rows, find_folder, name_rows, read_parts, unlike
 from metapretrain.data.text_records import Record, decode_text
 from metapretrain.data.texts import TextSet
-from metapretrain.errors import InputError
 
 POLARITY = ("negative", "positive")
 LAYOUT_5 = "ids-sst-train.csv and ids-sst-dev.csv of CS224N"
@@ -40,10 +39,7 @@ def read_sst2(folder: str | Path) -> Parts:
 
 
 def _read_lines(file: Path, split: str) -> TextSet:
-    try:
-        text, _ = decode_text(file, "utf-8", "refuse")
-    except InputError:  # older copies are Latin-1; in that, a wrong guess would not be noticed
-        text, _ = decode_text(file, "latin-1", "refuse")
+    text, _ = decode_text(file, "utf-8", "latin-1")  # older copies are Latin-1
     return name_rows(collect_rows(_line_records(text), file, POLARITY, split), file.name)
 
 

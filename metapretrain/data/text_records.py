@@ -24,12 +24,12 @@ def decode_text(path: Path, encoding: str, undecodable: str) -> tuple[str, int]:
     Args:
         path: of the file.
         encoding: such as ``"utf-8"``.
-        undecodable: ``"refuse"``, or ``"replace"`` their wrong bytes by U+FFFD.
+        undecodable: ``"refuse"``, ``"replace"`` their wrong bytes by U+FFFD, or read those lines as ``"latin-1"``.
 
     Raises:
         InputError: no such file, it is empty, the encoding is unknown, or a line is not in it and is refused.
     """
-    one_of("choice for undecodable lines", undecodable, ("refuse", "replace"))
+    one_of("choice for undecodable lines", undecodable, ("refuse", "replace", "latin-1"))
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -41,6 +41,9 @@ def decode_text(path: Path, encoding: str, undecodable: str) -> tuple[str, int]:
     except UnicodeDecodeError:
         wrong = [number for number, line in enumerate(raw.split(b"\n"), 1) if not _decodes(line, encoding)]
         text = raw.decode(encoding, errors="replace")
+        if undecodable == "latin-1":
+            lines = enumerate(raw.split(b"\n"), 1)
+            text = "\n".join(line.decode("latin-1" if number in wrong else encoding) for number, line in lines)
     except LookupError as error:
         raise InputError(f"unknown encoding {encoding!r}; such as utf-8, latin-1 or utf-16 is meant") from error
     if wrong and undecodable == "refuse":
@@ -50,6 +53,8 @@ def decode_text(path: Path, encoding: str, undecodable: str) -> tuple[str, int]:
             "(encoding='latin-1'), or pass undecodable='replace'"
         )
     text = text.removeprefix("\ufeff")
+    if "\n" not in text:
+        text = text.replace("\r", "\n")  # line ends of old Macs
     if not text.strip():
         raise InputError(f"{path} is empty")
     return text, len(wrong)
@@ -196,6 +201,8 @@ def _load_json(path: Path, text: str, line: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {line + error.lineno - 1}: malformed JSON: {error.msg}") from error
+    except RecursionError:
+        raise InputError(f"{path}, line {line}: malformed JSON: nested too deeply") from None
 
 
 def _json_object(path: Path, where: str, item: Any, columns: Sequence[str]) -> dict[str, Any]:

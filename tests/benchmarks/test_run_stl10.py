@@ -183,7 +183,7 @@ def test_an_image_folder(run: Callable[..., int], tmp_path: Path, capsys: pytest
         (["--seeds", "-1"], "at least 0"),
         (["--seeds", "1.5"], "'1.5'"),
         (["--seeds", "0", "0"], "2 times"),
-        (["--image-size", "0"], "at least 1"),
+        (["--image-size", "0"], "at least 8"),
         (["--jobs-per-device", "0"], "at least 1"),
         (["--seed", "1"], "did you mean '--seeds'"),
         (["--set", "prl.lr"], "name=value"),
