@@ -77,8 +77,7 @@ def test_a_plan(name: str, draws: int, tmp_path: Path, paths: list[str]) -> None
     script, recipe, always, _ = SCRIPTS[name]
     lines = command_lines(script.options_of, recipe, paths, small=False)
 
-    @USUAL
-    @settings(max_examples=draws)
+    @settings(USUAL, max_examples=draws)
     @given(lines, st.sampled_from([["--smoke"], ["--smoke"], ["--smoke"], []]))
     def run(words: list[str], smoke: list[str]) -> None:
         check(script, [*smoke, "--dry-run", "--device", "cpu", *always, *words], tmp_path / "runs")
@@ -92,8 +91,7 @@ def test_a_whole_run(name: str, draws: int, tmp_path: Path, paths: list[str]) ->
     script, recipe, always, few = SCRIPTS[name]
     lines = command_lines(script.options_of, recipe, paths, small=True)
 
-    @USUAL
-    @settings(max_examples=draws)
+    @settings(USUAL, max_examples=draws)
     @given(lines)
     def run(words: list[str]) -> None:
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
