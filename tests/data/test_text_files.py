@@ -63,7 +63,7 @@ def test_scores_of_pairs_and_fields_of_several_lines(tmp_path: Path) -> None:
 
 def test_line_ends_of_old_macs_are_read(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b"text,label\rone,1\rtwo,0\r")
-    assert read_texts(tmp_path / "rows.csv", text="text", label="label").first == ["one", "two"]
+    assert read_texts(tmp_path / "rows.csv", **COLUMNS).first == ["one", "two"]
 
 
 def test_rows_without_a_label_are_counted_and_never_a_class(tmp_path: Path) -> None:
