@@ -31,6 +31,16 @@ class PromptBatch:
     labels: Tensor | None = None  # (...) int64
     truncated: int = 0
 
+    @classmethod
+    def of(cls, *leaves: Tensor) -> PromptBatch:
+        """The batch of :meth:`leaves`."""
+        ids, mask, answer, *labels = leaves
+        return cls(ids, mask, answer, labels[0] if labels else None)
+
+    def leaves(self) -> list[Tensor]:
+        """Its tensors: ids, mask, answers, and labels if there are any."""
+        return [self.input_ids, self.attention_mask, self.answer, *([] if self.labels is None else [self.labels])]
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The leading dimensions."""

@@ -139,7 +139,10 @@ class PromptMAML(nn.Module):
             with torch.enable_grad():
                 before = self.prompted.losses(stack, part).mean(1)
                 (gradient,) = torch.autograd.grad(before.sum(), stack)
-            fast = self._adapted(stack.detach(), part).detach()
+            if self.inner_steps == 1:
+                fast = (stack - self.inner_lr * gradient).detach()
+            else:
+                fast = self._adapted(stack.detach(), part).detach()
             assert other.labels is not None
             with torch.no_grad():
                 after = self.prompted(fast, other)

@@ -78,7 +78,8 @@ class _Attention:
 
     def _rows(self, states: Tensor, count: int) -> Tensor:
         """States of the rows (K, m, H, N, d)."""
-        return states[:, :, self.length :].unflatten(2, (count, self.width)).transpose(1, 2)
+        rows: Tensor = states[:, :, self.length :].unflatten(2, (count, self.width))
+        return rows.transpose(1, 2)
 
     def _with_prompt(self, states: Tensor, count: int) -> Tensor:
         """States of the rows with those of their prompt in front, (K, m, H, L + N, d)."""

@@ -5,75 +5,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metapretrain.data.sentence_sets import SentenceData
-from metapretrain.episodes.groups import group_agreement
 from metapretrain.evaluation.predictions import write_predictions
-from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
-from metapretrain.tasks.prompt_data import PromptData
+from metapretrain.prompts import PromptedModel
 from metapretrain.tasks.prompt_full import tune_model
-from metapretrain.tasks.prompt_inputs import Places, PromptInputs
-from metapretrain.tasks.prompt_methods import PromptMethod, PromptRecipe, passes_per_step
-from metapretrain.tasks.prompt_pool import SENTIMENT, Pool, mixed_precision, predict, words_of
-from metapretrain.tasks.prompt_pretraining import MetaRows, Pretrained, train_meta, train_mixed
+from metapretrain.tasks.prompt_inputs import Places
+from metapretrain.tasks.prompt_methods import PromptMethod
+from metapretrain.tasks.prompt_pool import predict, words_of
+from metapretrain.tasks.prompt_runs import NO_PRETRAINING, PretrainedPrompts
 from metapretrain.tasks.prompt_scores import Tuned, majorities, metrics_of
-from metapretrain.tasks.prompt_stack import Job, Progress, Stack
-from metapretrain.tasks.runs import Runs
-from metapretrain.training import RunFolder
+from metapretrain.tasks.prompt_stack import Job, Progress
 
 log = logging.getLogger(__name__)
-Key = tuple[str, int]  # a method and a seed
-NO_PRETRAINING = {"pretrain_reads": 0, "pretrain_passes": 0, "pretrain_updates": 0}
 
 
-@dataclass(frozen=True)
-class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
-    """A prompts experiment: see :class:`metapretrain.tasks.runs.Runs`.
-
-    Args:
-        cache: where a converted language model is kept; None: the user's cache folder.
-        rows_per_pass: rows that go through the model at a time while prompts are tuned; tasks_per_pass: meta tasks
-            while they are pretrained, None for all. Neither changes what is computed.
-    """
-
-    cache: Path | None = None
-    rows_per_pass: int = 64
-    tasks_per_pass: int | None = None
-    _kept: list[PromptInputs] = field(default_factory=list, repr=False, compare=False)
-
-    @property
-    def inputs(self) -> PromptInputs:
-        """Model and tokens, made once."""
-        if not self._kept:
-            self._kept.append(PromptInputs(self.recipe, self.data, self.machine, self.cache))
-        return self._kept[0]
-
-    def pretraining_run(self, method: PromptMethod) -> tuple[str, PromptMethod] | None:
-        """Return name and method of the pretraining that a row starts from, or None."""
-        return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)
-
-    def check_row(self, name: str, method: PromptMethod) -> None:
-        """Refuse a budget of less than one step."""
-        if method.grouping is not None:
-            self.recipe.meta_steps(self.recipe.meta.clusters)
-
-    def model(self, method: PromptMethod) -> dict[str, Any]:
-        """Return what a saved prompt belongs to."""
-        r = self.recipe
-        return {"language_model": Path(r.model).name, "length": r.length, "template": r.template, **asdict(method)}
-
-    @property
-    def files(self) -> dict[str, Any]:
-        """The files that were read, with checksums."""
-        return self.data.files
+class PromptExperiment(PretrainedPrompts):
+    """A prompts experiment: pretrained prompts, tuned on the few examples of each set and tested."""
 
     def plan(self, methods: Mapping[str, PromptMethod]) -> list[str]:
         """Return one line a run with its budget: what `--dry-run` prints."""
@@ -92,136 +46,52 @@ class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
         return lines
 
     def rows(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Run all rows for all seeds: pretrainings first, then every prompt is tuned in one batch."""
-        pending: dict[Key, PromptMethod] = {}
-        for seed in seeds:
-            for name, method in methods.items():
+        """Run row after row: its pretrainings first, then the prompts of all its seeds and sets in one batch."""
+        for name, method in methods.items():
+            pending = []
+            for seed in seeds:
                 if (done := self.kept(name, method, seed)) is not None:
                     yield done
                 else:
-                    pending[name, seed] = method
-        starts = self._starts(pending)
-        tuned = self._tuned({key: start for key, start in starts.items() if pending[key].tuned == "prompt"})
-        for (name, seed), method in pending.items():
-            key = name, seed
-            if method.tuned != "prompt":
-                tuned[key] = {one.name: self._untuned(one, seed, method) for one in self.data.sets}
-            yield self._finish(name, method, seed, tuned.pop(key))
+                    pending.append(seed)
+            tuned = self._tuned(name, self._starts(name, method, pending)) if method.tuned == "prompt" else {}
+            for seed in pending:
+                outcomes = tuned.pop(seed, None)
+                if outcomes is None:
+                    outcomes = {one.name: self._untuned(one, seed, method) for one in self.data.sets}
+                yield self._finish(name, method, seed, outcomes)
 
     def row(self, name: str, method: PromptMethod, seed: int) -> dict[str, Any]:
         """Run one row for one seed; :meth:`rows` is faster for several."""
         return next(iter(self.rows({name: method}, [seed])))
 
-    def _starts(self, pending: Mapping[Key, PromptMethod]) -> dict[Key, Tensor]:
-        """The prompt that each row starts from."""
-        found: dict[Key, Tensor] = {}
-        for name in dict.fromkeys(name for name, _ in pending):
-            seeds = [seed for other, seed in pending if other == name]
-            method = pending[name, seeds[0]]
-            plan = self.pretraining_run(method)
-            prompts = {seed: self.inputs.start(method.start, seed) for seed in seeds}
-            if plan is not None:
-                prompts = self.pretrained(plan[0], method, prompts)
-            found |= {(name, seed): prompt for seed, prompt in prompts.items()}
-        return found
+    def _starts(self, name: str, method: PromptMethod, seeds: Sequence[int]) -> dict[int, Tensor]:
+        """The prompt that a row starts from, by seed."""
+        prompts = {seed: self.inputs.start(method.start, seed) for seed in seeds}
+        plan = self.pretraining_run(method)
+        return prompts if plan is None else self.pretrained(plan[0], method, prompts)
 
-    def pretrained(self, name: str, method: PromptMethod, starts: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Pretrain a prompt for each seed, unless that has been done already; seed to prompt (L, D)."""
-        todo = {seed: p for seed, p in starts.items() if self.finished(name, method, seed) is None}
-        with ExitStack() as opened:
-            runs = {seed: opened.enter_context(self.open(name, method, seed)) for seed in todo}
-            if method.objective == "mixed" and todo:
-                make = partial(self._stack, self.inputs.pretraining(method.source), tuning=self._mixed_tuning())
-                rows = len(self.inputs.texts(method.source))
-                done = train_mixed(make, todo, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
-                for seed, trained in done.items():
-                    self._save_pretrained(runs[seed], name, method, seed, trained, {})
-            elif todo:
-                for seed, prompt in todo.items():
-                    self._save_pretrained(runs[seed], name, method, seed, *self._meta(method, seed, prompt, runs[seed]))
-        # Read even where it was just written, so that a run that goes on later starts from the very same prompt.
-        return {seed: SoftPrompt.from_adapter(self.path(name, seed) / "prompt")().detach() for seed in starts}
-
-    def _mixed_tuning(self) -> Any:
-        equal = self.recipe.budget == "equal"  # then all read as much, whenever they were best
-        return replace(self.recipe.mixed, patience=None) if equal else self.recipe.mixed
-
-    def _meta(
-        self, method: PromptMethod, seed: int, prompt: Tensor, run: RunFolder
-    ) -> tuple[Pretrained, dict[str, float]]:
-        r, device = self.recipe, self.machine.device
-        inputs, source = self.inputs, method.source
-        groups = inputs.groups(method.grouping or "", source, seed)
-        rows = MetaRows(groups, shots=r.meta.shots, held_out=r.held_out, seed=seed)
-        soft = SoftPrompt(prompt).to(device)
-        rate: Any = r.meta.inner_lr
-        if r.meta.learned and method.objective == "meta":
-            rate = nn.Parameter(torch.full((r.length, 1), rate, device=device))
-        model = inputs.of_set()
-        learner = PromptMAML(
-            model.model, soft, model.template, model.verbalizer, inner_lr=rate, order=r.meta.order,
-            inner_steps=r.meta.inner_steps if method.objective == "meta" else 0, chunk=self.tasks_per_pass,
-            reduction=r.meta.reduction, max_length=r.max_length, normalise=r.normalise,
-        )  # fmt: skip
-        context = partial(mixed_precision, device, self.machine.precision)
-        trained = train_meta(
-            learner, rows, inputs.pretraining(source), r, run, context, objective=method.objective or ""
-        )
-        agreement = group_agreement(groups, inputs.texts(source).require_labels())
-        if self.figures == seed and method.objective == "meta":
-            self._draw(run, method, groups, trained.steps)
-        sizes = {"smallest_task": min(rows.sizes), "largest_task": max(rows.sizes), "merged_rows": rows.moved}
-        return trained, {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes}
-
-    def _draw(self, run: RunFolder, method: PromptMethod, groups: Tensor, step: int) -> None:
-        """A map of sentence embeddings, coloured by meta task: figure 4."""
-        from metapretrain.evaluation.figures import tsne_figure
-
-        z, names = self.inputs.features(method.source), [f"task {k}" for k in range(int(groups.max()) + 1)]
-        maps = {f"meta tasks of {method.grouping}": (z, groups)}
-        figure = tsne_figure(maps, names, reducer=self.reducer, max_points=self.map_points)
-        run.figure(f"{self.reducer}-tasks", figure, step)
-
-    def _save_pretrained(
-        self, run: RunFolder, name: str, method: PromptMethod, seed: int, trained: Pretrained, about: Mapping[str, Any]
-    ) -> None:
-        objective = method.objective or ""
-        r, tasks = self.recipe, trained.tasks
-        reads = r.mixed.batch_size if objective == "mixed" else r.meta_reads(tasks)
-        budget = {
-            "pretrain_reads": trained.steps * reads,
-            "pretrain_passes": trained.steps * passes_per_step(r, objective, tasks),
-            "pretrain_updates": trained.steps, "updates": trained.steps,
-        }  # fmt: skip
-        metrics = {"validation_accuracy": trained.accuracy, "best_step": trained.best_step}
-        if "agreement_with_labels" in about:
-            metrics |= {"agreement_with_labels": about["agreement_with_labels"]}
-        if method.source == "pseudo":
-            metrics |= self.inputs.pseudo[1]
-        extra = {"kind": "pretraining", "encoder": Path(r.model).name, "wall_s": round(trained.seconds, 3), **about}
-        saved = self.inputs.of_set()
-        self.finish(run, name, seed, metrics, budget, extra, lambda: saved.save(run.path / "prompt", trained.prompt))
-
-    def _tuned(self, starts: Mapping[Key, Tensor]) -> dict[Key, dict[str, Tuned]]:
-        """Tune every prompt on every set, all in one batch, and predict the test rows."""
+    def _tuned(self, name: str, starts: Mapping[int, Tensor]) -> dict[int, dict[str, Tuned]]:
+        """Tune the prompts of all seeds on all sets in one batch, and predict the test rows."""
         if not starts:
             return {}
         began = time.monotonic()
-        (pool, places), jobs = self.inputs.few_shot(sorted({seed for _, seed in starts})), {}
-        for (name, seed), prompt in starts.items():
-            for one in self.data.sets:
-                jobs[name, seed, one.name] = _job(f"{name} {seed} {one.name}", one, seed, prompt, places)
-        log.info("tuning %d prompts in one batch", len(jobs))
-        done = self._stack(pool, list(jobs.values()), tuning=self.recipe.tune).run()
-        found: dict[Key, dict[str, Tuned]] = {key: {} for key in starts}
-        for (name, seed, of), job in jobs.items():
-            one = next(one for one in self.data.sets if one.name == of)
-            found[name, seed][of] = self._tested(done[job.name], one, self.inputs.prompted)
-        share = (time.monotonic() - began) / len(jobs)
-        return {
-            key: {of: replace(outcome, seconds=share) for of, outcome in outcomes.items()}
-            for key, outcomes in found.items()
+        pool, places = self.inputs.few_shot(list(starts))
+        jobs = {
+            (seed, one.name): _job(f"{name} {seed} {one.name}", one, seed, prompt, places)
+            for seed, prompt in starts.items() for one in self.data.sets
+        }  # fmt: skip
+        log.info("%s: tuning %d prompts in one batch", name, len(jobs))
+        done = self.stack(pool, list(jobs.values()), tuning=self.recipe.tune).run()
+        tested = {
+            seed: {
+                one.name: self._tested(done[jobs[seed, one.name].name], one, self.inputs.prompted)
+                for one in self.data.sets
+            }
+            for seed in starts
         }
+        share = (time.monotonic() - began) / len(jobs)
+        return {seed: {of: replace(one, seconds=share) for of, one in own.items()} for seed, own in tested.items()}
 
     def _untuned(self, one: SentenceData, seed: int, method: PromptMethod) -> Tuned:
         """Full tuning, or none."""
@@ -247,13 +117,6 @@ class PromptExperiment(Runs[PromptRecipe, PromptData, PromptMethod]):
                 precision=m.precision, batch_size=4 * self.rows_per_pass,
             )  # fmt: skip
         return Tuned(state, predicted, 0.0)
-
-    def _stack(self, pool: Pool, jobs: Sequence[Job], *, tuning: Any, **options: Any) -> Stack:
-        m = self.machine
-        return Stack(
-            self.inputs.prompted, pool, jobs, tuning, normalise=self.recipe.normalise, rows_per_pass=self.rows_per_pass,
-            device=m.device, precision=m.precision, **options,
-        )  # fmt: skip
 
     def _finish(
         self, name: str, method: PromptMethod, seed: int, tuned: Mapping[str, Tuned]

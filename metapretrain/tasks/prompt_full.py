@@ -26,7 +26,7 @@ def tune_model(
         job: its prompt (0, D) is a start without a soft prompt.
     """
     tuned = PromptedModel(
-        copy.deepcopy(model.model), model.template, model.verbalizer, max_length=model.max_length
+        copy.deepcopy(model.model).float(), model.template, model.verbalizer, max_length=model.max_length
     )
     tuned.model.requires_grad_(True)
     parameters = [p for p in tuned.model.parameters() if p.is_floating_point()]

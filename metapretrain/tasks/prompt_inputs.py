@@ -47,9 +47,10 @@ class PromptInputs:
         r = self.recipe
         model, tokenizer = load_language_model(r.model, cache=self.cache)
         words = Verbalizer(ALL_WORDS, tokenizer, several=r.several)
-        return PromptedModel(
-            model.to(self.machine.device), PromptTemplate(r.template), words, max_length=r.max_length
-        )
+        # Frozen weights need no float32 copy: their casts would be most of a small pass.
+        dtype = {"bf16": torch.bfloat16}.get(self.machine.precision, torch.float32)
+        model = model.to(self.machine.device, dtype)
+        return PromptedModel(model, PromptTemplate(r.template), words, max_length=r.max_length)
 
     def of_set(self, one: SentenceData | None = None) -> PromptedModel:
         """The model with words and template of one set, or those of pretraining, as a prompt is saved with."""
@@ -67,7 +68,7 @@ class PromptInputs:
         if kind == "none":
             return torch.zeros(0, features)
         if kind == "vocabulary":
-            return SoftPrompt.from_vocabulary(self.prompted.model, r.length, seed=seed).weight.detach()
+            return SoftPrompt.from_vocabulary(self.prompted.model, r.length, seed=seed).weight.detach().float()
         return SoftPrompt.random(r.length, features, spread=r.spread, seed=seed).weight.detach()
 
     def pretraining(self, source: str) -> Pool:

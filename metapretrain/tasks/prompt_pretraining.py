@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.episodes.groups import tidy_groups
 from metapretrain.errors import InputError
-from metapretrain.prompts import PromptMAML
+from metapretrain.prompts import PromptBatch, PromptMAML
 from metapretrain.tasks.prompt_methods import PromptRecipe
 from metapretrain.tasks.prompt_pool import Pool
+from metapretrain.tasks.prompt_replay import Replay
 from metapretrain.tasks.prompt_stack import Job, Progress, Stack
 from metapretrain.training import RunFolder, checkpoint
 
@@ -109,6 +110,8 @@ class _MetaLoop:
         if isinstance(learner.inner_lr, nn.Parameter):
             groups.append({"params": [learner.inner_lr], "lr": recipe.meta.rate_lr, "weight_decay": 0.0})
         self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.meta.weight_decay)
+        self.learned = [parameter for group in groups for parameter in group["params"]]
+        self.replay = Replay(self._gradients)
         self.best = learner.prompt.weight.detach().clone()
         self.step = self.best_step = self.since = 0
         self.accuracy, self.before = -1.0, 0.0
@@ -146,14 +149,19 @@ class _MetaLoop:
     def _update(self) -> Tensor:
         rows = self.rows.at(self.step)
         self.optimizer.zero_grad()
-        with self.context():
-            if self.multitask:
-                batch = self.pool.gather(rows)
-                losses = self.learner.backward(batch, batch)
-            else:
-                losses = self.learner.backward(*self._pair(rows))
+        pair = (self.pool.gather(rows),) * 2 if self.multitask else self._pair(rows)
+        losses, *gradients = self.replay(*(leaf for part in pair for leaf in part.leaves()))
+        for parameter, gradient in zip(self.learned, gradients, strict=True):
+            parameter.grad = gradient
         self.optimizer.step()
         return losses.mean()
+
+    def _gradients(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        for parameter in self.learned:
+            parameter.grad = None
+        with self.context():
+            losses = self.learner.backward(PromptBatch.of(*leaves[:4]), PromptBatch.of(*leaves[4:]))
+        return losses, *(p.grad for p in self.learned if p.grad is not None)
 
     def _validate(self, losses: Sequence[Tensor]) -> None:
         found = []

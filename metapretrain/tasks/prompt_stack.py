@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.prompts import PromptedModel
+from metapretrain.prompts import PromptBatch, PromptedModel
 from metapretrain.tasks.prompt_methods import Tuning
 from metapretrain.tasks.prompt_pool import Pool, allowed_words, mixed_precision, word_scores
+from metapretrain.tasks.prompt_replay import Replay, rounded_up
 from metapretrain.training.schedule import learning_rate
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Stack:
         self.device, self.precision = device, precision
         self.progress = {job.name: Progress.at(job.prompt.detach().to(device)) for job in self.jobs}
         self.orders: dict[str, tuple[int, Any]] = {}
+        self.replay, self.fixed_shapes = Replay(self._gradient_of), torch.device(device).type == "cuda"
 
     def run(self, on_validation: Callable[[Job, Progress], None] | None = None) -> dict[str, Progress]:
         """Tune all prompts; `best` of each is the one to use.
@@ -160,15 +162,24 @@ class Stack:
         found = torch.empty_like(prompts)
         weight = weight.to(self.device, prompts.dtype, non_blocking=True)
         for part in torch.arange(len(prompts)).split(max(1, self.rows_per_pass // rows.shape[1])):
-            of = slice(int(part[0]), int(part[-1]) + 1)
-            some = prompts[of].detach().requires_grad_()
-            batch = self.pool.gather(rows[of])
-            assert batch.labels is not None
-            with mixed_precision(self.device, self.precision):
-                scores = word_scores(self.model, some, batch, allowed[of], self.normalise)
-            loss = -(scores.gather(-1, batch.labels[..., None])[..., 0] * weight[of]).sum()
-            (found[of],) = torch.autograd.grad(loss, some)
+            if self.fixed_shapes:  # jobs without weight fill it up
+                part = torch.cat([part, part[-1:].expand(rounded_up(len(part)) - len(part))])
+            first, last, new = int(part[0]), int(part[-1]) + 1, len(part)
+            of, weights = part.to(self.device, non_blocking=True), torch.zeros(new, rows.shape[1]).to(weight)
+            weights[: last - first] = weight[first:last]
+            batch = self.pool.gather(rows[part])
+            (gradient,) = self.replay(prompts[of], weights, allowed[of], *batch.leaves())
+            found[first:last] = gradient[: last - first]
         return found
+
+    def _gradient_of(self, prompts: Tensor, weight: Tensor, allowed: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
+        """Gradient (R, L, D) of the weighted losses of rows (R, B)."""
+        prompts, batch = prompts.detach().requires_grad_(), PromptBatch.of(*leaves)
+        assert batch.labels is not None
+        with mixed_precision(self.device, self.precision):
+            scores = word_scores(self.model, prompts, batch, allowed, self.normalise)
+        loss = -(scores.gather(-1, batch.labels[..., None])[..., 0] * weight).sum()
+        return torch.autograd.grad(loss, prompts)
 
     def _adamw(
         self, prompts: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, jobs: list[Job], at: list[int]

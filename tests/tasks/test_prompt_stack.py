@@ -77,6 +77,15 @@ def test_how_many_go_through_the_model_at_a_time_does_not_matter() -> None:
         same(state, few[name])
 
 
+def test_jobs_that_fill_up_a_shape_change_nothing() -> None:
+    """As on a GPU, where few shapes are recorded."""
+    stack = Stack(model(), pool(), [*jobs(), *(replace(job, name=f"{job.name} again") for job in jobs()[:2])], TUNING)
+    stack.fixed_shapes = True
+    done, alone = stack.run(), run(jobs())
+    for name, state in done.items():
+        same(state, alone[name.removesuffix(" again")])
+
+
 def reference(job: Job, tuning: Tuning) -> tuple[Tensor, Tensor, list[float]]:
     """The last prompt and the best one, and accuracies, by torch's AdamW, an epoch after the other."""
     prompt = torch.nn.Parameter(job.prompt.clone())

@@ -1,0 +1,153 @@
+"""Pretrained prompts on the disk: one run a pretraining and seed, shared by the rows and sets that start from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.episodes.groups import group_agreement
+from metapretrain.prompts import PromptMAML, SoftPrompt
+from metapretrain.tasks.prompt_data import PromptData
+from metapretrain.tasks.prompt_inputs import PromptInputs
+from metapretrain.tasks.prompt_methods import PromptMethod, PromptRecipe, Tuning, passes_per_step
+from metapretrain.tasks.prompt_pool import SENTIMENT, Pool, mixed_precision, words_of
+from metapretrain.tasks.prompt_pretraining import MetaRows, Pretrained, train_meta, train_mixed
+from metapretrain.tasks.prompt_stack import Job, Stack
+from metapretrain.tasks.runs import Runs
+from metapretrain.training import RunFolder
+
+NO_PRETRAINING = {"pretrain_reads": 0, "pretrain_passes": 0, "pretrain_updates": 0}
+
+
+@dataclass(frozen=True)
+class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
+    """Runs that start from pretrained prompts: see :class:`metapretrain.tasks.runs.Runs`.
+
+    Args:
+        cache: where a converted language model is kept; None: the user's cache folder.
+        rows_per_pass: rows that go through the model at a time while prompts are tuned; tasks_per_pass: meta tasks
+            while they are pretrained, None for all. Neither changes what is computed.
+    """
+
+    cache: Path | None = None
+    rows_per_pass: int = 64
+    tasks_per_pass: int | None = None
+    _kept: list[PromptInputs] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def inputs(self) -> PromptInputs:
+        """Model and tokens, made once."""
+        if not self._kept:
+            self._kept.append(PromptInputs(self.recipe, self.data, self.machine, self.cache))
+        return self._kept[0]
+
+    def pretraining_run(self, method: PromptMethod) -> tuple[str, PromptMethod] | None:
+        """Return name and method of the pretraining that a row starts from, or None."""
+        return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)
+
+    def check_row(self, name: str, method: PromptMethod) -> None:
+        """Refuse a budget of less than one step."""
+        if method.grouping is not None:
+            self.recipe.meta_steps(self.recipe.meta.clusters)
+
+    def model(self, method: PromptMethod) -> dict[str, Any]:
+        """Return what a saved prompt belongs to."""
+        r = self.recipe
+        return {"language_model": Path(r.model).name, "length": r.length, "template": r.template, **asdict(method)}
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """The files that were read, with checksums."""
+        return self.data.files
+
+    def pretrained(self, name: str, method: PromptMethod, starts: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Pretrain a prompt for each seed, unless that has been done already; seed to prompt (L, D)."""
+        todo = {seed: p for seed, p in starts.items() if self.finished(name, method, seed) is None}
+        with ExitStack() as opened:
+            runs = {seed: opened.enter_context(self.open(name, method, seed)) for seed in todo}
+            if method.objective == "mixed" and todo:
+                make = partial(self.stack, self.inputs.pretraining(method.source), tuning=self._mixed_tuning())
+                rows = len(self.inputs.texts(method.source))
+                done = train_mixed(make, todo, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
+                for seed, trained in done.items():
+                    self._save_pretrained(runs[seed], name, method, seed, trained, {})
+            elif todo:
+                for seed, prompt in todo.items():
+                    self._save_pretrained(runs[seed], name, method, seed, *self._meta(method, seed, prompt, runs[seed]))
+        # Read even where it was just written, so that a run that goes on later starts from the very same prompt.
+        return {seed: SoftPrompt.from_adapter(self.path(name, seed) / "prompt")().detach() for seed in starts}
+
+    def _mixed_tuning(self) -> Tuning:
+        equal = self.recipe.budget == "equal"  # then all read as much, whenever they were best
+        return replace(self.recipe.mixed, patience=None) if equal else self.recipe.mixed
+
+    def _meta(
+        self, method: PromptMethod, seed: int, prompt: Tensor, run: RunFolder
+    ) -> tuple[Pretrained, dict[str, float]]:
+        r, device = self.recipe, self.machine.device
+        inputs, source = self.inputs, method.source
+        groups = inputs.groups(method.grouping or "", source, seed)
+        rows = MetaRows(groups, shots=r.meta.shots, held_out=r.held_out, seed=seed)
+        soft = SoftPrompt(prompt).to(device)
+        rate: Any = r.meta.inner_lr
+        if r.meta.learned and method.objective == "meta":
+            rate = nn.Parameter(torch.full((r.length, 1), rate, device=device))
+        model = inputs.of_set()
+        learner = PromptMAML(
+            model.model, soft, model.template, model.verbalizer, inner_lr=rate, order=r.meta.order,
+            inner_steps=r.meta.inner_steps if method.objective == "meta" else 0, chunk=self.tasks_per_pass,
+            reduction=r.meta.reduction, max_length=r.max_length, normalise=r.normalise,
+        )  # fmt: skip
+        context = partial(mixed_precision, device, self.machine.precision)
+        trained = train_meta(
+            learner, rows, inputs.pretraining(source), r, run, context, objective=method.objective or ""
+        )
+        agreement = group_agreement(groups, inputs.texts(source).require_labels())
+        if self.figures == seed and method.objective == "meta":
+            self._draw(run, method, groups, trained.steps)
+        sizes = {"smallest_task": min(rows.sizes), "largest_task": max(rows.sizes), "merged_rows": rows.moved}
+        return trained, {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes}
+
+    def _draw(self, run: RunFolder, method: PromptMethod, groups: Tensor, step: int) -> None:
+        """A map of sentence embeddings, coloured by meta task: figure 4."""
+        from metapretrain.evaluation.figures import tsne_figure
+
+        z, names = self.inputs.features(method.source), [f"task {k}" for k in range(int(groups.max()) + 1)]
+        maps = {f"meta tasks of {method.grouping}": (z, groups)}
+        figure = tsne_figure(maps, names, reducer=self.reducer, max_points=self.map_points)
+        run.figure(f"{self.reducer}-tasks", figure, step)
+
+    def _save_pretrained(
+        self, run: RunFolder, name: str, method: PromptMethod, seed: int, trained: Pretrained, about: Mapping[str, Any]
+    ) -> None:
+        objective = method.objective or ""
+        r, tasks = self.recipe, trained.tasks
+        reads = r.mixed.batch_size if objective == "mixed" else r.meta_reads(tasks)
+        budget = {
+            "pretrain_reads": trained.steps * reads,
+            "pretrain_passes": trained.steps * passes_per_step(r, objective, tasks),
+            "pretrain_updates": trained.steps, "updates": trained.steps,
+        }  # fmt: skip
+        metrics = {"validation_accuracy": trained.accuracy, "best_step": trained.best_step}
+        if "agreement_with_labels" in about:
+            metrics |= {"agreement_with_labels": about["agreement_with_labels"]}
+        if method.source == "pseudo":
+            metrics |= self.inputs.pseudo[1]
+        extra = {"kind": "pretraining", "encoder": Path(r.model).name, "wall_s": round(trained.seconds, 3), **about}
+        saved = self.inputs.of_set()
+        self.finish(run, name, seed, metrics, budget, extra, lambda: saved.save(run.path / "prompt", trained.prompt))
+
+    def stack(self, pool: Pool, jobs: Sequence[Job], *, tuning: Tuning, **options: Any) -> Stack:
+        """Prompts to tune side by side."""
+        m = self.machine
+        return Stack(
+            self.inputs.prompted, pool, jobs, tuning, normalise=self.recipe.normalise, rows_per_pass=self.rows_per_pass,
+            device=m.device, precision=m.precision, **options,
+        )  # fmt: skip
