@@ -22,6 +22,7 @@ DOCS_STAMP := $(STAMP)-docs
 help:
 	@echo "make demo     supervised, prototypical and SimCLR pretraining side by side on digits (3 minutes)"
 	@echo "make test     the tests"
+	@echo "make reliability  kills, damaged files, odd options and data, hostile models (10 minutes)"
 	@echo "make lint     ruff"
 	@echo "make types    mypy"
 	@echo "make docs     the documentation site, in build/site"
@@ -39,6 +40,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} "$(BIN)/python" -m pytest -n $(JOBS) $(ARGS)
+
+reliability: $(STAMP)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} "$(BIN)/python" -m pytest -n $(JOBS) --dist worksteal -m "" tests/reliability $(ARGS)
 
 lint: $(STAMP)
 	@"$(BIN)/python" -m ruff check $(ARGS) .
