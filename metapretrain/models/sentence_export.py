@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.models.hub import quietly
+from metapretrain.models.hub import quietly, write_sums
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -67,6 +67,7 @@ def save_folder(
     with quietly():
         model.save_pretrained(folder, state_dict={**state, **{name: value.cpu() for name, value in kept.items()}})
         tokenizer.save_pretrained(folder)
+    write_sums(folder)
     modules = [
         {"idx": row, "name": str(row), "path": path, "type": kind} for row, (path, kind) in enumerate(_MODULES.items())
     ]

@@ -128,7 +128,7 @@ def broken_pooling(folder: Path) -> None:
         (broken_config, "holds no text encoder that transformers loads"),
         (deeper_config, "lacks weights of its own model, such as encoder.layer.2"),
         (drop_weights, "holds no text encoder that transformers loads"),
-        (cut_weights, "holds no text encoder that transformers loads"),
+        (cut_weights, "model.safetensors is damaged"),
         (drop_tokenizer, "tokenizer"),
         (max_pooling, "was saved with pooling 'max'; choose one: cls, mean"),
         (broken_pooling, "is not JSON"),
