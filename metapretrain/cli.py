@@ -16,16 +16,48 @@ DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
 OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
 
   metapretrain demo                         pretraining methods side by side on small images, in 3 minutes
-  metapretrain data                         the data sets it reads: where they come from, how to lay them out
+  metapretrain data                         the data sets it reads: source, terms, layout; checks a folder
   metapretrain report runs/stl10            the table of a folder of runs
   metapretrain plot runs/stl10              its figures
   metapretrain corrupt runs/stl10 --data-dir DIR   accuracy of its models on corrupted test images
   metapretrain predict RUN image.png ...    classify your own images with a run's model
-  metapretrain predict RUN --sst FILE ...   predict your own texts with a run's model
+  metapretrain predict RUN --sst FILE ...   predict your own texts with a run's model (--texts TASK=FILE: other tasks)
   metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of a run's encoder on your own classes
   metapretrain doctor                       versions, devices and what is missing
 
-Each has --help. Next: metapretrain {{next}}"""
+Each has --help. RUN is a run's folder, such as runs/demo/digits-demo/prl-query-s0. In a checkout there are also
+
+  python benchmarks/run_stl10.py            prototypes, SimCLR and supervision on images
+  python benchmarks/run_text.py             sentiment, paraphrases and similarity in one encoder
+  python benchmarks/run_fewshot.py          MAML and its kin, prototypical networks
+  python benchmarks/run_prompts.py          soft prompts, pretrained or not
+  python benchmarks/run_schedule.py         which pretraining task next
+  python benchmarks/run_speed.py            speed beside other libraries
+
+with --smoke for a first look (run_stl10.py: --dataset digits --smoke).
+
+Next: metapretrain {{next}}"""
+EXAMPLES = {
+    "demo": ("demo", "demo --smoke --methods supervised,prl-query --seeds 0"),
+    "data": ("data", "data stl10 --data-dir data/stl10", "data --data-dir data"),
+    "report": (
+        "report runs/stl10", "report runs/text", "report runs/fewshot", "report runs/prompts",
+        "report runs/schedule --format csv", "report runs/stl10 --bundle stl10.json",
+    ),
+    "plot": (
+        "plot runs/stl10", "plot runs/text --metrics validation/sst_accuracy train/loss",
+        "plot runs/stl10/stl10-paper/prl-query-frozen-linear-s0 --reducer umap --out figures",
+    ),
+    "corrupt": ("corrupt runs/stl10 --data-dir data/stl10",),
+    "predict": (
+        "predict runs/stl10/stl10-strong/prl-query-frozen-linear-s0 cat.png dog.png",
+        "predict runs/text/cs224n-strong/proto-s0 --sst reviews.csv --para questions.csv --sts pairs.csv",
+        "predict runs/prompts/yelp5-equal-smollm2/metapt-kmeans-s0 --texts sst2=reviews.csv",
+        "predict runs/text/mine-short/cross-s0 --texts topic=new.csv",
+    ),
+    "few-shot": ("few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5",),
+    "doctor": ("doctor",),
+}  # fmt: skip
 
 
 def build_parser() -> Parser:
@@ -34,43 +66,38 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"metapretrain {__version__}")
     add = parser.add_subparsers(metavar="COMMAND", title="commands").add_parser
 
-    def subcommand(name: str, run: Callable[[Namespace], int], about: str, example: str) -> Parser:
+    def subcommand(name: str, run: Callable[[Namespace], int], about: str) -> Parser:
         sentence = f"{about[0].upper()}{about[1:]}."
-        sub = add(name, help=about, description=sentence, epilog=f"example: {example}")
+        examples = "\n".join(f"  metapretrain {words}" for words in EXAMPLES[name])
+        sub = add(name, help=about, description=sentence, epilog=f"examples:\n{examples}")
         sub.set_defaults(command=run)
         return sub
 
-    demo = subcommand("demo", commands.demo, "pretraining methods side by side on small images",
-                      "metapretrain demo --seeds 0 1 2")  # fmt: skip
+    demo = subcommand("demo", commands.demo, "pretraining methods side by side on small images")
     common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2), data_dir=False)
     demo.add_argument("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
     demo.add_argument("--job", action="store_true", help=SUPPRESS)  # one of several side by side
-    _data(subcommand("data", commands.data, "the data sets: source, terms and layout; checks a folder",
-                     "metapretrain data stl10 --data-dir data/stl10"))  # fmt: skip
-    _report(subcommand("report", commands.report, "the table of a folder of runs, with intervals",
-                       "metapretrain report runs/stl10"))  # fmt: skip
-    plot = subcommand("plot", commands.plot, "the curves and the comparison of a folder of runs",
-                      "metapretrain plot runs/stl10")  # fmt: skip
+    _data(subcommand("data", commands.data, "the data sets: source, terms and layout; checks a folder"))
+    _report(subcommand("report", commands.report, "the table of a folder of runs, with intervals"))
+    plot = subcommand("plot", commands.plot, "the curves and the comparison of a folder of runs")
     plot.add_argument("runs", type=Path, metavar="RUNS", help="a run's folder or one with runs below it")
     plot.add_argument("--out", type=Path, metavar="DIR", help="default: figures, beside the runs")
     plot.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="such as train/loss")
     plot.add_argument("--reducer", choices=REDUCERS, help="also map each run's embeddings again, by this method")
-    corrupt = subcommand("corrupt", commands.corrupt, "accuracy under corruptions, added to the results of runs",
-                         "metapretrain corrupt runs/stl10 --data-dir data/stl10")  # fmt: skip
+    corrupt = subcommand("corrupt", commands.corrupt, "accuracy under corruptions, added to the results of runs")
     corrupt.add_argument("runs", type=Path, metavar="RUNS", help="a finished run's folder or one with runs below it")
     corrupt.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add_device_options(corrupt, precision=False)
-    _predict(subcommand("predict", commands.predict, "classify images or texts with a run's model",
-                        "metapretrain predict runs/stl10/stl10-strong/prl-query-s0 cat.png"))  # fmt: skip
-    _few_shot(subcommand("few-shot", commands.few_shot, "k-shot accuracy of a run's encoder on your images",
-                         "metapretrain few-shot RUN --image-folder photos --ways 5 --shots 1 5"))  # fmt: skip
-    subcommand("doctor", commands.doctor, "versions, devices and what is missing", "metapretrain doctor")
+    _predict(subcommand("predict", commands.predict, "classify images or texts with a run's model"))
+    _few_shot(subcommand("few-shot", commands.few_shot, "k-shot accuracy of a run's encoder on your images"))
+    subcommand("doctor", commands.doctor, "versions, devices and what is missing")
     return parser
 
 
 def _data(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show this data set only")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="check that NAME can be read from DIR")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR",
+                        help="check whether NAME can be read from DIR, or which sets can")  # fmt: skip
     parser.add_argument("--download", action="store_true", help="first fetch NAME into DIR")
 
 
@@ -107,12 +134,18 @@ def _few_shot(parser: Parser) -> None:
     add_device_options(parser, precision=False)
 
 
+def _next() -> str:
+    """What to try now: the table of the runs that are here, or the demo."""
+    results = sorted(Path("runs").glob("*/*/*/result.json"), key=lambda path: path.stat().st_mtime)
+    return f"report {results[-1].parents[2].as_posix()}" if results else "demo"
+
+
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
     options = build_parser().parse_args(argv)
     if not hasattr(options, "command"):
-        print(OVERVIEW.format(next="report runs/demo" if Path("runs/demo").is_dir() else "demo"))
+        print(OVERVIEW.format(next=_next()))
         return 0
     command: Callable[[Namespace], int] = options.command
     return command(options)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metapretrain.devices import check_device
@@ -36,10 +39,13 @@ def data(options: Namespace) -> int:
 
     known = DATASETS | TEXT_DATASETS
     if options.name is None:
-        if options.data_dir or options.download:
+        if options.download:
             raise InputError(f"name the data set first: {', '.join(known)}")
+        if options.data_dir is not None:
+            return _check_all(options.data_dir, known)
         print("\n\n".join(_described(info) for info in known.values()))
-        print("\nCheck a folder: metapretrain data NAME --data-dir DIR")
+        print("\nYour own texts are tables with columns that you name: docs/own-text-tasks.md")
+        print("\nWhat a folder holds: metapretrain data --data-dir DIR; one set: metapretrain data NAME --data-dir DIR")
         return 0
     info = known[one_of("data set", options.name, known)]
     if options.download:
@@ -52,7 +58,27 @@ def data(options: Namespace) -> int:
 
 
 def _described(info: DatasetInfo | TextDatasetInfo) -> str:
-    return f"{info.name}\n  source  {info.source}\n  terms   {info.terms}\n  layout  {info.layout}"
+    lines = {"source": info.source, "terms": info.terms, "layout": info.layout, "for": info.read_by}
+    return "\n".join([info.name, *(f"  {name:7} {text}" for name, text in lines.items())])
+
+
+def _check_all(folder: Path, known: Mapping[str, DatasetInfo | TextDatasetInfo]) -> int:
+    """Show which data sets can be read from a folder."""
+    if not folder.is_dir():
+        raise InputError(f"no such folder: {folder}")
+    logger, missing = logging.getLogger("metapretrain"), []
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # each file's counts, and each row that is left out
+    for info in known.values():
+        if info.needs_folder:
+            try:
+                print(info.check(folder))
+            except InputError:
+                missing.append(info.name)
+    logger.setLevel(level)
+    if missing:
+        print(f"cannot be read from {folder}: {', '.join(missing)} (metapretrain data NAME --data-dir DIR says why)")
+    return 0
 
 
 def _download(name: str, options: Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -116,20 +117,26 @@ def test_without_arguments_it_says_what_there_is_and_what_to_do_next(
     shown = show([], capsys)
     assert all(f"metapretrain {command}" in shown for command in COMMANDS)
     assert shown.rstrip().endswith("Next: metapretrain demo")
-    (tmp_path / "runs" / "demo").mkdir(parents=True)
-    assert show([], capsys).rstrip().endswith("Next: metapretrain report runs/demo")
+    scripts = {path.name for path in (Path(__file__).parent.parent / "benchmarks").glob("run_*.py")}
+    assert scripts == set(re.findall(r"benchmarks/(\w+\.py)", shown))
+    write_run(tmp_path / "runs" / "demo" / "digits-demo", "supervised", 0, 12)
+    last = show([], capsys).rstrip().splitlines()[-1]
+    assert last == "Next: metapretrain report runs/demo"
+    assert "| supervised | 1 |" in show(last.split()[2:], capsys)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_each_command_has_an_example_that_parses(
+def test_help_of_each_command_has_examples_that_parse(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
-    example = capsys.readouterr().out.partition("example: metapretrain ")[2].split()
-    assert example[0] == command
-    build_parser().parse_args(example)
+    examples = re.findall("^  metapretrain (.*)", capsys.readouterr().out.partition("examples:\n")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        assert example.split()[0] == command
+        build_parser().parse_args(example.split())
 
 
 def test_help_and_version_are_quick_and_import_no_torch() -> None:
@@ -162,7 +169,8 @@ def test_module_can_be_run() -> None:
         (["data", "slt10"], "did you mean 'stl10'"),
         (["data", "stl10", "--data-dir", "nowhere"], "nowhere"),
         (["data", "cs224n", "--data-dir", "nowhere"], "no folder nowhere: it must hold"),
-        (["data", "--data-dir", "nowhere"], "name the data set first"),
+        (["data", "--data-dir", "nowhere"], "no such folder: nowhere"),
+        (["data", "--download", "--data-dir", "nowhere"], "name the data set first"),
         (["data", "digits", "--download"], "nothing to download"),
         (["data", "stl10", "--download"], "--data-dir"),
         (["few-shot", "run"], "--image-folder"),
@@ -199,16 +207,6 @@ def test_demo_gets_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_names_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.__version__ in show(["doctor"], capsys)
-
-
-def test_data_lists_describes_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = show(["data"], capsys)
-    assert all(word in listed for word in ("stl10", "digits", "image-folder", "terms", "layout"))
-    described = show(["data", "stl10"], capsys)
-    assert "stl10_binary" in described
-    assert "scikit-learn" not in described
-    assert "digits" in show(["data", "digits"], capsys)
-    assert "cs224n" in listed and "Quora" in show(["data", "qqp"], capsys)
 
 
 def test_report_writes_all_formats_and_shows_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ class DatasetInfo:
         source: address of the publisher.
         terms: of use, in one line.
         layout: what the folder must hold.
+        read_by: what reads it.
         splits: names of the splits.
         needs_folder: whether a data folder must be named.
         check: returns one line about a folder, or raises InputError.
@@ -43,6 +44,7 @@ class DatasetInfo:
     source: str
     terms: str
     layout: str
+    read_by: str
     splits: tuple[str, ...]
     needs_folder: bool
     check: Callable[[Folder], str]
@@ -61,6 +63,7 @@ _ROWS = (
         source="https://cs.stanford.edu/~acoates/stl10/",
         terms="no licence stated; images from ImageNet (research use); cite Coates, Ng and Lee (2011)",
         layout="stl10_binary/ with train_X.bin, train_y.bin, test_X.bin, test_y.bin; a split needs its own",
+        read_by="benchmarks/run_stl10.py",
         splits=STL10_SPLITS,
         needs_folder=True,
         check=lambda folder: check_stl10(_require(folder, "stl10")),
@@ -71,6 +74,7 @@ _ROWS = (
         source="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
         terms="CC BY 4.0 (UCI); shipped with scikit-learn",
         layout="none: part of scikit-learn",
+        read_by="metapretrain demo, benchmarks/run_stl10.py --dataset digits",
         splits=DIGITS_SPLITS,
         needs_folder=False,
         check=check_digits,
@@ -81,6 +85,7 @@ _ROWS = (
         source="https://github.com/brendenlake/omniglot; split: https://github.com/jakesnell/prototypical-networks",
         terms="MIT; cite Lake, Salakhutdinov and Tenenbaum (2015)",
         layout=OMNIGLOT_LAYOUT,
+        read_by="benchmarks/run_fewshot.py",
         splits=OMNIGLOT_SPLITS,
         needs_folder=True,
         check=lambda folder: check_omniglot(_require(folder, "omniglot")),
@@ -91,6 +96,7 @@ _ROWS = (
         source="your own images",
         terms="your own",
         layout="{train,test}/<class>/<image>, or <class>/<image> for a fixed stratified 80/20 split",
+        read_by="benchmarks/run_stl10.py and run_fewshot.py, each with --image-folder; metapretrain few-shot",
         splits=FOLDER_SPLITS,
         needs_folder=True,
         check=lambda folder: check_image_folder(_require(folder, "image-folder")),

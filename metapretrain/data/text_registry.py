@@ -22,6 +22,7 @@ class TextDatasetInfo:
         source: address of the publisher.
         terms: of use, in one line.
         layout: what the folder must hold.
+        read_by: what reads it.
         check: returns one line about a folder, or raises InputError.
         needs_folder: whether a data folder must be named.
 
@@ -34,9 +35,22 @@ class TextDatasetInfo:
     source: str
     terms: str
     layout: str
+    read_by: str
     check: Callable[[str | Path], str]
     needs_folder: bool = True
 
+
+TEXT, PROMPTS, SCHEDULE = (f"benchmarks/run_{name}.py" for name in ("text", "prompts", "schedule"))
+# The folders, below the one that PROMPTS and SCHEDULE are given, in which a set is looked for first.
+PLACES = {
+    "yelp5": "yelp5", "amazon5": "amazon5", "amazon5-kindle": "amazon5", "amazon2": "amazon2", "sst5": "cs224n",
+    "sst2": "sst2", "sentihood": "sentihood", "semeval-restaurant": "semeval2016", "semeval-laptop": "semeval2016",
+    "rte": "glue/RTE", "mrpc": "glue/MRPC", "cola": "glue/CoLA", "qnli": "glue/QNLI_subset", "wic": "superglue/WiC",
+    "cb": "superglue/CB", "copa": "superglue/COPA", "ptb": "ptb", "gutenberg": "ptb", "wikitext-2": "wikitext-2",
+    "dailydialog": "dailydialog_pp", "dailydialog-pp": "dailydialog_pp", "mutual": "mutual", "conll04": "conll04",
+    "conll2003": "conll2003", "squad": "squad",
+}  # fmt: skip
+_BOTH = ("rte", "mrpc", "ptb", "wikitext-2")  # the prompts benchmark and that of schedules
 
 _ROWS: tuple[TextDatasetInfo, ...] = (
     TextDatasetInfo(
@@ -44,6 +58,7 @@ _ROWS: tuple[TextDatasetInfo, ...] = (
         source="https://web.stanford.edu/class/cs224n/ (default final project: SST, Quora, SemEval STS)",
         terms="research use, by the terms of SST, Quora and STS-B; cite Socher et al. (2013), Cer et al. (2017)",
         layout=LAYOUT,
+        read_by=TEXT,
         check=check_cs224n,
     ),
     TextDatasetInfo(
@@ -51,6 +66,7 @@ _ROWS: tuple[TextDatasetInfo, ...] = (
         source="https://quoradata.quora.com/First-Quora-Dataset-Release-Question-Pairs (parts of it, to add to cs224n)",
         terms="Quora's terms of use: non-commercial research; not to be redistributed",
         layout=QQP_LAYOUT,
+        read_by=f"{TEXT} --qqp DIR",
         check=check_qqp,
     ),
 )
@@ -109,11 +125,20 @@ _SENTENCES = (  # name, source, terms, layout
     ),
 )
 _ROWS += tuple(
-    TextDatasetInfo(name, source, terms, layout, partial(check_plain if name in PLAIN else check_sentiment, name))
+    TextDatasetInfo(
+        name,
+        source,
+        terms,
+        f"DIR/{PLACES[name]}: {layout}",
+        f"{PROMPTS} and {SCHEDULE}" if name in _BOTH else PROMPTS,
+        partial(check_plain if name in PLAIN else check_sentiment, name),
+    )
     for name, source, terms, layout in _SENTENCES
 )
 _ROWS += tuple(
-    TextDatasetInfo(name, about.source, about.terms, about.layout, partial(check_language, name))
+    TextDatasetInfo(
+        name, about.source, about.terms, f"DIR/{PLACES[name]}: {about.layout}", SCHEDULE, partial(check_language, name)
+    )
     for name, about in LANGUAGE_SETS.items()
 )
 TEXT_DATASETS: dict[str, TextDatasetInfo] = {row.name: row for row in _ROWS}

@@ -1,0 +1,53 @@
+"""`metapretrain data`: it lists all that is read, says where it belongs, and checks folders."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from metapretrain.data import sentiment
+from metapretrain.data.registry import DATASETS
+from metapretrain.data.text_registry import PLACES, TEXT_DATASETS
+from metapretrain.errors import InputError
+from metapretrain.tasks.pretraining.registry import TASKS
+from tests.test_cli import show, write_image
+
+
+def test_data_lists_describes_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = show(["data"], capsys)
+    assert all(word in listed for word in ("stl10", "digits", "image-folder", "terms", "layout"))
+    described = show(["data", "stl10"], capsys)
+    assert "stl10_binary" in described
+    assert "scikit-learn" not in described
+    assert "digits" in show(["data", "digits"], capsys)
+    assert "cs224n" in listed and "Quora" in show(["data", "qqp"], capsys)
+
+
+def test_data_lists_what_every_benchmark_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = dict(re.findall(r"^(\S+)\n((?:  .*\n)+)", show(["data"], capsys), re.MULTILINE))
+    assert set(listed) == {*DATASETS, *TEXT_DATASETS}
+    for about in listed.values():
+        assert re.fullmatch(r"  source  .+\n  terms   .+\n  layout  .+\n  for     .+\n", about)
+    reads = {
+        "run_prompts.py": [*sentiment.SOURCES, *sentiment.PLAIN],
+        "run_schedule.py": [name for task in TASKS.values() for name in task.data],
+    }
+    for script, names in reads.items():
+        assert names and all(script in listed[name] for name in names)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_set_of_texts_is_looked_for_where_the_list_says(name: str, tmp_path: Path) -> None:
+    (tmp_path / PLACES[name]).mkdir(parents=True)
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / PLACES[name]))):
+        TEXT_DATASETS[name].check(tmp_path)
+
+
+def test_data_shows_which_sets_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(tmp_path / "train" / "cat" / "a.png", 9)
+    write_image(tmp_path / "test" / "cat" / "b.png", 9)
+    shown = show(["data", "--data-dir", str(tmp_path)], capsys).splitlines()
+    assert shown[0].startswith("image-folder: ")
+    assert len(shown) == 2 and shown[1].startswith(f"cannot be read from {tmp_path}: stl10, omniglot, cs224n, qqp")
