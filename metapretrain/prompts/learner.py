@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from metapretrain.maml import adapt
 from metapretrain.maml.problem import Options
 from metapretrain.maml.rates import parse_rates
 from metapretrain.prompts.batch import PromptBatch
+from metapretrain.prompts.clipping import clipped, clipped_steps
 from metapretrain.prompts.fitting import Fitted, Pair, fit
 from metapretrain.prompts.prompted import PromptedModel
 from metapretrain.prompts.soft_prompt import SoftPrompt
@@ -34,6 +36,7 @@ class PromptMAML(nn.Module):
         inner_lr: alpha: a number above 0, or a tensor that (L, D) broadcasts with, which can be learned.
         inner_steps: 0 is plain prompt tuning on the query rows.
         order: 2, or 1 to take the inner gradients as constants.
+        inner_clip: norm to which each task's inner gradient is scaled down; None: as it is.
         chunk: tasks computed at a time; None: all.
         reduction: the outer loss is the "sum" over tasks (equation 6) or their "mean".
         checkpoint: compute inner steps again in the backward pass, for less memory.
@@ -64,6 +67,7 @@ class PromptMAML(nn.Module):
         inner_lr: float | Tensor = 0.08,
         inner_steps: int = 1,
         order: int = 2,
+        inner_clip: float | None = None,
         chunk: int | None = None,
         reduction: str = "sum",
         checkpoint: bool = False,
@@ -78,8 +82,12 @@ class PromptMAML(nn.Module):
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise InputError(f"chunk must be an integer of at least 1, or None, not {chunk!r}")
         Options(inner_lr, inner_steps, order, checkpoint=checkpoint)
+        if inner_clip is not None and not 0 < inner_clip < math.inf:
+            raise InputError(f"inner_clip is a norm above 0, or None, not {inner_clip!r}")
+        if inner_clip is not None and checkpoint:
+            raise InputError("checkpoint takes no inner_clip; leave one of them out")
         parse_rates({"prompt": inner_lr}, {"prompt": prompt.weight.shape}, inner_steps)
-        self.prompt, self.chunk = prompt, chunk
+        self.prompt, self.chunk, self.inner_clip = prompt, chunk, inner_clip
         self.inner_lr: float | Tensor = inner_lr
         self.inner_steps, self.order, self.checkpoint = inner_steps, order, checkpoint
         self.reduction = one_of("reduction", reduction, ["mean", "sum"])
@@ -98,6 +106,13 @@ class PromptMAML(nn.Module):
             # A task's mean loss depends on its own prompt alone: the sum's gradient holds each task's.
             return self.prompted.losses(params["prompt"], rows).mean(1).sum()
 
+        if self.inner_clip is not None:
+
+            def loss(fast: Tensor) -> Tensor:
+                return summed({"prompt": fast}, support)
+
+            sizes = {"steps": self.inner_steps, "order": self.order}
+            return clipped_steps(loss, stack, self.inner_lr, most=self.inner_clip, **sizes)
         options: dict[str, Any] = {"steps": self.inner_steps, "order": self.order, "checkpoint": self.checkpoint}
         rates = {"prompt": self.inner_lr}
         found: Tensor = adapt(summed, {"prompt": stack}, support, lr=rates, engine="loop", **options)["prompt"]
@@ -140,7 +155,7 @@ class PromptMAML(nn.Module):
                 before = self.prompted.losses(stack, part).mean(1)
                 (gradient,) = torch.autograd.grad(before.sum(), stack)
             if self.inner_steps == 1:
-                fast = (stack - self.inner_lr * gradient).detach()
+                fast = (stack - self.inner_lr * clipped(gradient, self.inner_clip)).detach()
             else:
                 fast = self._adapted(stack.detach(), part).detach()
             assert other.labels is not None

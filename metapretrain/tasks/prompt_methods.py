@@ -99,6 +99,7 @@ class Meta:
         clusters: meta tasks K.
         shots: rows m of a task's support part, and of its query part.
         lr: outer rate beta; `inner_lr`: alpha.
+        inner_clip: norm that each task's inner gradient is scaled down to; None: as it is.
         learned: learn an inner rate for each row of the prompt, with rate `rate_lr`.
         steps: outer steps at most, with the paper's budget.
         patience: validations, with the paper's budget.
@@ -109,6 +110,7 @@ class Meta:
     lr: float = 0.025
     inner_lr: float = 0.08
     inner_steps: int = 1
+    inner_clip: float | None = None
     order: int = 2
     reduction: str = "sum"
     weight_decay: float = 0.01
@@ -125,6 +127,8 @@ class Meta:
             raise InputError(f"order is 1 or 2, got {self.order}")
         one_of("reduction", self.reduction, ("mean", "sum"))
         _check({"weight_decay": self.weight_decay}, 0)
+        if self.inner_clip is not None and not 0 < self.inner_clip < math.inf:
+            raise InputError(f"inner_clip must be above 0, or none, got {self.inner_clip}")
         if not all(0 < rate < math.inf for rate in (self.lr, self.inner_lr, self.rate_lr)):
             raise InputError(f"rates must be above 0, got {self.lr}, {self.inner_lr} and {self.rate_lr}")
 

@@ -103,6 +103,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         learner = PromptMAML(
             model.model, soft, model.template, model.verbalizer, inner_lr=rate, order=r.meta.order,
             inner_steps=r.meta.inner_steps if method.objective == "meta" else 0, chunk=self.tasks_per_pass,
+            inner_clip=r.meta.inner_clip,
             reduction=r.meta.reduction, max_length=r.max_length, normalise=r.normalise,
         )  # fmt: skip
         context = partial(mixed_precision, device, self.machine.precision)

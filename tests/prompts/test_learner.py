@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -31,7 +32,9 @@ def parts(maml: PromptMAML, seed: int = 0) -> tuple[PromptBatch, PromptBatch]:
     return data.take(rows[:, :ROWS]), data.take(rows[:, ROWS:])
 
 
-def loop(maml: PromptMAML, support: PromptBatch, query: PromptBatch, steps: int, order: int) -> tuple[Tensor, Tensor]:
+def loop(
+    maml: PromptMAML, support: PromptBatch, query: PromptBatch, steps: int, order: int, clip: float = math.inf
+) -> tuple[Tensor, Tensor]:
     """Algorithm 1, one task and one row at a time: losses (K,) and the gradient of their sum."""
 
     def mean_loss(prompt: Tensor, batch: PromptBatch, task: int) -> Tensor:
@@ -44,6 +47,8 @@ def loop(maml: PromptMAML, support: PromptBatch, query: PromptBatch, steps: int,
         prompt = initial
         for _ in range(steps):
             (gradient,) = torch.autograd.grad(mean_loss(prompt, support, task), prompt, create_graph=order == 2)
+            if gradient.detach().norm() > clip:
+                gradient = clip * gradient / gradient.norm()
             prompt = prompt - maml.inner_lr * gradient
         losses.append(mean_loss(prompt, query, task))
     return torch.stack(losses).detach(), torch.autograd.grad(torch.stack(losses).sum(), initial)[0]
@@ -61,6 +66,23 @@ def test_equals_one_task_after_another(name: str, steps: int, order: int) -> Non
         expected_losses, expected = loop(maml, support, query, steps, order)
     torch.testing.assert_close(losses.detach(), expected_losses, rtol=0, atol=1e-8)
     torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("steps", "order"), [(1, 2), (2, 2), (2, 1)])
+def test_each_task_is_clipped_on_its_own(steps: int, order: int) -> None:
+    free = learner("llama")
+    support, query = parts(free)
+    norms = free.curves(support, query)["inner_gradient_norm"].sort().values
+    clip = float((norms[0] + norms[1]) / 2)  # the first step of one task is not clipped
+    maml = learner("llama", inner_steps=steps, order=order, inner_clip=clip)
+    losses = maml.backward(support, query)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected_losses, expected = loop(maml, support, query, steps, order, clip)
+    torch.testing.assert_close(losses, expected_losses, rtol=0, atol=1e-8)
+    torch.testing.assert_close(maml.prompt.weight.grad, expected, rtol=1e-8, atol=1e-8)
+    after = maml.curves(support, query)["query_loss_after"]
+    torch.testing.assert_close(after, expected_losses, rtol=0, atol=1e-8)
+    assert not torch.allclose(losses, learner("llama", inner_steps=steps, order=order).losses(support, query))
 
 
 def test_second_order_is_the_derivative_of_the_loss() -> None:
