@@ -87,7 +87,7 @@ def cs224n() -> Files:
     for split in ("train", "dev"):
         sst = [(n, f"{split}{n}", text, n % 5) for n, text in enumerate(sentences(f"{split} film"))]
         sts = [(n, f"{split}{n}", text, f"b {text}", n % 11 / 2) for n, text in enumerate(sentences(f"{split} cat"))]
-        para = [(n, f"{split}{n}", text, f"why {text}", f"{n % 2}.0") for n, text in enumerate(sentences(f"{split} how"))]
+        para = [(n, f"{split}{n}", t, f"why {t}", f"{n % 2}.0") for n, t in enumerate(sentences(f"{split} how"))]
         files[f"ids-sst-{split}.csv"] = table("\tid\tsentence\tsentiment", sst)
         files[f"sts-{split}.csv"] = table("\tid\tsentence1\tsentence2\tsimilarity", sts)
         files[f"quora-{split}.csv"] = table("\tid\tsentence1\tsentence2\tis_duplicate", para)
@@ -142,10 +142,11 @@ def sentiment(name: str) -> Files:
                      for n, t in train] for f in ("train", "dev", "test")}  # fmt: skip
         return {f"sentihood-{f}.json": as_json(rows) for f, rows in items.items()}
     told = ("positive", "negative", "neutral")
-    start, end = '<?xml version="1.0" encoding="UTF-8"?>\n<Reviews><Review rid="1"><sentences>', "</sentences></Review></Reviews>"
+    start = '<?xml version="1.0" encoding="UTF-8"?>\n<Reviews><Review rid="1"><sentences>'
     texts = [start + "".join(
-        f'<sentence id="{n}">\n<text>{text}</text><Opinions><Opinion category="A#B" polarity="{told[n % 3]}"/></Opinions>'
-        "</sentence>\n" for n, text in rows) + end for rows in (train, test)]  # fmt: skip
+        f'<sentence id="{n}">\n<text>{text}</text>'
+        f'<Opinions><Opinion category="A#B" polarity="{told[n % 3]}"/></Opinions></sentence>\n'
+        for n, text in rows) + "</sentences></Review></Reviews>" for rows in (train, test)]  # fmt: skip
     names = ("ABSA16_Laptops_Train_SB1_v2.xml", "EN_LAPT_SB1_TEST_.xml.gold")
     return {f: text.encode() for f, text in zip(names, texts, strict=True)}
 
@@ -159,8 +160,9 @@ def conll2003() -> Files:
 
 def conll04() -> Files:
     """One JSON file of three parts."""
-    rows = [{"tokens": text.split(), "entities": [{"type": "Peop", "start": 0, "end": 1}, {"type": "Loc", "start": 2, "end": 4}],
-             "relations": [{"type": "Live_In", "head": 0, "tail": 1}]} for text in sentences("Ann")]  # fmt: skip
+    entities = [{"type": "Peop", "start": 0, "end": 1}, {"type": "Loc", "start": 2, "end": 4}]
+    relations = [{"type": "Live_In", "head": 0, "tail": 1}]
+    rows = [{"tokens": t.split(), "entities": entities, "relations": relations} for t in sentences("Ann")]
     return {"conll04/conll04.json": as_json(dict.fromkeys(("train", "dev", "test"), rows))}
 
 
@@ -168,7 +170,8 @@ def squad() -> Files:
     """Four files of as many lines, and a JSON file."""
     parts = {"context": "{} .", "question": "What of {} ?", "answer": "number", "span": "2 2"}
     files = {f"{folder}/{stem}.{part}": "".join(form.format(t) + "\n" for t in sentences("Ann")).encode()
-             for folder, stem in (("small_train", "train"), ("all_val", "val")) for part, form in parts.items()}  # fmt: skip
+             for folder, stem in (("small_train", "train"), ("all_val", "val"))
+             for part, form in parts.items()}  # fmt: skip
     qas = [{"question": f"{t} ?", "answers": [{"answer_start": 3, "text": "don't"}]} for t in sentences("What", 6)]
     files["xquad.en.json"] = as_json({"data": [{"paragraphs": [{"context": "We don't.", "qas": qas}]}]})
     return files
@@ -178,7 +181,8 @@ def wic() -> Files:
     """Two forms of JSON lines."""
     rows = [{"label": n % 2, "text": f"Word: go. Sentence 1: I go {t} . Sentence 2: It went {n} !"}
             for n, t in enumerate(sentences("to"))]  # fmt: skip
-    test = [{"word": "go", "sentence1": f"went {t}", "sentence2": "I go.", "label": True, "idx": 0} for t in sentences("by", 3)]
+    usual = {"word": "go", "sentence2": "I go.", "label": True, "idx": 0}
+    test = [{**usual, "sentence1": f"went {t}"} for t in sentences("by", 3)]
     lines = ["".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part).encode() for part in (rows, test)]
     return {"WiC/train.jsonl": lines[0], "WiC/FewGLUE_32dev/val.jsonl": lines[1]}
 
@@ -201,7 +205,8 @@ def picture(seed: int, size: int, mode: str) -> bytes:
 def omniglot() -> Files:
     """Characters in folders, and a split file."""
     files = {f"omniglot-py/{part}/{name}/0001_{n + 1:02}.png": picture(n, 105, "1")
-             for part, name in (("images_background", "Greek/character01"), ("images_evaluation", "Tifinagh/character07"))
+             for part, name in (("images_background", "Greek/character01"),
+                                ("images_evaluation", "Tifinagh/character07"))
              for n in range(20)}  # fmt: skip
     lines = "".join(f"Greek/character01/rot{angle:03}\n" for angle in (0, 90, 180, 270))
     return {**files, "omniglot-splits/train.txt": lines.encode()}

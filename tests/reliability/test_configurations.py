@@ -71,7 +71,7 @@ def test_every_option_and_every_field_is_drawn() -> None:
         assert len(list(leaves(recipe))) > 10
 
 
-@pytest.mark.parametrize("draws", lengths(8, 300))
+@pytest.mark.parametrize("draws", lengths(5, 300))
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_plan(name: str, draws: int, tmp_path: Path, paths: list[str]) -> None:
     script, recipe, always, _ = SCRIPTS[name]
@@ -86,7 +86,7 @@ def test_a_plan(name: str, draws: int, tmp_path: Path, paths: list[str]) -> None
     run()
 
 
-@pytest.mark.parametrize(("name", "draws"), [("prompts", 2), *(only_long(name, 25) for name in SCRIPTS)])
+@pytest.mark.parametrize(("name", "draws"), [("prompts", 2), *(only_long(name, 15) for name in SCRIPTS)])
 def test_a_whole_run(name: str, draws: int, tmp_path: Path, paths: list[str]) -> None:
     script, recipe, always, few = SCRIPTS[name]
     lines = command_lines(script.options_of, recipe, paths, small=True)

@@ -81,7 +81,7 @@ def outcome(out: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("victim", "words", "kills"),
     [
-        pytest.param("run_stl10", PRL, 3, id="images-short"),
+        pytest.param("run_stl10", PRL, 2, id="images-short"),
         only_long("run_stl10", [*PRL, "--set", "epochs=8"], 20),
         only_long("run_text", ["--methods", "proto"], 10),
         only_long("run_prompts", ["--methods", "metapt-kmeans", "--sets", "sst2"], 10),
