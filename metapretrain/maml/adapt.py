@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from metapretrain.maml.choice import Choice, choose
 from metapretrain.maml.engines import higher, learn2learn, loop, vmap
 from metapretrain.maml.inner import HiddenWeights, Inner, LossFunction, Named, differentiable_twice
+from metapretrain.maml.layouts import channels_last
 from metapretrain.maml.nests import Nest, map_tensors, rebuild
 from metapretrain.maml.problem import Options, build, stack_results, task_of
 from metapretrain.maml.steps import at_step
@@ -149,7 +151,7 @@ def _evaluated(
         if engine == "mixed":
             each = zip(*(stack.unbind() for stack in fast.values()), strict=True)
             adapted = ({**frozen, **dict(zip(fast, values, strict=True))} for values in each)
-            return _one_by_one(inner, call, adapted, query)
+            return _one_by_one(inner, call, adapted, query, engine)
         with at_step(inner.steps):
             return vmap.over_tasks(call, fast, frozen, query)
 
@@ -157,12 +159,18 @@ def _evaluated(
         with differentiable_twice(inner.order):
             return ONE_TASK[engine](inner, named, task_of(support, task))
 
-    return _one_by_one(inner, call, map(one_task, range(tasks)), query)
+    return _one_by_one(inner, call, map(one_task, range(tasks)), query, engine)
 
 
-def _one_by_one(inner: Inner, call: Callable[[Named, Nest], Tensor], adapted: Iterable[Named], query: Nest) -> Tensor:
+def _one_by_one(
+    inner: Inner, call: Callable[[Named, Nest], Tensor], adapted: Iterable[Named], query: Nest, engine: str
+) -> Tensor:
     values = []
     for task, params in enumerate(adapted):
-        with at_step(inner.steps):
-            values.append(call(params, task_of(query, task)))
+        data = task_of(query, task)
+        layout: AbstractContextManager[object] = nullcontext()
+        if engine in ("loop", "mixed"):
+            params, data, layout = channels_last(params, data)
+        with at_step(inner.steps), layout:
+            values.append(call(params, data))
     return torch.stack(values)
