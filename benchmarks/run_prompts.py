@@ -73,6 +73,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         help=f"{', '.join(known)} (default: those of one sentence)")  # fmt: skip
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
         help="change the recipe: meta.inner_lr=0.5 examples=640 rows=1000")  # fmt: skip
+    add("--schedule", metavar="NAME", help="which meta tasks a step takes, in place of all: uniform, proportional, "
+        "round-robin, utility, exp3, fixed:task-0, with options (docs/prompts.md)")  # fmt: skip
     add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
     add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
     add("--cache", type=Path, metavar="DIR", help="where a converted model is kept (default: the user's cache)")
@@ -89,7 +91,8 @@ def recipe_of(options: Namespace) -> PromptRecipe:
     recipe = TRIAL if options.smoke else PromptRecipe()
     wanted = {name: getattr(options, name) for name in ("model", "budget", "reads")}
     given = {name: value for name, value in wanted.items() if value is not None}
-    return override(replace(recipe, stratified=options.draw == "stratified", **given), options.changes)
+    changes = options.changes if options.schedule is None else [*options.changes, f"meta.scheduler={options.schedule}"]
+    return override(replace(recipe, stratified=options.draw == "stratified", **given), changes)
 
 
 def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
@@ -121,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("a prompts run is one process; run rows side by side with --jobs-per-device, on all GPUs")
     data = data_of(options, recipe)
     model = re.sub(r"[^\w.+-]", "-", Path(recipe.model).name)
-    name = "-".join(filter(None, [recipe.budget, model, options.tag, "smoke" * options.smoke]))
+    schedule = re.sub(r"[^\w.+-]", "-", recipe.meta.scheduler)
+    name = "-".join(filter(None, [recipe.budget, model, schedule, options.tag, "smoke" * options.smoke]))
     experiment = PromptExperiment(
         "prompts", "made" if options.smoke else PRETRAINING, name, recipe, data, machine, options.out,
         None if options.no_figures or options.validate else options.seeds[0], options.resume, cache=options.cache,

@@ -99,7 +99,11 @@ class PromptMAML(nn.Module):
     def adapted(self, support: PromptBatch) -> Tensor:
         """Each task's prompt after the inner steps on its support rows (K, m), (K, L, D)."""
         _check_tasks("support", support)
-        return self._adapted(self.prompt().expand(support.shape[0], -1, -1), support)
+        stack = self.prompt().expand(support.shape[0], -1, -1)
+        if torch.is_grad_enabled():
+            return self._adapted(stack, support)
+        with torch.enable_grad():
+            return self._adapted(stack.detach(), support).detach()
 
     def _adapted(self, stack: Tensor, support: PromptBatch) -> Tensor:
         def summed(params: dict[str, Tensor], rows: PromptBatch) -> Tensor:

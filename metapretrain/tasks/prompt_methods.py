@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.prompts import PromptTemplate
+from metapretrain.tasks.schedules import parse_schedule
 
 STARTS = ("none", "random", "vocabulary")
 OBJECTIVES = ("mixed", "multitask", "meta")
@@ -101,6 +102,8 @@ class Meta:
         lr: outer rate beta; `inner_lr`: alpha.
         inner_clip: norm that each task's inner gradient is scaled down to; None: as it is.
         learned: learn an inner rate for each row of the prompt, with rate `rate_lr`.
+        scheduler: "" for all tasks in each step; else as many as there are, each chosen by this schedule:
+            :func:`metapretrain.tasks.schedules.parse_schedule`, with tasks `task-0` to `task-(clusters-1)`.
         steps: outer steps at most, with the paper's budget.
         patience: validations, with the paper's budget.
     """
@@ -116,6 +119,7 @@ class Meta:
     weight_decay: float = 0.01
     learned: bool = False
     rate_lr: float = 1e-3
+    scheduler: str = ""
     steps: int = 20_000
     patience: int = 6
 
@@ -126,6 +130,8 @@ class Meta:
         if self.order not in (1, 2):
             raise InputError(f"order is 1 or 2, got {self.order}")
         one_of("reduction", self.reduction, ("mean", "sum"))
+        if self.scheduler:
+            parse_schedule(self.scheduler, [f"task-{task}" for task in range(self.clusters)])
         _check({"weight_decay": self.weight_decay}, 0)
         if self.inner_clip is not None and not 0 < self.inner_clip < math.inf:
             raise InputError(f"inner_clip must be above 0, or none, got {self.inner_clip}")

@@ -6,20 +6,20 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec
-from metapretrain.episodes.groups import tidy_groups
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptBatch, PromptMAML
 from metapretrain.tasks.prompt_methods import PromptRecipe
 from metapretrain.tasks.prompt_pool import Pool
 from metapretrain.tasks.prompt_replay import Replay
+from metapretrain.tasks.prompt_rows import MetaRows
+from metapretrain.tasks.prompt_schedule import AllTasks, ScheduledTasks
 from metapretrain.tasks.prompt_stack import Job, Progress, Stack
 from metapretrain.training import RunFolder, checkpoint
 
@@ -30,7 +30,7 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A prompt (L, D) on the CPU, steps taken and kept, its held-out accuracy, and the number of meta tasks."""
+    """A prompt (L, D) on the CPU, steps taken and kept, its held-out accuracy, meta tasks, and what more to tell."""
 
     prompt: Tensor
     steps: int
@@ -38,46 +38,7 @@ class Pretrained:
     accuracy: float
     tasks: int
     seconds: float
-
-
-class MetaRows:
-    """Rows of each meta task: 2m of all K tasks for a step, and others that are held out.
-
-    Args:
-        groups: (N,); -1 marks rows in none.
-        shots: m.
-        held_out: batches of 2m rows of a task to validate on; smaller tasks repeat theirs.
-
-    Raises:
-        InputError: no group has 4m rows.
-
-    Example:
-        >>> rows = MetaRows([0] * 8 + [1] * 8, shots=2, held_out=1, seed=0)
-        >>> rows.tasks, rows.at(0).shape, len(rows.held_out)
-        (2, torch.Size([2, 4]), 1)
-    """
-
-    def __init__(self, groups: Any, *, shots: int, held_out: int, seed: int) -> None:
-        tidied, self.moved = tidy_groups(np.asarray(groups), smallest=4 * shots, small="merge")
-        codes, size = tidied.numpy(), 2 * shots
-        self.tasks, self.sizes = int(codes.max()) + 1, np.bincount(codes[codes >= 0]).tolist()
-        random = np.random.default_rng([seed, 1])
-        spec = EpisodeSpec(None, shots, shots)
-        self._train, held = [], []
-        for task in range(self.tasks):
-            own = torch.from_numpy(random.permutation(np.flatnonzero(codes == task)))
-            count = size * max(1, min(held_out, len(own) // 5 // size))
-            held.append(own[:count])
-            sampler = EpisodeSampler([0] * (len(own) - count), spec, None, seed=seed * 1_000 + task)
-            self._train.append((own[count:], sampler))
-        place = torch.arange(size)
-        self.held_out = [
-            torch.stack([rows[(batch * size + place) % len(rows)] for rows in held]) for batch in range(held_out)
-        ]
-
-    def at(self, step: int) -> Tensor:
-        """Rows (K, 2m) of a step, all of a task different: m of the support part, then m of the query part."""
-        return torch.stack([rows[torch.tensor(list(sampler.plan(step)))] for rows, sampler in self._train])
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 def train_meta(
@@ -112,6 +73,9 @@ class _MetaLoop:
         self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.meta.weight_decay)
         self.learned = [parameter for group in groups for parameter in group["params"]]
         self.replay = Replay(self._gradients)
+        self.chosen = AllTasks(rows)
+        if recipe.meta.scheduler:
+            self.chosen = ScheduledTasks(rows, recipe.meta.scheduler, self._losses, self.learned, seed=rows.seed)
         self.best = learner.prompt.weight.detach().clone()
         self.step = self.best_step = self.since = 0
         self.accuracy, self.before = -1.0, 0.0
@@ -137,19 +101,26 @@ class _MetaLoop:
                 elif time.monotonic() - self.saved > CHECKPOINT_SECONDS:
                     self._save()
         return Pretrained(
-            self.best.cpu(), self.step, self.best_step, self.accuracy, self.rows.tasks, self._seconds()
+            self.best.cpu(), self.step, self.best_step, self.accuracy, self.rows.tasks, self._seconds(),
+            self.chosen.about(),
         )
 
     def _stopped(self) -> bool:
         return self.recipe.budget == "paper" and self.since >= self.recipe.meta.patience
 
-    def _pair(self, rows: Tensor) -> tuple[Any, Any]:
+    def _halves(self, rows: Tensor) -> tuple[Any, Any]:
         return self.pool.gather(rows[:, : self.shots]), self.pool.gather(rows[:, self.shots :])
 
+    def _pair(self, rows: Tensor) -> tuple[Any, Any]:
+        """Support and query rows; all rows are both where no inner step is taken."""
+        return (self.pool.gather(rows),) * 2 if self.multitask else self._halves(rows)
+
+    def _losses(self, rows: Tensor) -> Tensor:
+        with self.context():
+            return self.learner.losses(*self._pair(rows)).float()
+
     def _update(self) -> Tensor:
-        rows = self.rows.at(self.step)
-        self.optimizer.zero_grad()
-        pair = (self.pool.gather(rows),) * 2 if self.multitask else self._pair(rows)
+        pair = self._pair(self.chosen.at(self.step))
         losses, *gradients = self.replay(*(leaf for part in pair for leaf in part.leaves()))
         for parameter, gradient in zip(self.learned, gradients, strict=True):
             parameter.grad = gradient
@@ -167,7 +138,7 @@ class _MetaLoop:
         found = []
         for rows in self.rows.held_out:
             with self.context():
-                found.append(self.learner.curves(*self._pair(rows)))
+                found.append(self.learner.curves(*self._halves(rows)))
         curves = {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
         accuracy = float(curves["accuracy"].mean())
         self.since += 1
@@ -177,7 +148,7 @@ class _MetaLoop:
         if self.folder is not None:
             values = {name: float(value.mean()) for name, value in curves.items()}
             tasks = {f"accuracy_task_{k}": float(value) for k, value in enumerate(curves["accuracy"])}
-            self.folder.log(self.step, "validation", values | tasks)
+            self.folder.log(self.step, "validation", values | tasks | self.chosen.values())
             if losses:
                 self.folder.log(self.step, "train", {"query_loss": torch.stack(list(losses)).mean()})
 
@@ -192,6 +163,7 @@ class _MetaLoop:
             "learner": {name: value for name, value in self.learner.named_parameters() if value.requires_grad},
             "optimizer": self.optimizer.state_dict(), "best": self.best, "best_step": self.best_step,
             "since": self.since, "accuracy": self.accuracy, "seconds": self._seconds(),
+            "chosen": self.chosen.state(),
         }  # fmt: skip
         checkpoint.save(self.folder.checkpoints, self.step, state)
 
@@ -207,6 +179,7 @@ class _MetaLoop:
             for name, value in state["learner"].items():
                 learned[name].copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
+        self.chosen.load(state["chosen"])
         self.best = state["best"].to(self.best.device)
         self.step, self.best_step, self.since = found.step, state["best_step"], state["since"]
         self.accuracy, self.before = state["accuracy"], state["seconds"]

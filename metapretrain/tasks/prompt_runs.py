@@ -18,7 +18,8 @@ from metapretrain.tasks.prompt_data import PromptData
 from metapretrain.tasks.prompt_inputs import PromptInputs
 from metapretrain.tasks.prompt_methods import PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.tasks.prompt_pool import SENTIMENT, Pool, mixed_precision, words_of
-from metapretrain.tasks.prompt_pretraining import MetaRows, Pretrained, train_meta, train_mixed
+from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta, train_mixed
+from metapretrain.tasks.prompt_rows import MetaRows
 from metapretrain.tasks.prompt_stack import Job, Stack
 from metapretrain.tasks.runs import Runs
 from metapretrain.training import RunFolder
@@ -90,7 +91,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
 
     def _meta(
         self, method: PromptMethod, seed: int, prompt: Tensor, run: RunFolder
-    ) -> tuple[Pretrained, dict[str, float]]:
+    ) -> tuple[Pretrained, dict[str, Any]]:
         r, device = self.recipe, self.machine.device
         inputs, source = self.inputs, method.source
         groups = inputs.groups(method.grouping or "", source, seed)
@@ -114,7 +115,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         if self.figures == seed and method.objective == "meta":
             self._draw(run, method, groups, trained.steps)
         sizes = {"smallest_task": min(rows.sizes), "largest_task": max(rows.sizes), "merged_rows": rows.moved}
-        return trained, {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes}
+        return trained, {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes, **trained.about}
 
     def _draw(self, run: RunFolder, method: PromptMethod, groups: Tensor, step: int) -> None:
         """A map of sentence embeddings, coloured by meta task: figure 4."""

@@ -18,7 +18,8 @@ from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
 from metapretrain.tasks.prompt_methods import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows
-from metapretrain.tasks.prompt_pretraining import MetaRows, Pretrained, train_meta, train_mixed
+from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta, train_mixed
+from metapretrain.tasks.prompt_rows import MetaRows
 from metapretrain.tasks.prompt_stack import Job, Stack
 from metapretrain.training import RunFolder
 

@@ -1,0 +1,104 @@
+"""Which meta tasks an outer step of prompt pretraining takes: all of them, or those that a scheduler chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metapretrain.scheduling import BlockScheduler, FunctionProbe, Probe
+from metapretrain.scheduling.weights import Params
+from metapretrain.tasks.prompt_rows import MetaRows
+from metapretrain.tasks.schedules import build_scheduler, parse_schedule, spent
+
+Losses = Callable[[Tensor], Tensor]  # of rows (T, 2m), one loss (T,) a task
+
+
+class AllTasks:
+    """Every meta task once a step."""
+
+    def __init__(self, rows: MetaRows) -> None:
+        self.rows = rows
+
+    def at(self, step: int) -> Tensor:
+        """Rows (K, 2m) of a step."""
+        return self.rows.at(step)
+
+    def values(self) -> dict[str, float]:
+        """What to log."""
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        """What the result says."""
+        return {}
+
+    def state(self) -> Any:
+        """What a checkpoint holds."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Go on from a checkpoint."""
+
+
+class ScheduledTasks(AllTasks):
+    """As many meta tasks a step as there are, each chosen anew: one may come several times, with other rows each time.
+
+    So a step reads as much as one without a schedule, and `round-robin` takes the very same rows.
+
+    Args:
+        schedule: for :func:`metapretrain.tasks.schedules.parse_schedule`; tasks are named `task-0` to `task-(K-1)`.
+        losses: of rows (T, 2m), at the weights of the moment; `params` are those weights.
+        seed: of all draws.
+
+    Raises:
+        InputError: a schedule that cannot be read.
+    """
+
+    def __init__(self, rows: MetaRows, schedule: str, losses: Losses, params: Params, *, seed: int) -> None:
+        super().__init__(rows)
+        self.name, self.numbers = schedule, {f"task-{task}": task for task in range(rows.tasks)}
+        self.losses = losses
+        sizes = {name: rows.sizes[task] for name, task in self.numbers.items()}
+        probes: dict[str, Probe] = {name: self._probe(task) for name, task in self.numbers.items()}
+        self.scheduler: BlockScheduler = build_scheduler(
+            parse_schedule(schedule, sizes), sizes, probes, params, target_losses=self._together, seed=seed
+        )
+
+    def at(self, step: int) -> Tensor:
+        """Rows (K, 2m) of the tasks that are chosen next; call it once for each step, in order."""
+        found = []
+        for _ in self.numbers:
+            choice = self.scheduler.choose()
+            found.append(self.rows.of(self.numbers[choice.source], self.scheduler.counts[choice.source] - 1))
+        return torch.stack(found)
+
+    def values(self) -> dict[str, float]:
+        """How often each task was taken."""
+        return {f"updates_{name}": float(count) for name, count in self.scheduler.counts.items()}
+
+    def about(self) -> dict[str, Any]:
+        """Choices, and what the probes took."""
+        return {"schedule": {"name": self.name, **spent(self.scheduler)}}
+
+    def state(self) -> Any:
+        """The scheduler's."""
+        return self.scheduler.state_dict()
+
+    def load(self, state: Any) -> None:
+        """Go on from a checkpoint."""
+        self.scheduler.load_state_dict(state)
+
+    def _probe(self, task: int) -> FunctionProbe:
+        own = self.rows.training(task)
+
+        def sample(random: torch.Generator) -> Tensor:
+            return own[torch.randperm(len(own), generator=random)[: self.rows.size]]
+
+        return FunctionProbe(sample, lambda rows: self.losses(rows[None])[0])
+
+    def _together(self, batches: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+        """Losses (M,) of M batches of each task, from one pass."""
+        found = self.losses(torch.stack([rows for own in batches.values() for rows in own]))
+        return dict(zip(batches, found.split([len(own) for own in batches.values()]), strict=True))

@@ -1,0 +1,99 @@
+"""Meta tasks chosen by a scheduler: the same budget, the same rows in turn, utilities in one pass, resumes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError
+from metapretrain.prompts import PromptMAML
+from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta
+from metapretrain.tasks.prompt_schedule import ScheduledTasks
+from metapretrain.training import RunFolder
+from tests.tasks.test_prompt_pretraining import RECIPE, groups, learner, pool, rows
+
+UTILITY = "utility:alpha=0.5,samples=1,updates=2,epsilon=0.3"
+
+
+def trained(schedule: str, run: RunFolder | None = None, objective: str = "meta") -> tuple[PromptMAML, Pretrained]:
+    maml = learner(inner_steps=int(objective == "meta"))
+    recipe = replace(RECIPE, meta=replace(RECIPE.meta, scheduler=schedule))
+    return maml, train_meta(maml, rows(), pool(), recipe, run, objective=objective)
+
+
+@pytest.mark.parametrize("objective", ["meta", "multitask"])
+def test_in_turn_is_what_all_at_once_is(objective: str) -> None:
+    (one, scheduled), (other, plain) = trained("round-robin", objective=objective), trained("", objective=objective)
+    assert torch.equal(one.prompt.weight, other.prompt.weight) and scheduled.steps == plain.steps
+    assert scheduled.about["schedule"]["updates"] == dict.fromkeys(["task-0", "task-1", "task-2"], plain.steps)
+    assert plain.about == {}
+
+
+def test_a_task_that_comes_again_brings_other_rows() -> None:
+    weights = [torch.zeros(1, requires_grad=True)]
+    chosen = ScheduledTasks(rows(), "fixed:task-1", lambda _: torch.zeros(1), weights, seed=0)
+    found = torch.cat([chosen.at(step) for step in range(4)])
+    assert set(groups()[found.flatten()].tolist()) == {1}
+    assert len({tuple(own) for own in found.sort(1).values.tolist()}) == 12  # 3 tasks a step, all different
+    assert not set(found.flatten().tolist()) & set(torch.cat(rows().held_out, 1).flatten().tolist())
+
+
+def test_utilities_are_those_of_the_outer_loss() -> None:
+    """The task is taken whose step leads to the lowest losses of all, here found by taking each step."""
+    maml = learner()
+    asked: list[Tensor] = []
+
+    def losses(given: Tensor) -> Tensor:
+        asked.append(given)
+        return maml.losses(pool().gather(given[:, :2]), pool().gather(given[:, 2:]))
+
+    schedule = "utility:alpha=0.5,samples=1,updates=1"
+    chosen = ScheduledTasks(rows(), schedule, losses, [maml.prompt.weight], seed=3)
+    before = maml.prompt.weight.detach().clone()
+    choice = chosen.scheduler.choose()
+    assert torch.equal(maml.prompt.weight, before)
+    sources, targets = [own[0] for own in asked if len(own) == 1], next(own for own in asked if len(own) == 3)
+    expected = {}
+    for name, own in zip(chosen.numbers, sources, strict=True):
+        (gradient,) = torch.autograd.grad(losses(own[None]).sum(), maml.prompt.weight)
+        with torch.no_grad():
+            maml.prompt.weight.copy_(before - 0.5 * gradient)
+        expected[name] = -float(losses(targets).detach().sum())
+        with torch.no_grad():
+            maml.prompt.weight.copy_(before)
+    assert choice.utilities == pytest.approx(expected, rel=1e-9)
+    assert choice.source == max(expected, key=expected.__getitem__)
+
+
+def test_a_scheduled_pretraining_that_was_cut_short_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, first = trained(UTILITY)
+    plain, calls = PromptMAML.backward, []
+
+    def killed(self: PromptMAML, *pair: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return plain(self, *pair)
+
+    monkeypatch.setattr(PromptMAML, "backward", killed)
+    with pytest.raises(KeyboardInterrupt), RunFolder.open(tmp_path / "run", {}, resume=True) as run:
+        trained(UTILITY, run)
+    with RunFolder.open(tmp_path / "run", {}, resume=True) as run:
+        maml, second = trained(UTILITY, run)
+    assert torch.equal(maml.prompt.weight, whole.prompt.weight)
+    mine, theirs = (dict(done.about["schedule"], probe_seconds=0) for done in (first, second))
+    assert mine == theirs and mine["probe_forwards"] > 0 and sum(mine["updates"].values()) == 30
+
+
+def test_bad_schedules_are_refused_before_anything_runs() -> None:
+    with pytest.raises(InputError, match="unknown schedule 'utilty'"):
+        replace(RECIPE.meta, scheduler="utilty")
+    with pytest.raises(InputError, match="task-7"):
+        replace(RECIPE.meta, scheduler="fixed:task-7")
