@@ -159,9 +159,12 @@ class Prober:
                 losses.append(loss.detach())
             of_target = torch.cat(losses)
             sums.append(of_target.sum())
-            scale = _scale(of_target) if self.normalise else torch.ones_like(sums[-1])
-            levels.append(sums[-1] * scale)
-            ascent = _added(ascent, [g if g is None else g * scale.to(g) for g in summed])
+            levels.append(sums[-1])
+            if self.normalise:
+                scale = _scale(of_target)
+                levels[-1] = sums[-1] * scale
+                summed = [g if g is None else g * scale.to(g) for g in summed]
+            ascent = _added(ascent, summed)
         for source, batches in draw.sources.items():
             groups = self._together(self.sources[source], len(batches))
             gains.append(sum(_inner(self._gradients(draw, source, rows), ascent, sums[0]) for rows in groups))
@@ -230,9 +233,20 @@ def _scale(losses: Tensor) -> Tensor:
 
 
 def _added(a: Gradients, b: Gradients) -> Gradients:
-    return [y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)]
+    found = [y if x is None else x for x, y in zip(a, b, strict=True)]
+    both = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x is not None and y is not None]
+    if both:  # one launch for many tensors
+        sums = torch._foreach_add(_at(a, both), _at(b, both))
+        for i, value in zip(both, sums, strict=True):
+            found[i] = value
+    return found
+
+
+def _at(gradients: Gradients, places: Sequence[int]) -> list[Tensor]:
+    return [g for g in (gradients[i] for i in places) if g is not None]
 
 
 def _inner(a: Gradients, b: Gradients, like: Tensor) -> Tensor:
-    products = [(x * y).sum().to(like.dtype) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    products = [torch.dot(x.reshape(-1), y.reshape(-1)).to(like.dtype) for x, y in pairs]
     return torch.stack(products).sum() if products else torch.zeros_like(like)
