@@ -1,6 +1,6 @@
 """How fast the package is beside other libraries: every row measured with its peers in this process.
 
-A row is a function that returns the contenders of one piece of work; @row(name, unit) registers it.
+A row is a function of another module, imported when it is measured, that returns the contenders of one piece of work.
 Contenders take turns, so that a change in the machine's load meets all of them. The clock is the CPU time of
 this thread, which other processes disturb least; a row with work on a GPU or in other processes gives its
 contenders another clock. Rows named memory-... are not timed: they count bytes of tensors.
@@ -15,215 +15,71 @@ import os
 import platform
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from importlib import metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from speed_contenders import Contender
 from speed_measure import Result, Settings, measure
 
 from metapretrain.options import Parser, main_guard, names, positive_int
 from metapretrain.training.files import write_file
 
-Row = Callable[[], list[Any]]  # of Contender, or of MemoryContender
 BYTES = "MiB"  # the unit of rows that are not timed
-ROWS: dict[str, tuple[str, Row]] = {}
 
 
-def row(name: str, unit: str) -> Callable[[Row], Row]:
-    """Register a row under its name; `unit` is what is counted."""
-
-    def register(function: Row) -> Row:
-        ROWS[name] = (unit, function)
-        return function
-
-    return register
-
-
-@row("planning-omniglot", "episodes")
-def planning_omniglot() -> list[Contender]:
-    """Planning on Omniglot's shape, 1,623 classes of 20."""
-    from speed_episodes import planning
-
-    return planning(1623, 20)
-
-
-@row("planning-large-classes", "episodes")
-def planning_large_classes() -> list[Contender]:
-    """Planning on STL-10's shape, 10 classes of 500."""
-    from speed_episodes import planning
-
-    return planning(10, 500)
-
-
-@row("loading-tensor", "episodes")
-def loading_tensor() -> list[Contender]:
-    """Planning and reading 5-way episodes of 16 each out of 28x28 images in memory, in this process."""
-    from speed_episodes import loading
-
-    return loading(1623, 20)
-
-
-@row("augment-plain", "images")
-def augment_plain() -> list[Contender]:
-    """Random crop and mirror of 128 x 3 x 96 x 96."""
-    from speed_images import augmentation
-
-    return augmentation("plain")
-
-
-@row("augment-strong", "images")
-def augment_strong() -> list[Contender]:
-    """With colour, grey and cutout."""
-    from speed_images import augmentation
-
-    return augmentation("strong")
-
-
-@row("augment-simclr", "images")
-def augment_simclr() -> list[Contender]:
-    """With colour, grey and blur."""
-    from speed_images import augmentation
-
-    return augmentation("simclr")
-
-
-@row("train", "images")
-def train() -> list[Contender]:
-    """Training ResNet-18 at 96 pixels."""
-    from speed_images import training
-
-    return training()
-
-
-@row("prototypical-loss", "steps")
-def prototypical_loss() -> list[Contender]:
-    """Loss and gradient of 128 embeddings of 512 numbers, 10 classes, standard mode."""
-    from speed_episodes import prototypical
-
-    return prototypical()
-
-
-@row("maml-omniglot-1-step", "meta-steps")
-def maml_omniglot_1() -> list[Contender]:
-    """CNN4-64, 28x28, 5-way 1-shot, 15 queries a class, 1 inner step, 32 tasks (8 on a CPU)."""
-    from speed_maml import omniglot
-
-    return omniglot(steps=1, order=2)
-
-
-@row("maml-omniglot-5-steps", "meta-steps")
-def maml_omniglot_5() -> list[Contender]:
-    """The same with 5 inner steps."""
-    from speed_maml import omniglot
-
-    return omniglot(steps=5, order=2)
-
-
-@row("maml-84-5-steps", "meta-steps")
-def maml_84() -> list[Contender]:
-    """CNN4-32 with max-pooling, 84x84 in colour, 5-way 1-shot, 15 queries a class, 5 inner steps, 4 tasks."""
-    from speed_maml import colour
-
-    return colour(order=2)
-
-
-@row("fomaml-omniglot-1-step", "meta-steps")
-def fomaml_omniglot_1() -> list[Contender]:
-    """First order, 1 inner step."""
-    from speed_maml import omniglot
-
-    return omniglot(steps=1, order=1)
-
-
-@row("fomaml-omniglot-5-steps", "meta-steps")
-def fomaml_omniglot_5() -> list[Contender]:
-    """First order, 5 inner steps."""
-    from speed_maml import omniglot
-
-    return omniglot(steps=5, order=1)
-
-
-@row("fomaml-84-5-steps", "meta-steps")
-def fomaml_84() -> list[Contender]:
-    """First order at 84x84."""
-    from speed_maml import colour
-
-    return colour(order=1)
-
-
-@row("prompts-t5-base", "outer steps")
-def prompts_t5_base() -> list[Contender]:
-    """Prompt MAML with T5-base's shape: 10 tasks of 4 + 4 rows, a prompt of 100 tokens, second order."""
-    from speed_prompts import t5_base
-
-    return t5_base()
-
-
-@row("prompts-smollm2", "outer steps")
-def prompts_smollm2() -> list[Contender]:
-    """The same with SmolLM2-135M's shape."""
-    from speed_prompts import smollm2
-
-    return smollm2()
-
-
-@row("memory-omniglot-1-step", BYTES)
-def memory_omniglot_1() -> list[Any]:
-    """The most that the meta-step of maml-omniglot-1-step holds, and what is left after 50 episodes."""
-    from speed_memory import omniglot
-
-    return omniglot(steps=1)
-
-
-@row("memory-omniglot-5-steps", BYTES)
-def memory_omniglot_5() -> list[Any]:
-    """With 5 inner steps."""
-    from speed_memory import omniglot
-
-    return omniglot(steps=5)
-
-
-@row("memory-84-5-steps", BYTES)
-def memory_84() -> list[Any]:
-    """At 84x84, 5 inner steps."""
-    from speed_memory import colour
-
-    return colour()
-
-
-@row("text-train", "tokens")
-def text_train() -> list[Contender]:
-    """Training on three tasks of rows as long as CS224N's, three times 64 rows an update (16 on a CPU)."""
-    from speed_text import training
-
-    return training()
-
-
-@row("text-embed", "tokens")
-def text_embed() -> list[Contender]:
-    """Embedding all of these rows."""
-    from speed_text import embedding
-
-    return embedding()
-
-
-@row("decision-float32", "decisions")
-def decision_float32() -> list[Contender]:
-    """A decision over 5 sources by 4 targets, M = 2: BERT-base, 16 x 128 tokens (a CPU: 4 layers of 128, 4 x 64)."""
-    from speed_schedule import on_this_machine
-
-    return on_this_machine(bf16=False)
-
-
-@row("decision-bfloat16", "decisions")
-def decision_bfloat16() -> list[Contender]:
-    """The same under autocast."""
-    from speed_schedule import on_this_machine
-
-    return on_this_machine(bf16=True)
+@dataclass(frozen=True)
+class Row:
+    """A piece of work: the unit that is counted, and ``module.function`` with its options, which returns contenders."""
+
+    unit: str
+    function: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def contenders(self) -> list[Any]:
+        """Of type Contender, or MemoryContender where the unit is BYTES."""
+        module, _, name = self.function.partition(".")
+        found: list[Any] = getattr(import_module(module), name)(**self.options)
+        return found
+
+
+ROWS = {
+    # 5-way episodes of 1 shot and 15 queries: Omniglot's shape is 1,623 classes of 20, STL-10's is 10 of 500.
+    "planning-omniglot": Row("episodes", "speed_episodes.planning", {"classes": 1623, "rows_a_class": 20}),
+    "planning-large-classes": Row("episodes", "speed_episodes.planning", {"classes": 10, "rows_a_class": 500}),
+    # The same, planned and read out of 28x28 images in memory, in this process.
+    "loading-tensor": Row("episodes", "speed_episodes.loading", {"classes": 1623, "rows_a_class": 20}),
+    # 128 x 3 x 96 x 96: random crop and mirror; with colour, grey and cutout; with colour, grey and blur.
+    "augment-plain": Row("images", "speed_images.augmentation", {"preset": "plain"}),
+    "augment-strong": Row("images", "speed_images.augmentation", {"preset": "strong"}),
+    "augment-simclr": Row("images", "speed_images.augmentation", {"preset": "simclr"}),
+    # ResNet-18 at 96 pixels.
+    "train": Row("images", "speed_images.training"),
+    # Loss and gradient of 128 embeddings of 512 numbers, 10 classes.
+    "prototypical-loss": Row("steps", "speed_episodes.prototypical"),
+    # CNN4-64, 28x28, 5-way 1-shot, 15 queries a class, 32 tasks (8 on a CPU); CNN4-32 with max-pooling, 84x84 in
+    # colour, 4 tasks. Second order, then first.
+    "maml-omniglot-1-step": Row("meta-steps", "speed_maml.omniglot", {"steps": 1, "order": 2}),
+    "maml-omniglot-5-steps": Row("meta-steps", "speed_maml.omniglot", {"steps": 5, "order": 2}),
+    "maml-84-5-steps": Row("meta-steps", "speed_maml.colour", {"order": 2}),
+    "fomaml-omniglot-1-step": Row("meta-steps", "speed_maml.omniglot", {"steps": 1, "order": 1}),
+    "fomaml-omniglot-5-steps": Row("meta-steps", "speed_maml.omniglot", {"steps": 5, "order": 1}),
+    "fomaml-84-5-steps": Row("meta-steps", "speed_maml.colour", {"order": 1}),
+    # Prompt MAML: 10 tasks of 4 + 4 rows, a prompt of 100 tokens, second order.
+    "prompts-t5-base": Row("outer steps", "speed_prompts.t5_base"),
+    "prompts-smollm2": Row("outer steps", "speed_prompts.smollm2"),
+    # The most that the same meta-steps hold, and what is left after 50 episodes.
+    "memory-omniglot-1-step": Row(BYTES, "speed_memory.omniglot", {"steps": 1}),
+    "memory-omniglot-5-steps": Row(BYTES, "speed_memory.omniglot", {"steps": 5}),
+    "memory-84-5-steps": Row(BYTES, "speed_memory.colour"),
+    # Three tasks of rows as long as CS224N's: three times 64 rows an update (16 on a CPU); embedding all of them.
+    "text-train": Row("tokens", "speed_text.training"),
+    "text-embed": Row("tokens", "speed_text.embedding"),
+    # 5 sources by 4 targets, M = 2: BERT-base, 16 x 128 tokens (a CPU: 4 layers of 128, 4 x 64); under autocast.
+    "decision-float32": Row("decisions", "speed_schedule.on_this_machine", {"bf16": False}),
+    "decision-bfloat16": Row("decisions", "speed_schedule.on_this_machine", {"bf16": True}),
+}
 
 
 def table(results: list[Result]) -> str:
@@ -236,7 +92,7 @@ def table(results: list[Result]) -> str:
             lines.append(f"| {r.row} | {r.name} | skipped: needs {r.missing} | | | | |")
             continue
         ratio = f"{r.ratio:.2f}x" if r.ratio else ""
-        unit = ROWS[r.row][0]
+        unit = ROWS[r.row].unit
         differs = "" if r.difference is None else f"{r.difference:.0e}"
         low, median, high = (f"{value:,.{0 if value >= 100 else 3}f}" for value in (r.low, r.median, r.high))
         started = " / ".join(f"{count:,}" for count in (r.kernels, r.waits) if count is not None)
@@ -270,13 +126,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: list[Result] = []
     held: list[Any] = []
     for name in rows:
-        unit, contenders = ROWS[name]
-        if unit == BYTES:
+        contenders = ROWS[name].contenders()
+        if ROWS[name].unit == BYTES:
             from speed_memory import measure_memory
 
-            held += measure_memory(name, contenders(), 5 if options.smoke else 50)
+            held += measure_memory(name, contenders, 5 if options.smoke else 50)
         else:
-            results += measure(name, contenders(), settings)
+            results += measure(name, contenders, settings)
     print("; ".join(f"{key} {value}" for key, value in where.items()))
     if results:
         print(f"\n{table(results)}")
@@ -286,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"\n{memory_table(held)}")
     if options.out:
         content: dict[str, Any] = dict(where)
-        content["rows"] = [{"unit": ROWS[result.row][0], **asdict(result)} for result in results]
+        content["rows"] = [{"unit": ROWS[result.row].unit, **asdict(result)} for result in results]
         content["memory"] = [asdict(result) for result in held]
         write_file(options.out, json.dumps(content, indent=1) + "\n")
 
