@@ -5,15 +5,16 @@ python benchmarks/tune_stl10.py --data-dir DIR
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from tuning import Scores, folder_of, run_trials, score_table
 
 from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard, names
-from metapretrain.training.sweep import run_jobs, slots
 
 # Recipe "strong" before the trials: a trial changes one choice or two of it. `P.` stands for the phase of the row.
 BASE = [
@@ -76,7 +77,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     common_options(parser, "stl10")
     parser.add_argument("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
     parser.add_argument("--rounds", type=names("round", TRIALS), default=list(TRIALS), metavar="A,B|all", help="which")
-    return parser.parse_args(argv)
+    options: Namespace = parser.parse_args(argv)
+    return options
 
 
 @main_guard
@@ -85,54 +87,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     if options.data_dir is None and not options.dry_run:
         raise InputError("tuning needs --data-dir, the folder that holds STL-10")
-    script = [
-        sys.executable,
-        str(Path(__file__).with_name("run_stl10.py")),
-        "--recipe",
-        "strong",
-        "--validate",
-        "--job",
-    ]
-    shared = [
-        "--data-dir",
-        str(options.data_dir),
-        "--out",
-        str(options.out),
-        "--precision",
-        options.precision,
-    ]
-    shared += [
-        "--seeds",
-        *map(str, options.seeds),
-        *["--compile"] * options.compile,
-        *["--resume"] * options.resume,
-        *["--smoke"] * options.smoke,
-    ]
-    shared += ["--device", options.device]
-    jobs = {name: [*script, *shared, *chosen] for name, chosen in trials(options.rounds).items()}
-    if options.dry_run:
-        print("\n".join(" ".join(command[1:]) for command in jobs.values()))
-        return 0
-    run_jobs(jobs, slots(options.device, options.jobs_per_device), options.out / "stl10" / "logs")
-    print(table(options.out / "stl10"))
+    if run_trials("run_stl10.py", trials(options.rounds), options, ["--compile"] * options.compile):
+        print(table(folder_of("run_stl10.py", options)))
     return 0
 
 
 def table(root: Path) -> str:
     """Write the trials' validation accuracies as JSON below `root` and return them as lines, best first."""
-    found = {}
-    for file in root.glob("stl10-strong-tune-*/*/result.json"):
-        try:
-            result = json.loads(file.read_text())
-            if not result["method"].startswith("pretrain-"):
-                trial = f"{result['recipe'].removeprefix('strong-tune-')} seed {result['seed']}"
-                scores = {name: value for name, value in result["metrics"].items() if name.startswith("validation")}
-                found[trial] = {**scores, "validation_accuracy": float(scores["validation_accuracy"])}
-        except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-            raise InputError(f"{file} is no result of a trial ({error!r}); remove its folder and --resume") from None
-    best = sorted(found.items(), key=lambda item: -item[1]["validation_accuracy"])
-    (root / "tuning.json").write_text(json.dumps(dict(best), indent=1) + "\n")
-    return "\n".join(f"{name}: {values}" for name, values in best)
+
+    def read(result: Any) -> tuple[str, Scores] | None:
+        if result["method"].startswith("pretrain-"):
+            return None
+        scores = {name: value for name, value in result["metrics"].items() if name.startswith("validation")}
+        return f"{result['recipe'].removeprefix('strong-tune-')} seed {result['seed']}", scores
+
+    return score_table(root, "stl10-strong-tune-*/*/result.json", "validation_accuracy", read)
 
 
 if __name__ == "__main__":

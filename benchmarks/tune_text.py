@@ -5,15 +5,16 @@ python benchmarks/tune_text.py --data-dir DIR --jobs-per-device 4
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from tuning import Scores, folder_of, run_trials, score_table
 
 from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard
-from metapretrain.training.sweep import run_jobs, slots
 
 # One task an update, each as often as it has rows: a batch of each in every update goes through SST five times as often
 # as through PARA. Updates are as many, and have the rows of one task.
@@ -85,35 +86,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     if options.data_dir is None and not (options.dry_run or options.smoke):
         raise InputError("tuning needs --data-dir, the folder of CS224N's files")
-    given = {"--data-dir": options.data_dir, "--qqp": options.qqp, "--encoder": options.encoder}
-    shared = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    shared += ["--out", str(options.out), "--precision", options.precision, "--device", options.device]
-    shared += ["--seeds", *map(str, options.seeds), *["--resume"] * options.resume, *["--smoke"] * options.smoke]
-    script = [sys.executable, str(Path(__file__).with_name("run_text.py")), "--recipe", "strong", "--validate", "--job"]
-    jobs = {name: [*script, *shared, *chosen] for name, chosen in trials(options.methods).items()}
-    if options.dry_run:
-        print("\n".join(" ".join(command[1:]) for command in jobs.values()))
-        return 0
-    run_jobs(jobs, slots(options.device, options.jobs_per_device), options.out / "text" / "logs")
-    print(table(options.out / "text"))
+    given = {"--qqp": options.qqp, "--encoder": options.encoder}
+    more = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    if run_trials("run_text.py", trials(options.methods), options, more):
+        print(table(folder_of("run_text.py", options)))
     return 0
 
 
 def table(root: Path) -> str:
     """Write the trials' validation scores as JSON below `root` and return them as lines, best first."""
-    found = {}
-    for file in root.glob("*-tune-*/*/result.json"):
-        try:
-            result = json.loads(file.read_text())
-            if result["kind"] == "tuning":
-                trial = f"{result['dataset']} {result['recipe']} {result['method']} seed {result['seed']}"
-                names = ("overall", "sst_accuracy", "para_accuracy", "sts_pearson", "nearest_prototype_overall")
-                found[trial] = {name: round(float(result["metrics"][name]), 4) for name in names}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise InputError(f"{file} is no result of a trial ({error!r}); remove its folder and --resume") from None
-    best = sorted(found.items(), key=lambda item: -item[1]["overall"])
-    (root / "tuning.json").write_text(json.dumps(dict(best), indent=1) + "\n")
-    return "\n".join(f"{name}: {values}" for name, values in best)
+
+    def read(result: Any) -> tuple[str, Scores] | None:
+        if result["kind"] != "tuning":
+            return None
+        names = ("overall", "sst_accuracy", "para_accuracy", "sts_pearson", "nearest_prototype_overall")
+        scores = {name: round(float(result["metrics"][name]), 4) for name in names}
+        return f"{result['dataset']} {result['recipe']} {result['method']} seed {result['seed']}", scores
+
+    return score_table(root, "*-tune-*/*/result.json", "overall", read)
 
 
 if __name__ == "__main__":
