@@ -113,6 +113,19 @@ def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
     return PromptData.of(pretraining, sets, recipe, options.validate, plain)
 
 
+def names_of(options: Namespace, recipe: PromptRecipe) -> tuple[str, str]:
+    """Names of the pretraining data and of the recipe, those of the folder of a table."""
+    model, schedule = (re.sub(r"[^\w.+-]", "-", text) for text in (Path(recipe.model).name, recipe.meta.scheduler))
+    parts = [recipe.budget, model, schedule, options.tag, "smoke" * options.smoke]
+    return "made" if options.smoke else PRETRAINING, "-".join(filter(None, parts))
+
+
+def root_of(options: Namespace) -> Path:
+    """The folder of a table."""
+    out: Path = options.out
+    return out / "prompts" / "-".join(names_of(options, recipe_of(options)))
+
+
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows and print their table."""
@@ -123,11 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if machine.world > 1:
         raise InputError("a prompts run is one process; run rows side by side with --jobs-per-device, on all GPUs")
     data = data_of(options, recipe)
-    model = re.sub(r"[^\w.+-]", "-", Path(recipe.model).name)
-    schedule = re.sub(r"[^\w.+-]", "-", recipe.meta.scheduler)
-    name = "-".join(filter(None, [recipe.budget, model, schedule, options.tag, "smoke" * options.smoke]))
+    dataset, name = names_of(options, recipe)
     experiment = PromptExperiment(
-        "prompts", "made" if options.smoke else PRETRAINING, name, recipe, data, machine, options.out,
+        "prompts", dataset, name, recipe, data, machine, options.out,
         None if options.no_figures or options.validate else options.seeds[0], options.resume, cache=options.cache,
         rows_per_pass=options.rows_per_pass, tasks_per_pass=options.tasks_per_pass,
     )  # fmt: skip

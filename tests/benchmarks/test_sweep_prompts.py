@@ -1,0 +1,43 @@
+"""Figures 2 and 3 by one command: a table a value, and one figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import sweep_prompts
+
+SMALL = ["reads=40", "meta.clusters=3", "validations=1", "tune.epochs=1"]
+
+
+def test_a_sweep_is_a_table_for_each_value_and_a_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def keep(values: object, *labels: str) -> object:
+        drawn.append(values)
+        return plain(values, *labels)  # type: ignore[arg-type]
+
+    plain = sweep_prompts.sweep_figure
+    monkeypatch.setattr(sweep_prompts, "sweep_figure", keep)
+    given = ["examples", "--values", "5", "10", "--smoke", "--sets", "sst2", "--methods", "pt,metapt-random"]
+    given += ["--no-figures", "--out", str(tmp_path), "--set", *SMALL]
+    assert sweep_prompts.main([*given, "--dry-run"]) == 0 and not drawn
+    assert sweep_prompts.main(given) == 0
+    (values,) = drawn
+    assert {row: sorted(points) for row, points in values.items() if row != "zero-shot"} == {
+        "pt": [5.0, 10.0], "metapt-random": [5.0, 10.0],
+    }  # fmt: skip
+    assert all(0 <= value <= 1 for points in values.values() for seeds in points.values() for value in seeds)
+    assert (tmp_path / "prompts/sweep-examples.png").stat().st_size > 5000
+    assert (tmp_path / "prompts/made-equal-tiny-examples-5-smoke/pt-s0/result.json").is_file()
+    assert "sweep-examples.png" in capsys.readouterr().out
+
+
+def test_a_value_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["clusters", "--values", "0", "--smoke", "--out", str(tmp_path)]
+    assert sweep_prompts.main(given) == 2
+    assert "clusters must be at least 1" in capsys.readouterr().err
+    assert not (tmp_path / "prompts/sweep-clusters.png").exists()
