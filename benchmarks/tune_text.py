@@ -16,6 +16,11 @@ from tuning import Scores, folder_of, run_trials, score_table
 from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard
 
+# What the trials start from and change; recipe "strong" is what they chose.
+START = (
+    "scheduler=", "multiple=8", "pretrain_share=0.5", "joint.lr=5e-5", "joint.label_smoothing=0", "pretrain.lr=5e-5",
+    "finetune.lr=5e-5",
+)  # fmt: skip
 # One task an update, each as often as it has rows: a batch of each in every update goes through SST five times as often
 # as through PARA. Updates are as many, and have the rows of one task.
 PROPORTIONAL = ("scheduler=proportional", "multiple=16")
@@ -66,7 +71,7 @@ def trials(rows: Sequence[str]) -> dict[str, list[str]]:
     for row in rows:
         for tag, changes in TRIALS[row].items():
             name = f"{row}-{tag}"
-            found[name] = ["--methods", row, "--tag", f"tune-{name}", *(["--set", *changes] if changes else [])]
+            found[name] = ["--methods", row, "--tag", f"tune-{name}", "--set", *START, *changes]
     return found
 
 

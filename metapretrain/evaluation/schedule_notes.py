@@ -15,10 +15,10 @@ Runs = Mapping[str, Mapping[int, Result]]  # method -> seed -> result
 
 
 class Reached(NamedTuple):
-    """What a run had spent when its target loss was as low as that of uniform choice at its end.
+    """What a run had spent when its target loss was as low as that of uniform choice.
 
     Attributes:
-        updates: source updates, as a part of uniform's; NaN where the loss was never as low.
+        updates: source updates, as a part of what uniform had made then; NaN where the loss was never as low.
         compute: the same of all compute, probes and fitting of heads included.
     """
 
@@ -26,8 +26,12 @@ class Reached(NamedTuple):
     compute: float
 
 
-def reached(run: Result, uniform: Result) -> Reached:
+def reached(run: Result, uniform: Result, *, lowest: bool = False) -> Reached:
     """Compare the curves of two runs of one seed, at the evaluations of `run` after its first update.
+
+    Args:
+        lowest: with the lowest target loss that uniform choice ever had, and what it had spent then; else with its
+            loss at the end, which may have risen again.
 
     Example:
         >>> uniform = {"curve": {"updates": [0, 100], "compute_units": [0, 300], "target_loss": [2.0, 1.0]}}
@@ -36,12 +40,20 @@ def reached(run: Result, uniform: Result) -> Reached:
         Reached(updates=0.5, compute=0.8)
     """
     curve, reference = run["curve"], uniform["curve"]
-    low = [loss is not None and loss <= reference["target_loss"][-1] for loss in curve["target_loss"]]
+    goal = -1
+    if lowest:
+        goal = min(range(1, len(reference["updates"])), key=lambda place: _number(reference["target_loss"][place]))
+    low = [_number(loss) <= _number(reference["target_loss"][goal]) for loss in curve["target_loss"]]
     low[0] = False  # before any update
     if not any(low):
         return Reached(math.nan, math.nan)
     place = low.index(True)
-    return Reached(*(curve[name][place] / reference[name][-1] for name in ("updates", "compute_units")))
+    return Reached(*(curve[name][place] / reference[name][goal] for name in ("updates", "compute_units")))
+
+
+def _number(loss: float | None) -> float:
+    """A loss that was not finite is stored as None."""
+    return math.inf if loss is None else loss
 
 
 def schedule_notes(by_method: Runs) -> list[str]:
@@ -59,7 +71,11 @@ def schedule_notes(by_method: Runs) -> list[str]:
         for name, runs in rows.items():
             seeds = [seed for seed in fell if seed in runs and "curve" in runs[seed]]
             if seeds and runs is not uniform:
-                notes.append(_told(name, setting, [reached(runs[seed], uniform[seed]) for seed in seeds]))
+                end = [reached(runs[seed], uniform[seed]) for seed in seeds]
+                low = [reached(runs[seed], uniform[seed], lowest=True) for seed in seeds]
+                notes.append(_told(name, f"final target loss of uniform-{setting}", end))
+                if any(math.isfinite(one.updates) for one in end):
+                    notes.append(_told(name, f"lowest target loss of uniform-{setting}", low))
         notes += _beside_fixed(rows, setting)
     return notes
 
@@ -69,15 +85,14 @@ def _fell(run: Result) -> bool:
     return bool(first is not None and last is not None and last < first)
 
 
-def _told(name: str, setting: str, found: list[Reached]) -> str:
+def _told(name: str, goal: str, found: list[Reached]) -> str:
     there = [one for one in found if math.isfinite(one.updates)]
-    begin = f"{name} reached the final target loss of uniform-{setting}"
     if not there:
-        return f"{name} never reached the final target loss of uniform-{setting} ({len(found)} seeds)."
+        return f"{name} never reached the {goal} ({len(found)} seeds)."
     updates, compute = (np.mean([getattr(one, part) for one in there]) for part in ("updates", "compute"))
     return (
-        f"{begin} on {len(there)} of {len(found)} seeds, after {100 * updates:.0f}% of its source updates and "
-        f"{100 * compute:.0f}% of its compute, on average."
+        f"{name} reached the {goal} on {len(there)} of {len(found)} seeds, after {100 * updates:.0f}% of its source "
+        f"updates and {100 * compute:.0f}% of its compute up to there, on average."
     )
 
 

@@ -16,12 +16,13 @@ from metapretrain.evaluation.text_scores import majority, with_overall
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, save_text_encoder
 from metapretrain.protonet import prototypes
 from metapretrain.tasks.runs import NO_COST, Runs
-from metapretrain.tasks.schedules import parse_schedule
+from metapretrain.tasks.schedules import PROBING, parse_schedule
 from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_embedding import Embedded, embed, predictions, prototype_scores, score
 from metapretrain.tasks.text_methods import PRETRAININGS, Pretraining, TextMethod, TextRecipe, loss_weights, updates
 from metapretrain.tasks.text_objectives import added, build_heads
 from metapretrain.tasks.text_saved import ENCODER, HEADS, PROTOTYPES, describe, write_table
+from metapretrain.tasks.text_streams import share_of
 from metapretrain.tasks.text_training import Fitted, finetune, new_encoder, pretrain
 from metapretrain.training import RunFolder
 from metapretrain.training.checkpoint import save_tensors
@@ -44,9 +45,14 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
     def check_row(self, name: str, method: TextMethod) -> None:
         """Refuse a budget that is too small for both phases, and weights or a schedule of other tasks."""
         if self.recipe.scheduler:
-            parse_schedule(self.recipe.scheduler, [task.name for task in self.data.tasks])
+            schedule = parse_schedule(self.recipe.scheduler, [task.name for task in self.data.tasks])
+            if schedule.name in PROBING and self.machine.world > 1:
+                raise InputError(
+                    f"the probes of {schedule.name} run in one process; run rows side by side with --jobs-per-device"
+                )
             if method.surgery:
-                raise InputError(f"{name} needs the gradients of all tasks in an update; leave it out with a schedule")
+                raise InputError(f"{name} needs the gradients of all tasks in an update; leave it out, or --set scheduler=")
+        share_of(self.recipe.batch_size, self.machine.world)
         updates(self.recipe, self.data.tasks, method)
         loss_weights(self.recipe, self.data.tasks, method)
 
@@ -106,7 +112,8 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
                     self._draw(run, maps, self._maps(encoder, plan), fitted.updates)
                 budget = {"encoder_passes": self._passes(fitted, plan.joined), "updates": fitted.updates}
                 extra = {"kind": "pretraining", **self._about(fitted)}
-                done = self._score(run, folder, seed, encoder, nn.ModuleDict(), plan.joined, budget, extra)
+                self._score(run, folder, seed, encoder, nn.ModuleDict(), plan.joined, budget, extra)
+            done = self.finished(folder, plan, seed) or {}  # what the first rank wrote
         # Read even where it was just written, so that a run that goes on later starts from the very same encoder.
         return load_text_encoder(self.path(folder, seed) / ENCODER), {**done["budget"], "wall_s": done["wall_s"]}
 

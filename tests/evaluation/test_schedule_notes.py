@@ -36,9 +36,21 @@ def test_when_a_row_reaches_the_loss_of_uniform() -> None:
     ))  # fmt: skip
     assert notes == [
         "utility-exact-aware reached the final target loss of uniform-aware on 2 of 2 seeds, after 50% of its source "
-        "updates and 100% of its compute, on average.",
+        "updates and 100% of its compute up to there, on average.",
+        "utility-exact-aware reached the lowest target loss of uniform-aware on 2 of 2 seeds, after 50% of its source "
+        "updates and 100% of its compute up to there, on average.",
         "exp3-aware never reached the final target loss of uniform-aware (1 seeds).",
     ]
+
+
+def test_the_lowest_loss_of_uniform_and_what_it_had_cost_then() -> None:
+    notes = schedule_notes(grouped(
+        run("uniform-aware", 0, [3.0, 2.0, 0.9, 1.5]), run("utility-exact-aware", 0, [3.0, 1.0, 0.9, 2.0], cost=6),
+        run("utility-taylor-aware", 0, [3.0, 1.0, 1.4, 2.0]),
+    ))  # fmt: skip
+    assert notes[1].startswith("utility-exact-aware reached the lowest") and "after 100% of its source" in notes[1]
+    assert "200% of its compute up to there" in notes[1]
+    assert notes[3] == "utility-taylor-aware never reached the lowest target loss of uniform-aware (1 seeds)."
 
 
 def test_a_loss_that_does_not_fall_is_no_measure() -> None:
