@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -22,6 +22,7 @@ from metapretrain.models.backbones import build_backbone
 from metapretrain.models.saved_learner import KINDS, make_learner
 from metapretrain.tasks.machine import Machine
 from metapretrain.training import TrainReport, TrainSettings, train
+from metapretrain.training.devices import mean_over_ranks
 
 LEARNERS = ("protonet", "maml", "fomaml", "anil", "metasgd")
 EPISODES = "episodes"  # the stream's only task
@@ -194,7 +195,9 @@ class MetaStep(nn.Module):
         for p, grad in zip(parameters, before, strict=True):
             p.grad = grad
         statistics = [b for b in self.learner.buffers() if b.is_floating_point()]
-        average_over_ranks([loss, *gradients, *statistics])
+        with torch.no_grad():
+            for tensor, mean in zip(changed := [loss, *gradients, *statistics], mean_over_ranks(changed), strict=True):
+                tensor.copy_(mean)
         return {EPISODES: _WithGradients.apply(loss, gradients, *used)}
 
     def _shown(self, rows: Tensor) -> Tensor:
@@ -235,18 +238,6 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *(outer[0] * grad for grad in ctx.gradients)
-
-
-def average_over_ranks(tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor by its mean over all processes, in one message; nothing happens in a single process."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return
-    flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
-    torch.distributed.all_reduce(flat)
-    flat /= torch.distributed.get_world_size()
-    with torch.no_grad():
-        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(mean.view_as(tensor))
 
 
 def score_episodes(

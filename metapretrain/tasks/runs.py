@@ -117,6 +117,7 @@ class RunFolders(ABC):
         run.finish({
             **self.names, "method": name, "seed": seed, "kind": "row" if len(self.data.test) else "tuning",
             "metrics": dict(metrics), "counts": self.data.counts, "budget": dict(budget), **extra, "data": self.files,
+            **({"processes": self.machine.world} if self.machine.world > 1 else {}),
         })  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
         wait_for_all(self.machine.world)  # the others may look for result.json now

@@ -28,6 +28,7 @@ from metapretrain.scheduling.weights import Params
 from metapretrain.tasks.loss_exp3 import EXP3_UPDATES, LossExp3
 from metapretrain.tasks.recipes import override
 
+PROBING = ("utility", "exp3")  # these look at losses of batches of their own
 SCHEDULES = ("uniform", "proportional", "round-robin", "utility", "exp3", "fixed")
 
 

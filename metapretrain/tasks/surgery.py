@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from metapretrain.training.devices import mean_over_ranks
+
 
 def task_gradients(losses: Sequence[Tensor], shared: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the gradient of each loss for each shared parameter; the graph is kept.
@@ -77,7 +79,8 @@ def projection_weights(products: Tensor, order: Tensor) -> Tensor:
 def pcgrad(losses: Mapping[str, Tensor], shared: Sequence[Tensor], order: Tensor | None = None) -> dict[str, Tensor]:
     """Return losses of the same values whose summed gradient is PCGrad's for the shared parameters.
 
-    All other parameters, the heads, keep their own gradient.
+    All other parameters, the heads, keep their own gradient. Over ranks, whose gradients are averaged afterwards, the
+    projections are those of the gradients of the whole batch.
 
     Args:
         losses: scalar loss of each task.
@@ -91,10 +94,11 @@ def pcgrad(losses: Mapping[str, Tensor], shared: Sequence[Tensor], order: Tensor
         >>> losses["a"].item(), w.grad  # (0.5, 0.5) of the first task and (0, 1) of the second
         (7.0, tensor([0.5000, 1.5000]))
     """
-    gradients = task_gradients(list(losses.values()), shared)
+    gradients = [mean_over_ranks(own) for own in task_gradients(list(losses.values()), shared)]
     products = dot_products(gradients)
     if order is None:
-        order = torch.rand(products.shape, device=products.device).argsort(1)
+        # The ranks draw different numbers: the order of their means is as random, and the same for all.
+        order = mean_over_ranks([torch.rand(products.shape, device=products.device)])[0].argsort(1)
     change = projection_weights(products, order) - 1
     correction = torch.zeros((), device=products.device)
     for parameter, parts in zip(shared, zip(*gradients, strict=True), strict=True):

@@ -51,7 +51,7 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
                     f"the probes of {schedule.name} run in one process; run rows side by side with --jobs-per-device"
                 )
             if method.surgery:
-                raise InputError(f"{name} needs the gradients of all tasks in an update; leave it out, or --set scheduler=")
+                raise InputError(f"{name} needs the gradients of all tasks at once: leave it out, or --set scheduler=")
         share_of(self.recipe.batch_size, self.machine.world)
         updates(self.recipe, self.data.tasks, method)
         loss_weights(self.recipe, self.data.tasks, method)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from metapretrain.protonet import ProtoLoss
 from metapretrain.tasks.objectives import Step
 from metapretrain.tasks.surgery import cosines, dot_products, pcgrad, task_gradients
 from metapretrain.tasks.text_objectives import Encoded, TextRows
@@ -87,13 +88,16 @@ class TextStep(Step):
     def conflict(self, batches: Mapping[str, Any]) -> dict[str, float]:
         """Return the cosine between the gradients of each two tasks' losses, over the encoder's parameters.
 
-        In evaluation mode: dropout takes no part. Waits for the device.
+        In evaluation mode: dropout takes no part. Every rank looks at the whole batches. Waits for the device.
 
         Returns:
             {"gradient_cosine_sst_para": ...}, for each pair of tasks; below 0 they conflict.
         """
         mode, counters = self.training, [(buffer, buffer.clone()) for buffer in self.objectives.buffers()]
+        gathering = [part for part in self.objectives.modules() if isinstance(part, ProtoLoss) and part.gather]
         self.eval()
+        for proto in gathering:
+            proto.gather = False
         names, parameters = list(batches), [p for p in self.model.parameters() if p.requires_grad]
         gradients = []
         for name in names:  # one graph at a time
@@ -101,6 +105,8 @@ class TextStep(Step):
             gradients += task_gradients([loss], parameters)
         found = cosines(dot_products(gradients)).tolist()
         self.train(mode)
+        for proto in gathering:
+            proto.gather = True
         for buffer, value in counters:  # calls in which nothing could be scored are counted: these are none of training
             buffer.copy_(value)
         return {

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from metapretrain.data.tokens import Tokens, padded_width
 from metapretrain.episodes import ShuffledBatches, TaskStream
+from metapretrain.episodes.checks import check_rank
 from metapretrain.episodes.draws import Bits, Use, permutations
 from metapretrain.errors import InputError
 
@@ -88,6 +89,21 @@ class LengthBatches:
         return torch.cat(found)
 
 
+def share_of(batch_size: int, world_size: int) -> int:
+    """Return the rows of a batch that each rank has.
+
+    Raises:
+        InputError: the ranks would not have the same number.
+
+    Example:
+        >>> share_of(64, 4)
+        16
+    """
+    if batch_size % world_size:
+        raise InputError(f"batch_size {batch_size} must divide by the {world_size} processes")
+    return batch_size // world_size
+
+
 class TextStream(TaskStream):
     """Yields {task: {"rows": (B,), "width": (L, 0)}}, with one width L for all tasks of an update.
 
@@ -105,9 +121,13 @@ class TextStream(TaskStream):
         labels: class labels (N,) of each task, for class-balanced batches.
         multiple: of the widths.
         limit: longest width there is: the encoder's positions.
+        rank, world_size: rank r of w gives the r-th of w equal parts of each batch, at the width of the whole batch.
 
     Attributes:
-        tokens_given, places_given: tokens, and places with padding, since the first step.
+        tokens_given, places_given: tokens, and places with padding, since the first step, over all ranks.
+
+    Raises:
+        InputError: batches that cannot be shared equally, or fewer rows than a batch has.
 
     Example:
         >>> rows = {"a": Tokens.from_rows([[1] * n for n in (3, 4)]), "b": Tokens.from_rows([[1] * 9] * 2)}
@@ -128,7 +148,11 @@ class TextStream(TaskStream):
         labels: Mapping[str, Tensor] | None = None,
         multiple: int = 16,
         limit: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
+        self.rank, self.world_size = check_rank(rank, world_size)
+        self.share = share_of(batch_size, world_size)
         loaders = {}
         for number, (name, rows) in enumerate(tokens.items()):
             classes = None if labels is None else labels[name]
@@ -152,7 +176,8 @@ class TextStream(TaskStream):
                 for part in filter(None, (self.tokens[name], self.tokens[name].second)):
                     self.tokens_given += int(part.lengths[rows].sum())
                     self.places_given += len(rows) * width
-            yield {name: {"rows": rows, "width": torch.empty(width, 0)} for name, rows in batch.items()}
+            mine = slice(self.rank * self.share, (self.rank + 1) * self.share)
+            yield {name: {"rows": rows[mine], "width": torch.empty(width, 0)} for name, rows in batch.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is, and what it has given."""

@@ -66,7 +66,7 @@ def pretrain(
         torch.manual_seed(seed + 1)
         for task in data.tasks:
             texts = TextRows(task, data.tokens(task.train, f"{task.name} train", encoder, recipe, plan.joined))
-            objectives[task.name] = _pretraining_objective(plan, texts, task, encoder, recipe, seed)
+            objectives[task.name] = _pretraining_objective(plan, texts, task, encoder, recipe, seed, machine)
     step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, plan))
     evaluate = _watch(step, data, recipe, plan.joined, machine, _by_prototypes(encoder, data, recipe, plan, machine))
     count, _ = updates(recipe, data.tasks, TextMethod(pretraining=name))
@@ -77,8 +77,9 @@ def pretrain(
 
 
 def _pretraining_objective(
-    plan: Pretraining, texts: TextRows, task: TextTask, encoder: TextEncoder, recipe: TextRecipe, seed: int
-) -> nn.Module:
+    plan: Pretraining, texts: TextRows, task: TextTask, encoder: TextEncoder, recipe: TextRecipe, seed: int,
+    machine: Machine,
+) -> nn.Module:  # fmt: skip
     smoothing = recipe.pretrain.label_smoothing
     if plan.loss == "cross-entropy":
         return Classes(texts, ClassHead(encoder.features, task.num_classes, dropout=0.0), smoothing)
@@ -86,7 +87,9 @@ def _pretraining_objective(
     if plan.epoch:
         options["memory"] = "epoch"
     mode = "query" if plan.query else "standard"
-    proto = ProtoLoss(mode, num_classes=task.num_classes, label_smoothing=smoothing, seed=seed, **options)
+    proto = ProtoLoss(
+        mode, num_classes=task.num_classes, gather=machine.world > 1, label_smoothing=smoothing, seed=seed, **options
+    )
     return Prototypes(texts, proto)
 
 
@@ -188,6 +191,7 @@ def _fit(
         tokens, recipe.batch_size, scheduler or recipe.policy, seed=seed, steps=count, pool=recipe.pool,
         multiple=recipe.multiple, limit=width_limit(encoder, recipe),
         labels={task.name: task.class_labels(task.train) for task in data.tasks} if balanced else None,
+        rank=machine.rank, world_size=machine.world,
     )  # fmt: skip
     settings = TrainSettings(
         steps=count, lr=phase.lr, optimizer=phase.optimizer, weight_decay=phase.weight_decay, schedule=phase.schedule,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from metapretrain.devices import check_device, check_precision
 
@@ -52,6 +52,24 @@ def wait_for_all(world: int) -> None:
     """Wait until every rank is here; does nothing for one process."""
     if world > 1:
         torch.distributed.barrier()
+
+
+def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the mean of each tensor over all processes, the same bits in each; one message for all of them.
+
+    In a single process they are returned as they are.
+
+    Example:
+        >>> mean_over_ranks([torch.ones(2)])
+        [tensor([1., 1.])]
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or not tensors:
+        return list(tensors)
+    flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
+    distributed.all_reduce(flat)
+    parts = (flat / distributed.get_world_size()).split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

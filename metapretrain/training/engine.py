@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from metapretrain.errors import InputError
 from metapretrain.training.checks import check_losses
+from metapretrain.training.devices import mean_over_ranks
 from metapretrain.training.settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -175,8 +176,10 @@ class Engine:
         self.done.add_(1)
 
     def read_losses(self) -> dict[str, float]:
-        """Return each task's mean loss since the last call; waits for the device."""
-        means = {name: self.sums[name].item() / count for name, count in self.counts.items() if count}
+        """Return each task's mean loss over all ranks since the last call; waits for the device."""
+        seen = {name: count for name, count in self.counts.items() if count}
+        sums = mean_over_ranks([self.sums[name] for name in seen])
+        means = {name: total.item() / count for (name, count), total in zip(seen.items(), sums, strict=True)}
         for name in self.counts:
             self.sums[name].zero_()
             self.counts[name] = 0

@@ -97,7 +97,8 @@ def train(
         >>> report.steps, round(line.w.item(), 2)
         (50, 1.0)
     """
-    one_task_a_step = len(getattr(stream, "loaders", ())) > 1  # then some parameters have no gradient
+    every_task = getattr(stream, "policy", None) in ("longest", "shortest")
+    one_task_a_step = len(getattr(stream, "loaders", ())) > 1 and not every_task  # some parameters have no gradient
     accelerator = make_accelerator(settings.device, settings.precision, unused_parameters=one_task_a_step)
     device: torch.device = accelerator.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -1,0 +1,109 @@
+"""Two processes train texts as one does: every kind of row ends with the weights of one process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import metapretrain
+from metapretrain.data.made_texts import made_tasks
+from metapretrain.errors import InputError
+from metapretrain.tasks.machine import Machine
+from metapretrain.tasks.recipes import Proto
+from metapretrain.tasks.table import machine_of
+from metapretrain.tasks.text_data import TextData
+from metapretrain.tasks.text_experiment import TextExperiment
+from metapretrain.tasks.text_methods import PRETRAININGS, TextMethod, TextPhase, TextRecipe
+from metapretrain.tasks.text_training import finetune, new_encoder, pretrain
+
+PHASE = TextPhase(lr=0.05, optimizer="sgd", clip=1.0)
+RECIPE = TextRecipe(
+    2, PHASE, PHASE, PHASE, PHASE, batch_size=12, encoder="tiny", pool=2, dropout=0.0, multiple=16,
+    query=Proto(query_fraction=0.34),
+)  # fmt: skip
+TASKS = made_tasks(rows=24)
+QUIET = [replace(task, validation=task.validation.subset([])) for task in TASKS]  # nothing to score
+SCHEDULED = replace(RECIPE, scheduler="proportional", balanced_finetune=True)
+ROWS = {
+    "joint": (TextMethod(shared=True), QUIET, RECIPE),
+    "frozen": (TextMethod(frozen=True), QUIET, RECIPE),
+    "pcgrad": (TextMethod(joined=True, surgery=True), [QUIET[0], QUIET[2]], RECIPE),  # two: their order is all the same
+    "scheduled": (TextMethod(sts="cosine"), QUIET, SCHEDULED),
+}
+
+
+def trained(machine: Machine) -> dict[str, Tensor]:
+    """The weights that every pretraining and some rows end with."""
+    ends: dict[str, list[nn.Module]] = {}
+    for name in PRETRAININGS:
+        data = TextData(tuple(TASKS if name == "proto" else QUIET))
+        ends[name] = [pretrain(name, data, RECIPE, 0, machine)[0]]
+    for name, (method, tasks, recipe) in ROWS.items():
+        encoder = new_encoder(recipe, 0)
+        ends[name] = [encoder, finetune(encoder, method, TextData(tuple(tasks)), recipe, 0, machine)[0]]
+    return {
+        f"{name} {number}.{key}": value.clone()
+        for name, modules in ends.items()
+        for number, module in enumerate(modules)
+        for key, value in module.state_dict().items()
+    }
+
+
+def no_dropout(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """The ranks draw different numbers."""
+    return x
+
+
+def test_two_ranks_end_with_the_weights_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    usual = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(metapretrain.__file__).parents[1])}
+    ranks = []
+    for rank in ("0", "1"):
+        env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, __file__, str(tmp_path / rank)]
+        ranks.append(subprocess.Popen(command, env=usual | env, stderr=subprocess.PIPE, text=True))
+    monkeypatch.setattr(torch.nn.functional, "dropout", no_dropout)
+    one = trained(Machine())
+    for process in ranks:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    for rank in ("0", "1"):
+        two = load_file(tmp_path / rank)
+        assert one.keys() == two.keys()
+        for name, value in one.items():
+            gap = (two[name] - value).abs().max().item()
+            assert gap < 5e-6, f"{name} of rank {rank}: {gap:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "world", "line"),
+    [
+        (RECIPE, 5, "batch_size 12 must divide by the 5 processes"),
+        (replace(RECIPE, scheduler="utility"), 2, r"the probes of utility run in one process; .* --jobs-per-device"),
+        (replace(RECIPE, scheduler="exp3"), 2, "the probes of exp3 run in one process"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_before_training(
+    recipe: TextRecipe, world: int, line: str, tmp_path: Path
+) -> None:
+    experiment = TextExperiment("text", "made", "x", recipe, TextData(tuple(QUIET)), Machine(world=world), tmp_path)
+    with pytest.raises(InputError, match=line):
+        experiment.check({"unfrozen": TextMethod()}, [0])
+
+
+if __name__ == "__main__":
+    torch.nn.functional.dropout = no_dropout  # type: ignore[assignment]
+    save_file(trained(machine_of(Namespace(device="cpu", precision="fp32"))), sys.argv[1])
