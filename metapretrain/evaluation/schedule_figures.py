@@ -72,7 +72,9 @@ def shares_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
         axes = figure.add_subplot(lines, columns, place)
         parts = [np.array(curve[name][1:], np.float64) for name in names]
         labels = [name.removeprefix("share_") for name in names]
-        axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=[COLOURS[i % 10] for i in range(len(names))])
+        colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
+        hatches = ["//" if i >= len(COLOURS) else "" for i in range(len(names))]  # more sources than colours
+        axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=colours, hatch=hatches)
         axes.set_title(method, fontsize=9, color=INK)
         axes.set_ylim(0, 1)
         plain(axes)
