@@ -125,26 +125,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [name for name in ROWS if {name, name.partition("-")[0]} & set(options.rows)]
     results: list[Result] = []
     held: list[Any] = []
+    print("; ".join(f"{key} {value}" for key, value in where.items()), flush=True)
     for name in rows:
         contenders = ROWS[name].contenders()
         if ROWS[name].unit == BYTES:
-            from speed_memory import measure_memory
+            from speed_memory import measure_memory, memory_table
 
-            held += measure_memory(name, contenders, 5 if options.smoke else 50)
+            found: list[Any] = measure_memory(name, contenders, 5 if options.smoke else 50)
+            held += found
+            print(f"\n{memory_table(found)}", flush=True)
         else:
-            results += measure(name, contenders, settings)
-    print("; ".join(f"{key} {value}" for key, value in where.items()))
-    if results:
-        print(f"\n{table(results)}")
-    if held:
-        from speed_memory import memory_table
-
-        print(f"\n{memory_table(held)}")
-    if options.out:
-        content: dict[str, Any] = dict(where)
-        content["rows"] = [{"unit": ROWS[result.row].unit, **asdict(result)} for result in results]
-        content["memory"] = [asdict(result) for result in held]
-        write_file(options.out, json.dumps(content, indent=1) + "\n")
+            results += (timed := measure(name, contenders, settings))
+            print(f"\n{table(timed)}", flush=True)
+        if options.out:  # after each row: a long measurement that is cut short leaves what it has
+            content: dict[str, Any] = dict(where)
+            content["rows"] = [{"unit": ROWS[result.row].unit, **asdict(result)} for result in results]
+            content["memory"] = [asdict(result) for result in held]
+            write_file(options.out, json.dumps(content, indent=1) + "\n")
 
 
 def surroundings() -> dict[str, str]:

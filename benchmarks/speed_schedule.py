@@ -16,7 +16,7 @@ from metapretrain.scheduling import UtilityScheduler, agreement, probe_units
 from metapretrain.scheduling.draws import generator
 
 CLASSES, VOCABULARY = 4, 30522
-DRAWS = 4
+DRAWS = 2  # decisions whose utilities are compared
 QUICKEST = (("exact", "target_losses"), ("taylor", "loss_many"))  # on a GPU, of either kind
 Decide = Callable[[int], dict[str, float]]  # number of a decision to utilities
 
