@@ -43,7 +43,7 @@ class PromptMAML(nn.Module):
         options: those of :class:`PromptedModel`: max_length, normalise.
 
     Raises:
-        InputError: a value is not allowed, or the prompt does not fit the model.
+        InputError: a value is not allowed, `checkpoint` comes with `inner_clip`, or the prompt does not fit the model.
 
     Example:
         >>> from transformers import BertForMaskedLM
@@ -102,7 +102,7 @@ class PromptMAML(nn.Module):
         stack = self.prompt().expand(support.shape[0], -1, -1)
         if torch.is_grad_enabled():
             return self._adapted(stack, support)
-        with torch.enable_grad():
+        with torch.enable_grad():  # the inner steps need gradients; the caller wants no graph of them
             return self._adapted(stack.detach(), support).detach()
 
     def _adapted(self, stack: Tensor, support: PromptBatch) -> Tensor:
@@ -158,7 +158,7 @@ class PromptMAML(nn.Module):
             with torch.enable_grad():
                 before = self.prompted.losses(stack, part).mean(1)
                 (gradient,) = torch.autograd.grad(before.sum(), stack)
-            if self.inner_steps == 1:
+            if self.inner_steps == 1:  # the gradient above is that of the step
                 fast = (stack - self.inner_lr * clipped(gradient, self.inner_clip)).detach()
             else:
                 fast = self._adapted(stack.detach(), part).detach()

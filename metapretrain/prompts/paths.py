@@ -50,6 +50,7 @@ def shared(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -
     embeds = model.get_input_embeddings()(batch.input_ids.flatten(1))
     embeds = torch.cat([prompts.to(embeds.dtype), embeds], 1)
     places = batch.answer + length + width * torch.arange(rows, device=ids.device)
+    places = torch.where(batch.answer < 0, length - 1, places)  # an empty row is answered behind the prompt itself
     where = positions(length, width, rows, ids.device)
     with shared_prompt(model, length, width), _only_at(model, places) as cut:
         logits = model(inputs_embeds=embeds, position_ids=where, use_cache=False).logits

@@ -15,13 +15,21 @@ NAME = "metapretrain_shared_prompt"
 
 
 def can_share(model: Any) -> bool:
-    """Whether :func:`shared_prompt` works for this model."""
+    """Whether :func:`shared_prompt` works for this model of transformers.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> can_share(BertModel(BertConfig(hidden_size=8, num_attention_heads=1, num_hidden_layers=1, vocab_size=9)))
+        False
+    """
     return model.config.model_type in KINDS
 
 
 @contextmanager
 def shared_prompt(model: Any, length: int, width: int) -> Iterator[None]:
     """Attention of sequences (K, L + m N): a prompt of `length` L, then m rows of `width` N that see it and themselves.
+
+    Within it, every forward pass of `model` has that form; it is for models that :func:`can_share`.
 
     A row costs N positions instead of L + N, and attention of N x (L + N) instead of (L + N)^2 pairs. Nothing waits for
     the device, as transformers does to look for several sequences in one.

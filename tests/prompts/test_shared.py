@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +23,8 @@ def rows_of(model: PromptedModel, tasks: int, rows: int) -> PromptBatch:
 
 def separate(model: PromptedModel, prompts: Tensor, batch: PromptBatch) -> Tensor:
     each = prompts[:, None].expand(-1, batch.shape[1], -1, -1).flatten(0, 1)
-    return paths.decoder_only(model.model, each, batch.flat(), model.verbalizer).unflatten(0, batch.shape)
+    scores = paths.decoder_only(model.model, each, batch.flat(), model.verbalizer)
+    return scores.reshape(*batch.shape, -1)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -33,7 +36,8 @@ def test_scores_and_derivatives_are_those_of_rows_on_their_own(length: int, rows
     batch = rows_of(model, 2, rows)
     prompts = torch.randn(2, length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found: dict[str, list[Tensor]] = {}
-    for name, scores in {"shared": model, "separate": lambda *given: separate(model, *given)}.items():
+    ways: dict[str, Any] = {"shared": model, "separate": partial(separate, model)}
+    for name, scores in ways.items():
         some = prompts.clone().requires_grad_()
         with sdpa_kernel(SDPBackend.MATH):
             value = scores(some, batch)
@@ -44,6 +48,17 @@ def test_scores_and_derivatives_are_those_of_rows_on_their_own(length: int, rows
                 found[name] += [gradient.detach(), second]
     for mine, theirs in zip(found["shared"], found["separate"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_without_a_token_are_answered_behind_their_prompt() -> None:
+    model = prompted("llama")
+    batch, prompts = rows_of(model, 2, 3), torch.randn(2, 4, 16, dtype=torch.float64)
+    batch.answer[:, 1], batch.attention_mask[:, 1] = -1, 0
+    found = model(prompts, batch)
+    torch.testing.assert_close(found, separate(model, prompts, batch))
+    other = batch.input_ids.clone()
+    other[:, 0] += 1
+    torch.testing.assert_close(model(prompts, replace(batch, input_ids=other))[:, 1], found[:, 1])
 
 
 def grouped() -> Any:
