@@ -9,20 +9,16 @@ Options that are not listed here go to run_prompts.py.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-try:
-    import run_prompts
-except ModuleNotFoundError:  # imported as benchmarks.sweep_prompts, as tests do
-    from benchmarks import run_prompts
+import run_prompts
 
 from metapretrain.evaluation.canvas import save_figure
 from metapretrain.evaluation.sweep_figures import sweep_figure
-from metapretrain.options import main_guard
+from metapretrain.options import Parser, main_guard
 from metapretrain.training.files import read_json
 
 
@@ -46,36 +42,37 @@ SWEEPS = {
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the points of a sweep one after the other and draw them."""
-    parser = ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = Parser(description=__doc__)
     parser.add_argument("sweep", choices=SWEEPS)
     parser.add_argument("--values", nargs="+", metavar="N", help="in place of those of the figure")
     own, rest = parser.parse_known_args(argv)
     sweep = SWEEPS[own.sweep]
-    rest = rest if "--methods" in rest else [*rest, "--methods", sweep.methods]
-    rest = rest if "--sets" in rest else [*rest, "--sets", "sst5"]
     found: dict[str, dict[float, list[float]]] = {}
-    metric = ""
     for value in own.values or sweep.values:
-        given = [*rest, "--tag", f"{own.sweep}-{value}", "--set", f"{sweep.setting}={value}"]
+        usual = ["--methods", sweep.methods, "--sets", "sst5"]  # first: of an option given twice the last one counts
+        given = [*usual, *rest, "--tag", f"{own.sweep}-{value}", "--set", f"{sweep.setting}={value}"]
         options = run_prompts.options_of(given)
         if status := run_prompts.main(given):
             return status
-        if options.dry_run:
-            continue
-        metric = "validation_mean_accuracy" if options.validate else "mean_accuracy"
-        results = [read_json(file) or {} for file in sorted(run_prompts.root_of(options).glob("*/result.json"))]
-        for result in results:
-            if result.get("method") in options.methods and result.get("seed") in options.seeds:
-                at = float(result["counts"]["pretraining"]) if sweep.setting == "rows" else float(value)
-                found.setdefault(result["method"], {}).setdefault(at, []).append(_value(result, metric))
-    if metric:
-        file = options.out / "prompts" / f"sweep-{own.sweep}.png"
-        print(f"figure   {save_figure(sweep_figure(found, sweep.label, metric.replace('_', ' ')), Path(file))}")
+        for result in [] if options.dry_run else results_of(options):
+            at = float(result["counts"]["pretraining"]) if sweep.setting == "rows" else float(value)
+            metric = result["metrics"][metric_of(options)]
+            found.setdefault(result["method"], {}).setdefault(at, []).append(float(metric))
+    if not options.dry_run:
+        figure = sweep_figure(found, sweep.label, metric_of(options).replace("_", " "))
+        print(f"figure   {save_figure(figure, options.out / 'prompts' / f'sweep-{own.sweep}.png')}")
     return 0
 
 
-def _value(result: Mapping[str, Any], metric: str) -> float:
-    return float(result["metrics"][metric])
+def metric_of(options: Namespace) -> str:
+    """What is drawn."""
+    return "validation_mean_accuracy" if options.validate else "mean_accuracy"
+
+
+def results_of(options: Namespace) -> list[dict[str, Any]]:
+    """The results of the rows and seeds that were asked for; a table's folder may hold others."""
+    found = [read_json(file) or {} for file in sorted(run_prompts.root_of(options).glob("*/result.json"))]
+    return [one for one in found if one.get("method") in options.methods and one.get("seed") in options.seeds]
 
 
 if __name__ == "__main__":
