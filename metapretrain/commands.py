@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,19 +67,29 @@ def _check_all(folder: Path, known: Mapping[str, DatasetInfo | TextDatasetInfo])
     """Show which data sets can be read from a folder."""
     if not folder.is_dir():
         raise InputError(f"no such folder: {folder}")
-    logger, missing = logging.getLogger("metapretrain"), []
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # each file's counts, and each row that is left out
-    for info in known.values():
-        if info.needs_folder:
-            try:
-                print(info.check(folder))
-            except InputError:
-                missing.append(info.name)
-    logger.setLevel(level)
+    missing = []
+    with _errors_alone():
+        for info in known.values():
+            if info.needs_folder:
+                try:
+                    print(info.check(folder))
+                except InputError:
+                    missing.append(info.name)
     if missing:
         print(f"cannot be read from {folder}: {', '.join(missing)} (metapretrain data NAME --data-dir DIR says why)")
     return 0
+
+
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    """Log no counts of files and no rows that are left out: of all sets they would hide what is printed."""
+    logger = logging.getLogger("metapretrain")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _download(name: str, options: Namespace) -> None:

@@ -42,8 +42,8 @@ def decode_text(path: Path, encoding: str, undecodable: str) -> tuple[str, int]:
         wrong = [number for number, line in enumerate(raw.split(b"\n"), 1) if not _decodes(line, encoding)]
         text = raw.decode(encoding, errors="replace")
         if undecodable == "latin-1":
-            lines = enumerate(raw.split(b"\n"), 1)
-            text = "\n".join(line.decode("latin-1" if number in wrong else encoding) for number, line in lines)
+            lines = raw.split(b"\n")
+            text = "\n".join(line.decode(encoding if _decodes(line, encoding) else "latin-1") for line in lines)
     except LookupError as error:
         raise InputError(f"unknown encoding {encoding!r}; such as utf-8, latin-1 or utf-16 is meant") from error
     if wrong and undecodable == "refuse":

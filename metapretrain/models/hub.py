@@ -49,7 +49,7 @@ def safe_config(source: str, name: str) -> Any:
         raise InputError(f"{name} is an adapter of another model; merge it, save_pretrained the whole model, name that")
     _check_sums(Path(source))
     index = Path(source) / "model.safetensors.index.json"
-    if index.is_file() and any(not str(file).endswith(".safetensors") for file in _parts(index)):
+    if index.is_file() and not all(str(file).endswith(".safetensors") for file in _parts(index)):
         raise InputError(f"{index} names files that are not safetensors; pickles can run code and are never loaded")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     for what in ("attn_implementation", "experts_implementation"):
@@ -82,8 +82,8 @@ def _sha256(file: Path) -> str:
 def _parts(index: Path) -> list[Any]:
     try:
         return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return [index]  # no index at all
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{index} is no index of weights; save the model again") from error
 
 
 def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any, Any]:

@@ -48,7 +48,7 @@ class PromptInputs:
         model, tokenizer = load_language_model(r.model, cache=self.cache)
         words = Verbalizer(ALL_WORDS, tokenizer, several=r.several)
         # Frozen weights need no float32 copy: their casts would be most of a small pass.
-        dtype = {"bf16": torch.bfloat16}.get(self.machine.precision, torch.float32)
+        dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
         model = model.to(self.machine.device, dtype)
         return PromptedModel(model, PromptTemplate(r.template), words, max_length=r.max_length)
 
