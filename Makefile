@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.metapretrain-$(shell pwd | cksum | cut -d' ' -f1)
 DOCS_STAMP := $(STAMP)-docs
 
-.PHONY: help setup demo test lint types docs screenshot clean
+.PHONY: help setup demo test reliability lint types docs screenshot clean
 
 help:
 	@echo "make demo     supervised, prototypical and SimCLR pretraining side by side on digits (3 minutes)"

@@ -1,7 +1,7 @@
 """A picture of what TensorBoard shows of finished runs, taken by a headless Chromium.
 
     metapretrain demo
-    python docs/screenshot.py runs/demo/digits-demo --tab timeseries --out docs/figures/tensorboard.png
+    python docs/screenshot.py runs/demo/digits-demo --tab scalars --size 1120,680 --out docs/figures/tensorboard.png
 
 Needs a browser (Debian: apt-get install chromium) and nothing else that the project does not install.
 """
@@ -40,7 +40,7 @@ def wait_until_ready(address: str, runs: int, seconds: float = 60) -> None:
             with urllib.request.urlopen(f"{address}/data/runs", timeout=5) as answer:
                 if answer.read().count(b'",') + 1 >= runs:
                     return
-        except OSError:
+        except OSError:  # it does not listen yet
             pass
         time.sleep(0.5)
     raise SystemExit(f"TensorBoard did not show {runs} runs in {seconds:.0f} s")
