@@ -79,6 +79,10 @@ ROWS = {
     # 5 sources by 4 targets, M = 2: BERT-base, 16 x 128 tokens (a CPU: 4 layers of 128, 4 x 64); under autocast.
     "decision-float32": Row("decisions", "speed_schedule.on_this_machine", {"bf16": False}),
     "decision-bfloat16": Row("decisions", "speed_schedule.on_this_machine", {"bf16": True}),
+    # Updates by 1, 2 and 4 processes, one global batch: 512 images (32 on a CPU), 64 tasks (8), text as above.
+    "scale-images": Row("images", "speed_scale.scaling", {"kind": "images"}),
+    "scale-tasks": Row("tasks", "speed_scale.scaling", {"kind": "tasks"}),
+    "scale-tokens": Row("tokens", "speed_scale.scaling", {"kind": "tokens"}),
 }
 
 

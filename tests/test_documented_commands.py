@@ -3,7 +3,8 @@
 - ``metapretrain ...`` is run, on runs of the page's own Python or of smoke runs, and images and texts made here.
 - ``python benchmarks/X.py --smoke`` is run with one row of its rows (all rows: ``pytest -m slow`` on this file).
 - Other scripts of benchmarks show their plan (``--smoke --dry-run``): no hub, no data, no GPU.
-- ``make``, ``pip install`` and ``accelerate launch`` are checked against what the project itself uses.
+- ``make`` and ``pip install`` are checked against what the project itself uses, ``accelerate launch`` and ``torchrun`` by
+  their own parsers; the script that they start as above.
 
 A command of no such kind fails.
 """
@@ -86,7 +87,7 @@ class Checks:
         words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
         kinds = {
             "metapretrain": self.metapretrain, "python": self.script, "make": self.make, "pip": self.pip,
-            "accelerate": self.accelerate,
+            "accelerate": self.accelerate, "torchrun": self.torchrun,
         }  # fmt: skip
         assert words[0] in kinds, f"no test knows how to check {line!r}"
         kinds[words[0]](words[1:])
@@ -146,6 +147,15 @@ class Checks:
 
         options = launch_command_parser().parse_args(words[1:])
         assert words[0] == "launch"
+        self.script([options.training_script, *options.training_script_args])
+
+    def torchrun(self, words: list[str]) -> None:
+        from torch.distributed.run import get_args_parser
+
+        options = get_args_parser().parse_args(words)
+        if options.rdzv_backend == "c10d":
+            host, _, port = options.rdzv_endpoint.partition(":")
+            assert host and port.isdigit() and 0 <= options.node_rank < int(options.nnodes)
         self.script([options.training_script, *options.training_script_args])
 
     def make_runs(self, folder: Path) -> None:
