@@ -20,10 +20,8 @@ import metapretrain
 from metapretrain import cli
 from metapretrain.cli import build_parser, main
 from metapretrain.evaluation import figures
-from metapretrain.evaluation.plots import usual_metrics
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.models import saved
-from metapretrain.training.projector import write_embedding
 
 COMMANDS = ("demo", "data", "report", "plot", "corrupt", "predict", "few-shot", "doctor")
 
@@ -69,15 +67,6 @@ def write_run(folder: Path, method: str, seed: int, right: int, n: int = 20) -> 
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    folder = tmp_path / "runs" / "stl10" / "stl10-paper"
-    for seed in (0, 1):
-        write_run(folder, "supervised-resnet18", seed, 12 + seed)
-        write_run(folder, "prl-query-frozen-linear", seed, 15 + seed)
-    return folder
 
 
 class Model:
@@ -207,92 +196,6 @@ def test_demo_gets_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_names_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.__version__ in show(["doctor"], capsys)
-
-
-def test_report_writes_all_formats_and_shows_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = show(["report", str(runs.parent)], capsys)
-    assert "prl-query-frozen-linear" in shown
-    written = sorted(path.name for path in (runs.parent / "report").iterdir())
-    assert written == ["table.csv", "table.json", "table.md"]
-    as_json = json.loads(show(["report", str(runs.parent), "--format", "json"], capsys))
-    assert as_json == json.loads((runs.parent / "report" / "table.json").read_text())
-    as_csv = show(["report", str(runs.parent), "--format", "csv", "--out", str(runs / "elsewhere")], capsys)
-    assert as_csv == (runs / "elsewhere" / "table.csv").read_text()
-
-
-def test_report_is_rebuilt_from_the_bundle_that_it_wrote(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    kept = tmp_path / "docs" / "results" / "stl10.json"
-    shown = show(["report", str(runs.parent), "--bundle", str(kept)], capsys)
-    (kept.parent / "speed.json").write_text('{"rows": []}')
-    with caplog.at_level("INFO"):
-        assert show(["report", str(kept.parent), "--out", str(tmp_path / "report")], capsys) == shown
-    assert "speed.json holds no results of runs" in caplog.text
-    assert "cannot write" in refuse(["report", str(kept), "--bundle", str(kept / "b.json")], capsys)
-
-
-def test_plot_draws_curves_and_comparison(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written = [Path(line) for line in show(["plot", str(runs.parent)], capsys).splitlines()]
-    assert written == [runs / "figures" / "curves.png", runs / "figures" / "comparison.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
-
-
-def test_plot_maps_the_embeddings_again_by_another_reducer(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[tuple[str, int]] = []
-
-    class UMAP:
-        def __init__(self, **settings: Any) -> None: ...
-
-        def fit_transform(self, z: np.ndarray) -> np.ndarray:
-            asked.append(("umap", len(z)))
-            return z[:, :2]
-
-    run = runs / "prl-query-frozen-linear-s0"
-    assert "kept embeddings" in refuse(["plot", str(run), "--reducer", "tsne"], capsys)
-    for name in ("test-after-pretraining", "train-before-pretraining"):
-        write_embedding(run, name, torch.randn(12, 4), ["cat", "dog"] * 6, None, 7)
-    monkeypatch.setitem(sys.modules, "umap", None)
-    assert "pip install umap-learn" in refuse(["plot", str(runs), "--reducer", "umap"], capsys)
-    module = types.ModuleType("umap")
-    monkeypatch.setattr(module, "UMAP", UMAP, raising=False)
-    monkeypatch.setitem(sys.modules, "umap", module)
-    drawn = show(["plot", str(runs), "--reducer", "umap"], capsys).splitlines()
-    assert drawn[-1] == str(run / "figures" / "umap.png")
-    assert asked == [("umap", 12)] * 2
-    assert "did you mean 'umap'" in refuse(["plot", str(run), "--reducer", "umpa"], capsys)
-
-
-def test_plot_of_one_run_goes_into_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = runs / "supervised-resnet18-s0"
-    written = show(["plot", str(run), "--metrics", "validation/loss"], capsys).splitlines()
-    assert written[0] == str(run / "figures" / "curves.png")
-    assert "train/loss" in refuse(["plot", str(run), "--metrics", "train/los"], capsys)
-
-
-def test_accuracies_are_drawn_before_losses_and_other_metrics_only_when_named(tmp_path: Path) -> None:
-    names = ("learning_rate", "loss_a", "loss_b", "loss_c", "accuracy", "nearest_prototype_accuracy")
-    lines = [{"step": 1, "split": "train", "name": name, "value": 0.5} for name in names]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    expected = ["train/accuracy", "train/nearest_prototype_accuracy", "train/loss_a", "train/loss_b"]
-    assert usual_metrics([tmp_path]) == expected
-
-
-def test_a_text_run_has_a_curve_for_each_task(tmp_path: Path) -> None:
-    scores = ("sst_accuracy", "para_accuracy", "para_f1", "sts_pearson", "sts_spearman", "overall", "updates_sst")
-    names = [*scores, *(f"nearest_prototype_{name}" for name in scores), "gradient_cosine_sst_sts", "loss_sst"]
-    lines = [{"step": 1, "split": "validation", "name": name, "value": 0.5} for name in names]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    drawn = {"overall", "sst_accuracy", "para_accuracy", "sts_pearson"}
-    assert set(usual_metrics([tmp_path])) == {f"validation/{name}" for name in drawn}
-
-
-def test_plot_into_another_folder(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(["plot", str(runs.parent), "--out", str(tmp_path / "pictures")], capsys)
-    assert (tmp_path / "pictures" / "stl10-paper" / "curves.png").is_file()
-    assert not (runs / "figures").exists()
 
 
 def test_predict_names_the_class_of_each_file(

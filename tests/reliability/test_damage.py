@@ -16,7 +16,7 @@ from benchmarks import run_prompts, run_schedule, run_stl10, run_text
 from metapretrain.errors import InputError
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import SoftPrompt, write_adapter
-from metapretrain.training import CheckpointError, load_latest, loop, save
+from metapretrain.training import CheckpointError, checkpoint, load_latest, loop
 from metapretrain.training.checkpoint import load_tensors
 from tests.reliability.lengths import lengths
 
@@ -59,14 +59,14 @@ def equal(a: Any, b: Any) -> bool:
 def checkpoints(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The checkpoint folders that runs of the benchmarks would leave, were they killed before the end."""
     kept: list[Path] = []
-    usual = loop.checkpoint.save
+    usual = checkpoint.save
 
     def save_and_copy(folder: Path, step: int, state: Any, **settings: Any) -> Path:
         usual(tmp_path / f"kept-{len(kept) // 2}", step, state)
         kept.append(tmp_path / f"kept-{len(kept) // 2}")
         return usual(folder, step, state, **settings)
 
-    monkeypatch.setattr(loop.checkpoint, "save", save_and_copy)
+    monkeypatch.setattr(checkpoint, "save", save_and_copy)
     monkeypatch.setattr(loop._Loop, "_checkpoint_due", lambda self: self.step in (1, 2))
     for name in request.param:
         main, words = RUNS[name]
@@ -98,12 +98,15 @@ def test_a_damaged_checkpoint_is_never_loaded(checkpoints: list[Path], draws: in
                     pytest.fail(f"{what}: loaded {load_latest(folder)}")
 
 
-def test_what_checks_itself_finds_a_change_of_any_kind(tmp_path: Path) -> None:
-    """The checks above can fail: a changed file with a right checksum is loaded."""
-    save(tmp_path, 1, {"w": torch.ones(3)})
-    save(tmp_path, 2, {"w": torch.zeros(3)})
-    found = load_latest(tmp_path)
-    assert found is not None and not equal(found.state, {"w": torch.ones(3)})
+def test_the_comparison_finds_a_change_of_any_kind() -> None:
+    """The checks of this module rest on it."""
+    state = {"w": torch.ones(2), "betas": (0.9, [1, None]), "zero": 0.0}
+    assert equal(state, {"w": torch.ones(2), "betas": (0.9, [1, None]), "zero": 0.0})
+    for name, other in {"w": torch.ones(2).double(), "betas": [0.9, [1, None]], "zero": -0.0}.items():
+        assert not equal(state, {**state, name: other}), name
+    for other in (torch.tensor([1.0, 1.5]), [1.0, 1.0], None):
+        assert not equal(state, {**state, "w": other}), other
+    assert not equal(state, dict(reversed(state.items())))
 
 
 @pytest.mark.parametrize("draws", lengths(3, 20))
