@@ -3,8 +3,8 @@
 - ``metapretrain ...`` is run, on runs of the page's own Python or of smoke runs, and images and texts made here.
 - ``python benchmarks/X.py --smoke`` is run with one row of its rows (all rows: ``pytest -m slow`` on this file).
 - Other scripts of benchmarks show their plan (``--smoke --dry-run``): no hub, no data, no GPU.
-- ``make`` and ``pip install`` are checked against what the project itself uses, ``accelerate launch`` and ``torchrun`` by
-  their own parsers; the script that they start as above.
+- ``make`` and ``pip install`` are checked against what the project itself uses.
+- ``accelerate launch`` and ``torchrun`` are checked by their own parsers, the script that they start as above.
 
 A command of no such kind fails.
 """

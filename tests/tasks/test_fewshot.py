@@ -21,16 +21,15 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_episodes
 from metapretrain.models.saved_learner import is_transductive
 from metapretrain.tasks.fewshot import (
-    EPISODES,
     FROZEN_SEED,
     LEARNERS,
     Learning,
-    MetaStep,
     TaskBatches,
     build_learner,
     fit,
     score_episodes,
 )
+from metapretrain.tasks.fewshot_step import EPISODES, MetaStep
 from metapretrain.tasks.machine import Machine
 
 SPEC = EpisodeSpec(3, 1, 2)
@@ -169,7 +168,8 @@ import torch
 from safetensors.torch import save_file
 from metapretrain.data.few_shot import load_few_shot
 from metapretrain.episodes import EpisodeSpec
-from metapretrain.tasks.fewshot import EPISODES, Learning, MetaStep, TaskBatches, build_learner, fit
+from metapretrain.tasks.fewshot import Learning, TaskBatches, build_learner, fit
+from metapretrain.tasks.fewshot_step import EPISODES, MetaStep
 from metapretrain.tasks.table import machine_of
 
 machine = machine_of(Namespace(device="cpu", precision="fp32"))
