@@ -41,13 +41,14 @@ def test_a_missing_peer_is_named_and_skipped(
 
 def test_rates_and_ratios_are_of_the_work_done(script: ModuleType) -> None:
     """A clock that the work itself moves: 2 and 5 ms a unit."""
+    contenders = importlib.import_module("speed_contenders")
     now = [0.0]
 
     def contender(name: str, cost: float, ours: bool) -> object:
         def work(n: int) -> None:
             now[0] += n * cost
 
-        return script.Contender(name, lambda: work, ours=ours, clock=lambda: now[0])
+        return contenders.Contender(name, lambda: work, ours=ours, clock=lambda: now[0])
 
     pair = [contender("ours", 0.002, True), contender("peer", 0.005, False)]
     ours, peer = script.measure("row", pair, script.Settings(3, 0.5))
@@ -106,15 +107,17 @@ def test_a_call_may_be_many_units_and_a_prefix_names_a_group(
 
     ran = []
 
-    def rows(name: str) -> tuple[str, object]:
-        def contenders() -> list[object]:
+    class Made(ModuleType):
+        @staticmethod
+        def contenders(name: str) -> list[object]:
             ran.append(name)
-            return [script.Contender("ours", lambda: work, ours=True, clock=lambda: now[0], each=8)]
+            kind = importlib.import_module("speed_contenders").Contender
+            return [kind("ours", lambda: work, ours=True, clock=lambda: now[0], each=8)]
 
-        return "images", contenders
-
+    monkeypatch.setitem(sys.modules, "made_rows", Made("made_rows"))
     names = ("planning-a", "loss", "planning-b")
-    monkeypatch.setattr(script, "ROWS", {name: rows(name) for name in names})
+    rows = {name: script.Row("images", "made_rows.contenders", {"name": name}) for name in names}
+    monkeypatch.setattr(script, "ROWS", rows)
     assert script.main(["--rows", "planning"]) == 0
     assert ran == ["planning-a", "planning-b"]
     assert "| planning-b | ours | 16.000 images | 16.000 to 16.000 |" in capsys.readouterr().out
