@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import logging
 import math
 import os
-import pickle
 import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,50 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
-from metapretrain.training import checkpoint, files
+from metapretrain.training import checkpoint
 from metapretrain.training.checkpoint import CheckpointError, load_latest, load_tensors, save, save_tensors
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal in value, type and bits: 0.0 is not -0.0, True is not 1, NaN is NaN, (1,) is not [1]."""
-    if isinstance(a, torch.Tensor):
-        if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        left, right = a.detach().cpu().contiguous(), b.contiguous()
-        return left.numel() == 0 or torch.equal(
-            left.flatten().view(torch.uint8), right.flatten().view(torch.uint8)
-        )
-    if isinstance(a, np.ndarray):
-        return (
-            isinstance(b, np.ndarray)
-            and a.dtype == b.dtype
-            and a.shape == b.shape
-            and a.tobytes() == b.tobytes()
-        )
-    if isinstance(a, dict):
-        pairs = zip(a.items(), b.items(), strict=True) if isinstance(b, dict) and len(a) == len(b) else None
-        return pairs is not None and all(same(x, y) for x, y in pairs)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return repr(a) == repr(b)
-
-
-def round_trip(folder: Path, state: Any) -> Any:
-    save(folder, 3, state)
-    found = load_latest(folder)
-    assert found is not None
-    assert (found.step, found.path) == (3, folder / "step-00000003")
-    return found.state
-
-
-def read(folder: Path) -> tuple[int, Any]:
-    found = load_latest(folder)
-    assert found is not None
-    return found.step, found.state
+from tests.training.states import read, round_trip, same
 
 
 def test_same_tells_apart_what_json_would_mix_up() -> None:
@@ -186,9 +137,13 @@ leaf = st.one_of(
     st.lists(st.floats(width=32), max_size=3).map(torch.tensor),
     st.lists(st.integers(-5, 5), max_size=3).map(lambda x: np.array(x, dtype=np.int16)),
 )
+
+
 key = st.one_of(
     st.text(max_size=3), st.integers(), st.just("$"), st.none(), st.booleans(), st.just("a.b"), st.just("a")
 )
+
+
 nest = st.recursive(
     leaf,
     lambda inner: st.one_of(
@@ -300,107 +255,13 @@ def test_nothing_to_load(tmp_path: Path) -> None:
     assert load_latest(tmp_path) is None
 
 
-def truncate(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-9] ^= 1
-    file.write_bytes(data)
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-@pytest.mark.parametrize("damage", [truncate, flip, empty, Path.unlink])
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-def test_a_damaged_newest_one_is_passed_over_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: Any
-) -> None:
-    good = {"w": torch.randn(50), "note": "good"}
-    save(tmp_path, 1, good)
-    save(tmp_path, 2, {"w": torch.randn(50), "note": "x" * 50})
-    damage(tmp_path / "step-00000002" / name)
-    with caplog.at_level(logging.WARNING):
-        step, state = read(tmp_path)
-    assert step == 1
-    assert same(good, state)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert str(tmp_path / "step-00000002" / name) in said
-    assert "\n" not in said
-    damage(tmp_path / "step-00000001" / name)
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read"):
-        load_latest(tmp_path)
-
-
-def test_every_single_bit_matters(tmp_path: Path) -> None:
-    """A flip anywhere is found."""
-    state = {"w": torch.arange(4.0), "lr": 0.1, "betas": (0.9, None)}
-    folder = save(tmp_path, 7, state)
-    logging.disable(logging.WARNING)
-    try:
-        for file in sorted(folder.iterdir()):
-            whole = file.read_bytes()
-            for place in range(len(whole)):
-                bad = bytearray(whole)
-                bad[place] ^= 1 << (place % 8)
-                file.write_bytes(bad)
-                with pytest.raises(CheckpointError):
-                    read(tmp_path)
-            file.write_bytes(whole)
-    finally:
-        logging.disable(logging.NOTSET)
-    assert same(state, read(tmp_path)[1])
-
-
-def test_files_of_two_checkpoints_mixed_are_refused(tmp_path: Path) -> None:
-    for step in (1, 2):
-        save(tmp_path, step, {"w": torch.full((3,), float(step))})
-    other = (tmp_path / "step-00000001" / "tensors.safetensors").read_bytes()
-    (tmp_path / "step-00000002" / "tensors.safetensors").write_bytes(other)
-    assert read(tmp_path)[0] == 1
-    (tmp_path / "step-00000001").rename(tmp_path / "step-00000009")
-    with pytest.raises(CheckpointError):
-        load_latest(tmp_path)
-
-
-class Trap:
-    """Unpickling it would raise."""
-
-    def __reduce__(self) -> Any:
-        return (pytest.fail, ("a pickle was loaded",))
-
-
-@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_a_pickle_is_refused_and_never_loaded(tmp_path: Path, name: str) -> None:
-    file = tmp_path / name
-    file.write_bytes(pickle.dumps(Trap()))
-    for read_it in (load_latest, load_tensors):
-        with pytest.raises(CheckpointError) as refused:
-            read_it(file)
-        assert "\n" not in str(refused.value)
-        assert ("never loaded" in str(refused.value)) == name.endswith(".pt")
-    torch.save({"w": torch.ones(1)}, file)
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        load_tensors(file)
-
-
-def test_a_pickle_inside_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path, 1, {"w": torch.ones(2)})
-    (folder / "tensors.safetensors").write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(CheckpointError):
-        load_latest(tmp_path)
-
-
 def test_a_plain_state_dict(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     model[0].weight = torch.nn.Parameter(torch.randn(3, 2).t())
     file = tmp_path / "encoder.safetensors"
     save_tensors(file, model.state_dict())
     assert same(dict(model.state_dict()), dict(sorted(load_tensors(file).items(), key=order_of(model))))
-    truncate(file)
+    os.truncate(file, file.stat().st_size // 2)
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
         load_tensors(file)
     with pytest.raises(CheckpointError, match="cannot read"):
@@ -414,138 +275,12 @@ def order_of(model: torch.nn.Module) -> Any:
     return lambda pair: names.index(pair[0])
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "rename", "mkdir"])
-@pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_full_disk_at_any_call_leaves_the_last_one_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int
-) -> None:
-    save(tmp_path, 1, {"w": torch.ones(3)})
-    usual, count = getattr(os, call), iter(range(100))
-
-    def failing(*args: Any, **more: Any) -> Any:
-        if next(count) >= after:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return usual(*args, **more)
-
-    monkeypatch.setattr(os, call, failing)
-    said = None
-    try:
-        save(tmp_path, 2, {"w": torch.zeros(3)})
-    except InputError as error:
-        said = str(error)
-    monkeypatch.undo()
-    if said is None:  # there were fewer calls than `after`
-        assert after > 0
-        assert read(tmp_path)[0] == 2
-        return
-    assert "No space left on device" in said
-    assert "step-00000001, is untouched" in said
-    assert "\n" not in said
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert same(read(tmp_path), (1, {"w": torch.ones(3)}))
-
-
-def test_a_short_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = os.write
-    monkeypatch.setattr(files.os, "write", lambda file, data: usual(file, data[:7]))
-    state = {"w": torch.randn(40)}
-    assert same(state, round_trip(tmp_path, state))
-
-
-def test_a_real_size_limit_gives_one_line(tmp_path: Path) -> None:
-    code = f"""
-import resource, torch
-from metapretrain.errors import InputError
-from metapretrain.training.checkpoint import save
-save({str(tmp_path)!r}, 1, {{"w": torch.ones(3)}})
-resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
-try:
-    save({str(tmp_path)!r}, 2, {{"w": torch.ones(30000)}})
-except InputError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
-    assert len(done.stdout.splitlines()) == 1
-    assert "File too large" in done.stdout
-    assert "step-00000001, is untouched" in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert read(tmp_path)[0] == 1
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        InputError, match=r"cannot write checkpoint .*there is no checkpoint before it"
-    ) as refused:
-        save(tmp_path / "file" / "checkpoint", 1, {})
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder(tmp_path: Path) -> None:
-    save(tmp_path, 1, {"a": 1})
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(InputError, match="Permission denied"):
-            save(tmp_path, 2, {"a": 2})
-        assert read(tmp_path) == (1, {"a": 1})
-    finally:
-        tmp_path.chmod(0o700)
-
-
-def test_killed_while_writing_every_time_a_good_one_is_left(tmp_path: Path) -> None:
-    code = f"""
-import torch
-from metapretrain.training.checkpoint import load_latest, save
-found = load_latest({str(tmp_path)!r})
-step = found.step if found else 0
-print("ready", flush=True)
-while True:
-    step += 1
-    save({str(tmp_path)!r}, step, {{"w": torch.full((20000,), float(step)), "step": step}})
-"""
-    last = 0
-    for wait in (0.05, 0.11, 0.23):
-        child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        time.sleep(wait)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-        if list(tmp_path.glob("step-*")):
-            step, state = read(tmp_path)
-            assert state["step"] == step >= last
-            assert same(state["w"], torch.full((20000,), float(step)))
-            last = step
-    assert last > 0
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_of_a_gpu_come_back_on_the_cpu(tmp_path: Path) -> None:
     state = {"w": torch.randn(3, 4, device="cuda").t(), "rng": torch.cuda.get_rng_state()}
     back = round_trip(tmp_path, state)
     assert back["w"].device.type == "cpu"
     assert same(state, back)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["[" * 100_000, '{"schema": 1, "step": 2, "state": ' + "[" * 900 + "]" * 900 + "}",
-     '{"schema": 1, "step": 2, "state": {"$": "tensor", "name": "w", "layout": "channels_last"}}'],
-)  # fmt: skip
-def test_a_state_of_another_shape_falls_back_to_the_checkpoint_before(tmp_path, text):
-    for step in (1, 2):
-        save(tmp_path, step, {"w": torch.ones(2)})
-    newest = tmp_path / "step-00000002"
-    (newest / "state.json").write_text(text)
-    manifest = json.loads((newest / "manifest.json").read_text())
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    manifest["files"]["state.json"] = {"bytes": len(text), "sha256": digest}
-    (newest / "manifest.json").write_text(json.dumps(manifest))
-    assert load_latest(tmp_path).step == 1
 
 
 def test_a_key_that_is_no_utf8_is_kept(tmp_path):

@@ -1,0 +1,146 @@
+"""Figures, embeddings and hyperparameters of a run, as TensorBoard reads them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from metapretrain.errors import InputError
+from metapretrain.training.run_folder import RunFolder
+from metapretrain.training.tracking import Tracker
+from tests.training.run_files import CONFIG, events, figure, projector, scalars
+
+
+def test_a_figure_is_a_file_and_a_tensorboard_image(tmp_path: Path) -> None:
+    from PIL import Image
+
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        file = run.figure("t-sne", figure(), 3)
+        assert file == tmp_path / "figures" / "t-sne.png"
+    with Image.open(file) as image:
+        size = image.size
+    (shown,) = events(tmp_path).Images("t-sne")
+    assert (shown.step, shown.width, shown.height) == (3, *size)
+
+
+def test_a_large_figure_is_made_smaller_for_tensorboard_only(tmp_path: Path) -> None:
+    from PIL import Image
+
+    large = figure()
+    large.set_size_inches(12, 6)
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        file = run.figure("large", large, 3)
+    with Image.open(file) as image:
+        assert image.width > 1200
+    (shown,) = events(tmp_path).Images("large")
+    assert shown.width == 800 and 300 < shown.height < 500
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", 'a"b', "a b"])
+def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        with pytest.raises(InputError, match="letters, digits"):
+            run.figure(name, figure(), 1)
+        with pytest.raises(InputError, match="letters, digits"):
+            run.embedding(name, torch.zeros(1, 1), [0])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_the_projector_reads_points_labels_and_images(
+    tmp_path: Path, channels: int, dtype: torch.dtype
+) -> None:
+    from PIL import Image
+
+    z = torch.randn(5, 3, dtype=torch.float64)
+    images = torch.randint(0, 256, (5, channels, 4, 6), dtype=torch.uint8)
+    given = images if dtype == torch.uint8 else images / 255
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.embedding("train", z.bfloat16().float(), torch.arange(5), step=1)
+        run.embedding("train", z, ["cat", "a\tdog", "", "x\ny", "cat"], given, step=2)
+        run.embedding("train", z, [1] * 5, given, step=1)  # replaced
+    first, second = projector(tmp_path)
+    assert (first.tensor_name, second.tensor_name) == ("train:00000001", "train:00000002")
+    assert np.loadtxt(tmp_path / second.tensor_path, delimiter="\t") == pytest.approx(z.numpy(), rel=1e-5)
+    assert (tmp_path / second.metadata_path).read_text() == "cat\na dog\n-\nx y\ncat\n"
+    assert (tmp_path / first.metadata_path).read_text() == "1\n" * 5
+    assert list(second.sprite.single_image_dim) == [6, 4]
+    with Image.open(tmp_path / second.sprite.image_path) as sheet:
+        pixels = torch.from_numpy(np.array(sheet))
+    assert pixels.shape == (12, 18, 3)
+    for i in range(5):
+        row, column = divmod(i, 3)
+        cell = pixels[row * 4 : row * 4 + 4, column * 6 : column * 6 + 6]
+        assert torch.equal(cell.permute(2, 0, 1), images[i].expand(3, 4, 6))
+
+
+def test_tensorboards_own_projector_plugin_serves_the_points(tmp_path: Path) -> None:
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.projector.projector_plugin import ProjectorPlugin
+    from werkzeug.test import Client
+
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.embedding("z", torch.eye(4)[:, :2], ["a", "b", "c", "d"], torch.zeros(4, 3, 2, 2), step=1)
+    apps = ProjectorPlugin(TBContext(logdir=str(tmp_path))).get_plugin_apps()
+
+    def ask(route: str, **query: str) -> Any:
+        answer = Client(apps[route]).get("/", query_string={"run": ".", **query})
+        assert answer.status_code == 200, answer.data
+        return answer
+
+    (served,) = ask("/info").json["embeddings"]
+    assert served["tensorName"] == "z:00000001"
+    assert served["tensorShape"] == [4, 2]
+    points = np.frombuffer(ask("/tensor", name=served["tensorName"]).data, dtype=np.float32)
+    assert points.reshape(4, 2).tolist() == torch.eye(4)[:, :2].tolist()
+    assert ask("/metadata", name=served["tensorName"]).data == b"a\nb\nc\nd\n"
+    assert ask("/sprite_image", name=served["tensorName"]).data[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("z", "labels", "images"),
+    [
+        (torch.zeros(3), [0, 1, 2], None),
+        (torch.zeros(3, 2), [0, 1], None),
+        (torch.zeros(3, 2), [0, 1, 2], torch.zeros(2, 3, 4, 4)),
+    ],
+)
+def test_points_that_do_not_fit_are_refused(tmp_path: Path, z: Any, labels: Any, images: Any) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as run, pytest.raises(InputError, match="the projector takes"):
+        run.embedding("z", z, labels, images)
+
+
+def test_hparams_are_in_the_run_itself(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.log(1, "train", {"loss": 1.0})
+        run.hparams({**CONFIG, "none": None, "sizes": [1, 2]}, {"knn_accuracy": 0.5, "test_accuracy": 0.75})
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    found = events(tmp_path)
+    assert scalars(tmp_path, "when_done/test_accuracy") == [(0, 0.75)]
+    assert scalars(tmp_path, "train/loss") == [(1, 1.0)]
+    text = str(found.SummaryMetadata("_hparams_/session_start_info"))
+    assert all(word in text for word in ("lr", "model.encoder", "resnet18"))
+    columns = str(found.SummaryMetadata("_hparams_/experiment"))
+    assert 0 < columns.index("when_done/test_accuracy") < columns.index("when_done/knn_accuracy")
+
+
+def test_columns_of_hparams_are_not_those_of_a_pretraining(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.hparams(CONFIG, {"knn_accuracy": 0.5, "validation_accuracy": 0.75})
+    assert scalars(tmp_path, "when_done/knn_accuracy") == [(0, 0.5)]
+    assert events(tmp_path).SummaryMetadata("_hparams_/session_start_info")
+    with pytest.raises(KeyError):
+        events(tmp_path).SummaryMetadata("_hparams_/experiment")
+
+
+def test_without_tensorboard_one_line_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match="pip install tensorboard"):
+        _ = Tracker(tmp_path).writer
