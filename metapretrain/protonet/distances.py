@@ -64,6 +64,24 @@ class _Distance(torch.autograd.Function):
         return to_queries, to_centres
 
 
+class _ForwardDistance(_Distance):
+    """The same with a derivative in forward mode (torch.func.hessian), which torch.compile refuses to trace."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
+
+    @staticmethod
+    def jvp(ctx: Any, of_queries: Tensor, of_centres: Tensor) -> Tensor:
+        # d|q - c| = (q - c) . (dq - dc) / |q - c|.
+        queries, centres, distance = ctx.saved_tensors
+        zero = distance == 0
+        own = torch.linalg.vecdot(queries, of_queries)[:, None] + torch.linalg.vecdot(centres, of_centres)
+        product = own - of_queries @ centres.T - queries @ of_centres.T
+        return torch.where(zero, 0, product / torch.where(zero, 1, distance))
+
+
 def _safe_sqrt(squared: Tensor) -> Tensor:
     """Square root whose gradient at zero is 0; the inner `where` keeps infinity out of the backward pass."""
     zero = squared == 0
@@ -86,7 +104,8 @@ def wide_logits(
         apart = (queries[:, None] - centres[None]).square().sum(-1)
         apart = _safe_sqrt(apart) if distance == "euclidean" else apart
     else:
-        apart = _Distance.apply(queries, centres)
+        function = _Distance if torch.compiler.is_compiling() else _ForwardDistance
+        apart = function.apply(queries, centres)
         apart = apart if distance == "euclidean" else apart.square()
     return apart.to(dtype) / -temperature
 

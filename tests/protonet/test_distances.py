@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -50,8 +51,26 @@ def test_the_product_form_has_the_derivatives_of_the_differences(distance: str) 
     for dtype in (torch.float32, torch.float64):  # of the result: float32 takes the product form
         logits = wide_logits(q, c, distance, 0.7, dtype)
         first = torch.autograd.grad((logits * rows(6, 4, seed=2)).sum(), (q, c), create_graph=True)
-        found.append([logits.double(), *first, *torch.autograd.grad(sum((g**2).sum() for g in first), (q, c))])
+        squares = torch.cat([g.flatten() for g in first]).square().sum()
+        found.append([logits.double(), *first, *torch.autograd.grad(squares, (q, c))])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own forward mode
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_transforms_of_functions_give_the_same_derivatives(distance: str) -> None:
+    q, c, coefficients = rows(3, 2), rows(2, 2, seed=1), rows(3, 2, seed=2)
+
+    def value(dtype: torch.dtype, q: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return (wide_logits(q, c, distance, 0.7, dtype) * coefficients).sum()
+
+    product, plain = partial(value, torch.float32), partial(value, torch.float64)
+    for transform in (torch.func.jacfwd, torch.func.grad, torch.func.hessian):
+        for found, expected in zip(transform(product, (0, 1))(q, c), transform(plain, (0, 1))(q, c), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    both = torch.vmap(partial(wide_logits, distance=distance, temperature=0.7, dtype=torch.float32))
+    each = [wide_logits(q[i : i + 1], c, distance, 0.7, torch.float32) for i in range(3)]
+    torch.testing.assert_close(both(q[:, None], c.expand(3, -1, -1)), torch.stack(each))
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
