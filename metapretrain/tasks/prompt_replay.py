@@ -36,7 +36,7 @@ class Replay:
         self.possible = True
 
     def __call__(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """What the function returns for tensors on one device."""
+        """What the function returns for tensors on one device; the result is the caller's own."""
         if not self.possible or not given[0].is_cuda:
             return self.function(*given)
         key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in given)
@@ -50,7 +50,9 @@ class Replay:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
             self.recorded[key] = _Recorded(self.function, given, self.pool)
-        except RuntimeError as error:  # a model that looks at values on the way, or no memory for it
+        except RuntimeError as error:
+            # The model looks at values on the way, or there is no memory for it. What else is wrong with the function
+            # is raised by the plain call that follows.
             self.possible = False
             self.recorded.clear()
             torch.cuda.synchronize()
