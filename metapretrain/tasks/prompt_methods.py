@@ -27,6 +27,13 @@ class PromptMethod:
         grouping: how meta tasks are made.
         source: data of pretraining: "labelled", or "pseudo" (plain sentences that a classifier labelled).
         tuned: "prompt", "model" (all weights, no soft prompt) or "nothing".
+
+    Raises:
+        InputError: an unknown name, or a grouping that the objective has no use for.
+
+    Example:
+        >>> PromptMethod(objective="meta", grouping="kmeans", source="pseudo").pretraining
+        'metapt-kmeans-pseudo'
     """
 
     start: str = "random"
@@ -71,6 +78,9 @@ class Tuning:
         warmup: steps of warm-up.
         weight_decay: of AdamW.
         keep_start: the initialisation may be kept, too, if no epoch validates better.
+
+    Raises:
+        InputError: a number that is out of range.
     """
 
     lr: float = 3e-3
@@ -106,6 +116,9 @@ class Meta:
             :func:`metapretrain.tasks.schedules.parse_schedule`, with tasks `task-0` to `task-(clusters-1)`.
         steps: outer steps at most, with the paper's budget.
         patience: validations, with the paper's budget.
+
+    Raises:
+        InputError: a number that is out of range, or an unknown name or schedule.
     """
 
     clusters: int = 10
@@ -158,6 +171,9 @@ class PromptRecipe:
         examples, validation: rows of a downstream set to tune and to validate on; `stratified`: by class.
         test_rows: rows of a downstream set reported on, at most.
         meta, mixed: of pretraining; `tune`: of prompts on a downstream set; `full`: of the model.
+
+    Raises:
+        InputError: a number that is out of range, an unknown name, or a template without its answer.
     """
 
     model: str = "smollm2"

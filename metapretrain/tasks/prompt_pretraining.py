@@ -197,6 +197,9 @@ def train_mixed(
         prompts: seed to start.
         rows: pretraining rows N; as many are held out as meta tasks hold out, and those that fill no batch.
         runs: seed to its folder; each goes on from its own checkpoint.
+
+    Raises:
+        InputError: too few rows to train and to validate on.
     """
     held = min(2 * recipe.meta.shots * recipe.meta.clusters * recipe.held_out, rows // 5)
     if not held or rows - held < recipe.mixed.batch_size:

@@ -19,6 +19,7 @@ class MetaRows:
         groups: (N,); -1 marks rows in none.
         shots: m.
         held_out: batches of 2m rows of a task to validate on; smaller tasks repeat theirs.
+        seed: of which rows are held out, and of those of each step.
 
     Raises:
         InputError: no group has 4m rows.

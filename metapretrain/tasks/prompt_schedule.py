@@ -48,6 +48,7 @@ class ScheduledTasks(AllTasks):
     So a step reads as much as one without a schedule, and `round-robin` takes the very same rows.
 
     Args:
+        rows: of the meta tasks.
         schedule: for :func:`metapretrain.tasks.schedules.parse_schedule`; tasks are named `task-0` to `task-(K-1)`.
         losses: of rows (T, 2m), at the weights of the moment; `params` are those weights.
         seed: of all draws.
