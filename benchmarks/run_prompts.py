@@ -32,6 +32,7 @@ from metapretrain.tasks.prompt_data import PromptData
 from metapretrain.tasks.prompt_experiment import PromptExperiment
 from metapretrain.tasks.prompt_methods import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.tasks.recipes import override
+from metapretrain.tasks.schedules import refuse_two_schedules
 from metapretrain.tasks.table import machine_of, run_table
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 
 def recipe_of(options: Namespace) -> PromptRecipe:
     """Return the recipe with the changes of the command line."""
+    refuse_two_schedules(options.schedule, options.changes, "meta.scheduler")
     recipe = TRIAL if options.smoke else PromptRecipe()
     wanted = {name: getattr(options, name) for name in ("model", "budget", "reads")}
     given = {name: value for name, value in wanted.items() if value is not None}

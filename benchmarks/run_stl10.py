@@ -25,6 +25,7 @@ from metapretrain.options import Parser, common_options, main_guard, pixels
 from metapretrain.tasks.experiment import Experiment
 from metapretrain.tasks.images import SCHEDULED, ImageData, Method
 from metapretrain.tasks.recipes import Phase, Proto, Recipe, override
+from metapretrain.tasks.schedules import refuse_two_schedules
 from metapretrain.tasks.table import machine_of, run_table
 
 # A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same
@@ -140,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_reducer(options.reducer)
     if re.fullmatch(r"[\w.+-]*", options.tag) is None:
         raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
+    refuse_two_schedules(options.schedule, options.changes)
     machine = machine_of(options)
     recipe = RECIPES[options.recipe]
     if options.smoke:

@@ -21,6 +21,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.figures import REDUCERS, check_reducer
 from metapretrain.options import Parser, common_options, main_guard
 from metapretrain.tasks.recipes import Proto, override
+from metapretrain.tasks.schedules import refuse_two_schedules
 from metapretrain.tasks.table import machine_of, run_table
 from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_experiment import TextExperiment
@@ -92,6 +93,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 
 def recipe_of(options: Namespace) -> TextRecipe:
     """Return the chosen recipe with the changes of the command line."""
+    refuse_two_schedules(options.scheduler, options.changes)
     recipe = RECIPES[options.recipe]
     if options.smoke:
         quick = TextPhase(lr=3e-3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,10 @@ from metapretrain.tasks.recipes import override
 
 PROBING = ("utility", "exp3")  # these look at losses of batches of their own
 SCHEDULES = ("uniform", "proportional", "round-robin", "utility", "exp3", "fixed")
+_OPTIONS = {  # of each schedule; the others have `updates` alone
+    "utility": ("updates", "samples", "alpha", "utility", "normalise", "epsilon", "floor", "decay", "smoothing"),
+    "exp3": ("updates", "samples", "gamma", "reward"),
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,25 @@ def parse_schedule(text: str, tasks: Collection[str]) -> Schedule:
         if not rest:
             raise InputError(f"fixed needs a task: one of {', '.join(f'fixed:{task}' for task in tasks)}")
         return Schedule(name, task=one_of("task of fixed:NAME", rest, tasks))
-    return override(Schedule(name), list(filter(None, rest.split(","))))
+    changes = list(filter(None, rest.split(",")))
+    for change in changes:
+        one_of(f"option of {name}", change.partition("=")[0], _OPTIONS.get(name, ("updates",)))
+    return override(Schedule(name), changes)
+
+
+def refuse_two_schedules(schedule: str | None, changes: Sequence[str], setting: str = "scheduler") -> None:
+    """Refuse `--schedule` beside a change of the same choice by `--set`, whatever their order.
+
+    Example:
+        >>> refuse_two_schedules("exp3", ["epochs=3"])
+        >>> refuse_two_schedules("exp3", ["scheduler="])
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: --schedule exp3 and --set scheduler= are one choice: give one of them
+    """
+    for change in changes:
+        if schedule is not None and change.partition("=")[0] == setting:
+            raise InputError(f"--schedule {schedule} and --set {change} are one choice: give one of them")
 
 
 def build_scheduler(

@@ -88,6 +88,7 @@ def test_options_change_the_recipe() -> None:
         (["--schedule", "utility:alpha=-1"], "alpha"),
         (["--schedule", "utility:rate=1"], "samples"),
         (["--schedule", "uniform", "--methods", "pcgrad"], "leave it out"),
+        (["--schedule", "uniform", "--set", "scheduler="], "give one of them"),
         (["--tag", "../x"], "--tag"),
         (["--set", "batch_size=65"], "64 training rows"),
         (["--encoder", "no/such/folder"], "no folder"),

@@ -110,7 +110,9 @@ def test_probing_computes_in_the_precision_of_training() -> None:
         ("exp3:gama=0.1", "gamma"),
         ("exp3:reward=0", "reward"),
         ("uniform:updates=0", "updates"),
-        ("uniform:task=big", "fixed"),
+        ("uniform:task=big", "updates"),
+        ("uniform:name=exp3", "updates"),  # not another schedule under this one's name
+        ("exp3:alpha=0.1", "unknown option of exp3 'alpha'"),  # it would be without effect
     ],
 )
 def test_bad_schedules_are_one_line(text: str, told: str) -> None:
