@@ -45,12 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(description=__doc__)
     parser.add_argument("sweep", choices=SWEEPS)
     parser.add_argument("--values", nargs="+", metavar="N", help="in place of those of the figure")
+    parser.add_argument("--tag", default="", metavar="NAME", help="keeps the runs and the figure of a sweep apart")
     own, rest = parser.parse_known_args(argv)
-    sweep = SWEEPS[own.sweep]
-    found: dict[str, dict[float, list[float]]] = {}
+    sweep, name = SWEEPS[own.sweep], "-".join(filter(None, [own.tag, own.sweep]))
+    points: dict[str, list[str]] = {}
     for value in own.values or sweep.values:
         usual = ["--methods", sweep.methods, "--sets", "sst5"]  # first: of an option given twice the last one counts
-        given = [*usual, *rest, "--tag", f"{own.sweep}-{value}", "--set", f"{sweep.setting}={value}"]
+        points[value] = [*usual, *rest, "--tag", f"{name}-{value}", "--set", f"{sweep.setting}={value}"]
+        run_prompts.recipe_of(run_prompts.options_of(points[value]))  # a bad one is refused before the first is run
+    found: dict[str, dict[float, list[float]]] = {}
+    for value, given in points.items():
         options = run_prompts.options_of(given)
         if status := run_prompts.main(given):
             return status
@@ -60,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found.setdefault(result["method"], {}).setdefault(at, []).append(float(metric))
     if not options.dry_run:
         figure = sweep_figure(found, sweep.label, metric_of(options).replace("_", " "))
-        print(f"figure   {save_figure(figure, options.out / 'prompts' / f'sweep-{own.sweep}.png')}")
+        print(f"figure   {save_figure(figure, options.out / 'prompts' / f'sweep-{name}.png')}")
     return 0
 
 

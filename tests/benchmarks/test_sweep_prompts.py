@@ -35,7 +35,13 @@ def test_a_sweep_is_a_table_for_each_value_and_a_figure(
 
 
 def test_a_value_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["clusters", "--values", "0", "--smoke", "--out", str(tmp_path)]
+    given = ["clusters", "--values", "3", "0", "--smoke", "--out", str(tmp_path)]
     assert sweep_prompts.main(given) == 2
     assert "clusters must be at least 1" in capsys.readouterr().err
-    assert not (tmp_path / "prompts/sweep-clusters.png").exists()
+    assert not list(tmp_path.iterdir())  # refused before the first value is run
+
+
+def test_a_tag_and_a_value_given_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["clusters", "--values", "3", "3", "--tag", "mine", "--smoke", "--out", str(tmp_path), "--dry-run"]
+    assert sweep_prompts.main(given) == 0
+    assert capsys.readouterr().out.count("made-equal-tiny-mine-clusters-3-smoke") == 1
