@@ -73,7 +73,7 @@ def _check_all(folder: Path, known: Mapping[str, DatasetInfo | TextDatasetInfo])
             if info.needs_folder:
                 try:
                     print(info.check(folder))
-                except InputError:
+                except (InputError, OSError):  # a folder of another set that may not be read hides no set
                     missing.append(info.name)
     if missing:
         print(f"cannot be read from {folder}: {', '.join(missing)} (metapretrain data NAME --data-dir DIR says why)")

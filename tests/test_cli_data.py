@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,16 @@ def test_data_shows_which_sets_a_folder_holds(tmp_path: Path, capsys: pytest.Cap
     shown = show(["data", "--data-dir", str(tmp_path)], capsys).splitlines()
     assert shown[0].startswith("image-folder: ")
     assert len(shown) == 2 and shown[1].startswith(f"cannot be read from {tmp_path}: stl10, omniglot, cs224n, qqp")
+
+
+def test_a_folder_that_may_not_be_read_hides_no_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    write_image(tmp_path / "train" / "cat" / "a.png", 9)
+    write_image(tmp_path / "test" / "cat" / "b.png", 9)
+    monkeypatch.setitem(DATASETS, "omniglot", replace(DATASETS["omniglot"], check=closed))
+    shown = show(["data", "--data-dir", str(tmp_path)], capsys)
+    assert shown.startswith("image-folder: ") and "omniglot" in shown
