@@ -67,10 +67,12 @@ def write_sums(folder: Path) -> None:
 def _check_sums(folder: Path) -> None:
     if not (folder / SUMS).is_file():
         return
-    for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
-        digest, _, name = line.partition("  ")
-        file = folder / Path(name).name
-        if file.is_file() and _sha256(file) != digest:
+    lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for file in sorted(folder.glob("*.safetensors")):
+        if file.name not in sums:
+            raise InputError(f"{folder / SUMS} is damaged: it has no {file.name}; remove it if the weights are right")
+        if _sha256(file) != sums[file.name]:
             raise InputError(f"{file} is damaged, or was changed after it was saved: then remove {SUMS} beside it")
 
 

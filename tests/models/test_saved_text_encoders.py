@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from metapretrain.errors import InputError
 from metapretrain.models import packages
+from metapretrain.models.hub import SUMS
 from metapretrain.models.text_encoders import build_text_encoder, load_text_encoder, save_text_encoder
 from tests.models.text_models import KINDS, small_encoder
 
@@ -129,6 +130,7 @@ def broken_pooling(folder: Path) -> None:
         (deeper_config, "lacks weights of its own model, such as encoder.layer.2"),
         (drop_weights, "holds no text encoder that transformers loads"),
         (cut_weights, "model.safetensors is damaged"),
+        (lambda folder: (folder / SUMS).write_text(""), f"{SUMS} is damaged"),  # else weights would go unchecked
         (drop_tokenizer, "tokenizer"),
         (max_pooling, "was saved with pooling 'max'; choose one: cls, mean"),
         (broken_pooling, "is not JSON"),
