@@ -44,7 +44,7 @@ def reached(run: Result, uniform: Result, *, lowest: bool = False) -> Reached:
     if lowest:
         goal = min(range(1, len(reference["updates"])), key=lambda place: _number(reference["target_loss"][place]))
     low = [_number(loss) <= _number(reference["target_loss"][goal]) for loss in curve["target_loss"]]
-    low[0] = False  # before any update
+    low[:1] = [False]  # before any update
     if not any(low):
         return Reached(math.nan, math.nan)
     place = low.index(True)
@@ -81,8 +81,13 @@ def schedule_notes(by_method: Runs) -> list[str]:
 
 
 def _fell(run: Result) -> bool:
-    first, *_, last = run.get("curve", {}).get("target_loss", []) or (0.0, 0.0)
+    losses = run.get("curve", {}).get("target_loss", [])
+    first, last = (losses[0], losses[-1]) if losses else (None, None)
     return bool(first is not None and last is not None and last < first)
+
+
+def _scored(runs: Mapping[int, Result]) -> set[int]:
+    return {seed for seed, run in runs.items() if run["metrics"].get("downstream") is not None}
 
 
 def _told(name: str, goal: str, found: list[Reached]) -> str:
@@ -120,7 +125,7 @@ def _beside_fixed(rows: Runs, setting: str) -> list[str]:
     count = sum(name.startswith("fixed-") for name in rows)
     notes = [f"Of {count} fixed sources ({setting}), validation picks {best}."]
     for name, runs in rows.items():
-        seeds = sorted(set(runs) & set(rows[best]))
+        seeds = sorted(_scored(runs) & _scored(rows[best]))
         if name.startswith("fixed-") or not seeds:
             continue
         mine, theirs = ([side[seed]["metrics"]["downstream"] for seed in seeds] for side in (runs, rows[best]))

@@ -14,8 +14,9 @@ def run(method: str, seed: int, losses: list[float], cost: float = 3.0, score: f
         "schema": 1, "status": "complete", "benchmark": "schedule", "dataset": "texts", "recipe": "paper",
         "encoder": "small", "kind": "row", "method": method, "seed": seed, "setting": method.rpartition("-")[2],
         "metrics": {"downstream": score, "validation_downstream": score + 0.1, "wic_accuracy": score,
-                    "target_loss": losses[-1], "probe_share": 0.1},
-        "counts": {"wic_test": 638}, "budget": {"encoder_passes": 100, "updates": updates[-1]}, "wall_s": 1.0,
+                    "target_loss": losses[-1] if losses else None, "probe_share": 0.1},
+        "counts": {"wic_test": 638}, "wall_s": 1.0,
+        "budget": {"encoder_passes": 100, "updates": max(updates, default=0)},
         "curve": {"updates": updates, "compute_units": [cost * u for u in updates], "target_loss": losses},
     }  # fmt: skip
 
@@ -75,3 +76,17 @@ def test_the_table_of_a_scheduling_benchmark() -> None:
     assert header == "| method | seeds | downstream % | wic accuracy % (n = 638) |"
     assert "95% over the test examples" in text and "Paired differences, less uniform-aware" in text
     assert "MiniLM" not in text and "overall" not in text
+
+
+def test_curves_of_one_point_and_rows_without_a_score_say_nothing() -> None:
+    first, fixed = run("uniform-aware", 0, [3.0]), run("fixed-a-aware", 0, [3.0, 2.0])
+    first["metrics"]["downstream"] = None
+    notes = schedule_notes(grouped(first, run("exp3-aware", 0, []), fixed))
+    assert notes[0].startswith("The target loss of uniform-aware did not fall on 1 of 1 seeds")
+    assert not any("uniform-aware less" in note for note in notes)
+    assert not any("exp3-aware reached" in note for note in notes)
+
+
+def test_a_row_cut_short_reached_nothing() -> None:
+    notes = schedule_notes(grouped(run("uniform-aware", 0, [3.0, 2.0]), run("exp3-aware", 0, [])))
+    assert notes == ["exp3-aware never reached the final target loss of uniform-aware (1 seeds)."]
