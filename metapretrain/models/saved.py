@@ -21,6 +21,10 @@ from metapretrain.models.saved_learner import LEARNER, FewShotClassifier, SavedL
 
 ENCODER, HEAD, PROTOTYPES = "encoder.safetensors", "head.safetensors", "prototypes.safetensors"
 TEXT = "encoder"  # the folder that a run of texts has in place of the first
+OTHERS = {  # benchmark: what uses its runs
+    "prompts": "is a run of prompts, not images; `metapretrain predict RUN --texts SET=FILE` uses its prompts",
+    "schedule": "is a run of texts, not images; AutoModel.from_pretrained of transformers loads its folder `encoder`",
+}
 
 
 def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototypes: Tensor) -> None:
@@ -111,6 +115,14 @@ class SavedModel(nn.Module):
         return few_shot_classifier(ProtoNet(self.encoder), self.prepare, images, labels)
 
 
+def _benchmark(config: Path) -> str:
+    """Return the benchmark that a run's configuration names, or "" where it names none."""
+    try:
+        return str(json.loads(config.read_text())["config"]["benchmark"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
 def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner:
     """Load the model of a finished run folder; no code from the folder is run (safetensors and JSON only).
 
@@ -146,6 +158,8 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     if not config.is_file():
         raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
     whole, learned = ((folder / name).is_file() for name in (ENCODER, LEARNER))
+    if not whole and not learned and (said := OTHERS.get(_benchmark(config))):
+        raise InputError(f"{folder} {said}")
     if (folder / TEXT / "config.json").is_file() and not whole and not learned:
         raise InputError(f"{folder} is a run of texts, not images; metapretrain.load(folder) gives its model")
     if not whole and not learned:

@@ -188,6 +188,13 @@ def _unknown_encoder(run: Path) -> None:
     (run / "config.json").write_text(json.dumps({"config": {"model": MODEL | {"encoder": "vit"}}}))
 
 
+def _of_a_schedule(run: Path) -> None:
+    (run / ENCODER).unlink()
+    (run / "encoder").mkdir()
+    (run / "encoder" / "config.json").write_text("{}")
+    (run / "config.json").write_text(json.dumps({"config": {"benchmark": "schedule", "model": {}}}))
+
+
 @pytest.mark.parametrize(
     ("damage", "parts"),
     [
@@ -205,6 +212,7 @@ def _unknown_encoder(run: Path) -> None:
         (_no_model, ["config.json", "model"]),
         (_torn_config, ["config.json", "does not describe a model"]),
         (_unknown_encoder, ["vit", "resnet18"]),
+        (_of_a_schedule, ["run of texts, not images", "AutoModel"]),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )
