@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metapretrain.arguments import names
+from metapretrain.arguments import names, positive_int
 from metapretrain.errors import InputError, one_of
 from metapretrain.options import Parser, common_options, main_guard
 from metapretrain.tasks.pretraining import PretrainingTask, load_schedule_tasks, made_schedule_tasks, schedule_texts
@@ -56,7 +56,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--encoder", metavar="NAME", help=f"{', '.join(SIZES)} from scratch (default: small), minilm, tiny, a folder")
     for what, usual in (("sources", SOURCES), ("targets", TARGETS), ("downstream", DOWNSTREAM)):
         add(f"--{what}", metavar="A,B", help=f"default: {','.join(usual)}")
-    add("--max-length", type=int, default=128, metavar="TOKENS", help="of a sequence (default: 128)")
+    add("--max-length", type=positive_int, default=128, metavar="TOKENS", help="of a sequence (default: 128)")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
         help="change the recipe: updates=2000 alpha=0.1")  # fmt: skip
     add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")

@@ -100,6 +100,12 @@ def test_bad_input_is_one_line(
     assert shown.out == "" and shown.err.count("\n") == 1 and shown.err.startswith("error: ") and told in shown.err
 
 
+def test_a_length_is_above_zero(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("--methods", "uniform", "--max-length", "-3")
+    assert capsys.readouterr().err.startswith("error: --max-length")
+
+
 def test_the_folder_of_the_data_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--methods", "uniform"]) == 2
     assert "--data-dir is needed" in capsys.readouterr().err
