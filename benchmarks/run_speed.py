@@ -23,6 +23,7 @@ from typing import Any
 
 from speed_measure import Result, Settings, measure
 
+from metapretrain.errors import InputError
 from metapretrain.options import Parser, main_guard, names, positive_int
 from metapretrain.training.files import write_file
 
@@ -125,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure the chosen rows and print their table."""
     options = options_of(argv)
     settings = Settings(2, 0.01) if options.smoke else Settings(options.repeats, 0.5)
+    if options.out is not None and not options.out.parent.is_dir():
+        raise InputError(f"no folder {options.out.parent} for --out; make it, or name another")
     where = surroundings()
     rows = [name for name in ROWS if {name, name.partition("-")[0]} & set(options.rows)]
     results: list[Result] = []

@@ -137,7 +137,7 @@ class TaskBatches:
         self, labels: Tensor, spec: EpisodeSpec, tasks: int, *, seed: int, rank: int = 0, world_size: int = 1
     ) -> None:
         if tasks % world_size:
-            raise InputError(f"tasks={tasks} must divide by the {world_size} processes")
+            raise InputError(f"tasks={tasks} must be a multiple of the {world_size} processes")
         self.tasks = tasks // world_size
         self.sampler = EpisodeSampler(labels, spec, None, seed=seed, rank=rank, world_size=world_size)
 

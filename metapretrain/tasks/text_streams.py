@@ -100,7 +100,7 @@ def share_of(batch_size: int, world_size: int) -> int:
         16
     """
     if batch_size % world_size:
-        raise InputError(f"batch_size {batch_size} must divide by the {world_size} processes")
+        raise InputError(f"batch_size {batch_size} must be a multiple of the {world_size} processes")
     return batch_size // world_size
 
 

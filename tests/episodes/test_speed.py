@@ -66,6 +66,14 @@ def test_an_unknown_row_is_one_line(script: ModuleType, capsys: pytest.CaptureFi
     assert "did you mean 'planning-omniglot'" in error
 
 
+def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert script.main(["--rows", "planning-omniglot", "--out", str(tmp_path / "no" / "speed.json")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("error: no folder")
+
+
 def test_image_rows_say_what_needs_a_gpu_and_count_operations(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -64,7 +64,7 @@ def test_batches_start_anywhere_and_hold_labelled_rows(data: FewShotData) -> Non
         asked = labels[late["query"][task]].tolist()
         assert [seen[y] for y in late["query_y"][task].tolist()] == asked
         assert not set(late["support"][task].tolist()) & set(late["query"][task].tolist())
-    with pytest.raises(InputError, match="tasks=3 must divide by the 2 processes"):
+    with pytest.raises(InputError, match="tasks=3 must be a multiple of the 2 processes"):
         batches(data, tasks=3, world_size=2)
 
 

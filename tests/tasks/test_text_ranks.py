@@ -91,7 +91,7 @@ def test_two_ranks_end_with_the_weights_of_one_process(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("recipe", "world", "line"),
     [
-        (RECIPE, 5, "batch_size 12 must divide by the 5 processes"),
+        (RECIPE, 5, "batch_size 12 must be a multiple of the 5 processes"),
         (replace(RECIPE, scheduler="utility"), 2, r"the probes of utility run in one process; .* --jobs-per-device"),
         (replace(RECIPE, scheduler="exp3"), 2, "the probes of exp3 run in one process"),
     ],
