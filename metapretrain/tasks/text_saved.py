@@ -112,7 +112,9 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
         raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
     model = config.get("config", {}).get("model", {})
     if model.get("kind") != "text":
-        raise InputError(f"{folder} is no run of text tasks; give one of run_text.py or run_prompts.py, or images to a run of images")
+        raise InputError(
+            f"{folder} is no run of texts; give one of run_text.py or run_prompts.py, or images to a run of images"
+        )
     if not (folder / PROTOTYPES).is_file():
         raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
     try:
