@@ -46,7 +46,7 @@ def load_wic(folder: str | Path) -> dict[str, TextSet]:
     """
     root = find_folder(folder, ("superglue/WiC", "WiC"), ("train.jsonl", WIC_TEST), LAYOUT_WIC)
     train = _lines(root / "train.jsonl", _wic)
-    test = _lines(root / WIC_TEST, lambda item: (item["word"], item["sentence1"], item["sentence2"], item["label"]))
+    test = _lines(root / WIC_TEST, _wic_test)
     seen = {_key(row) for row in test}
     kept = [row for row in train if _key(row) not in seen]
     parts = []
@@ -116,11 +116,25 @@ def _wic(item: dict[str, Any]) -> tuple[str, str, str, bool]:
     return found[1], found[2], found[3], bool(item["label"])
 
 
+def _wic_test(item: dict[str, Any]) -> tuple[str, str, str, bool]:
+    word, first, second = _texts(item, "word", "sentence1", "sentence2")
+    if item["label"] not in (0, 1):
+        raise ValueError(f"the label must be true or false, got {item['label']!r}")
+    return word, first, second, bool(item["label"])
+
+
+def _texts(item: dict[str, Any], *names: str) -> list[str]:
+    for name in names:
+        if not isinstance(item[name], str):
+            raise ValueError(f"{name} must be a text, got {item[name]!r}")
+    return [item[name] for name in names]
+
+
 def _copa(item: dict[str, Any]) -> Dialogue:
-    choices, right = [item["choice1"], item["choice2"]], item["label"]
+    choices, right = _texts(item, "choice1", "choice2"), item["label"]
     if right not in (0, 1):
         raise ValueError(f"the label must be 0 or 1, got {right!r}")
-    return Dialogue([item["premise"], QUESTIONS[item["question"]]], [choices[right]], [choices[1 - right]])
+    return Dialogue([*_texts(item, "premise"), QUESTIONS[item["question"]]], [choices[right]], [choices[1 - right]])
 
 
 def _key(row: tuple[str, str, str, bool]) -> tuple[str, ...]:
