@@ -64,6 +64,7 @@ class PromptMethod:
 
 
 LIMIT = 2**31  # of all numbers of a recipe
+MOST_TASKS = 10_000  # meta tasks: each has a name and a prompt of its own in memory
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ class Meta:
         """Check every number and name."""
         names = ("clusters", "shots", "inner_steps", "steps", "patience")
         _check({name: getattr(self, name) for name in names}, 1)
+        if self.clusters > MOST_TASKS:
+            raise InputError(f"clusters must be at most {MOST_TASKS}, got {self.clusters}")
         if self.order not in (1, 2):
             raise InputError(f"order is 1 or 2, got {self.order}")
         one_of("reduction", self.reduction, ("mean", "sum"))

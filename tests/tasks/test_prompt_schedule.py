@@ -97,3 +97,8 @@ def test_bad_schedules_are_refused_before_anything_runs() -> None:
         replace(RECIPE.meta, scheduler="utilty")
     with pytest.raises(InputError, match="task-7"):
         replace(RECIPE.meta, scheduler="fixed:task-7")
+
+
+def test_more_tasks_than_memory_has_names_for_are_refused() -> None:
+    with pytest.raises(InputError, match="clusters must be at most 10000"):
+        replace(RECIPE.meta, clusters=10**9, scheduler="uniform")
