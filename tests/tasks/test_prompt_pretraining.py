@@ -56,6 +56,21 @@ def rows(recipe: PromptRecipe = RECIPE) -> MetaRows:
     return MetaRows(groups(), shots=recipe.meta.shots, held_out=recipe.held_out, seed=4)
 
 
+def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """Interrupt this outer step of prompt MAML; the list grows with each step begun."""
+    plain = PromptMAML.backward
+    calls: list[int] = []
+
+    def killed(self: PromptMAML, *pair: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return plain(self, *pair)
+
+    monkeypatch.setattr(PromptMAML, "backward", killed)
+    return calls
+
+
 def test_rows_of_a_step_are_of_their_task_and_never_held_out() -> None:
     found, held = rows(), torch.cat(rows().held_out, 1)
     seen: set[int] = set()
@@ -149,15 +164,7 @@ def test_a_pretraining_that_was_cut_short_ends_the_same(tmp_path: Path, monkeypa
         with RunFolder.open(tmp_path / "run", {}, resume=True) as run:
             return maml, train_meta(maml, rows(), pool(), RECIPE, run)
 
-    plain, calls = PromptMAML.backward, []
-
-    def killed(self: PromptMAML, *pair: Any) -> Tensor:
-        calls.append(1)
-        if len(calls) == 8:
-            raise KeyboardInterrupt
-        return plain(self, *pair)
-
-    monkeypatch.setattr(PromptMAML, "backward", killed)
+    calls = kill_at(monkeypatch, 8)
     with pytest.raises(KeyboardInterrupt):
         again()
     maml, second = again()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from metapretrain.prompts import PromptMAML
 from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta
 from metapretrain.tasks.prompt_schedule import ScheduledTasks
 from metapretrain.training import RunFolder
-from tests.tasks.test_prompt_pretraining import RECIPE, groups, learner, pool, rows
+from tests.tasks.test_prompt_pretraining import RECIPE, groups, kill_at, learner, pool, rows
 
 UTILITY = "utility:alpha=0.5,samples=1,updates=2,epsilon=0.3"
 
@@ -74,15 +73,7 @@ def test_a_scheduled_pretraining_that_was_cut_short_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, first = trained(UTILITY)
-    plain, calls = PromptMAML.backward, []
-
-    def killed(self: PromptMAML, *pair: Any) -> Tensor:
-        calls.append(1)
-        if len(calls) == 8:
-            raise KeyboardInterrupt
-        return plain(self, *pair)
-
-    monkeypatch.setattr(PromptMAML, "backward", killed)
+    kill_at(monkeypatch, 8)
     with pytest.raises(KeyboardInterrupt), RunFolder.open(tmp_path / "run", {}, resume=True) as run:
         trained(UTILITY, run)
     with RunFolder.open(tmp_path / "run", {}, resume=True) as run:
