@@ -50,7 +50,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     common_options(parser, "schedule")
     add = parser.add_argument
     add("--methods", default=",".join(SCHEDULERS), metavar="A,B|all",
-        help=f"{', '.join(SCHEDULERS)}, fixed:SOURCE, or fixed for one row each; all: these too")  # fmt: skip
+        help=f"{', '.join(SCHEDULERS)}, fixed:SOURCE, or fixed for one row each; all: these too; "
+        "uniform-block50: a decision every 50 updates")  # fmt: skip
     add("--settings", type=names("setting", SETTINGS), default=list(SETTINGS), metavar="A,B", help="aware, agnostic")
     add("--recipe", choices=tuple(RECIPES), default="paper", help="paper (default) or relative")
     add("--encoder", metavar="NAME", help=f"{', '.join(SIZES)} from scratch (default: small), minilm, tiny, a folder")
@@ -69,8 +70,12 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     return options
 
 
-def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence[str]) -> list[str]:
+def rows_named(
+    text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence[str]
+) -> dict[str, ScheduleMethod]:
     """The rows that `--methods` and `--settings` name, such as `uniform`, `uniform-aware`, `fixed` or `fixed:SOURCE`.
+
+    `uniform-block50` is `uniform` with a decision every 50 updates.
 
     Raises:
         InputError: a name that is no row in these settings.
@@ -83,10 +88,16 @@ def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence
         groups.setdefault(f"{FIXED}:{rows[name].source}", []).append(name)
     groups |= {FIXED: fixed, "all": within}
     given = [part.strip() for part in text.split(",") if part.strip()]
-    found = [row for name in given for row in groups[one_of("method", name, groups)]]
+    found = {}
+    for name in given:
+        block = re.fullmatch(r"(.+)-block(\d+)((?:-aware|-agnostic)?)", name)
+        plain = f"{block[1]}{block[3]}" if block else name
+        for row in groups[one_of("method", plain, groups)]:
+            method = replace(rows[row], block=int(block[2])) if block else rows[row]
+            found[method.name] = method
     if not found:
         raise InputError(f"--methods names no row; there are: {', '.join(groups)}")
-    return list(dict.fromkeys(found))
+    return found
 
 
 def recipe_of(options: Namespace) -> ScheduleRecipe:
@@ -133,8 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if machine.world > 1:
         raise InputError("a run is one process; run rows side by side with --jobs-per-device, on all GPUs")
     data, encoders = data_of(options, recipe.encoder, machine.device)
-    rows = rows_of(data.sources, data.targets)
-    options.methods = rows_named(options.methods, rows, options.settings)
+    rows = rows_named(options.methods, rows_of(data.sources, data.targets), options.settings)
+    options.methods = list(rows)
     encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""
     name = "-".join(filter(None, [options.recipe, encoder, options.tag, "smoke" * options.smoke]))
     figures = None if options.no_figures or options.validate else options.seeds[0]

@@ -150,6 +150,7 @@ SCHEDULE = Layout(
     first_row=True,
     compared=("downstream", *_DOWNSTREAM),
     part="test",
+    settings=("aware", "agnostic"),
 )  # fmt: skip
 
 LAYOUTS: Mapping[str, Layout] = {"fewshot": FEWSHOT, "text": TEXT, "schedule": SCHEDULE, "prompts": PROMPTS}

@@ -56,6 +56,7 @@ class Layout:
         majority: begin of the metrics' names for the row of the majority class, or None.
         open: tasks that are not listed get columns of their own.
         part: of the data, that figures with intervals over examples are of.
+        settings: last parts of the methods' names, in the order of the table: rows are paired within a setting.
     """
 
     columns: tuple[Column, ...]
@@ -73,6 +74,7 @@ class Layout:
     majority: str | None = None
     open: bool = False
     part: str = "dev"
+    settings: tuple[str, ...] = ()
 
     @property
     def several(self) -> bool:
@@ -83,6 +85,11 @@ class Layout:
     def all_columns(self) -> tuple[Column, ...]:
         """The columns of both tables."""
         return self.columns + self.further
+
+    def setting(self, method: str) -> int:
+        """Place of a method's setting, or the number of settings for a method of none."""
+        ends = [place for place, setting in enumerate(self.settings) if method.endswith(f"-{setting}")]
+        return ends[0] if ends else len(self.settings)
 
     def column(self, name: str) -> Column:
         """The column of that name."""

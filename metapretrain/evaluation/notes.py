@@ -60,7 +60,7 @@ def _pairing_notes(
     unmatched: dict[str, list[str]] = {}
     for row in rows:
         for baseline, difference in zip(baselines, row.differences, strict=True):
-            if row.method == baseline:
+            if row.method == baseline or layout.setting(row.method) != layout.setting(baseline):
                 continue
             if difference is None:
                 notes.append(f"{row.method} less {baseline}: no common seed, so no paired difference.")

@@ -111,7 +111,7 @@ def _group(
     aliases = {name: other for name, other in layout.aliases.items() if other in by_method and name not in by_method}
     by_method |= {name: by_method[other] for name, other in aliases.items()}
     order = {name: place for place, name in enumerate(published)}
-    names = sorted(by_method, key=lambda name: (order.get(name, len(order)), name))
+    names = sorted(by_method, key=lambda name: (layout.setting(name), order.get(name, len(order)), name))
     wanted = layout.baselines if baselines is None else baselines
     present = [name for names in wanted if (name := next(iter(n for n in names if n in by_method), None)) is not None]
     if not present and layout.first_row:
@@ -119,7 +119,11 @@ def _group(
         present = [n for n in names if any(run["metrics"].get(main) is not None for run in by_method[n].values())][:1]
     rows = []
     for name in names:
-        differences = [None if base == name else make_difference(layout, by_method, name, base) for base in present]
+        peers = [base != name and layout.setting(base) == layout.setting(name) for base in present]
+        differences = [
+            make_difference(layout, by_method, name, base) if peer else None
+            for base, peer in zip(present, peers, strict=True)
+        ]
         rows.append(make_row(layout, name, by_method[name], differences, published.get(name)))
     pretraining = [make_row(layout, name, shared[name], [], None) for name in sorted(shared)]
     families = [compare_families(by_method, published, *pair) for pair in FAMILIES] if not layout.several else []

@@ -42,7 +42,7 @@ class Row:
     scores: dict[str, Interval]  # over seeds, where measured
     examples: dict[str, int]  # that it was measured on, where all seeds have the same number
     test_sets: dict[str, Interval]  # over these examples, at the mean over seeds
-    differences: list[Difference | None]  # one a baseline; None for the baseline itself
+    differences: list[Difference | None]  # one a baseline; None for the baseline itself and other settings
     budget: dict[str, list[int]]  # name -> the different values over seeds
     wall_s: float | None  # mean over seeds
     devices: list[str]

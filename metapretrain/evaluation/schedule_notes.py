@@ -77,7 +77,7 @@ def schedule_notes(by_method: Runs) -> list[str]:
                 if any(math.isfinite(one.updates) for one in end):
                     notes.append(_told(name, f"lowest target loss of uniform-{setting}", low))
         notes += _beside_fixed(rows, setting)
-    return notes
+    return notes + _aware_less_agnostic(by_method)
 
 
 def _fell(run: Result) -> bool:
@@ -124,12 +124,21 @@ def _beside_fixed(rows: Runs, setting: str) -> list[str]:
         return []
     count = sum(name.startswith("fixed-") for name in rows)
     notes = [f"Of {count} fixed sources ({setting}), validation picks {best}."]
-    for name, runs in rows.items():
-        seeds = sorted(_scored(runs) & _scored(rows[best]))
-        if name.startswith("fixed-") or not seeds:
-            continue
-        mine, theirs = ([side[seed]["metrics"]["downstream"] for seed in seeds] for side in (runs, rows[best]))
-        gap = paired_interval(mine, theirs)
-        limits = f" (95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f})" if gap.known else ""
-        notes.append(f"{name} less {best}, downstream: {100 * gap.mean:+.2f} points{limits}, {len(seeds)} seeds.")
-    return notes
+    return notes + [line for name in rows if not name.startswith("fixed-") for line in _gap(rows, name, best)]
+
+
+def _aware_less_agnostic(rows: Runs) -> list[str]:
+    """The same scheduler in both settings: what looking at the targets, and their training parts, gives."""
+    others = {name: f"{name.removesuffix('-aware')}-agnostic" for name in rows if name.endswith("-aware")}
+    return [line for name, other in others.items() if other in rows for line in _gap(rows, name, other)]
+
+
+def _gap(rows: Runs, name: str, other: str) -> list[str]:
+    """A line with the paired difference of two rows downstream, if they have seeds in common."""
+    seeds = sorted(_scored(rows[name]) & _scored(rows[other]))
+    if not seeds:
+        return []
+    mine, theirs = ([rows[row][seed]["metrics"]["downstream"] for seed in seeds] for row in (name, other))
+    gap = paired_interval(mine, theirs)
+    limits = f" (95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f})" if gap.known else ""
+    return [f"{name} less {other}, downstream: {100 * gap.mean:+.2f} points{limits}, {len(seeds)} seeds."]

@@ -25,14 +25,16 @@ class ScheduleMethod:
         setting: `aware`: sources are the pretraining tasks and the targets' own training parts, and the targets are
             looked at; `agnostic`: sources are the pretraining tasks, which are the targets as well (T = S).
         source: of `fixed`.
+        block: updates of a decision of this row, whatever the recipe says; None: as the recipe says.
 
     Raises:
-        InputError: an unknown name, or a source that is missing or not asked for.
+        InputError: an unknown name, a source that is missing or not asked for, or a block that is.
     """
 
     scheduler: str
     setting: str
     source: str | None = None
+    block: int | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -40,11 +42,14 @@ class ScheduleMethod:
         one_of("setting", self.setting, SETTINGS)
         if (self.source is not None) != (self.scheduler == FIXED):
             raise InputError(f"scheduler {self.scheduler} with source {self.source}; fixed has a source, no other has")
+        if self.block is not None and (self.block < 1 or self.scheduler == FIXED):
+            raise InputError(f"scheduler {self.scheduler} with block {self.block}: at least 1, and none for fixed")
 
     @property
     def name(self) -> str:
         """What the row is called."""
-        return "-".join(filter(None, (self.scheduler, self.source, self.setting)))
+        block = None if self.block is None else f"block{self.block}"
+        return "-".join(filter(None, (self.scheduler, self.source, block, self.setting)))
 
     @property
     def pretraining(self) -> str | None:
@@ -166,11 +171,13 @@ def decisions_of(method: ScheduleMethod, sources: int, targets: int, recipe: Sch
         Decisions(updates=110, units=110)
         >>> decisions_of(ScheduleMethod("uniform", "aware"), 5, 4, recipe)
         Decisions(updates=1, units=0)
+        >>> decisions_of(ScheduleMethod("utility-exact", "aware", block=50), 5, 4, recipe)
+        Decisions(updates=50, units=110)
     """
+    units = 0
     if method.scheduler in UTILITY:
         units = probe_units(sources, targets, recipe.samples, UTILITY[method.scheduler], recipe.normalise)
     elif method.scheduler == "exp3":
         units = recipe.samples * targets
-    else:
-        return Decisions(1, 0)
-    return Decisions(units if recipe.block is None else recipe.block, units)
+    usual = (recipe.block or units) if units else 1
+    return Decisions(method.block or usual, units)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.run_schedule import main, options_of, recipe_of, rows_named
+from metapretrain.errors import InputError
 from metapretrain.evaluation.curves import read_curves
 from metapretrain.evaluation.results import collect
 from metapretrain.tasks.schedule_methods import SCHEDULERS, SETTINGS, rows_of
@@ -67,10 +68,29 @@ def test_validation_leaves_the_test_parts_alone(run: Callable[..., int], tmp_pat
 
 def test_names_of_rows() -> None:
     rows = rows_of(["mlm", "order"], ["squad"])
-    assert rows_named("uniform", rows, SETTINGS) == ["uniform-aware", "uniform-agnostic"]
-    assert rows_named("fixed:mlm,uniform-aware", rows, ["aware"]) == ["fixed-mlm-aware", "uniform-aware"]
-    assert rows_named("fixed", rows, ["aware"]) == ["fixed-mlm-aware", "fixed-order-aware", "fixed-squad-aware"]
-    assert rows_named("all", rows, SETTINGS) == list(rows)
+    assert list(rows_named("uniform", rows, SETTINGS)) == ["uniform-aware", "uniform-agnostic"]
+    assert list(rows_named("fixed:mlm,uniform-aware", rows, ["aware"])) == ["fixed-mlm-aware", "uniform-aware"]
+    assert list(rows_named("fixed", rows, ["aware"])) == ["fixed-mlm-aware", "fixed-order-aware", "fixed-squad-aware"]
+    assert rows_named("all", rows, SETTINGS) == rows
+
+
+def test_a_row_may_have_a_block_of_its_own() -> None:
+    rows = rows_of(["mlm", "order"], ["squad"])
+    found = rows_named("utility-exact-block50,uniform", rows, ["aware"])
+    assert list(found) == ["utility-exact-block50-aware", "uniform-aware"]
+    assert rows_named("utility-exact-block50-aware", rows, SETTINGS)["utility-exact-block50-aware"].block == 50
+    for wrong in ("uniform-block0", "fixed:mlm-block5", "unifrom-block5"):
+        with pytest.raises(InputError):
+            rows_named(wrong, rows, SETTINGS)
+
+
+def test_rows_of_two_blocks_stand_in_one_table(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run("--methods", "utility-taylor,uniform-block3,uniform", "--settings", "aware") == 0
+    root = tmp_path / "runs/schedule/made-paper-smoke"
+    assert all(row in (root / "report/table.md").read_text() for row in ("uniform-block3-aware", "uniform-aware"))
+    runs = json.loads((root / "uniform-block3-aware-s0/choices.json").read_text())
+    assert all(updates % 3 == 0 for _, updates in runs) and sum(updates for _, updates in runs) == 12
+    assert json.loads((root / "uniform-block3-aware-s0/result.json").read_text())["budget"]["decisions"] == 4
 
 
 def test_options_change_the_recipe() -> None:

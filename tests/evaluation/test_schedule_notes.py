@@ -90,3 +90,26 @@ def test_curves_of_one_point_and_rows_without_a_score_say_nothing() -> None:
 def test_a_row_cut_short_reached_nothing() -> None:
     notes = schedule_notes(grouped(run("uniform-aware", 0, [3.0, 2.0]), run("exp3-aware", 0, [])))
     assert notes == ["exp3-aware never reached the final target loss of uniform-aware (1 seeds)."]
+
+
+def test_settings_stand_apart() -> None:
+    table = build_table([
+        run(f"{name}-{setting}", seed, [3.0, 2.0], score=score)
+        for seed in (0, 1)
+        for setting, score in (("agnostic", 0.4), ("aware", 0.5))
+        for name in ("uniform", "utility-exact")
+    ])  # fmt: skip
+    (group,) = table.groups
+    assert [row.method for row in group.rows] == [
+        "uniform-aware", "utility-exact-aware", "uniform-agnostic", "utility-exact-agnostic",
+    ]  # fmt: skip
+    compared = {row.method: [d and d.baseline for d in row.differences] for row in group.rows}
+    assert compared == {
+        "uniform-aware": [None, None], "utility-exact-aware": ["uniform-aware", None],
+        "uniform-agnostic": [None, None], "utility-exact-agnostic": [None, "uniform-agnostic"],
+    }  # fmt: skip
+    assert not any("no common seed" in note for note in group.notes)
+    told = "utility-exact-aware less utility-exact-agnostic, downstream: +10.00 points (95%: +10.00 to +10.00), "
+    assert f"{told}2 seeds." in group.notes
+    text = table.markdown()
+    assert text.index("less uniform-aware:") < text.index("less uniform-agnostic:")
