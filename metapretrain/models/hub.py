@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 from metapretrain.errors import InputError
 from metapretrain.models.packages import ALIASES
+from metapretrain.training.weight_sums import check_sums
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,6 @@ _DROPOUTS = (
     "mlp_dropout",
 )
 
-SUMS = "weights.sha256"
 # Without the first, transformers asks on the terminal whether to run a model's own code; pickles may hold code too.
 SAFE = {"trust_remote_code": False, "use_safetensors": True}
 
@@ -41,13 +40,13 @@ def safe_config(source: str, name: str) -> Any:
 
     Raises:
         InputError: the model would load more than its own weights: an adapter, pickles, or code of the hub; or they
-            are not those that :func:`write_sums` saw.
+            are not those that were saved.
     """
     from transformers import AutoConfig
 
     if (Path(source) / "adapter_config.json").is_file():
         raise InputError(f"{name} is an adapter of another model; merge it, save_pretrained the whole model, name that")
-    _check_sums(Path(source))
+    check_sums(Path(source))
     index = Path(source) / "model.safetensors.index.json"
     if index.is_file() and not all(str(file).endswith(".safetensors") for file in _parts(index)):
         raise InputError(f"{index} names files that are not safetensors; pickles can run code and are never loaded")
@@ -56,29 +55,6 @@ def safe_config(source: str, name: str) -> Any:
         if "/" in str(getattr(config, f"_{what}", "")):
             raise InputError(f"{name} asks for code of the hub by {what}; take that line out of its config.json")
     return config
-
-
-def write_sums(folder: Path) -> None:
-    """Write the SHA-256 of a folder's weights beside them, as `sha256sum --check` reads it."""
-    lines = [f"{_sha256(file)}  {file.name}\n" for file in sorted(folder.glob("*.safetensors"))]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-
-
-def _check_sums(folder: Path) -> None:
-    if not (folder / SUMS).is_file():
-        return
-    lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    for file in sorted(folder.glob("*.safetensors")):
-        if file.name not in sums:
-            raise InputError(f"{folder / SUMS} is damaged: it has no {file.name}; remove it if the weights are right")
-        if _sha256(file) != sums[file.name]:
-            raise InputError(f"{file} is damaged, or was changed after it was saved: then remove {SUMS} beside it")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _parts(index: Path) -> list[Any]:

@@ -135,7 +135,8 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         not seen `.adapt(images, labels).predict(images)`. The learner of a few-shot run has no classes before that.
 
     Raises:
-        InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
+        InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's
+            or run's.
 
     Example:
         >>> import tempfile
@@ -151,6 +152,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         (torch.Size([3, 512]), torch.Size([3]))
     """
     from metapretrain.training.checkpoint import load_tensors
+    from metapretrain.training.weight_sums import check_sums
 
     device = check_device(str(device))
     folder = Path(run)
@@ -171,6 +173,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         raise InputError(
             f"{config} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
         ) from None
+    check_sums(folder)
     if isinstance(model, SavedLearner):
         _fill(model.learner, load_tensors(folder / LEARNER), folder / LEARNER)
         return model.to(device).eval()  # the inner loop needs gradients

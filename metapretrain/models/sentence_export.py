@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.models.hub import quietly, write_sums
+from metapretrain.models.hub import quietly
+from metapretrain.training.weight_sums import write_sums
 
 _MODES = {
     "pooling_mode_cls_token": "cls",

@@ -95,7 +95,7 @@ class Experiment(Runs[Recipe, ImageData, Method]):
         name, method = f"pretrain-{objective}", Method(objective, head=None)
         encoder = new_encoder(self.data, self.recipe, seed).to(self.machine.device)
         if (done := self.finished(name, method, seed)) is not None:
-            encoder.load_state_dict(load_tensors(self.path(name, seed) / ENCODER))
+            encoder.load_state_dict(load_tensors(self.written(name, seed) / ENCODER))
             return encoder, {**done["budget"], "wall_s": done["wall_s"]}
         with self.open(name, method, seed) as run:
             maps = self._maps("before pretraining", encoder) if self.figures == seed else {}

@@ -16,6 +16,7 @@ from metapretrain.episodes.groups import group_agreement
 from metapretrain.prompts import PromptMAML, SoftPrompt
 from metapretrain.tasks.prompt_data import PromptData
 from metapretrain.tasks.prompt_inputs import PromptInputs
+from metapretrain.tasks.prompt_lending import check_lent, take_over
 from metapretrain.tasks.prompt_methods import PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.tasks.prompt_pool import SENTIMENT, Pool, mixed_precision, words_of
 from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta, train_mixed
@@ -35,11 +36,14 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         cache: where a converted language model is kept; None: the user's cache folder.
         rows_per_pass: rows that go through the model at a time while prompts are tuned; tasks_per_pass: meta tasks
             while they are pretrained, None for all. Neither changes what is computed.
+        lender: the folder of another table, whose pretrained prompts serve here, too, where they are of the same
+            choices; they are copied.
     """
 
     cache: Path | None = None
     rows_per_pass: int = 64
     tasks_per_pass: int | None = None
+    lender: Path | None = None
     _kept: list[PromptInputs] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -58,6 +62,15 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         if method.grouping is not None:
             self.recipe.meta_steps(self.recipe.meta.clusters)
 
+    def check(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> None:
+        """Refuse what :meth:`Runs.check` does, and pretrained prompts of another table that do not fit."""
+        super().check(methods, seeds)
+        if self.lender is not None and not self.lender.is_dir():
+            raise InputError(f"no folder {self.lender} to take pretrained prompts from")
+        for plan in filter(None, map(self.pretraining_run, methods.values())):
+            for seed in seeds:
+                self._lent(*plan, seed)
+
     def model(self, method: PromptMethod) -> dict[str, Any]:
         """Return what a saved prompt belongs to."""
         r = self.recipe
@@ -71,6 +84,12 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
     def pretrained(self, name: str, method: PromptMethod, starts: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Pretrain a prompt for each seed, unless that has been done already; seed to prompt (L, D)."""
         todo = {seed: p for seed, p in starts.items() if self.finished(name, method, seed) is None}
+        for seed in list(todo):
+            if (folder := self._lent(name, method, seed)) is not None:
+                own = {"config": plain(self._whole_config(name, method, seed))}
+                named = {**self.names, "counts": self.data.counts, "data": self.files}
+                take_over(folder, self.path(name, seed), own, named)
+                del todo[seed]
         with ExitStack() as opened:
             runs = {seed: opened.enter_context(self.open(name, method, seed)) for seed in todo}
             if method.objective == "mixed" and todo:
@@ -83,7 +102,18 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
                 for seed, prompt in todo.items():
                     self._save_pretrained(runs[seed], name, method, seed, *self._meta(method, seed, prompt, runs[seed]))
         # Read even where it was just written, so that a run that goes on later starts from the very same prompt.
-        return {seed: SoftPrompt.from_adapter(self.path(name, seed) / "prompt")().detach() for seed in starts}
+        return {seed: SoftPrompt.from_adapter(self.written(name, seed) / "prompt")().detach() for seed in starts}
+
+    def _lent(self, name: str, method: PromptMethod, seed: int) -> Path | None:
+        """The folder of a finished pretraining of the other table, if there is one.
+
+        Raises:
+            InputError: its choices or its data are others.
+        """
+        if self.lender is None or not (folder := self.lender / f"{name}-s{seed}").joinpath("result.json").is_file():
+            return None
+        check_lent(folder, self._whole_config(name, method, seed), all_data=method.source == "pseudo")
+        return folder
 
     def _mixed_tuning(self) -> Tuning:
         equal = self.recipe.budget == "equal"  # then all read as much, whenever they were best

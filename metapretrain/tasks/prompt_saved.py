@@ -13,6 +13,7 @@ from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.template import SECOND
 from metapretrain.tasks.text_saved import write_table
 from metapretrain.training.files import read_json
+from metapretrain.training.weight_sums import check_sums
 
 PROMPTS = "prompts"  # the folder of a run that holds an adapter for each set
 
@@ -41,6 +42,7 @@ def predict_with_prompts(
         raise InputError(f"{run} does not say which language model its prompts are for: no config.json of a run")
     for of in tables:
         one_of("set of the run", of, known)
+    check_sums(run)
     net, tokenizer = load_language_model(name)
     net = net.to(check_device(str(device)))
     written = []

@@ -15,6 +15,7 @@ from metapretrain.tasks.machine import Machine
 from metapretrain.training import RunFolder
 from metapretrain.training.configuration import check_neighbours
 from metapretrain.training.devices import wait_for_all
+from metapretrain.training.weight_sums import check_sums, write_sums
 
 log = logging.getLogger(__name__)
 NO_COST: Mapping[str, Any] = {"encoder_passes": 0, "updates": 0, "wall_s": 0.0}
@@ -82,6 +83,16 @@ class RunFolders(ABC):
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
             return run.result()
 
+    def written(self, name: str, seed: int) -> Path:
+        """Return the folder of a finished pretraining, whose weights are those that it wrote.
+
+        Raises:
+            InputError: they are damaged or of another run.
+        """
+        folder = self.path(name, seed)
+        check_sums(folder)
+        return folder
+
     def kept(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
         """Return the result of a run that is done and may be kept, by `resume`, or None."""
         done = self.finished(name, method, seed) if self.resume else None
@@ -113,6 +124,7 @@ class RunFolders(ABC):
             wait_for_all(self.machine.world)
             return {}
         save()
+        write_sums(run.path)
         run.hparams({"method": name, "seed": seed, "recipe": self.names["recipe"]}, metrics)
         run.finish({
             **self.names, "method": name, "seed": seed, "kind": "row" if len(self.data.test) else "tuning",

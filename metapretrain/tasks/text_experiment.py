@@ -115,7 +115,7 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
                 self._score(run, folder, seed, encoder, nn.ModuleDict(), plan.joined, budget, extra)
             done = self.finished(folder, plan, seed) or {}  # what the first rank wrote
         # Read even where it was just written, so that a run that goes on later starts from the very same encoder.
-        return load_text_encoder(self.path(folder, seed) / ENCODER), {**done["budget"], "wall_s": done["wall_s"]}
+        return load_text_encoder(self.written(folder, seed) / ENCODER), {**done["budget"], "wall_s": done["wall_s"]}
 
     def _passes(self, fitted: Fitted, joined: bool) -> int:
         """Sequences that training encoded: one a row, or two where pairs are encoded separately; probes left out."""

@@ -22,6 +22,7 @@ from metapretrain.tasks.text_methods import Pretraining, TextMethod, TextRecipe
 from metapretrain.tasks.text_objectives import added, build_heads, predict
 from metapretrain.training.checkpoint import load_tensors
 from metapretrain.training.files import read_json, write_file
+from metapretrain.training.weight_sums import check_sums
 
 ENCODER, HEADS, PROTOTYPES = "encoder", "heads.safetensors", "prototypes.safetensors"
 
@@ -104,7 +105,8 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     """Load the model of a finished text run; no code from the folder is run.
 
     Raises:
-        InputError: no run there, a run that has not finished or has no weights, or weights of another model.
+        InputError: no run there, a run that has not finished or has no weights, or weights of another model
+            or run.
     """
     folder = Path(run)
     config = read_json(folder / "config.json")
@@ -117,6 +119,7 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
         )
     if not (folder / PROTOTYPES).is_file():
         raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
+    check_sums(folder)
     try:
         saved = SavedTextModel(load_text_encoder(folder / ENCODER), model, folder)
     except (KeyError, TypeError, RuntimeError) as error:

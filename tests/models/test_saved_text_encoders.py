@@ -14,8 +14,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from metapretrain.errors import InputError
 from metapretrain.models import packages
-from metapretrain.models.hub import SUMS
 from metapretrain.models.text_encoders import build_text_encoder, load_text_encoder, save_text_encoder
+from metapretrain.training.weight_sums import SUMS
 from tests.models.text_models import KINDS, small_encoder
 
 TEXTS = ["a b", "A much longer sentence, with punctuation!", "one", "word " * 100]

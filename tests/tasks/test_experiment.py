@@ -22,6 +22,7 @@ from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.recipes import Recipe
 from metapretrain.training import loop
 from metapretrain.training.run_folder import read_metrics
+from metapretrain.training.weight_sums import SUMS
 from tests.tasks.conftest import make_images
 
 ROWS = {
@@ -108,6 +109,29 @@ def test_the_saved_model_predicts_what_was_scored(make: Make, data: ImageData) -
         assert stored.predictions.tolist() == predicted.tolist()
         right = (predicted == data.test.labels).double().mean().item()
         assert result["metrics"]["test_accuracy"] == pytest.approx(right)
+
+
+def test_weights_of_another_run_are_not_taken_for_its_own(make: Make) -> None:
+    experiment = make()
+    for seed in (0, 1):
+        experiment.row("unfrozen", ROWS["unfrozen"], seed)
+    names = "unfrozen", "pretrain-prl-query"
+    runs, pretrainings = ([experiment.path(name, seed) for seed in (0, 1)] for name in names)
+    for run, other in (runs, pretrainings):
+        for file in sorted(run.glob("*.safetensors")):
+            whole = file.read_bytes()
+            file.write_bytes((other / file.name).read_bytes())  # of the same shape
+            with pytest.raises(InputError, match=f"{file.name} is damaged, or of another run"):
+                metapretrain.load(run)
+            file.write_bytes(whole)
+    metapretrain.load(runs[0])
+    (pretrainings[0] / "encoder.safetensors").write_bytes((pretrainings[1] / "encoder.safetensors").read_bytes())
+    again = make(resume=True)
+    again.row("unfrozen", ROWS["unfrozen"], 0)  # it is done
+    with pytest.raises(InputError, match=r"encoder\.safetensors is damaged, or of another run"):
+        again.row("frozen", ROWS["frozen"], 0)
+    (pretrainings[0] / SUMS).unlink()  # as of a version that wrote none
+    again.row("frozen", ROWS["frozen"], 0)
 
 
 class Killed(RuntimeError):

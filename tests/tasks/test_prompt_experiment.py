@@ -107,6 +107,10 @@ def test_a_saved_prompt_predicts_what_the_run_did(tmp_path: Path) -> None:
             assert lines == ["id,prediction", *(f"{row},{y}" for row, y in enumerate(written.predictions.tolist()))]
     with pytest.raises(InputError, match="unknown set of the run 'sst5'"):
         predict_files(folder, {"sst5": mine})
+    weights = [folder / "prompts" / name / "adapter_model.safetensors" for name in ("sst2", "semeval-laptop")]
+    weights[0].write_bytes(weights[1].read_bytes())
+    with pytest.raises(InputError, match=r"sst2/adapter_model\.safetensors is damaged, or of another run"):
+        predict_files(folder, {"sst2": mine})
 
 
 def test_zero_shot_and_majority(tmp_path: Path) -> None:

@@ -194,6 +194,12 @@ def test_predictions_of_a_run_and_of_its_saved_model(make: Make, tmp_path: Path)
         load_image_model(experiment.path("cross", 0))
     with pytest.raises(InputError, match="predict takes a TextSet"):
         model.predict("sst", ["a text"])
+    for file, other in (("prototypes.safetensors", "shared"), ("encoder/model.safetensors", "shared")):
+        mine = (experiment.path("cross", 0) / file).read_bytes()
+        (experiment.path("cross", 0) / file).write_bytes((experiment.path(other, 0) / file).read_bytes())
+        with pytest.raises(InputError, match=f"{file} is damaged, or of another run"):
+            metapretrain.load(experiment.path("cross", 0))
+        (experiment.path("cross", 0) / file).write_bytes(mine)
     ours = (experiment.path("cross", 0) / "predictions/sst.csv").read_bytes()
     (tmp_path / "other.csv").write_text("id,sentence\nmine,a text\n")
     with pytest.raises(InputError, match="predictions for other rows"):
