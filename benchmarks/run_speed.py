@@ -132,6 +132,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [name for name in ROWS if {name, name.partition("-")[0]} & set(options.rows)]
     results: list[Result] = []
     held: list[Any] = []
+
+    def keep(measured: Sequence[Result]) -> None:
+        """Write what there is: a long measurement that is cut short leaves it."""
+        if options.out:
+            content: dict[str, Any] = dict(where)
+            content["rows"] = [{"unit": ROWS[result.row].unit, **asdict(result)} for result in measured]
+            content["memory"] = [asdict(result) for result in held]
+            write_file(options.out, json.dumps(content, indent=1) + "\n")
+
     print("; ".join(f"{key} {value}" for key, value in where.items()), flush=True)
     for name in rows:
         contenders = ROWS[name].contenders()
@@ -142,13 +151,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             held += found
             print(f"\n{memory_table(found)}", flush=True)
         else:
-            results += (timed := measure(name, contenders, settings))
+            timed = measure(name, contenders, settings, lambda found: keep([*results, *found]))
+            results.extend(timed)
             print(f"\n{table(timed)}", flush=True)
-        if options.out:  # after each row: a long measurement that is cut short leaves what it has
-            content: dict[str, Any] = dict(where)
-            content["rows"] = [{"unit": ROWS[result.row].unit, **asdict(result)} for result in results]
-            content["memory"] = [asdict(result) for result in held]
-            write_file(options.out, json.dumps(content, indent=1) + "\n")
+        keep(results)
 
 
 def surroundings() -> dict[str, str]:

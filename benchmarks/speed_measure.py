@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from speed_contenders import Contender, Missing, count_kernels
 
@@ -19,7 +19,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """Units a second: median and range over the repeats; `ratio` to the fastest peer.
+    """Units a second: median and range over `repeats` timings; `ratio` to the fastest peer.
 
     `kernels` that one call starts (operations, on a CPU) and how often it waits for the GPU, where counted.
     """
@@ -36,10 +36,16 @@ class Result:
     kernels: int | None = None
     waits: int | None = None
     note: str = ""
+    repeats: int = 0
 
 
-def measure(name: str, contenders: list[Contender], settings: Settings) -> list[Result]:
-    """Time the contenders in turns; work is sized so that one timing lasts `seconds`."""
+def measure(
+    name: str, contenders: list[Contender], settings: Settings, keep: Callable[[list[Result]], None] = lambda _: None
+) -> list[Result]:
+    """Time the contenders in turns; work is sized so that one timing lasts `seconds`.
+
+    `keep` gets what there is after every turn, and each time that more is known about a contender.
+    """
     running: list[tuple[Contender, Callable[[int], None], int]] = []
     missing = []
     for contender in contenders:
@@ -50,24 +56,34 @@ def measure(name: str, contenders: list[Contender], settings: Settings) -> list[
             continue
         running.append((contender, work, calibrate(contender, work, settings.seconds)))
     rates: dict[str, list[float]] = {contender.name: [] for contender, _, _ in running}
+    results: list[Result] = []
     for _ in range(settings.repeats):
         for contender, work, n in running:
             begin = contender.clock()
             work(n)
             rates[contender.name].append(n * contender.each / (contender.clock() - begin))
-    medians = {contender.name: statistics.median(rates[contender.name]) for contender, _, _ in running}
-    best_peer = max((medians[c.name] for c, _, _ in running if not c.ours), default=None)
-    results = []
-    for contender, work, _ in running:
-        values, median = rates[contender.name], medians[contender.name]
-        ratio = median / best_peer if best_peer else None
+        results = timed(name, [contender for contender, _, _ in running], rates)
+        keep(results + missing)
+    for place, (contender, work, _) in enumerate(running):
         difference = contender.difference() if contender.difference else None
-        spread = min(values), max(values)
         note = contender.note() if contender.note else ""
         kernels, waits = counted(work) if contender.count else (None, None)
-        results.append(Result(name, contender.name, contender.ours, median, *spread, ratio,
-                              difference=difference, kernels=kernels, waits=waits, note=note))  # fmt: skip
+        results[place] = replace(results[place], difference=difference, kernels=kernels, waits=waits, note=note)
+        keep(results + missing)
     return results + missing
+
+
+def timed(name: str, contenders: list[Contender], rates: Mapping[str, list[float]]) -> list[Result]:
+    """The results that these rates make."""
+    medians = {contender.name: statistics.median(rates[contender.name]) for contender in contenders}
+    best_peer = max((medians[c.name] for c in contenders if not c.ours), default=None)
+    results = []
+    for contender in contenders:
+        values, median = rates[contender.name], medians[contender.name]
+        ratio = median / best_peer if best_peer else None
+        result = Result(name, contender.name, contender.ours, median, min(values), max(values), ratio)
+        results.append(replace(result, repeats=len(values)))
+    return results
 
 
 def counted(work: Callable[[int], None]) -> tuple[int, int | None]:

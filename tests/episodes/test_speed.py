@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,26 @@ def test_rates_and_ratios_are_of_the_work_done(script: ModuleType) -> None:
     assert ours.median == pytest.approx(500)
     assert (peer.low, peer.high) == (pytest.approx(200), pytest.approx(200))
     assert (ours.ratio, peer.ratio) == (pytest.approx(2.5), pytest.approx(1))
+
+
+def test_what_is_measured_is_kept_when_the_rest_is_cut_short(script: ModuleType) -> None:
+    contenders = importlib.import_module("speed_contenders")
+    now = [0.0]
+    kept: list[Any] = []
+
+    def work(n: int) -> None:
+        now[0] += n
+
+    def never() -> float:
+        raise KeyboardInterrupt
+
+    one = contenders.Contender("one", lambda: work, clock=lambda: now[0], difference=lambda: 0.5)
+    other = contenders.Contender("other", lambda: work, clock=lambda: now[0], difference=never)
+    with pytest.raises(KeyboardInterrupt):
+        script.measure("row", [one, other], script.Settings(2, 1.0), kept.append)
+    assert [[result.repeats for result in results] for results in kept] == [[1, 1], [2, 2], [2, 2]]
+    assert [result.difference for result in kept[-1]] == [0.5, None]
+    assert [result.median for result in kept[-1]] == [pytest.approx(1), pytest.approx(1)]
 
 
 def test_an_unknown_row_is_one_line(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
