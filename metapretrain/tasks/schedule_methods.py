@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling import NORMALISATIONS, probe_units
+from metapretrain.tasks.schedules import MOST_SAMPLES
 from metapretrain.training import TrainSettings
 
 UTILITY = {"utility-exact": "exact", "utility-taylor": "taylor"}
 SCHEDULERS = (*UTILITY, "uniform", "proportional", "round-robin", "exp3")
 FIXED = "fixed"
 SETTINGS = ("aware", "agnostic")
+MOST_KEPT = 1000  # batches of a target
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class ScheduleRecipe:
         lr, weight_decay, schedule, warmup, clip: of AdamW in the updates.
         alpha: rate of a probe's step. Taylor's choices do not depend on it; exact ones were as good up to 0.03 and
             worse than uniform choice at 0.3, on validation parts (docs/scheduling.md).
-        samples: M.
+        samples: M, 1 to 100.
         block: N, updates of a decision by utility or by exp3; None: the least with probes at or under a quarter of all
             compute. The other schedulers decide before every update.
         epsilon, floor, decay, smoothing, normalise: of :class:`metapretrain.scheduling.UtilityScheduler`; a floor
@@ -92,7 +94,7 @@ class ScheduleRecipe:
         gamma: of exp3.
         fall: relative fall of the targets' losses in a block that is exp3's reward 1; as much of a rise is 0.
         head_updates: updates of the targets' heads on the encoder as it is, before the first decision, in every row.
-        target_batches: batches of each target that the reported loss is a mean over.
+        target_batches: batches of each target that the reported loss is a mean over, 1 to 1000; all are kept.
         evaluations: how often it is measured.
         finetune_updates, finetune_batch, finetune_lr: the fixed budget of each downstream task.
 
@@ -132,6 +134,9 @@ class ScheduleRecipe:
         for name, lowest in (*((name, 1) for name in counts), ("head_updates", 0)):
             if getattr(self, name) < lowest:
                 raise InputError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        for name, most in (("samples", MOST_SAMPLES), ("target_batches", MOST_KEPT)):
+            if getattr(self, name) > most:
+                raise InputError(f"{name} must be at most {most}, got {getattr(self, name)}")
         if self.block is not None and self.block < 1:
             raise InputError(f"block must be at least 1 or none, got {self.block}")
         for name in ("epsilon", "floor"):

@@ -29,6 +29,7 @@ from metapretrain.tasks.loss_exp3 import EXP3_UPDATES, LossExp3
 from metapretrain.tasks.recipes import override
 
 PROBING = ("utility", "exp3")  # these look at losses of batches of their own
+MOST_SAMPLES = 100  # all batches of a decision are held at once
 SCHEDULES = ("uniform", "proportional", "round-robin", "utility", "exp3", "fixed")
 _OPTIONS = {  # of each schedule; the others have `updates` alone
     "utility": ("updates", "samples", "alpha", "utility", "normalise", "epsilon", "floor", "decay", "smoothing"),
@@ -45,7 +46,7 @@ class Schedule:
         task: of `fixed`.
         updates: N, of a decision; None: 1, or 10 for `exp3`, or for `utility` the least with which probes are at or
             under a quarter of the compute.
-        samples: M, batches of each task that `utility` and `exp3` look at.
+        samples: M, 1 to :data:`MOST_SAMPLES` batches of each task that `utility` and `exp3` look at.
         alpha, utility, normalise, epsilon, floor, decay, smoothing: of `utility`.
         gamma: of `exp3`.
         reward: of `exp3`: the relative fall of the losses over a decision that counts as a full reward.
@@ -74,6 +75,8 @@ class Schedule:
         one_of("utility", self.utility, UTILITIES)
         if (self.name == "fixed") != bool(self.task):
             raise InputError("fixed needs the task, as in fixed:NAME; the other schedules take none")
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            raise InputError(f"samples must lie in 1..{MOST_SAMPLES}, got {self.samples}")
         still = FunctionProbe(lambda _: None, lambda _: torch.zeros(()))
         names = dict.fromkeys([self.task or "a", "b"], 1)
         build_scheduler(self, names, dict.fromkeys(names, still), [torch.zeros(1, requires_grad=True)], seed=0)

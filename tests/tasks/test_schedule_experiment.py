@@ -179,6 +179,13 @@ def test_a_task_has_one_part(data: ScheduleData) -> None:
     assert (data.chosen("agnostic"), data.watched("agnostic")) == (SOURCES, SOURCES)
 
 
+def test_more_batches_than_memory_holds_are_refused() -> None:
+    for name, most in (("samples", 100), ("target_batches", 1000)):
+        replace(RECIPE, **{name: most})
+        with pytest.raises(InputError, match=f"{name} must be at most {most}, got 100000"):
+            replace(RECIPE, **{name: 100_000})
+
+
 @pytest.mark.parametrize("change", [{"alpha": 0.0}, {"smoothing": 1.0}, {"block": 0}, {"normalise": "mean"}, {"lr": 0}])
 def test_a_recipe_refuses_what_would_fail_later(change: dict[str, Any]) -> None:
     with pytest.raises(InputError):

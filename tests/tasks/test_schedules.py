@@ -107,6 +107,8 @@ def test_probing_computes_in_the_precision_of_training() -> None:
         ("utility:alpha=0", "alpha"),
         ("utility:alpha", "name=value"),
         ("utility:utility=exat", "exact"),
+        ("utility:samples=100000", r"samples must lie in 1\.\.100, got 100000"),  # not more than memory holds
+        ("exp3:samples=0", r"samples must lie in 1\.\.100"),
         ("exp3:gama=0.1", "gamma"),
         ("exp3:reward=0", "reward"),
         ("uniform:updates=0", "updates"),
