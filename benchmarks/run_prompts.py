@@ -78,7 +78,10 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         "round-robin, utility, exp3, fixed:task-0, with options (docs/prompts.md)")  # fmt: skip
     add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
     add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
-    add("--cache", type=Path, metavar="DIR", help="where a converted model is kept (default: the user's cache)")
+    add("--cache", type=Path, metavar="DIR",
+        help="where a converted model is kept (default: the user's cache), and the meta tasks of LDA")  # fmt: skip
+    add("--pretrained", type=Path, metavar="DIR",
+        help="a table's folder: pretrained prompts that are there, of the same choices, are copied")  # fmt: skip
     add("--rows-per-pass", type=positive_int, default=64, metavar="N", help="rows through the model at once (64)")
     add("--tasks-per-pass", type=positive_int, metavar="N", help="meta tasks through the model at once (all)")
     add("--no-figures", action="store_true", help="draw no curves")
@@ -142,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     experiment = PromptExperiment(
         "prompts", dataset, name, recipe, data, machine, options.out,
         None if options.no_figures or options.validate else options.seeds[0], options.resume, cache=options.cache,
-        rows_per_pass=options.rows_per_pass, tasks_per_pass=options.tasks_per_pass,
+        rows_per_pass=options.rows_per_pass, tasks_per_pass=options.tasks_per_pass, lender=options.pretrained,
     )  # fmt: skip
     return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
 

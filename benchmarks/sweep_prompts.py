@@ -54,8 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         points[value] = [*usual, *rest, "--tag", f"{name}-{value}", "--set", f"{sweep.setting}={value}"]
         run_prompts.recipe_of(run_prompts.options_of(points[value]))  # a bad one is refused before the first is run
     found: dict[str, dict[float, list[float]]] = {}
+    lender: list[str] = []
     for value, given in points.items():
-        options = run_prompts.options_of(given)
+        options = run_prompts.options_of(given := [*lender, *given])
+        if sweep.setting == "examples" and not lender and not options.dry_run:
+            lender = ["--pretrained", str(run_prompts.root_of(options))]  # of the first value: all start from the same
         if status := run_prompts.main(given):
             return status
         for result in [] if options.dry_run else results_of(options):

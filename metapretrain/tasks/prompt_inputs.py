@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from metapretrain.errors import InputError
 from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
 from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.prompt_data import PromptData
+from metapretrain.tasks.prompt_groups import kept_groups
 from metapretrain.tasks.prompt_methods import PromptRecipe
 from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows, joined, words_of
 from metapretrain.tasks.prompt_pseudo import pseudo_labelled
@@ -30,14 +31,20 @@ class PromptInputs:
     """Model and tokens of an experiment; each is made when it is first asked for.
 
     Args:
-        cache: where a converted language model is kept; None: the user's cache folder.
+        cache: where a converted language model is kept; None: the user's cache folder. Where one is given, it keeps
+            the meta tasks of LDA, too.
+        features: sentence embeddings (N, D) that are known already, by source.
     """
 
-    def __init__(self, recipe: PromptRecipe, data: PromptData, machine: Machine, cache: Path | None = None) -> None:
+    def __init__(
+        self, recipe: PromptRecipe, data: PromptData, machine: Machine, cache: Path | None = None,
+        features: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self.recipe, self.data, self.machine, self.cache = recipe, data, machine, cache
         self._pools: dict[str, Pool] = {}
         self._tests: dict[str, Pool] = {}
-        self._features: dict[str, Tensor] = {}
+        self._features = dict(features or {})
+        self._groups: dict[tuple[str, str, int], Tensor] = {}
 
     @cached_property
     def prompted(self) -> PromptedModel:
@@ -116,10 +123,20 @@ class PromptInputs:
         return found
 
     def groups(self, grouping: str, source: str, seed: int) -> Tensor:
-        """The meta task (N,) of each pretraining row."""
-        texts, k = self.texts(source), self.recipe.meta.clusters
-        given: Any = self.features(source) if grouping == "kmeans" else texts.first
-        return group_tasks(given, k, grouping, seed, labels=texts.require_labels())
+        """The meta task (N,) of each pretraining row; those of LDA, which takes a minute, are kept in `cache`."""
+        if (grouping, source, seed) not in self._groups:
+            texts, k = self.texts(source), self.recipe.meta.clusters
+
+            def make() -> Tensor:
+                given: Any = self.features(source) if grouping == "kmeans" else texts.first
+                return group_tasks(given, k, grouping, seed, labels=texts.require_labels())
+
+            if grouping == "lda" and self.cache is not None:
+                found = kept_groups(self.cache, texts.first, k, seed, make)
+            else:
+                found = make()
+            self._groups[grouping, source, seed] = found
+        return self._groups[grouping, source, seed]
 
     def few_shot(self, seeds: Sequence[int]) -> tuple[Pool, Places]:
         """The rows drawn of all sets for these seeds, and where those to tune and to validate on stand."""

@@ -25,6 +25,7 @@ from metapretrain.training import RunFolder, checkpoint
 
 log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 60.0
+CURVES = ("support_loss", "query_loss_before", "query_loss_after", "inner_gradient_norm", "accuracy")
 Context = Callable[[], AbstractContextManager[Any]]
 
 
@@ -72,7 +73,7 @@ class _MetaLoop:
             groups.append({"params": [learner.inner_lr], "lr": recipe.meta.rate_lr, "weight_decay": 0.0})
         self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.meta.weight_decay)
         self.learned = [parameter for group in groups for parameter in group["params"]]
-        self.replay = Replay(self._gradients)
+        self.replay, self.watched = Replay(self._gradients), Replay(self._curves)
         self.chosen = AllTasks(rows)
         if recipe.meta.scheduler:
             self.chosen = ScheduledTasks(rows, recipe.meta.scheduler, self._losses, self.learned, seed=rows.seed)
@@ -134,12 +135,17 @@ class _MetaLoop:
             losses = self.learner.backward(PromptBatch.of(*leaves[:4]), PromptBatch.of(*leaves[4:]))
         return losses, *(p.grad for p in self.learned if p.grad is not None)
 
+    def _curves(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        with self.context():
+            found = self.learner.curves(PromptBatch.of(*leaves[:4]), PromptBatch.of(*leaves[4:]))
+        return tuple(found[name] for name in CURVES)
+
     def _validate(self, losses: Sequence[Tensor]) -> None:
         found = []
         for rows in self.rows.held_out:
-            with self.context():
-                found.append(self.learner.curves(*self._halves(rows)))
-        curves = {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
+            found.append(self.watched(*(leaf for part in self._halves(rows) for leaf in part.leaves())))
+        means = [torch.stack(values).mean(0) for values in zip(*found, strict=True)]
+        curves = dict(zip(CURVES, means, strict=True))
         accuracy = float(curves["accuracy"].mean())
         self.since += 1
         if accuracy > self.accuracy and self.learner.prompt.weight.isfinite().all():
@@ -238,5 +244,3 @@ def train_mixed(
 
 def _on(value: Any, device: str) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
-
-

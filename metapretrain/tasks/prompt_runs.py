@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.episodes.groups import group_agreement
+from metapretrain.errors import InputError
 from metapretrain.prompts import PromptMAML, SoftPrompt
 from metapretrain.tasks.prompt_data import PromptData
 from metapretrain.tasks.prompt_inputs import PromptInputs
@@ -24,6 +25,7 @@ from metapretrain.tasks.prompt_rows import MetaRows
 from metapretrain.tasks.prompt_stack import Job, Stack
 from metapretrain.tasks.runs import Runs
 from metapretrain.training import RunFolder
+from metapretrain.training.files import plain
 
 NO_PRETRAINING = {"pretrain_reads": 0, "pretrain_passes": 0, "pretrain_updates": 0}
 
@@ -86,7 +88,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         todo = {seed: p for seed, p in starts.items() if self.finished(name, method, seed) is None}
         for seed in list(todo):
             if (folder := self._lent(name, method, seed)) is not None:
-                own = {"config": plain(self._whole_config(name, method, seed))}
+                own = {"config": plain(self.whole_config(name, method, seed))}
                 named = {**self.names, "counts": self.data.counts, "data": self.files}
                 take_over(folder, self.path(name, seed), own, named)
                 del todo[seed]
@@ -112,7 +114,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         """
         if self.lender is None or not (folder := self.lender / f"{name}-s{seed}").joinpath("result.json").is_file():
             return None
-        check_lent(folder, self._whole_config(name, method, seed), all_data=method.source == "pseudo")
+        check_lent(folder, self.whole_config(name, method, seed), all_data=method.source == "pseudo")
         return folder
 
     def _mixed_tuning(self) -> Tuning:

@@ -106,11 +106,15 @@ class RunFolders(ABC):
         Raises:
             InputError: it holds a run of another configuration, or one that is not to be resumed, or is in use.
         """
-        about = {"method": name, "seed": seed, "precision": self.machine.precision}
         return RunFolder.open(
-            self.path(name, seed), {**self.names, **about, **self.config(method)},
+            self.path(name, seed), self.whole_config(name, method, seed),
             resume=self.resume if resume is None else resume, main=self.machine.rank == 0, device=self.machine.device,
         )  # fmt: skip
+
+    def whole_config(self, name: str, method: Any, seed: int) -> dict[str, Any]:
+        """Return what the folder of one run keeps of how it was made."""
+        about = {"method": name, "seed": seed, "precision": self.machine.precision}
+        return {**self.names, **about, **self.config(method)}
 
     def finish(
         self, run: RunFolder, name: str, seed: int, metrics: Mapping[str, float], budget: Mapping[str, int],

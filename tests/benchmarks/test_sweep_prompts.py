@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import sweep_prompts
+from benchmarks import map_prompts, sweep_prompts
 
 SMALL = ["reads=40", "meta.clusters=3", "validations=1", "tune.epochs=1"]
 
@@ -32,6 +33,11 @@ def test_a_sweep_is_a_table_for_each_value_and_a_figure(
     assert (tmp_path / "prompts/sweep-examples.png").stat().st_size > 5000
     assert (tmp_path / "prompts/made-equal-tiny-examples-5-smoke/pt-s0/result.json").is_file()
     assert "sweep-examples.png" in capsys.readouterr().out
+    found = [
+        json.loads((tmp_path / f"prompts/made-equal-tiny-examples-{n}-smoke/{run}/result.json").read_text())["wall_s"]
+        for run in ("pretrain-metapt-random-s0", "pt-s0") for n in (5, 10)
+    ]  # fmt: skip
+    assert found[0] == found[1] and found[2] != found[3]  # one pretraining for all values
 
 
 def test_a_value_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,3 +51,17 @@ def test_a_tag_and_a_value_given_twice(tmp_path: Path, capsys: pytest.CaptureFix
     given = ["clusters", "--values", "3", "3", "--tag", "mine", "--smoke", "--out", str(tmp_path), "--dry-run"]
     assert sweep_prompts.main(given) == 0
     assert capsys.readouterr().out.count("made-equal-tiny-mine-clusters-3-smoke") == 1
+
+
+def test_maps_of_meta_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--smoke", "--out", str(tmp_path), "--values", "2", "5", "--grouping", "label", "--points", "50"]
+    assert map_prompts.main([*given, "--dry-run"]) == 0
+    assert "100 sentences in 2, 5 tasks by label" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert map_prompts.main(["--smoke", "--out", str(tmp_path), "--values", "2", "--grouping", "label"]) == 2
+    assert "do not make 2 groups" in capsys.readouterr().err
+    given[given.index("2")] = "10"
+    assert map_prompts.main(given) == 0
+    shown = capsys.readouterr().out
+    assert "| 5 | 1.000 | 20, 20, 20, 20, 20 |" in shown
+    assert (tmp_path / "prompts/map-label.md").read_text() in shown
+    assert (tmp_path / "prompts/map-label.png").stat().st_size > 5000

@@ -16,6 +16,7 @@ from metapretrain.data.made_sentiment import made_sentiment
 from metapretrain.errors import InputError
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.tasks import prompt_pretraining
 from metapretrain.tasks.prompt_methods import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows
 from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta, train_mixed
@@ -145,6 +146,19 @@ def test_the_best_validated_prompt_is_kept(tmp_path: Path) -> None:
     names = {line["name"] for line in lines}
     watched = {"support_loss", "query_loss_before", "query_loss_after", "inner_gradient_norm"}
     assert watched | {f"accuracy_task_{k}" for k in range(3)} <= names
+
+
+def test_steps_and_validations_are_recorded_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, int]] = []
+
+    class Watched(prompt_pretraining.Replay):
+        def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+            given.append((self.function.__name__, len(tensors)))
+            return super().__call__(*tensors)
+
+    monkeypatch.setattr(prompt_pretraining, "Replay", Watched)
+    train_meta(learner(), rows(), pool(), RECIPE, None)
+    assert given.count(("_gradients", 8)) == 10 and given.count(("_curves", 8)) == 5 * RECIPE.held_out
 
 
 def read(run: RunFolder) -> list[Any]:

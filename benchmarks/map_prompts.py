@@ -1,0 +1,59 @@
+"""Figure 4 of Huang et al.: maps of the pretraining sentences, coloured by meta task, for several numbers of tasks.
+
+    python benchmarks/map_prompts.py --data-dir DIR
+    python benchmarks/map_prompts.py --data-dir DIR --values 3 30 --grouping lda
+
+Options that are not listed here go to run_prompts.py. No language model is read, only the sentence encoder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import run_prompts
+
+from metapretrain.episodes.groups import group_agreement
+from metapretrain.evaluation.canvas import save_figure
+from metapretrain.evaluation.figures import tsne_figure
+from metapretrain.options import Parser, main_guard, positive_int
+from metapretrain.tasks.prompt_inputs import PromptInputs
+from metapretrain.tasks.prompt_methods import GROUPINGS
+from metapretrain.tasks.table import machine_of
+from metapretrain.training.files import write_file
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Group the sentences for each number of tasks, draw them, and print sizes and agreement with the labels."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("--values", nargs="+", type=positive_int, default=[3, 6, 10], metavar="K", help="(3 6 10)")
+    parser.add_argument("--grouping", choices=GROUPINGS, default="kmeans")
+    parser.add_argument("--points", type=positive_int, default=1000, metavar="N", help="drawn in a panel (1000)")
+    own, rest = parser.parse_known_args(argv)
+    options = run_prompts.options_of(["--methods", "metapt-kmeans", "--sets", "sst5", "--seeds", "0", *rest])
+    recipe, machine = run_prompts.recipe_of(options), machine_of(options)
+    recipes = {k: replace(recipe, meta=replace(recipe.meta, clusters=k)) for k in own.values}
+    data = run_prompts.data_of(options, recipe)
+    if options.dry_run:
+        print(f"maps of {len(data.pretraining):,} sentences in {', '.join(map(str, recipes))} tasks by {own.grouping}")
+        return 0
+    z, labels = PromptInputs(recipe, data, machine).features("labelled"), data.pretraining.require_labels()
+    panels, lines = {}, ["| K | agreement with the labels (NMI) | rows of the tasks |", "| ---: | ---: | --- |"]
+    for k, changed in recipes.items():
+        inputs = PromptInputs(changed, data, machine, options.cache, features={"labelled": z})
+        groups = inputs.groups(own.grouping, "labelled", options.seeds[0])
+        sizes = sorted(groups.bincount().tolist(), reverse=True)
+        panels[f"K = {k}"] = z, groups
+        lines.append(f"| {k} | {group_agreement(groups, labels):.3f} | {', '.join(f'{size:,}' for size in sizes)} |")
+    figure = tsne_figure(panels, [f"task {k}" for k in range(max(own.values))], max_points=own.points)
+    place = options.out / "prompts" / f"map-{own.grouping}.png"
+    print("\n".join(lines))
+    print(f"table    {write_file(place.with_suffix('.md'), chr(10).join(lines) + chr(10))}")
+    print(f"figure   {save_figure(figure, place)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Pretrained prompts of one table in another: copied where only tuning differs, refused elsewhere; kept LDA tasks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.run_prompts import METHODS, TRIAL
+from metapretrain.data.made_sentiment import made_sentiment
+from metapretrain.errors import InputError
+from metapretrain.prompts import PromptMAML
+from metapretrain.tasks.machine import Machine
+from metapretrain.tasks.prompt_data import PromptData
+from metapretrain.tasks.prompt_experiment import PromptExperiment
+from metapretrain.tasks.prompt_groups import kept_groups
+from metapretrain.tasks.prompt_methods import PromptRecipe
+from metapretrain.tasks.prompt_stack import Stack
+
+ROWS = {name: METHODS[name] for name in ("ppt", "metapt-random")}
+MORE = replace(TRIAL, examples=14, tune=replace(TRIAL.tune, epochs=3))
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+
+def experiment(
+    out: Path, recipe: PromptRecipe, sets: Sequence[str] = ("sst2",), plain: Sequence[str] = (), **options: Any
+) -> PromptExperiment:
+    made = made_sentiment()
+    data = PromptData.of(made["yelp5"], [made[name] for name in sets], recipe, plain=plain)
+    return PromptExperiment("prompts", "made", "trial", recipe, data, Machine(), out, None, **options)
+
+
+def test_prompts_of_another_table_save_their_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = experiment(tmp_path / "first", TRIAL)
+    list(first.rows(ROWS, [0]))
+    alone = list(experiment(tmp_path / "alone", MORE).rows(ROWS, [0]))
+    stacks: list[int | None] = []
+    plain = Stack.__init__
+
+    def counted(self: Stack, *given: Any, steps: int | None = None, **options: Any) -> None:
+        stacks.append(steps)
+        plain(self, *given, steps=steps, **options)
+
+    monkeypatch.setattr(Stack, "__init__", counted)
+    monkeypatch.setattr(PromptMAML, "backward", None)  # pretraining would call it
+    other = experiment(tmp_path / "other", MORE, lender=first.root)
+    other.check(ROWS, [0])
+    lent = list(other.rows(ROWS, [0]))
+    assert stacks == [None, None]  # tuning only
+    assert [one["metrics"] for one in lent] == [one["metrics"] for one in alone]
+    assert [one["budget"]["pretrain_reads"] for one in lent] == [80, 80]
+    again = experiment(tmp_path / "other", MORE, resume=True)  # what was copied is a run of this table
+    assert [one["metrics"] for one in again.rows(ROWS, [0])] == [one["metrics"] for one in alone]
+    result = json.loads((other.root / "pretrain-ppt-s0/result.json").read_text())
+    assert result["counts"] == other.data.counts and result["kind"] == "pretraining"
+
+
+@pytest.mark.parametrize("change", [{"reads": 160}, {"length": 6}, {"rows": 90}])
+def test_prompts_of_other_choices_are_refused(tmp_path: Path, change: dict[str, int]) -> None:
+    first = experiment(tmp_path / "first", TRIAL)
+    list(first.rows({"ppt": ROWS["ppt"]}, [0]))
+    other = experiment(tmp_path / "other", replace(TRIAL, **change), lender=first.root)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"in another way: .*{next(iter(change))} was"):
+        other.check(ROWS, [0])
+    other.check({"metapt-random": ROWS["metapt-random"]}, [0])  # which is not there
+    with pytest.raises(InputError, match="no folder"):
+        experiment(tmp_path / "other", TRIAL, lender=tmp_path / "nowhere").check(ROWS, [0])
+
+
+def test_pseudo_labels_know_the_downstream_sets(tmp_path: Path) -> None:
+    plain, pseudo = made_sentiment(seed=1, pretraining=400)["yelp5"].train.first, {"ppt-pseudo": METHODS["ppt-pseudo"]}
+    first = experiment(tmp_path / "first", TRIAL, plain=plain)
+    list(first.rows(pseudo, [0]))
+    experiment(tmp_path / "same", MORE, plain=plain, lender=first.root).check(pseudo, [0])
+    with pytest.raises(InputError, match="in another way: counts"):
+        experiment(tmp_path / "other", TRIAL, ["sst5"], plain, lender=first.root).check(pseudo, [0])
+
+
+def test_tasks_of_lda_are_found_once(tmp_path: Path) -> None:
+    inputs = experiment(tmp_path, TRIAL, cache=tmp_path / "cache").inputs
+    found = inputs.groups("lda", "labelled", 0)
+    (file,) = (tmp_path / "cache/groups").iterdir()
+    before = file.stat().st_mtime_ns
+    again = experiment(tmp_path, TRIAL, cache=tmp_path / "cache").inputs
+    assert torch.equal(again.groups("lda", "labelled", 0), found) and file.stat().st_mtime_ns == before
+    again.groups("lda", "labelled", 1)
+    assert len(list((tmp_path / "cache/groups").iterdir())) == 2  # another seed
+    file.write_text("1 x")
+    assert torch.equal(kept_groups(tmp_path / "cache", again.texts("labelled").first, 5, 0, lambda: found), found)
+    assert len(file.read_text().split()) == len(found)
