@@ -9,6 +9,7 @@ Options that are not listed here go to run_prompts.py. No language model is read
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,15 +25,20 @@ from metapretrain.tasks.table import machine_of
 from metapretrain.training.files import write_file
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Group the sentences for each number of tasks, draw them, and print sizes and agreement with the labels."""
+def options_of(argv: Sequence[str] | None) -> tuple[Namespace, Namespace]:
+    """Read the command line: the options here, and those of run_prompts.py."""
     parser = Parser(description=__doc__)
     parser.add_argument("--values", nargs="+", type=positive_int, default=[3, 6, 10], metavar="K", help="(3 6 10)")
     parser.add_argument("--grouping", choices=GROUPINGS, default="kmeans")
     parser.add_argument("--points", type=positive_int, default=1000, metavar="N", help="drawn in a panel (1000)")
     own, rest = parser.parse_known_args(argv)
-    options = run_prompts.options_of(["--methods", "metapt-kmeans", "--sets", "sst5", "--seeds", "0", *rest])
+    return own, run_prompts.options_of(["--methods", "metapt-kmeans", "--sets", "sst5", "--seeds", "0", *rest])
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Group the sentences for each number of tasks, draw them, and print sizes and agreement with the labels."""
+    own, options = options_of(argv)
     recipe, machine = run_prompts.recipe_of(options), machine_of(options)
     recipes = {k: replace(recipe, meta=replace(recipe.meta, clusters=k)) for k in own.values}
     data = run_prompts.data_of(options, recipe)
