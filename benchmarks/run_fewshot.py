@@ -97,7 +97,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows of each setting and print its table."""
     options = options_of(argv)
-    machine = replace(machine_of(options), cuda_graph=False if options.no_cuda_graph else None)
+    machine = machine_of(options)
     data = held_by(options.holder, load_few_shot(options.dataset, options.data_dir, options.image_size))
     if options.smoke:
         data = data.first(25)

@@ -101,6 +101,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
+    add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--corrupt", action="store_true", help="also accuracy under standard corruptions of (1,000) test images")
     add("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
     add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")

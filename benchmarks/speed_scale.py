@@ -1,5 +1,7 @@
 """Rows of run_speed.py about several processes: updates of one global batch, shared by 1, 2 or 4 of them.
 
+Several processes record no CUDA graph, so on a GPU one process is measured with and without.
+
 Each group of processes stays where it is while the others are timed, and does as many updates as it is told on stdin.
 """
 
@@ -82,14 +84,14 @@ def scaling(kind: str) -> list[Contender]:
     """Updates by groups of processes; the peer is one process. Wall time: the work is in other processes."""
     _, _, each = WORK[kind](0, 1)
 
-    def contender(world: int) -> Contender:
-        name = f"{world} processes" if world > 1 else "1 process"
-        return Contender(name, lambda: group(kind, world), world > 1, time.perf_counter, each=each)
+    def contender(world: int, eager: bool = False) -> Contender:
+        name = f"{world} processes" if world > 1 else "1 process, no CUDA graph" if eager else "1 process"
+        return Contender(name, lambda: group(kind, world, eager), world > 1, time.perf_counter, each=each)
 
-    return [contender(world) for world in WORLDS]
+    return [*[contender(1, eager=True)] * torch.cuda.is_available(), *map(contender, WORLDS)]
 
 
-def group(kind: str, world: int) -> Callable[[int], None]:
+def group(kind: str, world: int, eager: bool = False) -> Callable[[int], None]:
     """Start the processes; they end with this one, whose end closes their stdin."""
     places = here(os.cpu_count(), torch.cuda.device_count())
     if world > places:
@@ -101,7 +103,7 @@ def group(kind: str, world: int) -> Callable[[int], None]:
     for rank in map(str, range(world)):
         env = {**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world), "MASTER_PORT": port,
                "MASTER_ADDR": "127.0.0.1", **here({"OMP_NUM_THREADS": "1"}, {})}  # fmt: skip
-        command = [sys.executable, __file__, kind]
+        command = [sys.executable, __file__, kind, *["eager"] * eager]
         running.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
     def calls(n: int) -> None:
@@ -116,7 +118,7 @@ def group(kind: str, world: int) -> Callable[[int], None]:
     return calls
 
 
-def serve(kind: str) -> None:
+def serve(kind: str, eager: bool = False) -> None:
     """One process of a group."""
     from metapretrain.training.devices import make_accelerator
     from metapretrain.training.engine import Engine, build_optimizer
@@ -127,7 +129,7 @@ def serve(kind: str) -> None:
     torch.manual_seed(0)
     step, batch, _ = WORK[kind](accelerator.process_index, accelerator.num_processes)
     step.to(accelerator.device).train()
-    settings = TrainSettings(steps=1, lr=1e-5, precision=precision)
+    settings = TrainSettings(steps=1, lr=1e-5, precision=precision, cuda_graph=False if eager else None)
     optimizer = accelerator.prepare_optimizer(build_optimizer(step, settings, accelerator.device))
     own = getattr(step, "reduces_gradients", False)
     engine = Engine(accelerator.prepare_model(step, evaluation_mode=own), optimizer, accelerator, settings)
@@ -139,4 +141,4 @@ def serve(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], "eager" in sys.argv[2:])

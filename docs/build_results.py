@@ -18,6 +18,7 @@ from typing import Any
 from metapretrain.evaluation.columns import layout_of
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import collect
+from metapretrain.evaluation.scaling import scaling_table
 
 DOCS = Path(__file__).resolve().parent
 
@@ -29,6 +30,8 @@ def table(name: str) -> str:
         return tuning(name, json.loads(file.read_text()))
     if name.startswith("speed-"):
         return speed(json.loads(file.read_text()))
+    if name == "scale":
+        return scaling_table(json.loads(file.read_text()))
     text = build_table(collect(file)).markdown()
     if len(re.findall(r"^## ", text, flags=re.MULTILINE)) > 1:  # which table is which must stay readable
         return re.sub(r"^## ", "#### ", text, flags=re.MULTILINE).strip()

@@ -71,7 +71,8 @@ def machine_of(options: Namespace) -> Machine:
 
         accelerator = make_accelerator(device, options.precision)
         rank, world = accelerator.process_index, accelerator.num_processes
-    return Machine(device, options.precision, getattr(options, "compile", False), None, rank, world)
+    graph = False if getattr(options, "no_cuda_graph", False) else None
+    return Machine(device, options.precision, getattr(options, "compile", False), graph, rank, world)
 
 
 def run_table(

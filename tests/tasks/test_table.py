@@ -61,6 +61,7 @@ def test_the_machine_is_what_the_options_name(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     machine = machine_of(Namespace(device="cpu", precision="bf16"))
     assert (machine.device, machine.precision, machine.world, machine.compile) == ("cpu", "bf16", 1, False)
+    assert machine_of(Namespace(device="cpu", precision="fp32", no_cuda_graph=True)).cuda_graph is False
     for device, precision in (("cpu", "fp16"), ("cpuu", "fp32"), ("cpu", "fp23")):
         with pytest.raises(InputError):
             machine_of(Namespace(device=device, precision=precision))

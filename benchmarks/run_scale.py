@@ -1,0 +1,250 @@
+"""Whole runs by 1, 2 and 4 processes with the same batch an update: the same result within its interval, and how fast.
+
+Every launch is one of a benchmark's own script, by torchrun where it has several processes. Those that fit beside each
+other on the machine's GPUs run at the same time. Several processes record no CUDA graph, so one process runs with and
+without; with, for the first seed alone, to measure its speed.
+
+    python benchmarks/run_scale.py --stl10 DIR --omniglot DIR --cs224n DIR --precision bf16 --results FILE
+    python benchmarks/run_scale.py --smoke --device cpu
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from run_speed import surroundings
+
+from metapretrain.devices import check_device
+from metapretrain.errors import InputError
+from metapretrain.evaluation.scaling import scaling_table
+from metapretrain.options import Parser, add_device_options, add_int_list, main_guard, names
+from metapretrain.training.files import write_file
+from metapretrain.training.sweep import slots
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Work:
+    """A script with its words, and what is read from its results.
+
+    `rows` are its methods with the pretraining of which the speed is taken, None for their own training; `data` is the
+    option here that names its data; `rate` the entry of a result that holds the speed.
+    """
+
+    script: str
+    rows: Mapping[str, str | None]
+    words: str
+    smoke: str
+    data: str
+    unit: str
+    rate: str
+    metric: str = "test_accuracy"
+    mixed: bool = True  # --precision is for it; second-order gradients are computed in fp32
+
+
+WORK = {
+    "images": Work(
+        "run_stl10.py", {"prl-query-frozen-linear": "pretrain-prl-query", "simclr": "pretrain-simclr"},
+        "--recipe strong --set batch_size=512 epochs=16", "--dataset digits --set batch_size=64 epochs=2",
+        "stl10", "images", "images_per_s",
+    ),
+    "tasks": Work(
+        "run_fewshot.py", {"maml": None}, "--settings 5w1s --set tasks=64 updates=200 validations=1",
+        "--set tasks=4 updates=8", "omniglot", "tasks", "updates_per_s", mixed=False,
+    ),
+    "tokens": Work(
+        "run_text.py", {"proto": None}, "--recipe strong --set batch_size=192 epochs=1", "--set batch_size=16",
+        "cs224n", "tokens", "tokens_per_s", "overall",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a script, for some seeds one after the other."""
+
+    work: str
+    processes: int
+    graph: bool
+    seeds: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.work}-{self.processes}{'-graph' * self.graph}"
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = Parser(prog="run_scale.py", description=__doc__)
+    add = parser.add_argument
+    add("--work", type=names("work", WORK), default=list(WORK), metavar="A,B|all", help=", ".join(WORK))
+    for name in dict.fromkeys(work.data for work in WORK.values()):
+        add(f"--{name}", type=Path, metavar="DIR", help="the folder of its data, as --data-dir of its script")
+    add("--encoder", metavar="NAME", help="of run_text.py")
+    add_int_list(parser, "--seeds", (0, 1, 2), "one run each (default: 0 1 2)")
+    add_int_list(parser, "--processes", (1, 2, 4), "(default: 1 2 4)")
+    add_device_options(parser)
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="parent of scale/ (runs)")
+    add("--results", type=Path, metavar="FILE", help="write what was measured there, as JSON, after each launch")
+    add("--resume", action="store_true", help="keep finished runs")
+    add("--smoke", action="store_true", help="tiny runs, to see that all works")
+    options: Namespace = parser.parse_args(argv)
+    return options
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the launches and print the table of what came out."""
+    options = options_of(argv)
+    for name in options.work:
+        if getattr(options, WORK[name].data) is None and not options.smoke:
+            raise InputError(f"{name} need --{WORK[name].data}, the folder of their data")
+    if options.device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"--device is auto, cpu or cuda (all that are visible), not {options.device}")
+    if options.results is not None and not options.results.parent.is_dir():
+        raise InputError(f"no folder {options.results.parent} for --results; make it, or name another")
+    cuda = check_device(options.device).startswith("cuda")
+    places = slots(options.device, 1) if cuda else [{"OMP_NUM_THREADS": "1"}] * (os.cpu_count() or 1)
+    wanted = [
+        Launch(name, count, graph, tuple(options.seeds[:1] if graph else options.seeds))
+        for count in sorted(set(options.processes))
+        for graph in ((False, True) if cuda and count == 1 else (False,))
+        for name in options.work
+    ]
+    for launch in wanted:
+        if launch.processes > len(places):
+            print(f"{launch.name} left out: {len(places)} {'GPUs' if cuda else 'cores'} here", file=sys.stderr)
+    run_all([launch for launch in wanted if launch.processes <= len(places)], places, options)
+    return 0
+
+
+def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], options: Namespace) -> None:
+    """Run the launches, several at a time where there is room, and write and print what they measured.
+
+    Raises:
+        InputError: some failed; each is named with the last line that it printed. The others are done first.
+    """
+    measured: dict[str, Any] = {**surroundings(), "rows": []}
+    failed: dict[str, str] = {}
+    free, room = list(places), threading.Condition()
+
+    def work(launch: Launch, held: list[dict[str, str]]) -> None:
+        try:
+            found, reason = start(launch, held, options)
+        except Exception as error:  # a thread's own traceback would be lost among those of the others
+            found, reason = None, repr(error)
+        with room:
+            if found is not None:
+                measured["rows"] += found
+                if options.results is not None:
+                    write_file(options.results, json.dumps(measured, indent=1) + "\n")
+            else:
+                failed[launch.name] = str(reason)
+            print(f"{launch.name}: {reason or 'done'}", flush=True)
+            free.extend(held)
+            room.notify_all()
+
+    threads = []
+    for launch in launches:
+        with room:
+            room.wait_for(lambda launch=launch: len(free) >= launch.processes)  # type: ignore[misc]
+            held = [free.pop(0) for _ in range(launch.processes)]
+        threads.append(threading.Thread(target=work, args=(launch, held), daemon=True))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    if measured["rows"]:
+        print(f"\n{scaling_table(measured)}")
+    if failed:
+        told = "; ".join(f"{name}: {line}" for name, line in failed.items())
+        raise InputError(f"{len(failed)} of {len(launches)} launches failed: {told}")
+
+
+def command_of(launch: Launch, options: Namespace) -> list[str]:
+    """Return the command of a launch; several processes by torchrun, which finds a free port."""
+    work = WORK[launch.work]
+    command = [sys.executable]
+    if launch.processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--local_addr", "127.0.0.1"]
+        command += ["--nproc_per_node", str(launch.processes)]
+    command += [str(HERE / work.script), *work.words.split(), "--no-figures", "--methods", ",".join(work.rows)]
+    data = getattr(options, work.data)
+    command += ["--data-dir", str(data)] if data is not None else []
+    command += ["--encoder", options.encoder] if options.encoder is not None and work.data == "cs224n" else []
+    command += ["--smoke", *work.smoke.split()] if options.smoke else []
+    command += ["--precision", options.precision] if work.mixed else []
+    command += ["--device", "cpu"] if options.device == "cpu" else []
+    command += [] if launch.graph else ["--no-cuda-graph"]
+    command += ["--resume"] if options.resume else []
+    return [*command, "--seeds", *map(str, launch.seeds), "--out", str(folder_of(launch, options))]
+
+
+def folder_of(launch: Launch, options: Namespace) -> Path:
+    """Where the runs of a launch are."""
+    root: Path = options.out / "scale"
+    return root / launch.name
+
+
+def start(
+    launch: Launch, held: Sequence[Mapping[str, str]], options: Namespace
+) -> tuple[list[dict[str, Any]] | None, str | None]:
+    """Run a launch in its places; return the rows that it measured, or None and the reason."""
+    environment = {"OMP_NUM_THREADS": "4", **os.environ, **held[0]}
+    if "CUDA_VISIBLE_DEVICES" in held[0]:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(place["CUDA_VISIBLE_DEVICES"] for place in held)
+    folder, command = folder_of(launch, options), command_of(launch, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    log, began = folder / "log.txt", time.monotonic()
+    with log.open("wb") as file:
+        status = subprocess.run(command, env=environment, stdout=file, stderr=file).returncode
+    took = time.monotonic() - began
+    if status:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        told = [line for line in lines if line.startswith("error:")] or lines[-1:] or [f"exit status {status}"]
+        return None, f"{told[0]} (log in {log})"
+    batch = int(re.findall(r"\b(?:batch_size|tasks)=(\d+)", " ".join(command))[-1])
+    return [{**row, "launch_s": round(took, 1)} for row in read(launch, batch, folder)], None
+
+
+def read(launch: Launch, batch: int, folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a finished launch: a value, a speed and the seconds of each seed.
+
+    Raises:
+        InputError: a run was not made by as many processes as were started.
+    """
+    work = WORK[launch.work]
+    results: dict[tuple[str, int], dict[str, Any]] = {}
+    for file in folder.glob("*/*/*/result.json"):
+        result = json.loads(file.read_text())
+        results[result["method"], result["seed"]] = result
+        if result.get("processes", 1) != launch.processes:
+            raise InputError(f"{file} is of another number of processes than {launch.processes}")
+    about = {"unit": work.unit, "batch": batch, "processes": launch.processes, "cuda_graph": launch.graph}
+    times = batch if work.rate == "updates_per_s" else 1
+    found = []
+    for method, pretraining in work.rows.items():
+        rows = [results[method, seed] for seed in launch.seeds]
+        timed = [results[pretraining or method, seed] for seed in launch.seeds]
+        found.append({
+            "row": method, **about, "metric": work.metric, "seeds": list(launch.seeds),
+            "values": [row["metrics"][work.metric] for row in rows],
+            "rates": [round(result[work.rate] * times, 1) for result in timed],
+            "wall_s": [round(row["wall_s"] + row.get("pretrain_wall_s", 0.0), 2) for row in rows],
+        })  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The script that shares runs between processes: its launches, and what it reads from their results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import run_scale
+from run_scale import Launch, main, options_of, read
+
+SMOKE = ["--smoke", "--device", "cpu", "--seeds", "0"]
+
+
+def written(folder: Path, method: str, processes: int, speed: float) -> None:
+    result = {
+        "method": method, "seed": 0, "metrics": {"test_accuracy": 0.5}, "wall_s": 2.0, "pretrain_wall_s": 3.0,
+        "images_per_s": speed, "updates_per_s": speed, **({"processes": processes} if processes > 1 else {}),
+    }  # fmt: skip
+    (folder / "a" / "b" / f"{method}-s0").mkdir(parents=True)
+    (folder / "a" / "b" / f"{method}-s0" / "result.json").write_text(json.dumps(result))
+
+
+def test_speed_is_that_of_the_pretraining_and_the_whole_batch(tmp_path: Path) -> None:
+    for speed, method in enumerate(["prl-query-frozen-linear", "simclr", "pretrain-prl-query", "pretrain-simclr"]):
+        written(tmp_path, method, 2, speed)
+    prl, simclr = read(Launch("images", 2, False, (0,)), 512, tmp_path)
+    assert (prl["rates"], simclr["rates"], prl["wall_s"]) == ([2], [3], [5.0])
+    written(tmp_path / "maml", "maml", 1, 10.0)
+    (maml,) = read(Launch("tasks", 1, True, (0,)), 64, tmp_path / "maml")
+    assert maml["rates"] == [640.0] and maml["batch"] == 64
+
+
+def test_a_launch_that_became_single_processes_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, "maml", 1, 10.0)
+    with pytest.raises(run_scale.InputError, match="number of processes"):
+        read(Launch("tasks", 2, False, (0,)), 64, tmp_path)
+
+
+def test_several_processes_are_started_by_torchrun_without_a_graph() -> None:
+    options = options_of([*SMOKE, "--precision", "bf16", "--encoder", "tiny"])
+    two = run_scale.command_of(Launch("tokens", 2, False, (0, 1)), options)
+    assert two[1:3] == ["-m", "torch.distributed.run"] and "--no-cuda-graph" in two
+    assert two[two.index("--encoder") + 1] == "tiny" and two[two.index("--precision") + 1] == "bf16"
+    one = run_scale.command_of(Launch("tasks", 1, True, (0,)), options)
+    assert one[1].endswith("run_fewshot.py") and not {"--no-cuda-graph", "--precision", "--encoder"} & set(one)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [([], "--stl10"), ([*SMOKE, "--device", "cuda:1"], "cuda:1"), ([*SMOKE, "--results", "no/such/file"], "--results")],
+)
+def test_what_cannot_be_run_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert told in shown and shown.count("\n") == 1
+
+
+def test_a_failed_launch_is_named_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_scale, "WORK", {**run_scale.WORK, "images": run_scale.Work(
+        "run_stl10.py", {"simclr": "pretrain-simclr"}, "--set batch_size=512", "", "stl10", "images", "images_per_s",
+    )})  # fmt: skip
+    file = tmp_path / "scale.json"
+    words = [*SMOKE, "--work", "images,tasks", "--processes", "1", "--out", str(tmp_path), "--results", str(file)]
+    assert main(words) == 2  # STL-10 is not there; made tasks are
+    assert "images-1" in capsys.readouterr().err.splitlines()[-1]
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["row"] == "maml" and row["processes"] == 1 and row["batch"] == 4 and row["rates"][0] > 0
+
+
+@pytest.mark.slow
+def test_two_processes_reach_what_one_does(tmp_path: Path) -> None:
+    file = tmp_path / "scale.json"
+    words = [*SMOKE, "--work", "tasks", "--processes", "1", "2", "--out", str(tmp_path), "--results", str(file)]
+    assert main(words) == 0
+    one, two = sorted(json.loads(file.read_text())["rows"], key=lambda row: row["processes"])
+    assert two["processes"] == 2 and two["values"] == pytest.approx(one["values"], abs=0.02)
