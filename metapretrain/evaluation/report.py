@@ -17,6 +17,7 @@ from metapretrain.evaluation.published import PUBLISHED, Published, published_fo
 from metapretrain.evaluation.results import Collection, Result, collect
 from metapretrain.evaluation.rows import Row, make_difference, make_row
 from metapretrain.evaluation.schedule_notes import schedule_notes
+from metapretrain.evaluation.schedule_pairs import schedule_pairs
 from metapretrain.evaluation.text_notes import encoder_remark, text_notes
 from metapretrain.training.files import write_file
 
@@ -80,11 +81,15 @@ def build_table(
     if not isinstance(collection, Collection):
         collection = Collection(list(collection))
     cited = PUBLISHED if published is None else published
-    keys = sorted({_group_key(result) for result in collection.results})
+    grouped: dict[tuple[str, str, str, str], list[Result]] = {}
+    for result in collection.results:
+        grouped.setdefault(_group_key(result), []).append(result)
     groups = []
-    for key in keys:
-        mine = [result for result in collection.results if _group_key(result) == key]
-        groups.append(_group(key, mine, published_for(key[1], key[2], cited), baselines))
+    pairs = schedule_pairs(grouped)
+    for key in sorted(grouped):
+        group = _group(key, grouped[key], published_for(key[1], key[2], cited), baselines)
+        group.notes.extend(pairs.get(key, []))
+        groups.append(group)
     return Table(groups, collection.incomplete, collection.problems)
 
 
