@@ -44,10 +44,21 @@ def measure(
 ) -> list[Result]:
     """Time the contenders in turns; work is sized so that one timing lasts `seconds`.
 
-    `keep` gets what there is after every turn, and each time that more is known about a contender.
+    A contender's first timing follows its sizing, so that `keep` has something early: it gets what there is after every
+    timing, and each time that more is known about a contender.
     """
     running: list[tuple[Contender, Callable[[int], None], int]] = []
-    missing = []
+    missing: list[Result] = []
+    rates: dict[str, list[float]] = {}
+    results: list[Result] = []
+
+    def time_one(contender: Contender, work: Callable[[int], None], n: int) -> None:
+        begin = contender.clock()
+        work(n)
+        rates.setdefault(contender.name, []).append(n * contender.each / (contender.clock() - begin))
+        results[:] = timed(name, [contender for contender, _, _ in running], rates)
+        keep(results + missing)
+
     for contender in contenders:
         try:
             work = contender.make()
@@ -55,15 +66,10 @@ def measure(
             missing.append(Result(name, contender.name, contender.ours, 0, 0, 0, missing=str(error)))
             continue
         running.append((contender, work, calibrate(contender, work, settings.seconds)))
-    rates: dict[str, list[float]] = {contender.name: [] for contender, _, _ in running}
-    results: list[Result] = []
-    for _ in range(settings.repeats):
-        for contender, work, n in running:
-            begin = contender.clock()
-            work(n)
-            rates[contender.name].append(n * contender.each / (contender.clock() - begin))
-        results = timed(name, [contender for contender, _, _ in running], rates)
-        keep(results + missing)
+        time_one(*running[-1])
+    for _ in range(settings.repeats - 1):
+        for one in running:
+            time_one(*one)
     for place, (contender, work, _) in enumerate(running):
         difference = contender.difference() if contender.difference else None
         note = contender.note() if contender.note else ""

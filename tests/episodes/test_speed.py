@@ -73,7 +73,8 @@ def test_what_is_measured_is_kept_when_the_rest_is_cut_short(script: ModuleType)
     other = contenders.Contender("other", lambda: work, clock=lambda: now[0], difference=never)
     with pytest.raises(KeyboardInterrupt):
         script.measure("row", [one, other], script.Settings(2, 1.0), kept.append)
-    assert [[result.repeats for result in results] for results in kept] == [[1, 1], [2, 2], [2, 2]]
+    repeats = [[result.repeats for result in results] for results in kept]
+    assert repeats == [[1], [1, 1], [2, 1], [2, 2], [2, 2]]
     assert [result.difference for result in kept[-1]] == [0.5, None]
     assert [result.median for result in kept[-1]] == [pytest.approx(1), pytest.approx(1)]
 
