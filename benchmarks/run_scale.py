@@ -65,7 +65,7 @@ WORK = {
         "--set tasks=4 updates=8", "omniglot", "tasks", "updates_per_s", mixed=False,
     ),
     "tokens": Work(
-        "run_text.py", {"proto": None}, "--recipe strong --set batch_size=192 epochs=1", "--set batch_size=16",
+        "run_text.py", {"proto": None}, "--recipe strong --set batch_size=192 epochs=2", "--set batch_size=16",
         "cs224n", "tokens", "tokens_per_s", "overall",
     ),
 }  # fmt: skip
