@@ -76,6 +76,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
         help="change the methods: updates=1000 lr=0.002")  # fmt: skip
     add("--tag", default="", metavar="NAME", help="added to the folder's name, to keep its runs apart")
+    add("--compile", action="store_true", help="compile the meta-steps of MAML and its kin (GPU; minutes at first)")
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--no-figures", action="store_true", help="draw no curves")
     add("--job", action="store_true", help="one of several side by side: print no table")

@@ -65,6 +65,11 @@ def recorded_meta_step(work: MamlWork, net: Any, support: Any, query: Any) -> Ca
     return lambda: graph.backward(support, query)
 
 
+def compiled_meta_step(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
+    graph = MetaGraph(MAML(net, work.rate, work.order == 1, steps=work.steps), compile=True)
+    return lambda: graph.backward(support, query)
+
+
 def meta_step_of_learn2learn(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
     try:
         import learn2learn
@@ -169,6 +174,7 @@ def maml(work: MamlWork) -> list[Contender]:
         contender("engine mixed", meta_step_of_engine("mixed"), ours=True),
         contender(f"engine auto: {chosen(work, device)}", meta_step_of_engine("auto"), ours=True),
         *[contender("one CUDA graph (MetaGraph)", recorded_meta_step, ours=True)] * (device == "cuda"),
+        *[contender("compiled, one CUDA graph", compiled_meta_step, ours=True)] * (device == "cuda"),
         contender("learn2learn", meta_step_of_learn2learn),
         contender("higher", meta_step_of_higher),
         contender("torchopt", meta_step_of_torchopt),

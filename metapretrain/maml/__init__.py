@@ -2,6 +2,7 @@
 
 from metapretrain.maml.adapt import adapt, engine_for
 from metapretrain.maml.choice import Choice
+from metapretrain.maml.compiled import CompiledMeta
 from metapretrain.maml.gradient_check import MetaGradientCheck, ParameterCheck, check_meta_gradient
 from metapretrain.maml.graphs import MetaGraph
 from metapretrain.maml.learner import MAML
@@ -19,6 +20,7 @@ __all__ = [
     "MAML",
     "POLICIES",
     "Choice",
+    "CompiledMeta",
     "Functional",
     "MetaGradientCheck",
     "MetaGraph",

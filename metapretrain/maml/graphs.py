@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metapretrain.maml.compiled import CompiledMeta
 from metapretrain.maml.learner import pair
 from metapretrain.maml.nests import rebuild, tensors
 
@@ -22,6 +23,10 @@ class MetaGraph:
 
     Args:
         learner: :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.maml.ProtoNet`.
+        compile: fuse operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
+
+    Raises:
+        InputError: a learner that cannot be compiled.
 
     Example:
         >>> from metapretrain.maml import MAML
@@ -31,8 +36,8 @@ class MetaGraph:
         torch.Size([3])
     """
 
-    def __init__(self, learner: Any) -> None:
-        self.learner = learner
+    def __init__(self, learner: Any, compile: bool = False) -> None:
+        self.learner, self.step = learner, CompiledMeta(learner) if compile else learner
         self._recorded: dict[Any, _Recorded] = {}
 
     def backward(self, support: Any, query: Any) -> Tensor:
@@ -47,26 +52,28 @@ class MetaGraph:
         batch = pair(support), pair(query)
         leaves = tensors(batch)
         if not leaves or not leaves[0].is_cuda:
-            losses: Tensor = self.learner.backward(*batch)
+            losses: Tensor = self.step.backward(*batch)
             return losses
         key = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         if key not in self._recorded:
-            self._recorded[key] = _Recorded(self.learner, batch)
+            self._recorded[key] = _Recorded(self.learner, self.step, batch)
         return self._recorded[key](leaves)
 
 
 class _Recorded:
-    def __init__(self, learner: Any, batch: Any) -> None:
+    def __init__(self, learner: Any, step: Any, batch: Any) -> None:
         self.parameters = [p for p in learner.parameters() if p.requires_grad]
         self.static = [leaf.clone() for leaf in tensors(batch)]
         batch = rebuild(batch, iter(self.static))
         outside = [p.grad for p in self.parameters]
+        for p in self.parameters:  # gradients would be added in place
+            p.grad = None
         buffers = [(buffer, buffer.clone()) for buffer in learner.buffers()]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARMUPS):
-                learner.backward(*batch)
+                step.backward(*batch)
         torch.cuda.current_stream().wait_stream(side)
         for buffer, value in buffers:  # what the warm-ups tracked
             buffer.copy_(value)
@@ -74,7 +81,7 @@ class _Recorded:
             p.grad = None
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.losses = learner.backward(*batch)
+            self.losses = step.backward(*batch)
         self.gradients = [p.grad for p in self.parameters]
         for p, grad in zip(self.parameters, outside, strict=True):
             p.grad = grad

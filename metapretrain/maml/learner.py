@@ -147,8 +147,9 @@ class MAML(nn.Module):
         return choose_names(self.only, names)
 
     def _options(self, support: tuple[Any, Tensor]) -> dict[str, Any]:
-        names = self._only(tuple(name for name, _ in self.module.named_parameters()))
-        frozen = [n for n in names if not self.module.get_parameter(n).requires_grad]
+        values = dict(self.module.named_parameters())
+        names = self._only(tuple(values))
+        frozen = [name for name in names if not values[name].requires_grad]
         if frozen and not self.allow_nograd:
             raise frozen_error(frozen)
         return {

@@ -206,7 +206,7 @@ def fit(
     spec = method.spec(tested, len(data.train.classes))
     learner = build_learner(method, backbone, data, spec.ranges[0][1], seed)
     distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
-    step = MetaStep(learner, data.train.images, distort)
+    step = MetaStep(learner, data.train.images, distort, machine.compile)
 
     def evaluate(done: int) -> dict[str, float]:
         result = score_episodes(learner, data.validation, tested, validation_episodes)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.maml import MAML, CompiledMeta
 from metapretrain.training.devices import mean_over_ranks
 
 EPISODES = "episodes"  # the stream's only task
@@ -23,14 +24,18 @@ class MetaStep(nn.Module):
         learner: MAML and its kin, or ProtoNet.
         images: uint8 (N, C, H, W), which go where the learner goes.
         distort: changes a batch of images (B, C, H, W) at random before the learner sees them; None: nothing does.
+        compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`); a ProtoNet stays as it is.
     """
 
     reduces_gradients = True
     images: Tensor
 
-    def __init__(self, learner: nn.Module, images: Tensor, distort: nn.Module | None = None) -> None:
+    def __init__(
+        self, learner: nn.Module, images: Tensor, distort: nn.Module | None = None, compile: bool = False
+    ) -> None:
         super().__init__()
         self.learner, self.distort = learner, distort
+        self._compiled = CompiledMeta(learner) if compile and isinstance(learner, MAML) else None
         self.register_buffer("images", images, persistent=False)
         self.best: dict[str, Any] = {"accuracy": -1.0, "step": 0, "weights": {}}
 
@@ -42,8 +47,8 @@ class MetaStep(nn.Module):
         for p in parameters:
             p.grad = None
         support, query = ((self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query"))
-        backward: Any = self.learner.backward
-        loss = backward(support, query).mean()
+        meta: Any = self.learner if self._compiled is None else self._compiled
+        loss = meta.backward(support, query).mean()
         used = [p for p in parameters if p.grad is not None]
         gradients = [p.grad for p in used if p.grad is not None]
         for p, grad in zip(parameters, before, strict=True):

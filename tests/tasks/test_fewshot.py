@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from metapretrain.data.few_shot import FewShotData, load_few_shot
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_episodes
+from metapretrain.maml import CompiledMeta
 from metapretrain.models.saved_learner import is_transductive
+from metapretrain.tasks import fewshot_step
 from metapretrain.tasks.fewshot import (
     FROZEN_SEED,
     LEARNERS,
@@ -68,11 +71,15 @@ def test_batches_start_anywhere_and_hold_labelled_rows(data: FewShotData) -> Non
         batches(data, tasks=3, world_size=2)
 
 
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_the_steps_gradient_is_that_of_the_losses(data: FewShotData, name: str) -> None:
+def test_the_steps_gradient_is_that_of_the_losses(
+    data: FewShotData, name: str, compile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fewshot_step, "CompiledMeta", partial(CompiledMeta, backend="eager"))  # no C++ compiler
     method = Learning(name, updates=1, tasks=4, inner_lr=0.1)
     learner = build_learner(method, TINY, data, 3, seed=0)
-    step = MetaStep(learner, data.train.images)
+    step = MetaStep(learner, data.train.images, compile=compile)
     batch = next(iter(batches(data)))
     images = data.train.images
     support, query = ((images[batch[part]], batch[f"{part}_y"]) for part in ("support", "query"))

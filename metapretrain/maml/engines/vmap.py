@@ -26,7 +26,7 @@ def adapt_stack(inner: Inner, params: Named, batch: Nest, tasks: int) -> tuple[N
     """(adapted parameters (T, ...), the others, shared) after the inner steps, by name."""
     fast, frozen = inner.split(params)
     stacked = {name: p.expand(tasks, *p.shape) for name, p in fast.items()}
-    stacked = unroll(_advance, inner, inner.start(stacked), frozen, batch)
+    stacked = unroll(advance, inner, inner.start(stacked), frozen, batch)
     return inner.finish(stacked), frozen
 
 
@@ -49,7 +49,7 @@ def _convolutions(fast: Named, on_cpu: bool) -> AbstractContextManager[object]:
     return nullcontext() if on_cpu or all(p.ndim != 5 for p in fast.values()) else MatmulConvolutions()
 
 
-def _advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:
+def advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:
     for step in range(first, last):
         with at_step(step):
             losses = over_tasks(inner.loss, fast, frozen, batch)

@@ -1,0 +1,206 @@
+"""Meta-steps whose pieces are compiled: one inner step, the way back through it, and the outer loss.
+
+torch.compile has no second order, and a meta-step traced as one graph takes minutes to compile with five inner steps.
+These pieces are traced with the derivatives in them, compiled once and used for every step. The way back computes a
+step anew from the weights that it began with; nothing else is kept, so memory is that of one step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.errors import InputError
+from metapretrain.maml.engines import vmap
+from metapretrain.maml.inner import Inner, Named, differentiable_twice
+from metapretrain.maml.learner import MAML, pair
+from metapretrain.maml.nests import Nest, rebuild, tensors
+from metapretrain.maml.problem import Options, build
+from metapretrain.maml.steps import at_step
+
+logger = logging.getLogger(__name__)
+
+Tensors = list[Tensor]
+ALLOWED = {"batchnorm": ("batch", "frozen"), "optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
+
+
+class CompiledMeta:
+    """Does what a learner's `backward` does, with pieces compiled once for each shape of batch.
+
+    Compiling takes a minute or two, which thousands of meta-steps on a GPU are worth. Inner steps, rates in numbers
+    and the training mode are those of the first call with a shape; weights and learned rates are read anew. Gradients
+    agree with the learner's own up to rounding.
+
+    Args:
+        learner: :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap).
+        backend: of `torch.compile`.
+
+    Raises:
+        InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of
+            each step.
+
+    Example:
+        >>> maml = MAML(nn.Linear(4, 2), lr=0.1)
+        >>> x, y = torch.randn(3, 6, 4), torch.tensor([[0, 1] * 3] * 3)
+        >>> CompiledMeta(maml, backend="eager").backward((x, y), (x, y)).shape
+        torch.Size([3])
+    """
+
+    def __init__(self, learner: Any, backend: str = "inductor") -> None:
+        if not isinstance(learner, MAML):
+            raise InputError(f"only MAML and its kin can be compiled, not {type(learner).__name__}; leave compile out")
+        for name, allowed in ALLOWED.items():
+            if (value := getattr(learner, name)) not in allowed:
+                raise InputError(f"{name}={value!r} cannot be compiled: it has to be {' or '.join(map(repr, allowed))}")
+        if isinstance(learner.lr, (list, tuple)):
+            raise InputError("inner rates by step cannot be compiled; give one rate, or leave compile out")
+        if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in learner.modules()):
+            raise InputError("a learner with dropout cannot be compiled; leave compile out")
+        self.learner, self.backend = learner, backend
+        self._pieces: dict[Any, _Pieces] = {}
+
+    def backward(self, support: Any, query: Any) -> Tensor:
+        """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached.
+
+        Args:
+            support, query: (inputs, labels) of T tasks; every tensor is (T, ...).
+
+        Raises:
+            InputError: what the learner's `backward` refuses.
+        """
+        learner, (support, query) = self.learner, (pair(support), pair(query))
+        key = learner.training, tuple((tuple(leaf.shape), leaf.dtype) for leaf in tensors((support, query)))
+        if key not in self._pieces:
+            self._try(support, query)
+        options = {**learner._options(support), "checkpoint": False}
+        options.pop("chunk")
+        inner, named = build(learner._task_loss, learner._values(), support, Options(**options))
+        fast, frozen = inner.split(named)
+        state = [p.detach().expand(options["tasks"], *p.shape).contiguous() for p in fast.values()]
+        others = [*frozen.values(), *inner.rates.tensors()]
+        with torch.no_grad():
+            if key not in self._pieces:
+                self._pieces[key] = self._compile(inner, state, others, support, query)
+            losses, by_state, by_others = _meta_step(self._pieces[key], state, others, support, query, inner.steps)
+            _add([*fast.values(), *others], [*(grad.sum(0) for grad in by_state), *by_others])
+        return losses
+
+    def _try(self, support: Any, query: Any) -> None:
+        """A meta-step that is not compiled, for what it raises."""
+        before = [p.grad for p in self.learner.parameters()]
+        self.learner.zero_grad()
+        self.learner.backward(support, query)
+        for p, grad in zip(self.learner.parameters(), before, strict=True):
+            p.grad = grad
+
+    def _compile(self, inner: Inner, state: Tensors, others: Tensors, support: Nest, query: Nest) -> _Pieces:
+        begin = time.perf_counter()
+        sources = _Sources(inner, [p.requires_grad for p in others], support, query)
+        given, s, q = [p.detach() for p in others], tensors(support), tensors(query)
+        traced = (
+            _traced(sources.advance, state, given, s),
+            _traced(sources.pull, state, given, s, state),
+            _traced(sources.outer, state, given, q),
+        )
+        pieces = _Pieces(*(torch.compile(graph, backend=self.backend, dynamic=False) for graph in traced))
+        _meta_step(pieces, state, others, support, query, steps=1)
+        sizes, seconds = [len(graph.graph.nodes) for graph in traced], time.perf_counter() - begin
+        logger.info("compiled a meta-step in %.0f s: pieces of %s operations", seconds, sizes)
+        return pieces
+
+
+class _Pieces(NamedTuple):
+    """Functions of a list: the tasks' weights, what all tasks share (frozen parameters, rates), data, gradients."""
+
+    advance: Callable[..., Tensors]
+    pull: Callable[..., Tensors]
+    outer: Callable[..., Tensors]
+
+
+def _meta_step(
+    pieces: _Pieces, state: Tensors, others: Tensors, support: Nest, query: Nest, steps: int
+) -> tuple[Tensor, Tensors, Tensors]:
+    """Losses (T,), and the gradients of their mean by the weights of each task and by what they share."""
+    given, s, count = [p.detach() for p in others], tensors(support), len(state)
+    states = [state]
+    with torch.autocast(state[0].device.type, enabled=False):  # the traced pieces hold their casts
+        for _ in range(steps):
+            states.append(pieces.advance([states[-1], given, s]))
+        losses, *found = pieces.outer([states.pop(), given, tensors(query)])
+        by_state, by_others = found[:count], found[count:]
+        while states:
+            found = pieces.pull([states.pop(), given, s, by_state])
+            by_state, more = found[:count], found[count:]
+            by_others = [a + b for a, b in zip(by_others, more, strict=True)]
+    return losses, by_state, by_others
+
+
+def _add(parameters: Tensors, gradients: Tensors) -> None:
+    for p, grad in zip([p for p in parameters if p.requires_grad], gradients, strict=True):
+        p.grad = grad if p.grad is None else p.grad.add_(grad)
+
+
+def _traced(function: Callable[..., Tensors], *given: Tensors) -> torch.fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def run(given: list[Tensors]) -> Tensors:
+        return function(*given)
+
+    copies = [[tensor.clone() for tensor in part] for part in given]  # tracing knows tensors by identity
+    graph: torch.fx.GraphModule = make_fx(run)(copies)
+    return graph
+
+
+class _Sources(NamedTuple):
+    """The pieces as they are written, for tracing; `wanted` tells which of the others ask for a gradient."""
+
+    inner: Inner
+    wanted: list[bool]
+    support: Nest
+    query: Nest
+
+    def advance(self, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
+        """The tasks' weights after one inner step."""
+        inner = replace(self.inner, graph=False, order=1)
+        return [value.detach() for value in self._moved(inner, state, others, data)]
+
+    def pull(self, state: Tensors, others: Tensors, data: Tensors, gradients: Tensors) -> Tensors:
+        """Gradients by the weights before a step, and by the others, of a function with `gradients` after it."""
+        state, others = self._leaves(state, others)
+        moved = self._moved(replace(self.inner, graph=True), state, others, data)
+        return self._gradients(moved, gradients, state, others)
+
+    def outer(self, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
+        """The query losses (T,), and the gradients of their mean."""
+        state, others = self._leaves(state, others)
+        inner, fast, frozen = self._named(self.inner, state, others)
+        with torch.enable_grad(), at_step(inner.steps):
+            losses = vmap.over_tasks(inner.loss, fast, frozen, rebuild(self.query, iter(data)))
+            return [losses.detach(), *self._gradients([losses.mean()], [torch.ones_like(losses[0])], state, others)]
+
+    def _moved(self, inner: Inner, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
+        inner, fast, frozen = self._named(inner, state, others)
+        with torch.enable_grad(), differentiable_twice(inner.order):
+            batch = rebuild(self.support, iter(data))
+            return list(vmap.advance(inner, inner.start(fast), frozen, batch, 0, 1).values())
+
+    def _named(self, inner: Inner, state: Tensors, others: Tensors) -> tuple[Inner, Named, Named]:
+        rest = iter(others)
+        frozen = {name: next(rest) for name in inner.names if name not in set(inner.adapted)}
+        return replace(inner, rates=inner.rates.replaced(rest)), dict(zip(inner.adapted, state, strict=True)), frozen
+
+    def _leaves(self, state: Tensors, others: Tensors) -> tuple[Tensors, Tensors]:
+        others = [p.detach().requires_grad_(wanted) for p, wanted in zip(others, self.wanted, strict=True)]
+        return [p.detach().requires_grad_() for p in state], others
+
+    def _gradients(self, outputs: Tensors, gradients: Tensors, state: Tensors, others: Tensors) -> Tensors:
+        wanted = [*state, *(p for p in others if p.requires_grad)]
+        with torch.enable_grad():
+            found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True, materialize_grads=True)
+        return list(found)
