@@ -169,7 +169,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     try:
         described = json.loads(config.read_text())["config"]
         model = SavedModel(described["model"]) if whole else SavedLearner(described)
-    except (ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:  # also what no memory can hold
+    except (ValueError, LookupError, TypeError, OverflowError, RuntimeError) as error:  # also what no memory can hold
         raise InputError(
             f"{config} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
         ) from None

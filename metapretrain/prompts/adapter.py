@@ -55,9 +55,10 @@ def read_adapter(folder: str | Path) -> Tensor:
         InputError: the folder has no such adapter, or weights that are damaged or not safetensors (a pickle is never
             run).
     """
-    config = _json(Path(folder) / CONFIG)
-    if config.get("peft_type") != "PROMPT_TUNING":
-        raise InputError(f"{folder} holds an adapter of type {config.get('peft_type')}; only PROMPT_TUNING can be read")
+    about = Path(folder) / CONFIG
+    config = _json(about)
+    if (kind := config.get("peft_type")) != "PROMPT_TUNING":
+        raise InputError(f"{about} is of an adapter of type {kind}; only PROMPT_TUNING can be read")
     file = Path(folder) / WEIGHTS
     if not file.is_file():
         raise InputError(f"{folder} has no {WEIGHTS}; save the adapter with safe_serialization=True")
@@ -67,9 +68,9 @@ def read_adapter(folder: str | Path) -> Tensor:
         raise InputError(f"{file} is {error}; save the adapter again") from None
     length = config.get("num_virtual_tokens")
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        raise InputError(f"{Path(folder) / CONFIG}: num_virtual_tokens must be 1 or more, got {length!r}")
+        raise InputError(f"{about}: num_virtual_tokens must be 1 or more, got {length!r}")
     if prompt is None or prompt.ndim != 2 or len(prompt) < length or not prompt.is_floating_point():
-        raise InputError(f"{file} does not hold {KEY} of {length} rows")
+        raise InputError(f"{file} does not hold {KEY} of {length} rows, which {CONFIG} names")
     return prompt[:length]
 
 

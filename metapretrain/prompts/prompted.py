@@ -170,12 +170,15 @@ class PromptedModel(nn.Module):
             InputError: the folder was not written by :meth:`save`, or the tokenizer is another one.
         """
         notes = read_notes(folder)
+        kind_of(model)
         try:
             words = Verbalizer(notes["words"], tokenizer, several=notes["several"], space=notes["space"])
             options = {"max_length": notes["max_length"], "normalise": notes["normalise"]}
             return cls(model, PromptTemplate(notes["template"]), words, **options)
         except KeyError as error:
             raise InputError(f"prompt.json of {folder} lacks {error}") from None
+        except InputError as error:
+            raise InputError(f"prompt.json of {folder}: {error}") from None
 
     def _check(self, prompt: Tensor, batch: PromptBatch) -> None:
         if not isinstance(prompt, Tensor):

@@ -36,10 +36,12 @@ def predict_with_prompts(
 
     run = Path(run)
     known = sorted(path.name for path in (run / PROMPTS).iterdir() if path.is_dir())
-    config = (read_json(run / "config.json") or {}).get("config", {})
-    name = config.get("choices", {}).get("model")
+    try:
+        name = (read_json(run / "config.json") or {})["config"]["choices"]["model"]
+    except (LookupError, TypeError):
+        name = None
     if not isinstance(name, str):
-        raise InputError(f"{run} does not say which language model its prompts are for: no config.json of a run")
+        raise InputError(f"{run / 'config.json'} names no language model that the prompts are for; is it the run's?")
     for of in tables:
         one_of("set of the run", of, known)
     check_sums(run)

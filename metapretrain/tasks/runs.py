@@ -75,13 +75,21 @@ class RunFolders(ABC):
                 yield self.row(name, method, seed)
 
     def finished(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
-        """Return the result of a run that is done, or None."""
+        """Return the result of a run that is done, or None.
+
+        Raises:
+            InputError: its configuration is another, or its `result.json` is damaged.
+        """
         if not (self.path(name, seed) / "result.json").is_file():
             return None
         with self.open(name, method, seed, resume=True) as run:
             if run.main:  # a kill after the result was written leaves them
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
-            return run.result()
+            result = run.result() or {}
+        if lost := [key for key in ("metrics", "budget", "wall_s") if key not in result]:
+            file = self.path(name, seed) / "result.json"
+            raise InputError(f"{file} is damaged: it has no {lost[0]}; remove it, and --resume runs this row again")
+        return result
 
     def written(self, name: str, seed: int) -> Path:
         """Return the folder of a finished pretraining, whose weights are those that it wrote.

@@ -20,7 +20,7 @@ from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
 from metapretrain.tasks.text_embedding import embed_tokens
 from metapretrain.tasks.text_methods import Pretraining, TextMethod, TextRecipe
 from metapretrain.tasks.text_objectives import added, build_heads, predict
-from metapretrain.training.checkpoint import load_tensors
+from metapretrain.training.checkpoint import CheckpointError, load_tensors
 from metapretrain.training.files import read_json, write_file
 from metapretrain.training.weight_sums import check_sums
 
@@ -109,22 +109,30 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
             or run.
     """
     folder = Path(run)
-    config = read_json(folder / "config.json")
+    file = folder / "config.json"
+    config = read_json(file)
     if config is None:
         raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
-    model = config.get("config", {}).get("model", {})
-    if model.get("kind") != "text":
+    described = config.get("config")
+    model = described.get("model") if isinstance(described, dict) else None
+    if not isinstance(model, dict) or model.get("kind") != "text":
         raise InputError(
-            f"{folder} is no run of texts; give one of run_text.py or run_prompts.py, or images to a run of images"
+            f"{folder} is no run of texts by its config.json; give one of run_text.py or run_prompts.py, or images to a"
+            " run of images"
         )
     if not (folder / PROTOTYPES).is_file():
         raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
     check_sums(folder)
+    encoder = load_text_encoder(folder / ENCODER)
     try:
-        saved = SavedTextModel(load_text_encoder(folder / ENCODER), model, folder)
-    except (KeyError, TypeError, RuntimeError) as error:
+        saved = SavedTextModel(encoder, model, folder)
+    except CheckpointError:
+        raise
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
         raise InputError(
-            f"{folder} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
+            f"{file} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
         ) from None
     return saved.to(check_device(str(device))).eval().requires_grad_(False)
 

@@ -105,7 +105,13 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
         model.adapt(x, torch.ones(4))
     with pytest.raises(InputError, match="labels have 4 classes; this run has learned 3-way tasks"):
         model.adapt(x, torch.arange(4))
-    config = json.loads((tmp_path / "config.json").read_text())
+    whole = (tmp_path / "config.json").read_text()
+    config = json.loads(whole)
+    config["config"]["tested"]["ways"] = []
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"config\.json does not describe a model"):
+        load(tmp_path)
+    config = json.loads(whole)
     del config["config"]["choices"]["inner_lr"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"does not describe a model \(KeyError\('inner_lr'\)\)"):

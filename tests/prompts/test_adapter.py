@@ -112,6 +112,18 @@ def test_what_is_saved_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"template": "It was <Y>."}, {"template": None}, {"words": ["bad", 1]}, {"max_length": "x"}, {"normalise": "x"}],
+)
+def test_settings_that_are_damaged_are_named_with_their_file(change: dict[str, Any], tmp_path: Path) -> None:
+    model, _ = saved("gpt2", tmp_path)
+    notes = json.loads((tmp_path / "prompt.json").read_text())
+    (tmp_path / "prompt.json").write_text(json.dumps(notes | change))
+    with pytest.raises(InputError, match=f"prompt.json of {tmp_path}: .*{next(iter(change))[:4]}"):
+        PromptedModel.load(tmp_path, model.model, tokenizer_of("gpt2"))
+
+
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no adapter_config\.json"):
         SoftPrompt.from_adapter(tmp_path)

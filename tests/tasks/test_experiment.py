@@ -177,6 +177,18 @@ def test_a_cut_experiment_resumes_to_the_same_bits(
     assert result["metrics"] == json.loads((whole.path(row, 0) / "result.json").read_text())["metrics"]
 
 
+def test_a_result_that_is_damaged_is_named(make: Make) -> None:
+    make().row("frozen", ROWS["frozen"], 0)
+    for name, done in (("frozen", "frozen"), ("unfrozen", "pretrain-prl-query")):
+        file = make().path(done, 0) / "result.json"
+        whole = file.read_text()
+        for bad in (whole[:-9], whole.replace('"budget"', '"bulget"')):
+            file.write_text(bad)
+            with pytest.raises(InputError, match=rf"{done}-s0/result\.json is damaged"):
+                make(resume=True).row(name, ROWS[name], 0)
+        file.write_text(whole)
+
+
 def test_resume_keeps_finished_rows(make: Make, trained: list[str]) -> None:
     first = make().row("frozen", ROWS["frozen"], 0)
     before = (make().path("frozen", 0) / "result.json").read_bytes()

@@ -24,7 +24,7 @@ from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_experiment import TextExperiment
 from metapretrain.tasks.text_methods import PRETRAININGS, TextMethod, TextPhase, TextRecipe, updates
-from metapretrain.tasks.text_saved import SavedTextModel, predict_files
+from metapretrain.tasks.text_saved import SavedTextModel, load_text_model, predict_files
 from metapretrain.training import loop
 from metapretrain.training.run_folder import read_metrics
 
@@ -200,6 +200,13 @@ def test_predictions_of_a_run_and_of_its_saved_model(make: Make, tmp_path: Path)
         with pytest.raises(InputError, match=f"{file} is damaged, or of another run"):
             metapretrain.load(experiment.path("cross", 0))
         (experiment.path("cross", 0) / file).write_bytes(mine)
+    config = experiment.path("cross", 0) / "config.json"
+    whole = config.read_text()
+    for old, new in (('"config"', '"confag"'), ('"joined"', '"jained"'), ('"model": {', '"model": 3, "x": {')):
+        config.write_text(whole.replace(old, new, 1))
+        with pytest.raises(InputError, match=r"config\.json"):
+            load_text_model(experiment.path("cross", 0))
+    config.write_text(whole)
     ours = (experiment.path("cross", 0) / "predictions/sst.csv").read_bytes()
     (tmp_path / "other.csv").write_text("id,sentence\nmine,a text\n")
     with pytest.raises(InputError, match="predictions for other rows"):
