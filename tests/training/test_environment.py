@@ -116,10 +116,15 @@ def test_commit_is_that_of_the_package_and_no_other(tmp_path: Path, monkeypatch:
     (package / "training").mkdir(parents=True)
     (package / "errors.py").write_text("")
     monkeypatch.setattr(environment, "__file__", str(package / "training" / "environment.py"))
+    monkeypatch.delenv("METAPRETRAIN_COMMIT", raising=False)
     fresh = commit.__wrapped__
     assert fresh() is None
+    monkeypatch.setenv("METAPRETRAIN_COMMIT", "")
+    assert fresh() is None
+    monkeypatch.setenv("METAPRETRAIN_COMMIT", "release 3, copied")
+    assert fresh() == "release 3, copied"
     git(tmp_path / "repo", "init")
-    assert fresh() is None  # installed inside some repository that does not track it
+    assert fresh() == "release 3, copied"  # installed inside some repository that does not track it
     git(tmp_path / "repo", "add", ".")
     git(tmp_path / "repo", "commit", "-m", "first")
     head = git(tmp_path / "repo", "rev-parse", "HEAD")
@@ -131,7 +136,7 @@ def test_commit_is_that_of_the_package_and_no_other(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))  # as inside a Git hook
     assert fresh() == head + "+changes"
     monkeypatch.setenv("PATH", "")
-    assert fresh() is None
+    assert fresh() == "release 3, copied"
 
 
 @pytest.mark.parametrize(
