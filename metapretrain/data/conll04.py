@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metapretrain.data.images import file_record
-from metapretrain.data.text_records import decode_text
+from metapretrain.data.text_records import decode_text, parse_json
 from metapretrain.errors import InputError
 
 RELATIONS = ("Kill", "Live_In", "Located_In", "OrgBased_In", "Work_For")
@@ -72,10 +71,7 @@ def load_conll04(folder: str | Path) -> dict[str, Relations]:
     root = root / "conll04" if (root / "conll04").is_dir() else root
     file = root / "conll04.json"
     text, _ = decode_text(file, "utf-8", "refuse")
-    try:
-        parts = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}, line {error.lineno}: malformed JSON: {error.msg}") from error
+    parts = parse_json(text, file, 1)
     missing = [part for part in PARTS.values() if not isinstance(parts, dict) or not parts.get(part)]
     if missing:
         raise InputError(f"{file} has no {missing[0]!r}; it must be {LAYOUT}")

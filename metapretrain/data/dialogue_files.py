@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tarfile
 from collections.abc import Iterable
@@ -11,7 +10,7 @@ from typing import Any
 
 from metapretrain.data.dialogues import Dialogue, Dialogues
 from metapretrain.data.images import file_record
-from metapretrain.data.text_records import decode_text
+from metapretrain.data.text_records import decode_text, parse_json
 from metapretrain.errors import InputError
 
 DAILY_PARTS = {"train": "data_positives.json", "validation": "dev.json", "test": "test.json"}
@@ -130,10 +129,7 @@ def _mutual(text: str, where: str) -> Dialogue:
 
 
 def _json(text: str, where: str) -> dict[str, Any]:
-    try:
-        item = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: malformed JSON: {error.msg}") from error
+    item = parse_json(text, where)
     if not isinstance(item, dict):
         raise InputError(f"{where}: expected a JSON object, got {type(item).__name__}")
     return item

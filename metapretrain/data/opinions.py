@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from metapretrain.data.sentence_files import Parts, collect_rows, concatenate, find_folder, name_rows, unlike
-from metapretrain.data.text_records import Record, decode_text
+from metapretrain.data.text_records import Record, decode_text, parse_json
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 
@@ -68,10 +67,7 @@ def read_semeval(name: str, folder: str | Path, neutral: bool = True) -> Parts:
 
 def _sentihood(file: Path) -> TextSet:
     text, _ = decode_text(file, "utf-8", "refuse")
-    try:
-        items = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}, line {error.lineno}: malformed JSON: {error.msg}") from error
+    items = parse_json(text, file, 1)
     if not isinstance(items, list):
         raise InputError(f"{file} must hold a JSON list of sentences, got {type(items).__name__}")
     counts: dict[str, int] = {}

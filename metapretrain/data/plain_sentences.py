@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import zipfile
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from metapretrain.data.sentence_files import find_folder
 from metapretrain.data.text_overlap import normalise_text
-from metapretrain.data.text_records import decode_text
+from metapretrain.data.text_records import decode_text, parse_json
 from metapretrain.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -82,10 +81,10 @@ def _utterances(file: Path) -> Iterator[str]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
+        record = parse_json(line, file, number)
         try:
-            record = json.loads(line)
             spoken = [*record["context"], *record["positive_responses"]]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise InputError(f"{file}, line {number}: must be JSON {{context, positive_responses}}: {error}") from error
         if not all(isinstance(utterance, str) for utterance in spoken):
             raise InputError(f"{file}, line {number}: context and positive_responses must be lists of text")

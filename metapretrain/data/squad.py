@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.data.images import file_record
-from metapretrain.data.text_records import decode_text
+from metapretrain.data.text_records import decode_text, parse_json
 from metapretrain.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -136,9 +135,9 @@ def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[s
 
 def _xquad(file: Path) -> Questions:
     text, _ = decode_text(file, "utf-8", "refuse")
-    rows, lost = [], 0
+    whole, rows, lost = parse_json(text, file, 1), [], 0
     try:
-        paragraphs = [paragraph for article in json.loads(text)["data"] for paragraph in article["paragraphs"]]
+        paragraphs = [paragraph for article in whole["data"] for paragraph in article["paragraphs"]]
         for number, paragraph in enumerate(paragraphs):
             where = f"{file}, paragraph {number}"
             found = list(_WORD.finditer(paragraph["context"]))
@@ -154,8 +153,6 @@ def _xquad(file: Path) -> Questions:
                     lost += 1
                     continue
                 rows.append(Question(item["question"], words, begins[begin], ends[begin + len(text)], text))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}, line {error.lineno}: malformed JSON: {error.msg}") from error
     except (KeyError, IndexError, TypeError) as error:
         raise InputError(f"{file}: {type(error).__name__} {error}; expected SQuAD v1.1 JSON") from error
     if lost:

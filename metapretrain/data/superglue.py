@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from metapretrain.data.glue import held_out
 from metapretrain.data.images import file_record
 from metapretrain.data.sentence_files import find_folder
 from metapretrain.data.text_files import read_texts
-from metapretrain.data.text_records import decode_text
+from metapretrain.data.text_records import decode_text, parse_json
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 
@@ -100,10 +99,9 @@ def _lines(file: Path, row: Callable[[dict[str, Any]], Row]) -> list[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
+        item = parse_json(line, file, number)
         try:
-            rows.append(row(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise InputError(f"{file}, line {number}: malformed JSON: {error.msg}") from error
+            rows.append(row(item))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{file}, line {number}: {type(error).__name__} {error}") from error
     return rows

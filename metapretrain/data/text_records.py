@@ -94,10 +94,37 @@ def read_records(
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 where = f"line {number}"
-                yield where, _json_object(path, where, _load_json(path, line, number), columns)
+                yield where, _json_object(path, where, parse_json(line, path, number), columns)
     else:
         separator = SEPARATORS.get(file_format) or _guess_separator(text, columns, header)
         yield from _table_records(path, text, separator, columns, header, quotes)
+
+
+def parse_json(text: str, where: str | Path, line: int | None = None) -> Any:
+    """Return the value that a JSON text of a data file holds.
+
+    Args:
+        text: the file, a line of it, or a part that `where` names.
+        where: what an error names.
+        line: number of the text's first line; None: `where` says it.
+
+    Raises:
+        InputError: it is malformed.
+
+    Example:
+        >>> parse_json("[1,\\n2", "a.json", line=1)
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: a.json, line 2: malformed JSON: Expecting ',' delimiter
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        number, reason = error.lineno, error.msg
+    except RecursionError:
+        number, reason = 1, "nested too deeply"
+    place = where if line is None else f"{where}, line {line + number - 1}"
+    raise InputError(f"{place}: malformed JSON: {reason}")
 
 
 def find_column(name: str, names: Sequence[str], where: str) -> str:
@@ -122,7 +149,7 @@ def _guess_format(path: Path, text: str) -> str:
         return "table"
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "jsonl"
     return "json"
 
@@ -187,22 +214,13 @@ def _check_separator(path: Path, names: list[str], separator: str, columns: Sequ
 
 
 def _json_records(path: Path, text: str, columns: Sequence[str]) -> Iterator[Record]:
-    loaded = _load_json(path, text, 1)
+    loaded = parse_json(text, path, 1)
     if not isinstance(loaded, list | dict):
         raise InputError(f"{path}: a JSON file must hold a list or an object of records, got {type(loaded).__name__}")
     items = loaded.items() if isinstance(loaded, dict) else enumerate(loaded)
     for key, item in items:
         where = f"record {key!r}"
         yield where, _json_object(path, where, item, columns)
-
-
-def _load_json(path: Path, text: str, line: int) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {line + error.lineno - 1}: malformed JSON: {error.msg}") from error
-    except RecursionError:
-        raise InputError(f"{path}, line {line}: malformed JSON: nested too deeply") from None
 
 
 def _json_object(path: Path, where: str, item: Any, columns: Sequence[str]) -> dict[str, Any]:
