@@ -22,7 +22,7 @@ DOCS_STAMP := $(STAMP)-docs
 help:
 	@echo "make demo     supervised, prototypical and SimCLR pretraining side by side on digits (3 minutes)"
 	@echo "make test     the tests"
-	@echo "make reliability  kills, damaged files, odd options and data, hostile models (10 minutes)"
+	@echo "make reliability  kills, damaged files, odd options and data, hostile models (3 minutes)"
 	@echo "make lint     ruff"
 	@echo "make types    mypy"
 	@echo "make docs     the documentation site, in build/site"
