@@ -92,7 +92,7 @@ def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any,
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # transformers and tokenizers raise many kinds
-            raise InputError(f"{name} has no tokenizer that transformers loads: {first_sentence(error)}") from error
+            raise InputError(f"{name} has no tokenizer that transformers loads: {_reason(source, error)}") from error
     prefix = f"{model.base_model_prefix}."
     missing = [key for key in info["missing_keys"] if not key.removeprefix(prefix).startswith("pooler.")]
     wrong = [*missing, *(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"])]
@@ -121,10 +121,20 @@ def _refuse_typing_error(name: str) -> None:
 
 
 def _not_loaded(source: str, name: str, error: Exception) -> InputError:
-    reason = first_sentence(error)
+    reason = _reason(source, error)
     if Path(source).is_dir():
         return InputError(f"{name} holds no text encoder that transformers loads: {reason}")
     return InputError(f"unknown text encoder {name!r}: {reason}; {_ALLOWED}")
+
+
+def _reason(source: str, error: Exception) -> str:
+    """What an error says first, or the file of the folder that is no JSON, which libraries do not name."""
+    for file in sorted(Path(source).glob("*.json")):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as broken:
+            return f"{file} is not JSON: {first_sentence(broken)}"
+    return first_sentence(error)
 
 
 def first_sentence(error: Exception) -> str:

@@ -38,7 +38,7 @@ def read_settings(source: str) -> Settings:
     """Read them from a folder or the hub; other models have none.
 
     Raises:
-        InputError: a file of settings that is not JSON.
+        InputError: a file of settings that is no JSON object, or a length that is none.
 
     Example:
         >>> import tempfile
@@ -50,7 +50,10 @@ def read_settings(source: str) -> Settings:
     mode = pooling.get("pooling_mode") or [name for key, name in _MODES.items() if pooling.get(key)]
     if not isinstance(mode, str):
         mode = "+".join(mode) or None
-    return Settings(mode, _read(source, "sentence_bert_config.json").get("max_seq_length"))
+    length = _read(source, "sentence_bert_config.json").get("max_seq_length")
+    if length is not None and (type(length) is not int or length < 1):
+        raise InputError(f"sentence_bert_config.json of {source}: max_seq_length must be 1 or more, got {length!r}")
+    return Settings(mode, length)
 
 
 def save_folder(
@@ -94,9 +97,11 @@ def _read(source: str, file: str) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a JSON object")
     return content
 
 

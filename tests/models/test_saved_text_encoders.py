@@ -134,6 +134,10 @@ def broken_pooling(folder: Path) -> None:
         (drop_tokenizer, "tokenizer"),
         (max_pooling, "was saved with pooling 'max'; choose one: cls, mean"),
         (broken_pooling, "is not JSON"),
+        (lambda folder: (folder / "tokenizer_config.json").write_bytes(b"{\xfa}"), "tokenizer_config.json is not JSON"),
+        (lambda folder: (folder / "config.json").write_text("{,"), "/config.json is not JSON"),
+        (lambda folder: (folder / "1_Pooling/config.json").write_text("[]"), "1_Pooling/config.json is not a JSON"),
+        (lambda folder: (folder / "sentence_bert_config.json").write_text('{"max_seq_length": "x"}'), "must be 1 or"),
     ],
 )
 def test_a_damaged_folder_is_one_line(damage: Callable[[Path], None], part: str, tmp_path: Path) -> None:
