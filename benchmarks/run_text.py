@@ -82,7 +82,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         help="change the recipe: joint.lr=2e-5")  # fmt: skip
     add("--validate", action="store_true", help="leave the dev parts alone: for choosing a recipe")
     add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
-    add("--compile", action="store_true", help="compile the encoder (GPU)")
+    add("--compile", action="store_true", help="compile the encoder (GPU); pcgrad, which goes back twice, is not")
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--no-figures", action="store_true", help="draw no maps and curves")
     add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")

@@ -29,11 +29,12 @@ def embed_tokens(
 ) -> list[Tensor]:
     """Return the embeddings float32 (N, D) of all rows, two for pairs that are encoded separately; no dropout.
 
-    Rows are taken in the order of their lengths, so that batches have little padding.
+    Rows are taken in the order of their lengths, so that batches have little padding. A compiled encoder runs as it is:
+    their widths are many.
     """
     encoder.to(device)
     found = []
-    with evaluation_mode(encoder.__call__):
+    with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder.__call__):
         for part in filter(None, (tokens, tokens.second)):
             here, z = part.to(device), torch.zeros(len(part), encoder.features, device=device)
             for rows in part.lengths.argsort(stable=True).split(batch_size):

@@ -100,9 +100,10 @@ class TextStep(Step):
             proto.gather = False
         names, parameters = list(batches), [p for p in self.model.parameters() if p.requires_grad]
         gradients = []
-        for name in names:  # one graph at a time
-            loss = self.losses({name: batches[name]}, self.encode({name: batches[name]}))[name]
-            gradients += task_gradients([loss], parameters)
+        with torch.compiler.set_stance("force_eager"):  # compiled code goes back once only
+            for name in names:  # one graph at a time
+                loss = self.losses({name: batches[name]}, self.encode({name: batches[name]}))[name]
+                gradients += task_gradients([loss], parameters)
         found = cosines(dot_products(gradients)).tolist()
         self.train(mode)
         for proto in gathering:

@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +239,17 @@ def test_scores_and_conflict_are_logged(make: Make) -> None:
     assert {file.name for file in (run / "figures").iterdir()} == {f"tsne-{task.name}.png" for task in TASKS}
     result = json.loads((run / "result.json").read_text())
     assert result["tokens_per_s"] >= 0 and 0 < result["padding_share"] < 1 and result["encoder"] == "tiny"
+
+
+@pytest.mark.parametrize("method", [TextMethod(pretraining="proto"), TextMethod(surgery=True)])
+def test_a_compiled_encoder_gives_the_same(make: Make, monkeypatch: pytest.MonkeyPatch, method: TextMethod) -> None:
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
+    recipe = replace(RECIPE, dropout=0.0)
+    plain, compiled = (
+        make(name, recipe=recipe, machine=Machine(compile=name == "compiled")).row("row", method, 0)["metrics"]
+        for name in ("plain", "compiled")
+    )
+    assert compiled == pytest.approx(plain, rel=1e-3, abs=1e-3)
 
 
 def test_tasks_that_cannot_be_trained_are_refused_before(make: Make) -> None:
