@@ -196,7 +196,8 @@ def _fit(
     settings = TrainSettings(
         steps=count, lr=phase.lr, optimizer=phase.optimizer, weight_decay=phase.weight_decay, schedule=phase.schedule,
         warmup=phase.warmup, clip=phase.clip, ema=ema, precision=machine.precision, device=machine.device,
-        seed=seed % 2**32, compile=machine.compile and not step.surgery, cuda_graph=machine.cuda_graph if encoder.recordable else False,
+        seed=seed % 2**32, compile=machine.compile and not step.surgery,  # which goes back twice
+        cuda_graph=machine.cuda_graph if encoder.recordable else False,
         log_every=max(1, min(50, count // 20)), evaluate_every=max(1, count // 10),
     )  # fmt: skip
 
