@@ -82,7 +82,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     common_options(parser, "stl10", methods=rows)
     add = parser.add_argument
     add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
-    add("--dataset", choices=tuple(DATASETS), default="stl10", help="stl10 (default), digits or image-folder")
+    add("--dataset", choices=tuple(DATASETS), default="stl10", help="stl10 (default), image-folder or digits")
     add("--image-folder", metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="resize to this height and width")
     add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")
@@ -122,6 +122,9 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
         from metapretrain.data.stl10 import download_stl10
 
         download_stl10(options.data_dir)
+    if options.dataset == "stl10" and not options.data_dir:
+        raise InputError(f"stl10 needs a data folder (--data-dir, with --download to fetch it): "
+                         f"{DATASETS['stl10'].layout}; --dataset digits needs none")  # fmt: skip
     parts = [
         load_images(options.dataset, options.data_dir, split, options.image_size)
         for split in ("train", "test")[: 1 if options.validate else 2]

@@ -51,7 +51,7 @@ EXAMPLES = {
     "corrupt": ("corrupt runs/stl10 --data-dir data/stl10",),
     "predict": (
         "predict runs/stl10/stl10-strong/prl-query-frozen-linear-s0 cat.png dog.png",
-        "predict runs/text/cs224n-strong/proto-s0 --sst reviews.csv --para questions.csv --sts pairs.csv",
+        "predict runs/text/cs224n-strong/proto-s0 --sst reviews.csv --para questions.csv --out predicted",
         "predict runs/prompts/yelp5-equal-smollm2/metapt-kmeans-s0 --texts sst2=reviews.csv",
         "predict runs/text/mine-short/cross-s0 --texts topic=new.csv",
     ),

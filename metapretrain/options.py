@@ -110,7 +110,7 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
         except InputError as error:
             return _failed(str(error))
         except KeyboardInterrupt:
-            print("interrupted; a benchmark that takes --resume goes on with it", file=sys.stderr)
+            print("interrupted; the same command with --resume goes on (the demo: without)", file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:
             _stop_printing()  # the reader of a pipe (`| head`) has left

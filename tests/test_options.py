@@ -172,7 +172,7 @@ def test_guard_on_interrupt_says_how_to_continue(capsys: pytest.CaptureFixture[s
         raise KeyboardInterrupt
 
     assert main([]) == 130
-    assert capsys.readouterr().err == "interrupted; a benchmark that takes --resume goes on with it\n"
+    assert capsys.readouterr().err == "interrupted; the same command with --resume goes on (the demo: without)\n"
 
 
 def test_guard_hides_no_bug_and_passes_the_status_on() -> None:

@@ -198,6 +198,8 @@ def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any,
             raise InputError(f"there is no image {path}") from error
         if isinstance(error, UnidentifiedImageError):  # its own text shows the address of a buffer
             reason = "it is of no known image format"
+        if isinstance(error, IsADirectoryError):
+            raise InputError(f"{path} is a folder, not an image; name the files in it") from error
         raise InputError(f"cannot read the image {path}: {reason}; repair or remove it") from error
     pixels = np.asarray(image).reshape(image_size, image_size, channels).transpose(2, 0, 1)
     return pixels, hashlib.md5(content, usedforsecurity=False).digest(), len(content)

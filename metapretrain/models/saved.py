@@ -119,7 +119,7 @@ def _benchmark(config: Path) -> str:
     """Return the benchmark that a run's configuration names, or "" where it names none."""
     try:
         return str(json.loads(config.read_text())["config"]["benchmark"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return ""
 
 
@@ -163,7 +163,9 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     if not whole and not learned and (said := OTHERS.get(_benchmark(config))):
         raise InputError(f"{folder} {said}")
     if (folder / TEXT / "config.json").is_file() and not whole and not learned:
-        raise InputError(f"{folder} is a run of texts, not images; metapretrain.load(folder) gives its model")
+        raise InputError(
+            f"{folder} is a run of texts, not images; give tables (--sst FILE), or use metapretrain.load(folder)"
+        )
     if not whole and not learned:
         raise InputError(f"{folder} has not finished: it has no {ENCODER}; continue it with --resume")
     try:

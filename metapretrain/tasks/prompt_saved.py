@@ -11,7 +11,7 @@ from metapretrain.devices import check_device
 from metapretrain.errors import InputError, one_of
 from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.template import SECOND
-from metapretrain.tasks.text_saved import write_table
+from metapretrain.tasks.text_saved import read_rows, write_table
 from metapretrain.training.files import read_json
 from metapretrain.training.weight_sums import check_sums
 
@@ -31,7 +31,6 @@ def predict_with_prompts(
     Raises:
         InputError: a set that the run has no prompt for, a table or a model that cannot be read.
     """
-    from metapretrain.data.text_files import read_texts
     from metapretrain.models.language_models import load_language_model
 
     run = Path(run)
@@ -51,9 +50,7 @@ def predict_with_prompts(
     for of, file in tables.items():
         model = PromptedModel.load(run / PROMPTS / of, net, tokenizer)
         pairs = SECOND in model.template.text
-        text, pair = ("sentence1", "sentence2") if pairs else ("sentence", None)
-        kind = "pair-classification" if pairs else "classification"
-        rows = read_texts(file, id="id", text=text, pair=pair, kind=kind)
+        rows = read_rows(of, file, "pair-classification" if pairs else "classification")
         prompt = SoftPrompt.from_adapter(run / PROMPTS / of).weight
         predicted = model.classify(prompt, rows.first, rows.second).argmax(1)
         written.append(write_table((run / "own-texts" if out is None else Path(out)) / f"{of}.csv", rows, predicted))

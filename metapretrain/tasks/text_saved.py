@@ -151,8 +151,6 @@ def predict_files(
         InputError: see :func:`load_text_model` and :func:`metapretrain.data.text_files.read_texts`; a task that the run
             has not; no `out`, and the run's folder has predictions for other rows of a task.
     """
-    from metapretrain.data.text_files import read_texts
-
     if (Path(run) / "prompts").is_dir():
         from metapretrain.tasks.prompt_saved import predict_with_prompts
 
@@ -161,12 +159,29 @@ def predict_files(
     read = {}
     for task, file in tables.items():
         kind = model.outputs[one_of("task of the run", task, model.outputs)].kind
-        text, pair = ("sentence1", "sentence2") if kind.startswith("pair") else ("sentence", None)
-        read[task] = read_texts(file, id="id", text=text, pair=pair, kind=kind)
+        read[task] = read_rows(task, file, kind)
     folder = Path(run) / "predictions" if out is None else Path(out)
     for task, rows in read.items() if out is None else ():
         _check_same_rows(folder / f"{task}.csv", rows)
     return [write_table(folder / f"{task}.csv", rows, model.predict(task, rows)) for task, rows in read.items()]
+
+
+def read_rows(task: str, file: Path, kind: str) -> TextSet:
+    """Read a table of rows to predict, with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
+
+    Raises:
+        InputError: see :func:`metapretrain.data.text_files.read_texts`; where a column is missing, all are named.
+    """
+    from metapretrain.data.text_files import read_texts
+
+    text, pair = ("sentence1", "sentence2") if kind.startswith("pair") else ("sentence", None)
+    try:
+        return read_texts(file, id="id", text=text, pair=pair, kind=kind)
+    except InputError as error:
+        if "unknown column" not in str(error):
+            raise
+        needed = ", ".join(filter(None, ("id", text, pair)))
+        raise InputError(f"{error}; a table for {task} needs the columns {needed}") from error
 
 
 def _check_same_rows(path: Path, rows: TextSet) -> None:

@@ -168,7 +168,8 @@ def test_an_image_folder(run: Callable[..., int], tmp_path: Path, capsys: pytest
     ("words", "part"),
     [
         (["--data-dir", "nowhere"], "no folder nowhere"),
-        ([], "stl10 needs a data folder (--data-dir)"),
+        ([], "stl10 needs a data folder (--data-dir, with --download to fetch it)"),
+        ([], "--dataset digits needs none"),
         (["--image-folder", "nowhere"], "no folder nowhere"),
         (["--methods", "prl-qery-frozen-linear"], "did you mean 'prl-query-frozen-linear'"),
         (["--methods", ","], "expected names"),

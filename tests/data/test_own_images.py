@@ -34,6 +34,8 @@ def test_file_that_is_no_image_is_named(tmp_path: Path) -> None:
         read_images([write_image(tmp_path / "good.png", 1), bad], 8)
     with pytest.raises(InputError, match=r"there is no image .*none\.png"):
         read_images([tmp_path / "none.png"], 8)
+    with pytest.raises(InputError, match="is a folder, not an image; name the files in it"):
+        read_images([tmp_path], 8)
 
 
 @pytest.mark.parametrize("layout", ["flat", "train and test", "train only"])

@@ -209,6 +209,9 @@ def test_predictions_of_a_run_and_of_its_saved_model(make: Make, tmp_path: Path)
     config.write_text(whole)
     ours = (experiment.path("cross", 0) / "predictions/sst.csv").read_bytes()
     (tmp_path / "other.csv").write_text("id,sentence\nmine,a text\n")
+    (tmp_path / "columns.csv").write_text("sentence\na text\n")
+    with pytest.raises(InputError, match=r"unknown column 'id'.*a table for sst needs the columns id, sentence$"):
+        predict_files(experiment.path("cross", 0), {"sst": tmp_path / "columns.csv"})
     with pytest.raises(InputError, match="predictions for other rows"):
         predict_files(experiment.path("cross", 0), {"sst": tmp_path / "other.csv"})
     assert (experiment.path("cross", 0) / "predictions/sst.csv").read_bytes() == ours
