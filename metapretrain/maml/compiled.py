@@ -18,24 +18,25 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError
 from metapretrain.maml.engines import vmap
-from metapretrain.maml.inner import Inner, Named, differentiable_twice
+from metapretrain.maml.inner import Inner, Named, differentiable_twice, leaves_of
 from metapretrain.maml.learner import MAML, pair
-from metapretrain.maml.nests import Nest, rebuild, tensors
+from metapretrain.maml.nests import Nest, layout, named_leaves, rebuild, tensors
 from metapretrain.maml.problem import Options, build
-from metapretrain.maml.steps import at_step
+from metapretrain.maml.steps import any_step, at_step
 
 logger = logging.getLogger(__name__)
 
 Tensors = list[Tensor]
+BY_STEP = "inner rates by step cannot be compiled; give one rate, or leave compile out"
 ALLOWED = {"batchnorm": ("batch", "frozen"), "optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
 
 
 class CompiledMeta:
-    """Does what a learner's `backward` does, with pieces compiled once for each shape of batch.
+    """Does what a learner's `backward` does, with pieces compiled once for each form of batch and learner.
 
-    Compiling takes a minute or two, which thousands of meta-steps on a GPU are worth. Inner steps, rates in numbers
-    and the training mode are those of the first call with a shape; weights and learned rates are read anew. Gradients
-    agree with the learner's own up to rounding.
+    Compiling takes a minute or two, which thousands of meta-steps on a GPU are worth. It is done anew for other shapes,
+    steps, rates in numbers, training modes, frozen parameters or autocasts. Gradients agree with the learner's own up
+    to rounding.
 
     Args:
         learner: :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap).
@@ -57,9 +58,10 @@ class CompiledMeta:
             raise InputError(f"only MAML and its kin can be compiled, not {type(learner).__name__}; leave compile out")
         for name, allowed in ALLOWED.items():
             if (value := getattr(learner, name)) not in allowed:
-                raise InputError(f"{name}={value!r} cannot be compiled: it has to be {' or '.join(map(repr, allowed))}")
+                words = " or ".join(map(repr, allowed))
+                raise InputError(f"{name}={value!r} cannot be compiled: give {words}, or leave compile out")
         if isinstance(learner.lr, (list, tuple)):
-            raise InputError("inner rates by step cannot be compiled; give one rate, or leave compile out")
+            raise InputError(BY_STEP)
         if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in learner.modules()):
             raise InputError("a learner with dropout cannot be compiled; leave compile out")
         self.learner, self.backend = learner, backend
@@ -72,18 +74,21 @@ class CompiledMeta:
             support, query: (inputs, labels) of T tasks; every tensor is (T, ...).
 
         Raises:
-            InputError: what the learner's `backward` refuses.
+            InputError: what the learner's `backward` refuses; random numbers, a module that asks for `current_step`, or
+                gradients of other tensors than the module's parameters and rates.
         """
         learner, (support, query) = self.learner, (pair(support), pair(query))
-        key = learner.training, tuple((tuple(leaf.shape), leaf.dtype) for leaf in tensors((support, query)))
-        if key not in self._pieces:
-            self._try(support, query)
         options = {**learner._options(support), "checkpoint": False}
         options.pop("chunk")
         inner, named = build(learner._task_loss, learner._values(), support, Options(**options))
+        if len(inner.rates.by_step) > 1:
+            raise InputError(BY_STEP)
         fast, frozen = inner.split(named)
-        state = [p.detach().expand(options["tasks"], *p.shape).contiguous() for p in fast.values()]
         others = [*frozen.values(), *inner.rates.tensors()]
+        key = self._form(inner, support, query, others)
+        if key not in self._pieces:
+            self._try(support, query, [*named.values(), *others])
+        state = [p.detach().expand(options["tasks"], *p.shape).contiguous() for p in fast.values()]
         with torch.no_grad():
             if key not in self._pieces:
                 self._pieces[key] = self._compile(inner, state, others, support, query)
@@ -91,13 +96,28 @@ class CompiledMeta:
             _add([*fast.values(), *others], [*(grad.sum(0) for grad in by_state), *by_others])
         return losses
 
-    def _try(self, support: Any, query: Any) -> None:
-        """A meta-step that is not compiled, for what it raises."""
-        before = [p.grad for p in self.learner.parameters()]
-        self.learner.zero_grad()
-        self.learner.backward(support, query)
-        for p, grad in zip(self.learner.parameters(), before, strict=True):
-            p.grad = grad
+    def _form(self, inner: Inner, support: Nest, query: Nest, others: Tensors) -> tuple[Any, ...]:
+        """All that the pieces keep of a call."""
+        learner, device = self.learner, tensors(support)[0].device.type
+        numbers = [rate for _, rate in named_leaves(inner.rates.by_step) if not isinstance(rate, Tensor)]
+        cast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        modes = tuple(part.training for part in learner.modules())
+        buffers = tuple(id(buffer) for buffer in learner.buffers())  # the pieces hold these, so no other gets the id
+        wanted = tuple(p.requires_grad for p in (*learner.parameters(), *others))
+        chosen = inner.steps, inner.order, inner.adapted, tuple(numbers), learner.batchnorm, cast
+        return layout((support, query)), chosen, modes, buffers, wanted
+
+    def _try(self, support: Nest, query: Nest, known: Tensors) -> None:
+        """A meta-step that is not compiled, for what it raises; gradients are left alone."""
+        losses = self.learner.losses(support, query)
+        if not losses.requires_grad:
+            raise InputError("neither the learner's parameters nor lr ask for a gradient; see requires_grad_()")
+        own = {id(leaf) for leaf in (*known, *leaves_of(known))}
+        if any(id(leaf) not in own for leaf in leaves_of([losses])):
+            raise InputError(
+                "the loss asks for gradients of other tensors than the module's parameters and rates, of a learned "
+                "loss or of inputs; that cannot be compiled: leave compile out"
+            )
 
     def _compile(self, inner: Inner, state: Tensors, others: Tensors, support: Nest, query: Nest) -> _Pieces:
         begin = time.perf_counter()
@@ -142,8 +162,14 @@ def _meta_step(
 
 
 def _add(parameters: Tensors, gradients: Tensors) -> None:
+    computed = []
     for p, grad in zip([p for p in parameters if p.requires_grad], gradients, strict=True):
-        p.grad = grad if p.grad is None else p.grad.add_(grad)
+        if p.is_leaf:
+            p.grad = grad if p.grad is None else p.grad.add_(grad)
+        else:
+            computed.append((p, grad))
+    if computed:  # rates that come from further computations
+        torch.autograd.backward([p for p, _ in computed], [grad for _, grad in computed])
 
 
 def _traced(function: Callable[..., Tensors], *given: Tensors) -> torch.fx.GraphModule:
@@ -153,7 +179,11 @@ def _traced(function: Callable[..., Tensors], *given: Tensors) -> torch.fx.Graph
         return function(*given)
 
     copies = [[tensor.clone() for tensor in part] for part in given]  # tracing knows tensors by identity
-    graph: torch.fx.GraphModule = make_fx(run)(copies)
+    with any_step():
+        graph: torch.fx.GraphModule = make_fx(run)(copies)
+    tags = [tag for node in graph.graph.nodes for tag in getattr(node.target, "tags", ())]
+    if torch.Tag.nondeterministic_seeded in tags:
+        raise InputError("a step that draws random numbers, as dropout does, cannot be compiled; leave compile out")
     return graph
 
 

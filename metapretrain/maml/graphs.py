@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metapretrain.maml.compiled import CompiledMeta
 from metapretrain.maml.learner import pair
-from metapretrain.maml.nests import rebuild, tensors
+from metapretrain.maml.nests import layout, rebuild, tensors
 
 WARMUPS = 3  # eager meta-steps before recording: the engine's probe, lazy buffers and autotuning have to settle
 
@@ -54,7 +54,7 @@ class MetaGraph:
         if not leaves or not leaves[0].is_cuda:
             losses: Tensor = self.step.backward(*batch)
             return losses
-        key = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+        key = layout(batch)
         if key not in self._recorded:
             self._recorded[key] = _Recorded(self.learner, self.step, batch)
         return self._recorded[key](leaves)
@@ -68,23 +68,12 @@ class _Recorded:
         outside = [p.grad for p in self.parameters]
         for p in self.parameters:  # gradients would be added in place
             p.grad = None
-        buffers = [(buffer, buffer.clone()) for buffer in learner.buffers()]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARMUPS):
-                step.backward(*batch)
-        torch.cuda.current_stream().wait_stream(side)
-        for buffer, value in buffers:  # what the warm-ups tracked
-            buffer.copy_(value)
-        for p in self.parameters:
-            p.grad = None
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.losses = step.backward(*batch)
-        self.gradients = [p.grad for p in self.parameters]
-        for p, grad in zip(self.parameters, outside, strict=True):
-            p.grad = grad
+        try:
+            self.graph, self.losses = _record(learner, step, batch, self.parameters)
+            self.gradients = [p.grad for p in self.parameters]
+        finally:
+            for p, grad in zip(self.parameters, outside, strict=True):
+                p.grad = grad
 
     def __call__(self, leaves: list[Tensor]) -> Tensor:
         for fixed, leaf in zip(self.static, leaves, strict=True):
@@ -95,3 +84,22 @@ class _Recorded:
                 p.grad = grad.clone() if p.grad is None else p.grad.add_(grad)
         losses: Tensor = self.losses
         return losses.clone()
+
+
+def _record(learner: Any, step: Any, batch: Any, parameters: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """The graph and the losses that it writes; the parameters' gradients are those that it writes."""
+    buffers = [(buffer, buffer.clone()) for buffer in learner.buffers()]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUPS):
+            step.backward(*batch)
+    torch.cuda.current_stream().wait_stream(side)
+    for buffer, value in buffers:  # what the warm-ups tracked
+        buffer.copy_(value)
+    for p in parameters:
+        p.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        losses: Tensor = step.backward(*batch)
+    return graph, losses

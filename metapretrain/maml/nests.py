@@ -80,6 +80,25 @@ def rebuild(nest: Nest, values: Iterator[Tensor]) -> Nest:
     return map_tensors(lambda _: next(values), nest)
 
 
+def layout(nest: Nest) -> tuple[Any, ...]:
+    """What two nests have to share for a computation recorded with one to serve for the other.
+
+    Path, shape, dtype, device and whether a gradient is asked for, of each tensor in order; other leaves as text.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch.zeros(2), torch.ones(2)
+        >>> layout({"x": a, "y": b}) == layout({"x": b, "y": a}), layout({"x": a, "y": b}) == layout({"y": b, "x": a})
+        (True, False)
+    """
+    return tuple(
+        (name, tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad)
+        if isinstance(leaf, Tensor)
+        else (name, repr(leaf))
+        for name, leaf in named_leaves(nest)
+    )
+
+
 def flat_params(params: Nest) -> dict[str, Tensor]:
     """Parameters by name.
 

@@ -6,17 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from metapretrain.errors import InputError
+
 _step: ContextVar[int] = ContextVar("inner step", default=0)
 _repeated: ContextVar[bool] = ContextVar("inner step computed again", default=False)
+_any: ContextVar[bool] = ContextVar("recorded for all inner steps", default=False)
 
 
 def current_step() -> int:
     """Number of inner steps that the parameters in use have taken: 0 outside, `steps` for the query loss.
 
+    Raises:
+        InputError: inside :func:`any_step`.
+
     Example:
         >>> current_step()
         0
     """
+    if _any.get():
+        raise InputError("a module asks for current_step(): its steps differ and cannot be compiled; leave compile out")
     return _step.get()
 
 
@@ -43,3 +51,13 @@ def repeated() -> Iterator[None]:
         yield
     finally:
         _repeated.reset(token)
+
+
+@contextmanager
+def any_step() -> Iterator[None]:
+    """Let :func:`current_step` be an error inside the block, whose computation has to serve for all steps."""
+    token = _any.set(True)
+    try:
+        yield
+    finally:
+        _any.reset(token)

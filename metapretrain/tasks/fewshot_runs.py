@@ -27,6 +27,7 @@ from metapretrain.tasks.fewshot import (
     score_episodes,
     settings_of,
 )
+from metapretrain.tasks.fewshot_step import MetaStep
 from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.runs import RunFolders
 from metapretrain.training import RunFolder
@@ -114,8 +115,8 @@ class FewShot(RunFolders):
         """Refuse now, before anything is trained, what :meth:`row` would refuse when its turn comes.
 
         Raises:
-            InputError: too few classes or images, a value or backbone that would be refused, a run that is there and
-                `resume` is off, or that has another configuration.
+            InputError: too few classes or images, a value, backbone or learner that would be refused, a run that is
+                there and `resume` is off, or that has another configuration.
         """
         for part in (self.data.validation, self.data.test):
             EpisodeSampler(part.labels, self.tested, 1, seed=0)
@@ -123,7 +124,8 @@ class FewShot(RunFolders):
             if isinstance(method, Learning):
                 spec = method.spec(self.tested, len(self.data.train.classes))
                 TaskBatches(self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world)
-                build_learner(method, self.backbone, self.data, spec.ranges[0][1], 0)
+                learner = build_learner(method, self.backbone, self.data, spec.ranges[0][1], 0)
+                MetaStep(learner, self.data.train.images, compile=self.machine.compile)
                 settings_of(method, 0, self.machine)
             else:
                 self._encoder(method)

@@ -125,6 +125,7 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., in
     assert "inner_lr must be a number above 0, got -1.0" in refuse("--methods", "maml", "--set", "inner_lr=-1")
     assert "lr must be a number above 0" in refuse("--set", "lr=0")
     assert "did you mean 'per-step'" in refuse("--set", "batchnorm=perstep")
+    assert "chunk=1 cannot be compiled" in refuse("--methods", "protonet,maml", "--compile", "--set", "chunk=1")
     assert "ways" in refuse("--settings", "40w1s")
     assert "conv4 needs images of 16 pixels or more" in refuse("--image-size", "8")
     assert not list(tmp_path.iterdir())  # all of it before a run's folder is made

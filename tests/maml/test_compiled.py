@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
-from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, ProtoNet
+from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, ProtoNet, current_step
 
 
 def net() -> nn.Sequential:
@@ -97,6 +97,111 @@ def test_errors_are_those_of_backward() -> None:
     (x, y), other = batch(0), batch(1)
     with pytest.raises(InputError, match="leading dimension"):
         CompiledMeta(MAML(net(), 0.1), backend="eager").backward((x[:1], y), other)
+
+
+def half_frozen() -> MAML:
+    maml = MAML(Changed(lambda output, module: output * (1 + module.training)), 0.1, allow_nograd=True)
+    maml.module.get_parameter("net.4.bias").requires_grad_(False)
+    return maml
+
+
+def swap_frozen(maml: MAML) -> None:
+    maml.module.get_parameter("net.4.bias").requires_grad_(True)
+    maml.module.get_parameter("net.1.bias").requires_grad_(False)
+    maml.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda maml: setattr(maml, "steps", 3),
+        lambda maml: setattr(maml, "lr", 1.0),
+        lambda maml: setattr(maml, "first_order", True),
+        lambda maml: maml.module.eval(),
+        swap_frozen,
+    ],
+)
+def test_changes_of_the_learner_are_not_missed(change: Any) -> None:
+    torch.manual_seed(0)
+    eager = half_frozen()
+    learner = copy.deepcopy(eager)
+    compiled = CompiledMeta(learner, backend="eager")
+    for _ in range(2):
+        losses = compiled.backward(batch(0), batch(1))
+        torch.testing.assert_close(losses, eager.backward(batch(0), batch(1)), rtol=1e-10, atol=1e-13)
+        assert_same(eager, learner)
+        change(eager)
+        change(learner)
+
+
+class Changed(nn.Module):
+    """A network whose output, or what it does with it, is told by a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.net, self.function = net(), function
+
+    def forward(self, x: Any, minus: Any = None) -> Tensor:
+        output: Tensor = self.function(self.net(x if minus is None else x - 2 * minus), self)
+        return output
+
+
+def test_the_names_of_inputs_are_not_mixed_up() -> None:
+    torch.manual_seed(0)
+    maml = MAML(Changed(lambda output, _: output), 0.1)
+    compiled = CompiledMeta(maml, backend="eager")
+    (a, y), (b, _) = batch(0), batch(1)
+    for first, second in (({"x": a, "minus": b}, "as traced"), ({"minus": a, "x": b}, "the other way round")):
+        losses = compiled.backward((first, y), (first, y))
+        torch.testing.assert_close(losses, maml.losses((first, y), (first, y)).detach(), msg=second)
+
+
+def test_precision_is_that_of_each_call() -> None:
+    torch.manual_seed(0)
+    maml = MAML(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), 0.1)
+    compiled = CompiledMeta(maml, backend="eager")
+    part = batch(0)[0].float(), batch(0)[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = compiled.backward(part, part)
+        assert torch.equal(low, maml.losses(part, part).detach())
+    full = compiled.backward(part, part)
+    torch.testing.assert_close(full, maml.losses(part, part).detach())
+    assert not torch.equal(low, full)
+
+
+def test_rates_that_are_computed_get_their_gradient() -> None:
+    torch.manual_seed(0)
+    maml = MAML(net(), 0.1, steps=2)
+    found = []
+    for backward in (maml.backward, CompiledMeta(maml, backend="eager").backward):
+        log_rate = torch.tensor(-2.0, dtype=torch.float64, requires_grad=True)
+        maml.lr = log_rate.exp()
+        backward(batch(0), batch(1))
+        found.append(log_rate.grad)
+    torch.testing.assert_close(found[1], found[0])
+    kept = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    maml.lr = kept
+    maml.backward(batch(0), batch(1))
+    before, kept.grad = kept.grad, None
+    CompiledMeta(maml, backend="eager").backward(batch(0), batch(1))
+    torch.testing.assert_close(kept.grad, before)
+
+
+def test_what_would_be_wrong_is_refused_and_gradients_are_left_alone() -> None:
+    scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+    rates = torch.tensor([0.1, 0.5], dtype=torch.float64, requires_grad=True)
+    for learner, words in (
+        (MAML(Changed(lambda out, _: nn.functional.dropout(out)), 0.1), "random numbers"),
+        (MAML(Changed(lambda out, _: out * (1 + current_step())), 0.1, steps=2), "current_step"),
+        (MAML(net(), rates, steps=2), "rates by step"),
+        (MAML(net(), 0.1, loss=lambda z, y: nn.functional.cross_entropy(z * scale, y)), "learned loss"),
+    ):
+        learner.zero_grad()
+        first = next(learner.parameters())
+        first.grad = torch.ones_like(first)
+        with pytest.raises(InputError, match=words):
+            CompiledMeta(learner, backend="eager").backward(batch(0), batch(1))
+        assert [p.grad is None for p in learner.parameters()].count(False) == 1 and bool((first.grad == 1).all())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
