@@ -123,6 +123,8 @@ def parse_json(text: str, where: str | Path, line: int | None = None) -> Any:
         number, reason = error.lineno, error.msg
     except RecursionError:
         number, reason = 1, "nested too deeply"
+    except ValueError:  # Python reads 4,300 digits at most
+        number, reason = 1, "a number of too many digits"
     place = where if line is None else f"{where}, line {line + number - 1}"
     raise InputError(f"{place}: malformed JSON: {reason}")
 

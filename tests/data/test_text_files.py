@@ -133,6 +133,7 @@ def test_malformed_json_files_name_the_record(tmp_path: Path) -> None:
     refused("line 2: malformed JSON", write(tmp_path, "[\n{]", "b.json"), format="json")
     refused("must hold a list or an object", write(tmp_path, "5", "c.json"))
     refused("line 1: malformed JSON: nested too deeply", write(tmp_path, "[" * 100_000, "d.json"))
+    refused("line 2: malformed JSON: a number of too many", write(tmp_path, "\n" + "1" * 5000, "e.jsonl"))
 
 
 def test_the_first_bad_rows_are_named_and_the_others_counted(tmp_path: Path) -> None:
