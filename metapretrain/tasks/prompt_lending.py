@@ -13,6 +13,7 @@ from metapretrain.training.configuration import flatten
 from metapretrain.training.files import plain, read_json, write_file
 from metapretrain.training.weight_sums import SUMS, check_sums
 
+PROMPT = "prompt"  # the folder of a pretraining's weights
 TUNING = ("examples", "validation", "stratified", "test_rows", "tune", "full")  # choices that come after pretraining
 
 
@@ -25,15 +26,18 @@ def check_lent(folder: Path, wanted: Mapping[str, Any], *, all_data: bool) -> No
         all_data: the downstream sets matter as well: pseudo labels leave out sentences that stand there.
 
     Raises:
-        InputError: a difference; the first one is named with both values.
+        InputError: a difference; the first one is named with both values. Or a folder that is damaged.
     """
     stored = (read_json(folder / "config.json") or {}).get("config")
-    if not isinstance(stored, dict):
-        raise InputError(f"{folder} has no configuration in its config.json")
-    before, now = _shaping(stored, all_data), _shaping(plain(wanted), all_data)
-    files = [config.get("data", {}).get("files", {}) for config in (stored, plain(wanted))]
-    for name in files[0].keys() & files[1].keys():
-        before[f"files.{name}"], now[f"files.{name}"] = (own[name] for own in files)
+    result, now = read_json(folder / "result.json") or {}, plain(wanted)
+    if lost := [key for key in ("metrics", "budget", "wall_s") if key not in result]:
+        raise InputError(f"{folder / 'result.json'} is damaged: it has no {lost[0]}; give another --pretrained")
+    if not (folder / PROMPT).is_dir():
+        raise InputError(f"{folder} has no folder {PROMPT}, which its weights are in; give another --pretrained")
+    try:
+        before, now = _shaping(stored, now, all_data), _shaping(now, stored, all_data)
+    except (AttributeError, KeyError, TypeError):
+        raise InputError(f"{folder / 'config.json'} is damaged: it has no choices and data of a pretraining") from None
     key = next((key for key in sorted({*before, *now}) if before.get(key) != now.get(key)), None)
     if key is not None:
         raise InputError(
@@ -50,7 +54,7 @@ def take_over(folder: Path, place: Path, config: Mapping[str, Any], result: Mapp
     """
     check_sums(folder)
     place.mkdir(parents=True, exist_ok=True)
-    for name in ("prompt", "figures"):
+    for name in (PROMPT, "figures"):
         if (folder / name).is_dir():
             shutil.copytree(folder / name, place / name, dirs_exist_ok=True)
     for name in ("metrics.jsonl", SUMS):
@@ -60,10 +64,11 @@ def take_over(folder: Path, place: Path, config: Mapping[str, Any], result: Mapp
         write_file(place / name, json.dumps({**(read_json(folder / name) or {}), **changes}, indent=1) + "\n")
 
 
-def _shaping(config: Mapping[str, Any], all_data: bool) -> dict[str, Any]:
-    """What of a configuration a pretrained prompt depends on, flat, but for the files."""
-    counts = config.get("data", {}).get("counts", {})
-    kept = {name: config.get(name) for name in ("dataset", "precision", "model")}
-    kept["choices"] = {key: value for key, value in config.get("choices", {}).items() if key not in TUNING}
-    kept["counts"] = counts if all_data else {"pretraining": counts.get("pretraining")}
-    return flatten(kept)
+def _shaping(config: Any, other: Any, all_data: bool) -> dict[str, Any]:
+    """What of a configuration a pretrained prompt depends on, flat, with the files that the other one has as well."""
+    counts, files = config["data"]["counts"], config["data"].get("files", {})
+    kept = {name: config[name] for name in ("method", "seed", "dataset", "precision", "model")}
+    kept["choices"] = {key: value for key, value in config["choices"].items() if key not in TUNING}
+    kept["counts"] = counts if all_data else {"pretraining": counts["pretraining"]}
+    shared = files.keys() & other["data"].get("files", {}).keys()
+    return {**flatten(kept), **{f"files.{name}": files[name] for name in shared}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,7 @@ from metapretrain.errors import InputError
 from metapretrain.prompts import PromptMAML, SoftPrompt
 from metapretrain.tasks.prompt_data import PromptData
 from metapretrain.tasks.prompt_inputs import PromptInputs
-from metapretrain.tasks.prompt_lending import check_lent, take_over
+from metapretrain.tasks.prompt_lending import PROMPT, check_lent, take_over
 from metapretrain.tasks.prompt_methods import PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.tasks.prompt_pool import SENTIMENT, Pool, mixed_precision, words_of
 from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta, train_mixed
@@ -27,6 +28,7 @@ from metapretrain.tasks.runs import Runs
 from metapretrain.training import RunFolder
 from metapretrain.training.files import plain
 
+log = logging.getLogger(__name__)
 NO_PRETRAINING = {"pretrain_reads": 0, "pretrain_passes": 0, "pretrain_updates": 0}
 
 
@@ -69,9 +71,10 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         super().check(methods, seeds)
         if self.lender is not None and not self.lender.is_dir():
             raise InputError(f"no folder {self.lender} to take pretrained prompts from")
-        for plan in filter(None, map(self.pretraining_run, methods.values())):
-            for seed in seeds:
-                self._lent(*plan, seed)
+        plans = filter(None, map(self.pretraining_run, methods.values()))
+        lent = [self._lent(*plan, seed) for plan in plans for seed in seeds]
+        if self.lender is not None and lent and not any(lent):
+            log.warning("%s has no pretraining of these rows and seeds: all is trained here", self.lender)
 
     def model(self, method: PromptMethod) -> dict[str, Any]:
         """Return what a saved prompt belongs to."""
@@ -90,7 +93,9 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
             if (folder := self._lent(name, method, seed)) is not None:
                 own = {"config": plain(self.whole_config(name, method, seed))}
                 named = {**self.names, "counts": self.data.counts, "data": self.files}
-                take_over(folder, self.path(name, seed), own, named)
+                with self.open(name, method, seed) as run:
+                    take_over(folder, run.path, own, named)
+                log.info("%s: the prompt of %s", run.path.name, folder)
                 del todo[seed]
         with ExitStack() as opened:
             runs = {seed: opened.enter_context(self.open(name, method, seed)) for seed in todo}
@@ -104,7 +109,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
                 for seed, prompt in todo.items():
                     self._save_pretrained(runs[seed], name, method, seed, *self._meta(method, seed, prompt, runs[seed]))
         # Read even where it was just written, so that a run that goes on later starts from the very same prompt.
-        return {seed: SoftPrompt.from_adapter(self.written(name, seed) / "prompt")().detach() for seed in starts}
+        return {seed: SoftPrompt.from_adapter(self.written(name, seed) / PROMPT)().detach() for seed in starts}
 
     def _lent(self, name: str, method: PromptMethod, seed: int) -> Path | None:
         """The folder of a finished pretraining of the other table, if there is one.
@@ -176,7 +181,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
             metrics |= self.inputs.pseudo[1]
         extra = {"kind": "pretraining", "encoder": Path(r.model).name, "wall_s": round(trained.seconds, 3), **about}
         saved = self.inputs.of_set()
-        self.finish(run, name, seed, metrics, budget, extra, lambda: saved.save(run.path / "prompt", trained.prompt))
+        self.finish(run, name, seed, metrics, budget, extra, lambda: saved.save(run.path / PROMPT, trained.prompt))
 
     def stack(self, pool: Pool, jobs: Sequence[Job], *, tuning: Tuning, **options: Any) -> Stack:
         """Prompts to tune side by side."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,45 @@ def test_prompts_of_other_choices_are_refused(tmp_path: Path, change: dict[str, 
     other.check({"metapt-random": ROWS["metapt-random"]}, [0])  # which is not there
     with pytest.raises(InputError, match="no folder"):
         experiment(tmp_path / "other", TRIAL, lender=tmp_path / "nowhere").check(ROWS, [0])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("config.json", {"config": {"data": [1], "choices": 3}}, r"config\.json is damaged: it has no choices"),
+        ("config.json", {"config": None}, r"config\.json is damaged: it has no choices"),
+        ("result.json", {"budget": {}}, r"result\.json is damaged: it has no metrics"),
+        ("prompt", None, "has no folder prompt"),
+    ],
+)
+def test_a_damaged_table_is_refused_before_anything_is_copied(
+    tmp_path: Path, name: str, damage: Any, words: str
+) -> None:
+    first = experiment(tmp_path / "first", TRIAL)
+    list(first.rows({"ppt": ROWS["ppt"]}, [0]))
+    place = first.root / "pretrain-ppt-s0" / name
+    if damage is None:
+        shutil.rmtree(place)
+    else:
+        place.write_text(json.dumps(damage))
+    other = experiment(tmp_path / "other", TRIAL, lender=first.root)
+    with pytest.raises(InputError, match=words):
+        other.check({"ppt": ROWS["ppt"]}, [0])
+    assert not other.root.exists()
+
+
+def test_a_pretraining_of_another_seed_is_refused_and_none_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = experiment(tmp_path / "first", TRIAL)
+    list(first.rows({"ppt": ROWS["ppt"]}, [0]))
+    other = experiment(tmp_path / "other", TRIAL, lender=first.root)
+    caplog.set_level(logging.WARNING)
+    other.check({"ppt": ROWS["ppt"]}, [1])
+    assert "has no pretraining of these rows and seeds" in caplog.text
+    (first.root / "pretrain-ppt-s0").rename(first.root / "pretrain-ppt-s1")
+    with pytest.raises(InputError, match="in another way: seed was 0, is 1"):
+        other.check({"ppt": ROWS["ppt"]}, [1])
 
 
 def test_pseudo_labels_know_the_downstream_sets(tmp_path: Path) -> None:
