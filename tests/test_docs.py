@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_links_to_files_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), f"{path.name} links to {target}, which does not exist"
+
+
+def test_times_and_memory_of_tables_are_those_of_the_result_files() -> None:
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)`[^|]*\|[^|]*\| (\d+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 8
+    for name, minutes, memory in rows:
+        results = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        on_gpu = [result for result in results if "NVIDIA" in result["device"]]
+        assert f"{sum(result['wall_s'] for result in on_gpu) / 60:.0f}" == minutes, name
+        assert f"{max(result['peak_memory_bytes'] for result in on_gpu) / 2**30:.1f}" == memory, name
 
 
 def test_result_tables_are_those_of_the_result_files() -> None:
