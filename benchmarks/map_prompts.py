@@ -3,7 +3,8 @@
     python benchmarks/map_prompts.py --data-dir DIR
     python benchmarks/map_prompts.py --data-dir DIR --values 3 30 --grouping lda
 
-Options that are not listed here go to run_prompts.py. No language model is read, only the sentence encoder.
+Options that are not listed here go to run_prompts.py; of several seeds the first one counts. No language model is
+read, only the sentence encoder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def options_of(argv: Sequence[str] | None) -> tuple[Namespace, Namespace]:
     """Read the command line: the options here, and those of run_prompts.py."""
     parser = Parser(description=__doc__)
     parser.add_argument("--values", nargs="+", type=positive_int, default=[3, 6, 10], metavar="K", help="(3 6 10)")
-    parser.add_argument("--grouping", choices=GROUPINGS, default="kmeans")
+    parser.add_argument("--grouping", choices=GROUPINGS, default="kmeans", help="what makes the tasks (kmeans)")
     parser.add_argument("--points", type=positive_int, default=1000, metavar="N", help="drawn in a panel (1000)")
     own, rest = parser.parse_known_args(argv)
     return own, run_prompts.options_of(["--methods", "metapt-kmeans", "--sets", "sst5", "--seeds", "0", *rest])
@@ -54,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         panels[f"K = {k}"] = z, groups
         lines.append(f"| {k} | {group_agreement(groups, labels):.3f} | {', '.join(f'{size:,}' for size in sizes)} |")
     figure = tsne_figure(panels, [f"task {k}" for k in range(max(own.values))], max_points=own.points)
-    place = options.out / "prompts" / f"map-{own.grouping}.png"
+    name = "-".join(filter(None, ["map", own.grouping, options.tag, "smoke" * options.smoke]))
+    place = options.out / "prompts" / f"{name}.png"
     print("\n".join(lines))
     print(f"table    {write_file(place.with_suffix('.md'), chr(10).join(lines) + chr(10))}")
     print(f"figure   {save_figure(figure, place)}")

@@ -87,6 +87,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--no-figures", action="store_true", help="draw no curves")
     add("--job", action="store_true", help="one of several side by side: print no table")
     options: Namespace = parser.parse_args(argv)
+    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
+        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     return options
 
 
@@ -135,8 +137,6 @@ def root_of(options: Namespace) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows and print their table."""
     options = options_of(argv)
-    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
-        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     machine, recipe = machine_of(options), recipe_of(options)
     if machine.world > 1:
         raise InputError("a prompts run is one process; run rows side by side with --jobs-per-device, on all GPUs")

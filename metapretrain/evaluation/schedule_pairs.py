@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from metapretrain.evaluation.cells import percent, plain
 from metapretrain.evaluation.columns import layout_of
@@ -71,15 +72,21 @@ def _choices(told: Sequence[Result]) -> list[str]:
     notes = []
     for method in sorted({result["method"] for result in told}):
         runs = [result["schedule"] for result in told if result["method"] == method]
-        counts: dict[str, int] = {}
+        counts: dict[str, float] = {}
         for run in runs:
-            for name, count in (run.get("updates") or {}).items():
+            for name, count in _numbers(run.get("updates")).items():
                 counts[name] = counts.get(name, 0) + count
         total = max(1, sum(counts.values()))
         shares = ", ".join(f"{name} {100 * count / total:.0f}%" for name, count in counts.items())
-        probes = sum(run.get("probe_share") or 0.0 for run in runs) / len(runs)
+        probes = sum(_numbers(run).get("probe_share", 0.0) for run in runs) / len(runs)
         notes.append(
             f"{method}: updates {shares}; probes {100 * probes:.0f}% of the compute of its training, on top of the "
             "budget."
         )
     return notes
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    """The entries that are numbers: a damaged or foreign result may hold anything."""
+    given = found.items() if isinstance(found, Mapping) else ()
+    return {name: value for name, value in given if isinstance(value, (int, float))}

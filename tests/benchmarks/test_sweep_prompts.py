@@ -59,9 +59,11 @@ def test_maps_of_meta_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "100 sentences in 2, 5 tasks by label" in capsys.readouterr().out and not list(tmp_path.iterdir())
     assert map_prompts.main(["--smoke", "--out", str(tmp_path), "--values", "2", "--grouping", "label"]) == 2
     assert "do not make 2 groups" in capsys.readouterr().err
+    assert map_prompts.main([*given, "--tag", "../x"]) == 2
+    assert "--tag is part of a folder's name" in capsys.readouterr().err
     given[given.index("2")] = "10"
     assert map_prompts.main(given) == 0
     shown = capsys.readouterr().out
     assert "| 5 | 1.000 | 20, 20, 20, 20, 20 |" in shown
-    assert (tmp_path / "prompts/map-label.md").read_text() in shown
-    assert (tmp_path / "prompts/map-label.png").stat().st_size > 5000
+    assert (tmp_path / "prompts/map-label-smoke.md").read_text() in shown
+    assert (tmp_path / "prompts/map-label-smoke.png").stat().st_size > 5000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.schedule_pairs import schedule_pairs
 
@@ -30,3 +32,11 @@ def test_other_recipes_are_not_compared() -> None:
     keys = {("stl10", "d", result["recipe"], ""): [r for r in results if r["recipe"] == result["recipe"]]
             for result in results}  # fmt: skip
     assert schedule_pairs(keys) == {}
+
+
+@pytest.mark.parametrize("damage", [{"updates": [1]}, {"updates": {"simclr": "x"}}, {"probe_share": "x"}])
+def test_a_damaged_schedule_is_passed_over(damage: dict[str, Any]) -> None:
+    row, before = run("exp3", 0, 0.6)
+    before["schedule"] |= damage
+    text = build_table([*run("uniform", 0, 0.5), row, before]).markdown()
+    assert "less that of recipe strong-uniform-t, paired over seeds: +10.00 (1 seed)" in text

@@ -135,6 +135,8 @@ def test_tasks_of_lda_are_found_once(tmp_path: Path) -> None:
     assert torch.equal(again.groups("lda", "labelled", 0), found) and file.stat().st_mtime_ns == before
     again.groups("lda", "labelled", 1)
     assert len(list((tmp_path / "cache/groups").iterdir())) == 2  # another seed
-    file.write_text("1 x")
-    assert torch.equal(kept_groups(tmp_path / "cache", again.texts("labelled").first, 5, 0, lambda: found), found)
-    assert len(file.read_text().split()) == len(found)
+    whole = file.read_text()
+    for bad in (b"1 x", b"\xff" + whole.encode()[1:], whole.replace("1", "9", 1).encode(), b"9" * 30 + whole.encode()):
+        file.write_bytes(bad)
+        assert torch.equal(kept_groups(tmp_path / "cache", again.texts("labelled").first, 5, 0, lambda: found), found)
+        assert file.read_text() == whole
