@@ -111,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.work:
         if getattr(options, WORK[name].data) is None and not options.smoke:
             raise InputError(f"{name} need --{WORK[name].data}, the folder of their data")
+    if min(options.processes) < 1:
+        raise InputError("--processes takes whole numbers of at least 1, not 0")
     if options.device not in ("auto", "cpu", "cuda"):
         raise InputError(f"--device is auto, cpu or cuda (all that are visible), not {options.device}")
     if options.results is not None and not options.results.parent.is_dir():
@@ -215,7 +217,8 @@ def start(
         told = [line for line in lines if line.startswith("error:")] or lines[-1:] or [f"exit status {status}"]
         return None, f"{told[0]} (log in {log})"
     batch = int(re.findall(r"\b(?:batch_size|tasks)=(\d+)", " ".join(command))[-1])
-    return [{**row, "launch_s": round(took, 1)} for row in read(launch, batch, folder)], None
+    about = {} if options.resume else {"launch_s": round(took, 1)}  # finished runs take no time
+    return [{**row, **about} for row in read(launch, batch, folder)], None
 
 
 def read(launch: Launch, batch: int, folder: Path) -> list[dict[str, Any]]:

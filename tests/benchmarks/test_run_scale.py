@@ -48,7 +48,12 @@ def test_several_processes_are_started_by_torchrun_without_a_graph() -> None:
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [([], "--stl10"), ([*SMOKE, "--device", "cuda:1"], "cuda:1"), ([*SMOKE, "--results", "no/such/file"], "--results")],
+    [
+        ([], "--stl10"),
+        ([*SMOKE, "--processes", "0", "1"], "--processes"),
+        ([*SMOKE, "--device", "cuda:1"], "cuda:1"),
+        ([*SMOKE, "--results", "no/such/file"], "--results"),
+    ],
 )
 def test_what_cannot_be_run_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
