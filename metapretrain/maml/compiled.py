@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
+from metapretrain.maml.convolutions import sliced_patches
 from metapretrain.maml.engines import vmap
 from metapretrain.maml.inner import Inner, Named, differentiable_twice, leaves_of
 from metapretrain.maml.learner import MAML, pair
@@ -179,7 +180,7 @@ def _traced(function: Callable[..., Tensors], *given: Tensors) -> torch.fx.Graph
         return function(*given)
 
     copies = [[tensor.clone() for tensor in part] for part in given]  # tracing knows tensors by identity
-    with any_step():
+    with any_step(), sliced_patches():
         graph: torch.fx.GraphModule = make_fx(run)(copies)
     tags = [tag for node in graph.graph.nodes for tag in getattr(node.target, "tags", ())]
     if torch.Tag.nondeterministic_seeded in tags:

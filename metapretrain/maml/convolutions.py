@@ -1,12 +1,16 @@
 """Convolutions with weights of each task's own as batched matrix products.
 
 Under vmap a convolution whose weights differ between tasks becomes a grouped one, for which cuDNN has slow kernels
-only. Its patches laid side by side (im2col) and one batched matrix product do the same work with fast ones.
+only. Its patches laid side by side (im2col) and one batched matrix product do the same work with fast ones. Run as they
+are, patches are cheapest as a strided view that is copied once; in a graph that will be compiled, as a slice for each
+weight of the filter: the derivative of a view is scattered memory, that of slices is fused with what surrounds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+_sliced: ContextVar[bool] = ContextVar("patches as slices", default=False)
 LARGEST = 32 * 32  # pixels: above, writing the patches costs more than the grouped convolution (docs/maml.md)
 
 
@@ -69,10 +74,35 @@ def matmul_conv2d(
     """
     out, _, height, width = weight.shape
     padded = F.pad(x.transpose(0, 1), (padding[1], padding[1], padding[0], padding[0]))
-    patches = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])  # (C, N, H', W', h, w)
-    _, images, rows, columns = patches.shape[:4]
-    flat = patches.permute(0, 4, 5, 1, 2, 3).reshape(-1, images * rows * columns)
-    result = weight.reshape(out, -1) @ flat
+    patches = (_slices if _sliced.get() else _windows)(padded, height, width, stride)
+    _, _, _, images, rows, columns = patches.shape
+    result = weight.reshape(out, -1) @ patches.reshape(-1, images * rows * columns)
     if bias is not None:
         result = result + bias[:, None]
     return result.reshape(out, images, rows, columns).transpose(0, 1)
+
+
+def _windows(x: Tensor, height: int, width: int, stride: tuple[int, int]) -> Tensor:
+    """The patches of x (C, N, H, W): (C, h, w, N, H', W')."""
+    return x.unfold(2, height, stride[0]).unfold(3, width, stride[1]).permute(0, 4, 5, 1, 2, 3)
+
+
+def _slices(x: Tensor, height: int, width: int, stride: tuple[int, int]) -> Tensor:
+    """The same as :func:`_windows`."""
+    down, right = stride
+    rows, columns = (x.shape[2] - height) // down * down + 1, (x.shape[3] - width) // right * right + 1
+    found = [
+        torch.stack([x[:, :, i : i + rows : down, j : j + columns : right] for j in range(width)], 1)
+        for i in range(height)
+    ]
+    return torch.stack(found, 1)
+
+
+@contextmanager
+def sliced_patches() -> Iterator[None]:
+    """Take patches as slices inside the block, for a graph that will be compiled."""
+    token = _sliced.set(True)
+    try:
+        yield
+    finally:
+        _sliced.reset(token)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metapretrain.errors import InputError
 from metapretrain.maml.compiled import CompiledMeta
 from metapretrain.maml.learner import pair
 from metapretrain.maml.nests import layout, rebuild, tensors
@@ -47,7 +48,7 @@ class MetaGraph:
             support, query: (inputs, labels) of T tasks; every tensor is (T, ...).
 
         Raises:
-            InputError: what the learner's `backward` refuses.
+            InputError: what the learner's `backward` refuses; on a GPU, an lr that is computed from other tensors.
         """
         batch = pair(support), pair(query)
         leaves = tensors(batch)
@@ -62,7 +63,11 @@ class MetaGraph:
 
 class _Recorded:
     def __init__(self, learner: Any, step: Any, batch: Any) -> None:
-        self.parameters = [p for p in learner.parameters() if p.requires_grad]
+        rates = tensors(getattr(learner, "lr", None))  # which are not registered unless they are parameters
+        learned = {id(p): p for p in (*learner.parameters(), *rates) if p.requires_grad}
+        self.parameters = list(learned.values())
+        if not all(p.is_leaf for p in self.parameters):
+            raise InputError("lr comes from further computations, which a recorded meta-step would miss; use backward")
         self.static = [leaf.clone() for leaf in tensors(batch)]
         batch = rebuild(batch, iter(self.static))
         outside = [p.grad for p in self.parameters]

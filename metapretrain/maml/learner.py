@@ -263,6 +263,11 @@ def pair(batch: Any) -> tuple[Any, Any]:
     """(x, y) of a pair or of an object with these attributes."""
     if hasattr(batch, "x") and hasattr(batch, "y"):
         return batch.x, batch.y
+    if isinstance(batch, (tuple, list)) and (len(batch) != 2 or hasattr(batch[0], "y")):
+        raise InputError(
+            f"support and query are (x, y) each, not a {type(batch).__name__} of {len(batch)}; "
+            "of several episodes give (torch.stack of their x, torch.stack of their y)"
+        )
     x, y = batch
     return x, y
 

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.maml import MAML
-from metapretrain.maml.convolutions import MatmulConvolutions, matmul_conv2d
+from metapretrain.maml.convolutions import MatmulConvolutions, matmul_conv2d, sliced_patches
+
+PATCHES = pytest.mark.parametrize("patches", [nullcontext, sliced_patches])
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), ((3, 5), (2, 1), (0, 2)), (1, 1, 0)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_equals_conv2d(kernel: int, stride: int, padding: int, bias: bool) -> None:
+@PATCHES
+def test_equals_conv2d(kernel: Any, stride: Any, padding: Any, bias: bool, patches: Any) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 4, kernel, stride, padding, bias=bias).double()
     x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
     expected = layer(x)
-    with MatmulConvolutions():
+    with MatmulConvolutions(), patches():
         assert torch.allclose(layer(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_second_derivatives() -> None:
+@PATCHES
+def test_second_derivatives(patches: Any) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 2, 5, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(3, 2, 3, 3, dtype=torch.float64, requires_grad=True)
 
     def convolved(x: Tensor, weight: Tensor) -> Tensor:
-        return matmul_conv2d(x, weight, None, (2, 2), (1, 1))
+        with patches():
+            return matmul_conv2d(x, weight, None, (2, 2), (1, 1))
 
     assert torch.autograd.gradcheck(convolved, (x, weight))
     assert torch.autograd.gradgradcheck(convolved, (x, weight))

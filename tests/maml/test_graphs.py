@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from metapretrain.errors import InputError
 from metapretrain.maml import FOMAML, MAML, MetaGraph, MetaSGD, ProtoNet
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
@@ -61,3 +62,37 @@ def test_new_weights_are_read() -> None:
     second = graph.backward(support, query)
     assert not torch.allclose(first, second)
     torch.testing.assert_close(second, maml.losses(support, query).detach())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_learned_rate_gets_its_gradient_once() -> None:
+    found = []
+    for record in (False, True):
+        torch.manual_seed(0)
+        rate = torch.tensor(0.1, dtype=torch.float64, device="cuda", requires_grad=True)
+        maml = MAML(net().cuda().double(), lr=rate)
+        step = MetaGraph(maml) if record else maml
+        for seed in range(2):
+            step.backward(batch(seed, "cuda"), batch(seed + 10, "cuda"))
+        found.append(rate.grad)
+    torch.testing.assert_close(found[1], found[0])
+    maml.lr = rate.exp()
+    with pytest.raises(InputError, match="lr comes from further computations"):
+        MetaGraph(maml).backward(batch(0, "cuda"), batch(1, "cuda"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_the_names_of_inputs_are_not_mixed_up() -> None:
+    class Less(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Tensor, minus: Tensor) -> Tensor:
+            output: Tensor = self.net(x - 2 * minus)
+            return output
+
+    maml = MAML(Less().cuda().double(), lr=0.1)
+    graph, ((a, y), (b, _)) = MetaGraph(maml), (batch(seed, "cuda") for seed in range(2))
+    for x in ({"x": a, "minus": b}, {"minus": a, "x": b}):
+        torch.testing.assert_close(graph.backward((x, y), (x, y)), maml.losses((x, y), (x, y)).detach())

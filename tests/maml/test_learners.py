@@ -15,6 +15,7 @@ from metapretrain import (
     ANIL,
     FOMAML,
     MAML,
+    Batch,
     EpisodeSampler,
     EpisodeSpec,
     MetaSGD,
@@ -292,3 +293,12 @@ def test_evaluation_by_batches_of_episodes_is_that_one_by_one() -> None:
 
 def encoder() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_episodes_that_are_not_stacked_are_refused_with_what_to_do() -> None:
+    maml = MAML(nn.Linear(3, 2), lr=0.1)
+    parts = [Batch(torch.randn(2, 3), torch.tensor([0, 1])), Batch(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
+    with pytest.raises(InputError, match=r"\(x, y\) each, not a list of 2; of several episodes give \(torch.stack"):
+        maml.backward(parts, parts)
+    with pytest.raises(InputError, match=r"a leading dimension of 2, one entry a task \(episodes: torch.stack\)"):
+        maml.backward(*parts)
