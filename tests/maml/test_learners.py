@@ -11,17 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain import (
-    ANIL,
-    FOMAML,
-    MAML,
-    Batch,
-    EpisodeSampler,
-    EpisodeSpec,
-    MetaSGD,
-    ProtoNet,
-    evaluate_episodes,
-)
+from metapretrain import ANIL, FOMAML, MAML, Batch, EpisodeSampler, EpisodeSpec, MetaSGD, ProtoNet, evaluate_episodes
 from metapretrain.errors import InputError
 from metapretrain.maml.nests import map_tensors
 from tests.maml.nets import TASKS, WAYS, cnn, flat, images, relative, task
