@@ -217,7 +217,8 @@ def start(
         told = [line for line in lines if line.startswith("error:")] or lines[-1:] or [f"exit status {status}"]
         return None, f"{told[0]} (log in {log})"
     batch = int(re.findall(r"\b(?:batch_size|tasks)=(\d+)", " ".join(command))[-1])
-    about = {} if options.resume else {"launch_s": round(took, 1)}  # finished runs take no time
+    about: dict[str, Any] = {"precision": options.precision if WORK[launch.work].mixed else "fp32"}
+    about |= {} if options.resume else {"launch_s": round(took, 1)}  # finished runs take no time
     return [{**row, **about} for row in read(launch, batch, folder)], None
 
 

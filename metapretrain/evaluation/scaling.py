@@ -13,8 +13,8 @@ HEADER = (
     "less one process", "interval holds 0",
 )  # fmt: skip
 LEGEND = (
-    "One batch an update (in brackets: images, tasks, rows), shared by the processes. A second: of training alone, "
-    "mean over seeds; to one process: without a CUDA graph, as several processes run. Seconds a run: training, "
+    "One batch an update (in brackets: images, tasks, rows; the precision), shared by the processes. A second: of "
+    "training alone, mean over seeds; to one process: without a CUDA graph, as several processes run. Seconds a run: training, "
     "evaluation and scoring, without the start. Figure: mean ± half-width of the 95% interval over seeds (Student t). "
     "Less one process: paired over the same seeds."
 )
@@ -44,7 +44,8 @@ def scaling_table(measured: Mapping[str, Any]) -> str:
 def _cells(row: Mapping[str, Any], alone: Mapping[str, Any] | None) -> list[str]:
     rate, wall = (sum(row[name]) / len(row[name]) for name in ("rates", "wall_s"))
     shown = percent if "accuracy" in row["metric"] else plain
-    cells = [f"{row['row']} ({row['batch']})", str(row["processes"]), "yes" if row["cuda_graph"] else "no"]
+    about = ", ".join(map(str, filter(None, (row["batch"], row.get("precision")))))
+    cells = [f"{row['row']} ({about})", str(row["processes"]), "yes" if row["cuda_graph"] else "no"]
     cells += [f"{rate:,.0f} {row['unit']}", _speedup(rate, alone), f"{wall:,.1f}"]
     cells += [f"{shown(mean_interval(row['values']))} {row['metric']}", str(len(row["seeds"]))]
     if alone is None or alone is row:
