@@ -72,7 +72,8 @@ def test_a_failed_launch_is_named_and_the_others_are_kept(
     assert main(words) == 2  # STL-10 is not there; made tasks are
     assert "images-1" in capsys.readouterr().err.splitlines()[-1]
     (row,) = json.loads(file.read_text())["rows"]
-    assert row["row"] == "maml" and row["precision"] == "fp32" and row["processes"] == 1 and row["batch"] == 4 and row["rates"][0] > 0
+    assert row["row"] == "maml" and row["precision"] == "fp32" and row["rates"][0] > 0
+    assert row["processes"] == 1 and row["batch"] == 4
 
 
 @pytest.mark.slow
