@@ -15,8 +15,8 @@ HEADER = (
 LEGEND = (
     "One batch an update (in brackets: images, tasks, rows; the precision), shared by the processes. A second: of "
     "training alone, mean over seeds; to one process: without a CUDA graph, as several processes run. Seconds a run: "
-    "training, evaluation and scoring, without the start. Figure: mean ± half-width of the 95% interval over seeds (Student t). "
-    "Less one process: paired over the same seeds."
+    "training, evaluation and scoring, without the start. Figure: mean ± half-width of the 95% interval over seeds "
+    "(Student t). Less one process: paired over the same seeds."
 )
 
 
