@@ -33,6 +33,7 @@ Each has --help. RUN is a run's folder, such as runs/demo/digits-demo/prl-query-
   python benchmarks/run_prompts.py          soft prompts, pretrained or not
   python benchmarks/run_schedule.py         which pretraining task next
   python benchmarks/run_speed.py            speed beside other libraries
+  python benchmarks/run_scale.py            whole runs by 1, 2 and 4 processes
 
 with --smoke for a first look (run_stl10.py: --dataset digits --smoke).
 
