@@ -22,7 +22,8 @@ def make_learner(choices: Mapping[str, Any], net: nn.Module, ways: int) -> MAML 
     """The learner that a run's choices name, over a backbone.
 
     Args:
-        choices: `learner`, and for MAML and its kin `inner_lr`, `inner_steps`, `test_steps`, `batchnorm`, `chunk`.
+        choices: `learner`, and for MAML and its kin `inner_lr`, `inner_steps`, `test_steps`, `batchnorm`, `chunk`,
+            and `adapt_norms` (True where it is not there).
         ways: classes of a training episode.
 
     Example:
@@ -32,10 +33,23 @@ def make_learner(choices: Mapping[str, Any], net: nn.Module, ways: int) -> MAML 
     kind = KINDS.get(choices["learner"])
     if kind is None:
         return ProtoNet(net, ways=ways)
+    adapted = {} if choices.get("adapt_norms", True) or kind is ANIL else {"only": without_norms(net)}
     return kind(
         net, choices["inner_lr"], steps=choices["inner_steps"], test_steps=choices["test_steps"],
-        batchnorm=choices["batchnorm"], chunk=choices["chunk"],
+        batchnorm=choices["batchnorm"], chunk=choices["chunk"], **adapted,
     )  # fmt: skip
+
+
+def without_norms(net: nn.Module) -> list[str]:
+    """Names of the parameters but for the scales and shifts of normalisation layers.
+
+    Example:
+        >>> without_norms(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+        ['0.weight', '0.bias']
+    """
+    norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    left_out = {id(p) for part in net.modules() if isinstance(part, norms) for p in part.parameters()}
+    return [name for name, p in net.named_parameters() if id(p) not in left_out]
 
 
 def is_transductive(learner: nn.Module) -> bool:

@@ -40,6 +40,7 @@ class Learning:
         ways: classes of a training episode of `protonet`, at most all; None, and the others: as many as in the test.
         queries: query images a class in training.
         inner_lr, inner_steps, test_steps, batchnorm, chunk: as for :class:`metapretrain.maml.MAML`.
+        adapt_norms: whether the inner loop moves scales and shifts of normalisation too; `anil` moves the head alone.
         rotate, shift: of training images at random, at most, in degrees and as a share of their size; crop: the least
             share of their area that is shown (all as for :class:`metapretrain.data.augment.BatchAugment`).
         validations: how often the validation episodes are scored; the best time gives the weights.
@@ -61,6 +62,7 @@ class Learning:
     inner_steps: int = 1
     test_steps: int = 1
     batchnorm: str = "batch"
+    adapt_norms: bool = True
     chunk: int | None = None
     rotate: float = 0.0
     shift: float = 0.0

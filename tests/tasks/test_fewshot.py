@@ -96,6 +96,18 @@ def test_the_steps_gradient_is_that_of_the_losses(
         torch.testing.assert_close(p.grad, 3 * grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["maml", "fomaml", "metasgd"])
+def test_normalisation_may_stay_out_of_the_inner_loop(data: FewShotData, name: str) -> None:
+    method = Learning(name, updates=1, tasks=2, inner_lr=0.1, adapt_norms=False)
+    learner = build_learner(method, "conv4-strided", load_few_shot("made", None, 28), 3, seed=0)
+    norms = {n for n, p in learner.module.named_parameters() if p.ndim == 1 and "encoder" in n}
+    assert norms and not norms & set(learner.only)
+    assert set(learner.only) | norms == {n for n, _ in learner.module.named_parameters()}
+    x, y = torch.randint(0, 255, (2, 6, 1, 28, 28), dtype=torch.uint8), torch.arange(6).remainder(3).repeat(2, 1)
+    learner.backward((x, y), (x, y))
+    assert all(p.grad is not None for p in learner.module.parameters())  # learned outside
+
+
 def test_the_best_weights_are_kept_and_travel_with_the_state(data: FewShotData) -> None:
     method = Learning("protonet", updates=1, tasks=1)
     step = MetaStep(build_learner(method, TINY, data, 3, seed=0), data.train.images)
