@@ -27,7 +27,7 @@ class MetaGraph:
         compile: fuse operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
 
     Raises:
-        InputError: a learner that cannot be compiled.
+        InputError: something that is no learner, or a learner that cannot be compiled.
 
     Example:
         >>> from metapretrain.maml import MAML
@@ -38,6 +38,8 @@ class MetaGraph:
     """
 
     def __init__(self, learner: Any, compile: bool = False) -> None:
+        if not hasattr(learner, "backward"):
+            raise InputError(f"a {type(learner).__name__} is no learner: give MAML, its kin or ProtoNet over it")
         self.learner, self.step = learner, CompiledMeta(learner) if compile else learner
         self._recorded: dict[Any, _Recorded] = {}
 

@@ -96,3 +96,8 @@ def test_the_names_of_inputs_are_not_mixed_up() -> None:
     graph, ((a, y), (b, _)) = MetaGraph(maml), (batch(seed, "cuda") for seed in range(2))
     for x in ({"x": a, "minus": b}, {"minus": a, "x": b}):
         torch.testing.assert_close(graph.backward((x, y), (x, y)), maml.losses((x, y), (x, y)).detach())
+
+
+def test_a_module_is_no_learner() -> None:
+    with pytest.raises(InputError, match="a Linear is no learner: give MAML"):
+        MetaGraph(nn.Linear(2, 2))
