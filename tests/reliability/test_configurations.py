@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import run_fewshot, run_prompts, run_schedule, run_stl10, run_text
@@ -94,6 +94,7 @@ def test_a_whole_run(name: str, draws: int, tmp_path: Path, paths: list[str]) ->
     @settings(USUAL, max_examples=draws)
     @given(lines)
     def run(words: list[str]) -> None:
+        assume(name != "prompts" or not {"paper", "budget=paper"} & set(words))  # 20,000 steps, of --smoke too
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
         usual = ["--smoke", "--no-figures", "--device", "cpu", *always, *few]
         if check(script, [*usual, *words], tmp_path / "runs") == 0:
