@@ -2,7 +2,7 @@
 
 torch.compile has no second order, and a meta-step traced as one graph takes minutes to compile with five inner steps.
 These pieces are traced with the derivatives in them, compiled once and used for every step. The way back computes a
-step anew from the weights that it began with; nothing else is kept, so memory is that of one step.
+step anew from the weights that it began with; of each step only these are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CompiledMeta:
 
     Compiling takes a minute or two, which thousands of meta-steps on a GPU are worth. It is done anew for other shapes,
     steps, rates in numbers, training modes, frozen parameters or autocasts. Gradients agree with the learner's own up
-    to rounding.
+    to rounding; a parameter that nothing uses gets zeros, not None.
 
     Args:
         learner: :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap).

@@ -8,8 +8,8 @@ weight of the filter: the derivative of a view is scattered memory, that of slic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from metapretrain.maml.steps import holding
 
 _sliced: ContextVar[bool] = ContextVar("patches as slices", default=False)
 LARGEST = 32 * 32  # pixels: above, writing the patches costs more than the grouped convolution (docs/maml.md)
@@ -98,11 +100,6 @@ def _slices(x: Tensor, height: int, width: int, stride: tuple[int, int]) -> Tens
     return torch.stack(found, 1)
 
 
-@contextmanager
-def sliced_patches() -> Iterator[None]:
+def sliced_patches() -> AbstractContextManager[None]:
     """Take patches as slices inside the block, for a graph that will be compiled."""
-    token = _sliced.set(True)
-    try:
-        yield
-    finally:
-        _sliced.reset(token)
+    return holding(_sliced, True)

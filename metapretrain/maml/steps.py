@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 from metapretrain.errors import InputError
 
+V = TypeVar("V")
 _step: ContextVar[int] = ContextVar("inner step", default=0)
 _repeated: ContextVar[bool] = ContextVar("inner step computed again", default=False)
 _any: ContextVar[bool] = ContextVar("recorded for all inner steps", default=False)
@@ -34,30 +36,25 @@ def is_repeated() -> bool:
 
 
 @contextmanager
-def at_step(step: int) -> Iterator[None]:
+def holding(variable: ContextVar[V], value: V) -> Iterator[None]:
+    """Let a context variable have a value inside the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def at_step(step: int) -> AbstractContextManager[None]:
     """Let :func:`current_step` be `step` inside the block."""
-    token = _step.set(step)
-    try:
-        yield
-    finally:
-        _step.reset(token)
+    return holding(_step, step)
 
 
-@contextmanager
-def repeated() -> Iterator[None]:
+def repeated() -> AbstractContextManager[None]:
     """Let :func:`is_repeated` be true inside the block."""
-    token = _repeated.set(True)
-    try:
-        yield
-    finally:
-        _repeated.reset(token)
+    return holding(_repeated, True)
 
 
-@contextmanager
-def any_step() -> Iterator[None]:
+def any_step() -> AbstractContextManager[None]:
     """Let :func:`current_step` be an error inside the block, whose computation has to serve for all steps."""
-    token = _any.set(True)
-    try:
-        yield
-    finally:
-        _any.reset(token)
+    return holding(_any, True)
