@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,19 +67,26 @@ def save_folder(
         pooling: `mean` or `cls`.
         max_length: tokens a row may have.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    writing = folder / ".writing"  # libraries write in pieces: what a killed call has left there is removed by the next
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     with quietly():
-        model.save_pretrained(folder, state_dict={**state, **{name: value.cpu() for name, value in kept.items()}})
-        tokenizer.save_pretrained(folder)
-    write_sums(folder)
+        model.save_pretrained(writing, state_dict={**state, **{name: value.cpu() for name, value in kept.items()}})
+        tokenizer.save_pretrained(writing)
+    write_sums(writing)
     modules = [
         {"idx": row, "name": str(row), "path": path, "type": kind} for row, (path, kind) in enumerate(_MODULES.items())
     ]
     pool = {"word_embedding_dimension": model.config.hidden_size}
-    _write(folder / "modules.json", modules)
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-    _write(folder / "1_Pooling" / "config.json", pool | {key: name == pooling for key, name in _MODES.items()})
+    _write(writing / "modules.json", modules)
+    _write(writing / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    _write(writing / "1_Pooling" / "config.json", pool | {key: name == pooling for key, name in _MODES.items()})
+    for file in [path for path in writing.rglob("*") if path.is_file()]:
+        target = folder / file.relative_to(writing)
+        target.parent.mkdir(exist_ok=True)
+        file.replace(target)
+    shutil.rmtree(writing)
 
 
 def _read(source: str, file: str) -> dict[str, Any]:

@@ -40,6 +40,19 @@ def test_automodel_gives_the_states_that_are_pooled(kind: str, tmp_path: Path) -
         torch.testing.assert_close(load_text_encoder(tmp_path).encode(texts), z, rtol=1e-5, atol=1e-6)
 
 
+def test_what_a_killed_call_left_is_removed_and_files_of_others_stay(tmp_path: Path) -> None:
+    encoder = small_encoder("bert")
+    save_text_encoder(encoder, tmp_path / "whole")
+    names = sorted(str(path.relative_to(tmp_path / "whole")) for path in (tmp_path / "whole").rglob("*"))
+    left = tmp_path / "killed" / ".writing"
+    left.mkdir(parents=True)
+    (left / ".tmpHnCmCn").write_bytes(b"half")
+    (tmp_path / "killed" / "notes.txt").write_text("mine")
+    save_text_encoder(encoder, tmp_path / "killed")
+    found = sorted(str(path.relative_to(tmp_path / "killed")) for path in (tmp_path / "killed").rglob("*"))
+    assert found == sorted([*names, "notes.txt"])
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_sentence_transformers_gives_the_same_embeddings(pooling: str, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
