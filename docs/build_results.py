@@ -55,16 +55,29 @@ def tuning(name: str, trials: dict[str, dict[str, float]]) -> str:
 
 
 def speed(measured: dict[str, Any]) -> str:
-    """Return the table of a file that `benchmarks/run_speed.py --out` wrote; rows that were skipped are left out."""
-    rows = [
-        f"| {row['row']} | {row['name']} | {plain(row['median'])} {row['unit']} "
-        f"| {plain(row['low'])} to {plain(row['high'])} | {row['ratio']:.2f} |"
-        for row in measured["rows"]
-        if not row["missing"]
-    ]
-    head = ["| row | contender | median a second | range | to the best peer |", "| --- | --- | ---: | ---: | ---: |"]
-    about = f"{measured['hardware']}; load of the machine {measured['load']}; {measured['versions']}."
-    return "\n".join([*head, *rows, "", about])
+    """Return the tables of a file that `benchmarks/run_speed.py --out` wrote; rows that were skipped are left out."""
+    rows = []
+    for row in measured["rows"]:
+        if row["missing"]:
+            continue
+        note = f" ({row['note']})" if row.get("note") else ""
+        differs = "" if row["difference"] is None else f"{row['difference']:.0e}"
+        rows.append(
+            f"| {row['row']} | {row['name']}{note} | {plain(row['median'])} {row['unit']} "
+            f"| {plain(row['low'])} to {plain(row['high'])} | {row['ratio']:.2f} | {differs} |"
+        )
+    lines = ["| row | contender | median a second | range | to the best peer | differs by |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: |", *rows]
+    if measured.get("memory"):
+        lines += ["", "| row | contender | peak of a meta-step, MiB | left after 50 episodes, MiB | to the best peer |"]
+        lines += ["| --- | --- | ---: | ---: | ---: |"]
+        lines += [
+            f"| {row['row']} | {row['name']} | {row['peak']:,.1f} | {row['left']:.2f} | {row['ratio']:.2f} |"
+            for row in measured["memory"]
+            if not row["missing"]
+        ]
+    about = f"{measured['hardware']}; load of the machine {measured['load']}; {measured['versions']}"
+    return "\n".join([*lines, "", f"{about}; commit {measured['commit']}."])
 
 
 def plain(value: float) -> str:
