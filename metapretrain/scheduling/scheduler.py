@@ -51,7 +51,8 @@ class UtilityScheduler(BlockScheduler):
         normalise: None is the paper's raw sum of losses. "relative": each target's losses are divided by their
             mean at the weights of the moment, so that a target with large losses does not outvote the others.
         target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``,
-            used by exact utilities in place of the targets' own losses where one forward pass can serve all.
+            used in place of the targets' own losses where one forward pass (of Taylor's: one backward pass too, of
+            all T M batches together) can serve all.
         seed: what all draws depend on, together with the number of the decision.
 
     Raises:

@@ -148,8 +148,26 @@ class Prober:
 
     def _taylor(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """The same to first order in alpha: L(theta - alpha g) = L(theta) - alpha g . grad L."""
+        sums, levels, ascent = self._jointly(draw) if self.joint else self._one_by_one(draw)
+        gains = []
+        for source, batches in draw.sources.items():
+            groups = self._together(self.sources[source], len(batches))
+            gains.append(sum(_inner(self._gradients(draw, source, rows), ascent, sums[0]) for rows in groups))
+        level = levels.cpu().double().sum()
+        gain = torch.stack([torch.as_tensor(g) for g in gains]).cpu().double()
+        return -self.samples * level + self.alpha * gain, sums.cpu()
+
+    def _jointly(self, draw: Draw) -> tuple[Tensor, Tensor, Gradients]:
+        """Of the targets' losses: their sums (T,), these as they count (T,), and the gradient of what counts."""
+        losses = self._target_losses(draw)
+        sums = losses.sum(1)
+        levels = sums * _scale(losses.detach()) if self.normalise else sums
+        return sums.detach(), levels.detach(), self._backward(levels.sum(), losses.numel())
+
+    def _one_by_one(self, draw: Draw) -> tuple[Tensor, Tensor, Gradients]:
+        """The same, a target after the other."""
         ascent: Gradients = [None] * len(self.weights.tensors)
-        sums, levels, gains = [], [], []
+        sums, levels = [], []
         for target, batches in draw.targets.items():
             summed: Gradients = [None] * len(ascent)
             losses = []
@@ -165,12 +183,7 @@ class Prober:
                 levels[-1] = sums[-1] * scale
                 summed = [g if g is None else g * scale.to(g) for g in summed]
             ascent = _added(ascent, summed)
-        for source, batches in draw.sources.items():
-            groups = self._together(self.sources[source], len(batches))
-            gains.append(sum(_inner(self._gradients(draw, source, rows), ascent, sums[0]) for rows in groups))
-        level = torch.stack(levels).cpu().double().sum()
-        gain = torch.stack([torch.as_tensor(g) for g in gains]).cpu().double()
-        return -self.samples * level + self.alpha * gain, torch.stack(sums).cpu()
+        return torch.stack(sums), torch.stack(levels), ascent
 
     def _gradients(self, draw: Draw, source: str, rows: list[int]) -> Gradients:
         """Gradient of the sum of some of a source's losses; None for what they do not use."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metapretrain.scheduling import BlockScheduler, FunctionProbe, Probe
+from metapretrain.scheduling import BlockScheduler, Probe
 from metapretrain.scheduling.weights import Params
 from metapretrain.tasks.prompt_rows import MetaRows
 from metapretrain.tasks.schedules import build_scheduler, parse_schedule, spent
@@ -42,6 +42,31 @@ class AllTasks:
         """Go on from a checkpoint."""
 
 
+class MetaProbe:
+    """A meta task seen by a scheduler: rows (2m,) of its training part; M batches go through the model together.
+
+    Args:
+        rows: of the meta tasks.
+        task: its number.
+        losses: of rows (T, 2m).
+    """
+
+    def __init__(self, rows: MetaRows, task: int, losses: Losses) -> None:
+        self.own, self.size, self.losses = rows.training(task), rows.size, losses
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Rows (2m,)."""
+        return self.own[torch.randperm(len(self.own), generator=generator)[: self.size]]
+
+    def loss(self, batch: Tensor) -> Tensor:
+        """The outer loss, a scalar."""
+        return self.losses(batch[None])[0]
+
+    def loss_many(self, batches: Sequence[Tensor]) -> Tensor:
+        """Outer losses (M,)."""
+        return self.losses(torch.stack(list(batches)))
+
+
 class ScheduledTasks(AllTasks):
     """As many meta tasks a step as there are, each chosen anew: one may come several times, with other rows each time.
 
@@ -62,7 +87,7 @@ class ScheduledTasks(AllTasks):
         self.name, self.numbers = schedule, {f"task-{task}": task for task in range(rows.tasks)}
         self.losses = losses
         sizes = {name: rows.sizes[task] for name, task in self.numbers.items()}
-        probes: dict[str, Probe] = {name: self._probe(task) for name, task in self.numbers.items()}
+        probes: dict[str, Probe] = {name: MetaProbe(rows, task, losses) for name, task in self.numbers.items()}
         self.scheduler: BlockScheduler = build_scheduler(
             parse_schedule(schedule, sizes), sizes, probes, params, target_losses=self._together, seed=seed
         )
@@ -90,14 +115,6 @@ class ScheduledTasks(AllTasks):
     def load(self, state: Any) -> None:
         """Go on from a checkpoint."""
         self.scheduler.load_state_dict(state)
-
-    def _probe(self, task: int) -> FunctionProbe:
-        own = self.rows.training(task)
-
-        def sample(random: torch.Generator) -> Tensor:
-            return own[torch.randperm(len(own), generator=random)[: self.rows.size]]
-
-        return FunctionProbe(sample, lambda rows: self.losses(rows[None])[0])
 
     def _together(self, batches: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
         """Losses (M,) of M batches of each task, from one pass."""

@@ -29,7 +29,7 @@ def make_scheduler(
         sources, targets: probes by name.
         params: the module that the probes' losses use.
         sizes: training examples of each source.
-        target_losses: the losses of all targets at once, for exact utilities.
+        target_losses: the losses of all targets at once.
     """
     updates = decisions_of(method, len(sources), len(targets), recipe).updates
     schedule = Schedule(

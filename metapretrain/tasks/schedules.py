@@ -140,7 +140,7 @@ def build_scheduler(
         probes: of the source tasks, used by `utility` and `exp3` alone.
         params: the module that all losses use; see :class:`metapretrain.scheduling.UtilityScheduler`.
         targets: probes of the tasks that should get better; None: the source tasks themselves.
-        target_losses: the losses of all targets at once, for exact utilities.
+        target_losses: the losses of all targets at once.
         seed: of all draws.
 
     Example:

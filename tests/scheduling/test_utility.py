@@ -116,6 +116,11 @@ def test_batches_together_give_the_same_utilities(net: Net) -> None:
     joined = scheduler(net, sources, targets, target_losses=joint).choose()
     assert joined.utilities == pytest.approx(plain["exact"], rel=1e-12)
     assert joined.cost.units == probe_units(3, 2, 2)
+    for normalise in (None, "relative"):
+        alone = scheduler(net, sources, targets, utility="taylor", normalise=normalise).choose()
+        joined = scheduler(net, sources, targets, utility="taylor", normalise=normalise, target_losses=joint).choose()
+        assert joined.utilities == pytest.approx(alone.utilities, rel=1e-12)
+        assert joined.cost.units == alone.cost.units == probe_units(3, 2, 2, "taylor")
     with pytest.raises(InputError, match=r"target_losses gave no losses \(2,\) for y"):
         scheduler(net, sources, targets, target_losses=lambda b: {"x": torch.zeros(2)}).choose()
     with pytest.raises(InputError, match="target_losses gave a NoneType"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptMAML
 from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta
-from metapretrain.tasks.prompt_schedule import ScheduledTasks
+from metapretrain.tasks.prompt_schedule import MetaProbe, ScheduledTasks
 from metapretrain.training import RunFolder
 from tests.tasks.test_prompt_pretraining import RECIPE, groups, kill_at, learner, pool, rows
 
@@ -67,6 +67,15 @@ def test_utilities_are_those_of_the_outer_loss() -> None:
             maml.prompt.weight.copy_(before)
     assert choice.utilities == pytest.approx(expected, rel=1e-9)
     assert choice.source == max(expected, key=expected.__getitem__)
+
+
+def test_batches_of_a_meta_task_go_together() -> None:
+    maml = learner()
+    probe = MetaProbe(rows(), 1, lambda given: maml.losses(pool().gather(given[:, :2]), pool().gather(given[:, 2:])))
+    batches = [probe.sample(torch.Generator().manual_seed(seed)) for seed in range(3)]
+    assert {int(group) for batch in batches for group in groups()[batch]} == {1}
+    one_by_one = torch.stack([probe.loss(batch) for batch in batches])
+    torch.testing.assert_close(probe.loss_many(batches), one_by_one, rtol=1e-9, atol=0)
 
 
 def test_a_scheduled_pretraining_that_was_cut_short_ends_the_same(
