@@ -123,8 +123,6 @@ def _finite(sampler: Iterable[EpisodePlan]) -> Iterable[EpisodePlan]:
 def _accuracy(answer: Tensor, y: Tensor) -> float:
     if not isinstance(answer, Tensor):
         raise InputError(f"predict must return a torch tensor, of logits or labels; got {type(answer).__name__}")
-    if not isinstance(answer, Tensor):
-        raise InputError(f"predict must return a torch tensor, got {type(answer).__name__}")
     answer = answer.detach()
     if answer.ndim == 2 and answer.shape[0] == len(y) and answer.shape[1]:
         if bool(torch.isnan(answer).any()):

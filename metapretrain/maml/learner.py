@@ -22,6 +22,7 @@ from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.nests import Nest, map_tensors
 from metapretrain.maml.normalisation import POLICIES, Functional, functional
 from metapretrain.maml.problem import choose_names, whole
+from metapretrain.maml.rates import parse_rates
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -224,7 +225,7 @@ class MAML(nn.Module):
 
         Raises:
             InputError: parameters that the loss does not use or that take no gradient, by name; a loss that
-                is not a scalar.
+                is not a scalar; rates that are not above 0, or one for each step.
         """
         first_order = self.first_order if first_order is None else first_order
         allow_nograd = self.allow_nograd if allow_nograd is None else allow_nograd
@@ -243,7 +244,8 @@ class MAML(nn.Module):
         rates = self._rates()
         if isinstance(rates, (list, tuple)):
             raise InputError("clone() and adapt() do not count steps; give lr as one rate or by name")
-        return dict(rates) if isinstance(rates, Mapping) else dict.fromkeys(weights, rates)
+        parsed = parse_rates(rates, {name: w.shape for name, w in weights.items()}, 1)
+        return {name: parsed.at(0, name) for name in weights}
 
 
 class _Records(nn.Module):
@@ -263,7 +265,9 @@ def pair(batch: Any) -> tuple[Any, Any]:
     """(x, y) of a pair or of an object with these attributes."""
     if hasattr(batch, "x") and hasattr(batch, "y"):
         return batch.x, batch.y
-    if isinstance(batch, (tuple, list)) and (len(batch) != 2 or hasattr(batch[0], "y")):
+    if not isinstance(batch, (tuple, list)):
+        raise InputError(f"support and query are (x, y) each, not a {type(batch).__name__}")
+    if len(batch) != 2 or hasattr(batch[0], "y"):
         raise InputError(
             f"support and query are (x, y) each, not a {type(batch).__name__} of {len(batch)}; "
             "of several episodes give (torch.stack of their x, torch.stack of their y)"

@@ -10,6 +10,7 @@ from torch import nn
 from metapretrain.errors import InputError
 from metapretrain.maml.clones import last_module
 from metapretrain.maml.learner import MAML
+from metapretrain.maml.rates import checked_rate
 
 
 class FOMAML(MAML):
@@ -43,8 +44,11 @@ class MetaSGD(MAML):
     """Meta-SGD (Li et al., 2017): every parameter has an inner rate of its own, which is learned.
 
     Args:
-        lr: where all rates start.
+        lr: where all rates start, above 0.
         lrs: rates to start from instead, one tensor a parameter.
+
+    Raises:
+        InputError: `lr` is no number above 0, or `lrs` do not fit the parameters.
 
     Example:
         >>> [tuple(rate.shape) for rate in MetaSGD(nn.Linear(4, 2), lr=0.1).lrs]
@@ -56,7 +60,8 @@ class MetaSGD(MAML):
     ) -> None:
         super().__init__(model, lr, first_order, **options)
         parameters = list(model.parameters())
-        rates = [torch.full_like(p, lr) for p in parameters] if lrs is None else list(lrs)
+        start = float(checked_rate("lr", lr, ()))
+        rates = [torch.full_like(p, start) for p in parameters] if lrs is None else list(lrs)
         if [r.shape for r in rates] != [p.shape for p in parameters]:
             raise InputError(f"lrs must be one tensor of the same shape for each of {len(parameters)} parameters")
         self.lrs = nn.ParameterList([nn.Parameter(rate.detach().clone()) for rate in rates])

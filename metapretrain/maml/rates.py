@@ -49,7 +49,7 @@ def parse_rates(lr: Any, shapes: Mapping[str, Sequence[int]], steps: int) -> Rat
     """Check rates for the adapted parameters, whose shapes are given by name.
 
     Raises:
-        InputError: lr <= 0 or NaN, a name that is missing or unknown, a tensor that does not broadcast to
+        InputError: a number <= 0 or NaN, a name that is missing or unknown, a tensor that does not broadcast to
             its parameter, a list whose length is not `steps`.
     """
     if isinstance(lr, Tensor) and lr.ndim == 1 and len(lr) == steps:
@@ -63,15 +63,20 @@ def parse_rates(lr: Any, shapes: Mapping[str, Sequence[int]], steps: int) -> Rat
 
 def _one(lr: Any, shapes: Mapping[str, Sequence[int]]) -> Rate | dict[str, Rate]:
     if not isinstance(lr, Mapping):
-        return _checked("lr", lr, ())
+        return checked_rate("lr", lr, ())
     given = dict(named_leaves(lr))
     missing = [name for name in shapes if name not in given]
     if missing:
         raise InputError(f"lr has no entry for {', '.join(missing)}; it has: {', '.join(given)}")
-    return {name: _checked(f"lr[{name!r}]", given[name], shape) for name, shape in shapes.items()}
+    return {name: checked_rate(f"lr[{name!r}]", given[name], shape) for name, shape in shapes.items()}
 
 
-def _checked(what: str, rate: Any, shape: Sequence[int]) -> Rate:
+def checked_rate(what: str, rate: Any, shape: Sequence[int]) -> Rate:
+    """The rate of a parameter of this shape; a tensor's values are free, since learned rates may turn negative.
+
+    Raises:
+        InputError: neither a number above 0 nor a tensor that broadcasts to `shape`.
+    """
     if isinstance(rate, Tensor):
         sizes = zip(reversed(rate.shape), reversed(shape), strict=False)
         if rate.ndim > len(shape) or any(a not in (1, b) for a, b in sizes):
