@@ -13,7 +13,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from metapretrain import MAML
-from metapretrain.maml import adapt, engine_for, functional
+from metapretrain.maml import adapt, engine_for, functional, meta_loss
+from tests.maml.nets import TASKS, gradient, loss_of, relative, transformer
+from tests.maml.nets import tokens as tokens_of_tasks
 
 TRACE = "attempting to use a Tensor in some data-dependent control flow"
 
@@ -118,6 +120,16 @@ def test_a_learner_says_at_debug_level_which_engine_it_takes(caplog: pytest.LogC
     assert record.getMessage() == "engine vmap: all tasks in one forward pass on cpu"
 
 
+def test_auto_takes_vmap_for_transformer_layers_in_evaluation_mode() -> None:
+    net, before = transformer().eval(), torch.backends.mha.get_fastpath_enabled()
+    loss_fn, params = loss_of(net)
+    batch, options = tokens_of_tasks(2, 0), dict[str, Any](lr=0.1, tasks=TASKS, steps=2)
+    assert engine_for(loss_fn, params, batch, **options).engine == "vmap"
+    found = [gradient(meta_loss(loss_fn, params, batch, batch, engine=e, **options), params) for e in ("vmap", "loop")]
+    assert relative(*found) < 1e-10
+    assert torch.backends.mha.get_fastpath_enabled() == before
+
+
 def test_auto_does_not_take_vmap_where_it_gives_another_gradient() -> None:
     calls = []
 
@@ -143,7 +155,7 @@ def test_the_probe_leaves_no_trace() -> None:
 
 
 def test_tf32_is_off_while_the_engines_are_compared_and_as_before_after_it() -> None:
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     before, seen = [backend.allow_tf32 for backend in backends], []
 
     def loss(w: Tensor, x: Tensor) -> Tensor:

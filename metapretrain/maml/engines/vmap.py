@@ -7,8 +7,8 @@ weights alone: the gradient of the summed losses by the stacked weights is the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -40,13 +40,24 @@ def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> T
     mapped = torch.vmap(one, in_dims=(0, None, 0), randomness="different")
     on_cpu = next(iter(fast.values())).device.type == "cpu"
     # the CPU's fused attention has no rule for vmap either
-    with differentiable_twice(2 if on_cpu else 1), _convolutions(fast, on_cpu):
+    with differentiable_twice(2 if on_cpu else 1), _convolutions(fast, on_cpu), _no_fast_path():
         return mapped(list(fast.values()), list(frozen.values()), tensors(batch))
 
 
 def _convolutions(fast: Named, on_cpu: bool) -> AbstractContextManager[object]:
     """Matrix products on a GPU, if filters (T, O, C, h, w) are among the weights of each task's own."""
     return nullcontext() if on_cpu or all(p.ndim != 5 for p in fast.values()) else MatmulConvolutions()
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Transformer layers of torch in evaluation mode cannot see, under vmap, that a gradient is wanted."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:
