@@ -215,10 +215,11 @@ class Prober:
         given = self.joint(draw.targets)
         if not isinstance(given, Mapping):
             raise InputError(f"target_losses gave a {type(given).__name__}; it must give {{target: losses (M,)}}")
-        wrong = [name for name in draw.targets if name not in given or given[name].shape != (self.samples,)]
+        found = {name: loss for name, loss in given.items() if isinstance(loss, Tensor)}
+        wrong = [name for name in draw.targets if name not in found or found[name].shape != (self.samples,)]
         if wrong:
-            raise InputError(f"target_losses gave no losses ({self.samples},) for {', '.join(wrong)}")
-        return torch.stack([given[name] for name in draw.targets])
+            raise InputError(f"target_losses gave no tensor of losses ({self.samples},) for {', '.join(wrong)}")
+        return torch.stack([found[name] for name in draw.targets])
 
     def _one_target(self, draw: Draw, name: str) -> Tensor:
         groups = self._together(self.targets[name], self.samples)
@@ -260,6 +261,7 @@ def _at(gradients: Gradients, places: Sequence[int]) -> list[Tensor]:
 
 
 def _inner(a: Gradients, b: Gradients, like: Tensor) -> Tensor:
+    dtype = torch.promote_types(like.dtype, torch.float32)  # products of half precision are not summed in it
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    products = [torch.dot(x.reshape(-1), y.reshape(-1)).to(like.dtype) for x, y in pairs]
-    return torch.stack(products).sum() if products else torch.zeros_like(like)
+    products = [torch.dot(x.reshape(-1), y.reshape(-1)).to(dtype) for x, y in pairs]
+    return torch.stack(products).sum() if products else torch.zeros_like(like, dtype=dtype)

@@ -121,10 +121,27 @@ def test_batches_together_give_the_same_utilities(net: Net) -> None:
         joined = scheduler(net, sources, targets, utility="taylor", normalise=normalise, target_losses=joint).choose()
         assert joined.utilities == pytest.approx(alone.utilities, rel=1e-12)
         assert joined.cost.units == alone.cost.units == probe_units(3, 2, 2, "taylor")
-    with pytest.raises(InputError, match=r"target_losses gave no losses \(2,\) for y"):
-        scheduler(net, sources, targets, target_losses=lambda b: {"x": torch.zeros(2)}).choose()
+    for wrong in ({}, {"y": [0.0, 0.0]}, {"y": np.zeros(2)}, {"y": torch.zeros(())}):
+        given = {"x": torch.zeros(2), **wrong}
+        with pytest.raises(InputError, match=r"target_losses gave no tensor of losses \(2,\) for y"):
+            scheduler(net, sources, targets, target_losses=lambda b, given=given: given).choose()
     with pytest.raises(InputError, match="target_losses gave a NoneType"):
         scheduler(net, sources, targets, target_losses=lambda b: None).choose()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_products_of_gradients_keep_their_precision_where_losses_are_bfloat16(together: bool) -> None:
+    w = torch.zeros(4, requires_grad=True)
+
+    def slope(steep: float) -> FunctionProbe:
+        return FunctionProbe(lambda generator: None, lambda batch: (steep * w).sum().bfloat16())
+
+    sources, targets = {"steep": slope(1.001), "flat": slope(1.0)}, {"down": slope(1.0)}
+    joint = (lambda b: {"down": torch.stack([targets["down"].loss(None)] * 2)}) if together else None
+    made = UtilityScheduler(
+        sources, targets, [w], alpha=1.0, updates=1, utility="taylor", target_losses=joint
+    )
+    assert made.choose().utilities == pytest.approx({"steep": 16 * 1.001, "flat": 16.0}, rel=1e-6)
 
 
 @pytest.mark.parametrize("utility", ["exact", "taylor"])
