@@ -76,7 +76,9 @@ class _MetaLoop:
         self.replay, self.watched = Replay(self._gradients), Replay(self._curves)
         self.chosen = AllTasks(rows)
         if recipe.meta.scheduler:
-            self.chosen = ScheduledTasks(rows, recipe.meta.scheduler, self._losses, self.learned, seed=rows.seed)
+            self.chosen = ScheduledTasks(
+                rows, recipe.meta.scheduler, self._losses, self.learned, seed=rows.seed, most=learner.chunk
+            )
         self.best = learner.prompt.weight.detach().clone()
         self.step = self.best_step = self.since = 0
         self.accuracy, self.before = -1.0, 0.0

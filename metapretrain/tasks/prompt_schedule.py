@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metapretrain.scheduling import BlockScheduler, Probe
+from metapretrain.scheduling import BlockScheduler, FunctionProbe, Probe
 from metapretrain.scheduling.weights import Params
 from metapretrain.tasks.prompt_rows import MetaRows
 from metapretrain.tasks.schedules import build_scheduler, parse_schedule, spent
@@ -77,19 +77,28 @@ class ScheduledTasks(AllTasks):
         schedule: for :func:`metapretrain.tasks.schedules.parse_schedule`; tasks are named `task-0` to `task-(K-1)`.
         losses: of rows (T, 2m), at the weights of the moment; `params` are those weights.
         seed: of all draws.
+        most: tasks whose graph memory has room for, as the learner's `chunk`; None: all that there are. Taylor
+            utilities then take batches one by one where M of a task, or of every task, are more.
 
     Raises:
         InputError: a schedule that cannot be read.
     """
 
-    def __init__(self, rows: MetaRows, schedule: str, losses: Losses, params: Params, *, seed: int) -> None:
+    def __init__(
+        self, rows: MetaRows, schedule: str, losses: Losses, params: Params, *, seed: int, most: int | None = None
+    ) -> None:
         super().__init__(rows)
         self.name, self.numbers = schedule, {f"task-{task}": task for task in range(rows.tasks)}
         self.losses = losses
         sizes = {name: rows.sizes[task] for name, task in self.numbers.items()}
+        parsed = parse_schedule(schedule, sizes)
         probes: dict[str, Probe] = {name: MetaProbe(rows, task, losses) for name, task in self.numbers.items()}
+        if most is not None and parsed.samples > most:
+            probes = {name: FunctionProbe(probe.sample, probe.loss) for name, probe in probes.items()}
+        # Exact utilities look at targets without a graph, for which the learner's chunks are enough.
+        joint = most is None or parsed.utility == "exact" or parsed.samples * rows.tasks <= most
         self.scheduler: BlockScheduler = build_scheduler(
-            parse_schedule(schedule, sizes), sizes, probes, params, target_losses=self._together, seed=seed
+            parsed, sizes, probes, params, target_losses=self._together if joint else None, seed=seed
         )
 
     def at(self, step: int) -> Tensor:

@@ -89,8 +89,8 @@ class ScheduleRecipe:
             compute. The other schedulers decide before every update.
         epsilon, floor, decay, smoothing, normalise: of :class:`metapretrain.scheduling.UtilityScheduler`; a floor
             above epsilon counts as epsilon.
-        joint: what allows it goes through the encoder at once: the batches of all targets for exact utilities, the
-            M batches of a task for Taylor's.
+        joint: what allows it goes through the encoder at once: the batches of all targets, and for Taylor utilities
+            the M batches of a source. False: batch after batch, for where Taylor's graph of T M batches is too large.
         gamma: of exp3.
         fall: relative fall of the targets' losses in a block that is exp3's reward 1; as much of a rise is 0.
         head_updates: updates of the targets' heads on the encoder as it is, before the first decision, in every row.

@@ -49,6 +49,18 @@ def test_other_kinds_of_model(run: Callable[..., int], model: str, capsys: pytes
     assert "| metapt-random | 1 |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("schedule", ["uniform", "utility:utility=taylor,samples=1,updates=2", "exp3:updates=2"])
+def test_meta_tasks_are_chosen_by_a_schedule(run: Callable[..., int], tmp_path: Path, schedule: str) -> None:
+    words = ("--methods", "metapt-random", "--sets", "sst2", "--schedule", schedule, "--tasks-per-pass", 2)
+    assert run(*words) == 0
+    (folder,) = (tmp_path / "runs" / "prompts").glob(f"made-equal-tiny-{schedule.partition(':')[0]}*-smoke")
+    results = {result["method"]: result for result in collect(folder).results}
+    told = results["pretrain-metapt-random"]["schedule"]
+    assert told["name"] == schedule and sum(told["updates"].values()) == 4 * 5  # steps of 5 tasks
+    assert (told["probe_share"] > 0) == schedule.startswith(("utility", "exp3"))
+    assert "sst2_accuracy" in results["metapt-random"]["metrics"]
+
+
 def test_a_dry_run_names_the_budget(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--dry-run", "--methods", "ppt,metapt-kmeans,pt") == 0
     shown = capsys.readouterr().out

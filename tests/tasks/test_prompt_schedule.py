@@ -78,6 +78,25 @@ def test_batches_of_a_meta_task_go_together() -> None:
     torch.testing.assert_close(probe.loss_many(batches), one_by_one, rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize(("most", "largest"), [(None, 6), (6, 6), (5, 2), (2, 2), (1, 1)])
+def test_taylor_keeps_no_larger_graph_than_there_is_memory_for(most: int | None, largest: int) -> None:
+    maml = learner()
+    asked: list[int] = []
+
+    def losses(given: Tensor) -> Tensor:
+        asked.append(len(given))
+        return maml.losses(pool().gather(given[:, :2]), pool().gather(given[:, 2:]))
+
+    schedule = "utility:alpha=0.5,samples=2,updates=1,utility=taylor"
+    utilities = []
+    for limit in (None, most):
+        asked.clear()
+        chosen = ScheduledTasks(rows(), schedule, losses, [maml.prompt.weight], seed=3, most=limit)
+        utilities.append(chosen.scheduler.choose().utilities)
+    assert max(asked) == largest and sum(asked) == 2 * (3 + 3)
+    assert utilities[1] == pytest.approx(utilities[0], rel=1e-9)
+
+
 def test_a_scheduled_pretraining_that_was_cut_short_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
