@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.scheduling import probe_units
+from metapretrain.scheduling import UtilityScheduler, probe_units
 from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.pretraining import made_schedule_tasks
 from metapretrain.tasks.pretraining.base import Batches, PretrainingTask
@@ -59,7 +59,10 @@ class Killed(Exception):
 
 @pytest.mark.parametrize(
     ("name", "stop"),  # 4: inside a decision of utilities or exp3; 9: before a new one
-    [("utility-exact-aware", 4), ("utility-exact-aware", 9), ("exp3-agnostic", 4), ("proportional-aware", 9)],
+    [
+        ("utility-exact-aware", 4), ("utility-exact-aware", 9), ("utility-taylor-agnostic", 9), ("exp3-agnostic", 4),
+        ("proportional-aware", 9),
+    ],
 )
 def test_a_resumed_run_makes_the_same_choices(
     make: Make, monkeypatch: pytest.MonkeyPatch, name: str, stop: int
@@ -124,6 +127,19 @@ def test_joint_losses_are_those_of_each_batch(data: ScheduleData) -> None:
         alone = torch.stack([step.loss(name, batch) for batch in listed])
         torch.testing.assert_close(joint[name], alone)
         torch.testing.assert_close(JointProbe(step, name, "train", 3, Machine()).loss_many(listed), alone)
+
+
+@pytest.mark.parametrize("setting", ["aware", "agnostic"])
+def test_utilities_of_batches_together_are_those_of_batch_after_batch(data: ScheduleData, setting: str) -> None:
+    together, alone = (
+        pretraining(data, "utility-taylor", setting, joint=joint, alpha=0.1).policy.scheduler for joint in (True, False)
+    )
+    assert isinstance(together, UtilityScheduler) and isinstance(alone, UtilityScheduler)
+    one, other = together.compare(), alone.compare()
+    for utility in ("exact", "taylor"):
+        values = list(other[utility].values())
+        spread = max(values) - min(values)
+        assert spread > 0 and one[utility] == pytest.approx(other[utility], abs=0.01 * spread)
 
 
 @pytest.mark.parametrize("utility", ["exact", "taylor"])
