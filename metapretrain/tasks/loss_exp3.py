@@ -34,7 +34,8 @@ class LossExp3(Exp3):
         gamma, updates, seed: see :class:`metapretrain.scheduling.Exp3`.
 
     Raises:
-        InputError: samples below 1, a reward that is not above 0, and what `Exp3` refuses.
+        InputError: samples below 1, a reward that is not above 0, and what `Exp3` refuses; from `choose`, losses of
+            targets that are not finite.
 
     Example:
         >>> from metapretrain.scheduling import FunctionProbe
@@ -82,6 +83,9 @@ class LossExp3(Exp3):
     def _decide(self) -> Choice:
         start = time.perf_counter()
         now = self._losses()
+        bad = [name for name, loss in zip(self.targets, now, strict=True) if not math.isfinite(loss)]
+        if bad:
+            raise InputError(f"losses of target {', '.join(bad)} are not finite: look at the weights and the losses")
         falls = [(before - loss) / before for before, loss in zip(self._before, now, strict=False) if before > 0]
         if falls:
             self.observe(self._last.source, sum(falls) / len(falls))

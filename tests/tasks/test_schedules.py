@@ -81,6 +81,16 @@ def test_the_reward_of_exp3_is_the_relative_fall_of_the_losses() -> None:
     assert choice.cost.forwards == 4 and choice.cost.backwards == 0
 
 
+def test_targets_whose_losses_are_not_finite_are_named() -> None:
+    w = torch.zeros(1, requires_grad=True)
+    goals = {
+        "fine": FunctionProbe(lambda _: None, lambda _: (w - 1).square().sum()),
+        "broken": FunctionProbe(lambda _: None, lambda _: (w / 0).sum()),
+    }
+    with pytest.raises(InputError, match="losses of target broken are not finite"):
+        LossExp3(["a", "b"], goals, [w]).choose()
+
+
 def test_looking_leaves_no_trace() -> None:
     model, probes = problem()
     scheduler = LossExp3(SIZES, probes, model, updates=1)
