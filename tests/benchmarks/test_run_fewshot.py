@@ -123,6 +123,7 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., in
     assert "is not a run folder" in refuse("--encoder", tmp_path / "none")
     assert "did you mean 'inner_lr'" in refuse("--set", "iner_lr=1")
     assert "inner_lr must be a number above 0, got -1.0" in refuse("--methods", "maml", "--set", "inner_lr=-1")
+    assert "clip must be above 0, got -1.0" in refuse("--methods", "maml", "--dry-run", "--set", "clip=-1")
     assert "lr must be a number above 0" in refuse("--set", "lr=0")
     assert "did you mean 'per-step'" in refuse("--set", "batchnorm=perstep")
     assert "chunk=1 cannot be compiled" in refuse("--methods", "protonet,maml", "--compile", "--set", "chunk=1")
