@@ -31,6 +31,8 @@ class Columns:
         classes: names in label order, for classification.
         low, high: range of scores, for regression.
         missing: numbers that mean that a row has no label.
+        coded: labels are numbers of classes from 0, whatever the classes are called. Otherwise, where classes are
+            called by numbers, a label is one of these: 4.0 is the class "4".
 
     Raises:
         InputError: there is a label, and the classes or the range are no outputs of the kind.
@@ -51,6 +53,7 @@ class Columns:
     low: float
     high: float
     missing: tuple[int, ...] = ()
+    coded: bool = False
 
     def __post_init__(self) -> None:
         """Check classes and range."""
@@ -129,21 +132,21 @@ class Columns:
         )
 
     def _is_missing(self, value: Any) -> bool:
-        if value is None or (isinstance(value, str) and not value.strip()):
-            return True
-        if isinstance(value, Real) and math.isnan(value):
+        if _is_absent(value) or (isinstance(value, str) and not value.strip()):
             return True
         return not self.regression and not isinstance(value, str) and value in self.missing
 
     def _number(self, value: Any) -> float:
         """Return the class number or the score of a label's value."""
         shown = value if isinstance(value, str) else str(value)
-        if shown.strip() in self.classes:
+        if not self.coded and shown.strip() in self.classes:
             return self.classes.index(shown.strip())
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
+        number = _float(value)
+        called = [] if self.coded else [_float(name) for name in self.classes]
+        if not all(map(math.isnan, called)):
+            if number in called:
+                return called.index(number)
+            raise InputError(f"label {shown!r} is not one of the classes {', '.join(self.classes)}")
         low, high = (self.low, self.high) if self.regression else (0, len(self.classes) - 1)
         if not low <= number <= high or (not self.regression and number != int(number)):
             names = "" if self.regression else f" ({', '.join(self.classes)})"
@@ -152,8 +155,20 @@ class Columns:
         return number
 
 
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _is_absent(value: Any) -> bool:
+    """Whether a cell is None, NaN or pandas.NA, which cannot be asked whether it is true."""
+    return value is None or type(value).__name__ == "NAType" or (isinstance(value, Real) and math.isnan(value))
+
+
 def _sentence(column: str, value: Any) -> str:
-    if value is None or (isinstance(value, Real) and math.isnan(value)):
+    if _is_absent(value):
         value = ""
     if not isinstance(value, str):
         raise InputError(f"{column} is {type(value).__name__}, not text")

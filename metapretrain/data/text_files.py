@@ -40,7 +40,8 @@ def read_texts(
         path: of the file.
         text: column of the sentence, or of the first of a pair.
         pair: column of the second sentence; needed by the two kinds of pairs.
-        label: column of the label: a class name, or its number from 0, or a score; None for an unlabelled split.
+        label: column of the label: a class name, or its number from 0 where classes are not called by numbers, or a
+            score; None for an unlabelled split.
         id: column of the rows' names; None: their number in the file from 0.
         kind: ``"classification"``, ``"pair-classification"`` or ``"pair-regression"``.
         classes: names in label order, for classification with labels.
@@ -115,18 +116,21 @@ def from_dataset(
         ['1', '3']
     """
     _check_kind(kind, pair)
-    name = split or str(getattr(dataset, "split", None) or "dataset")
     columns_of = getattr(dataset, "column_names", None)
+    # a column of a pandas DataFrame is an attribute, too
+    about = {} if columns_of is None else {key: getattr(dataset, key, None) for key in ("split", "features")}
+    name = split or str(about.get("split") or "dataset")
     if isinstance(columns_of, dict):
         raise InputError(f"{name} has the splits {', '.join(map(str, columns_of))}: give one of them")
     names = [str(column) for column in columns_of or list(dataset)]
     for column in (text, pair, label, id):
         if column is not None:
             find_column(column, names, name)
-    if not classes and label is not None and kind != "pair-regression":
-        features = getattr(dataset, "features", None) or {}
-        classes = getattr(features.get(label), "names", None) or ()
-    columns = Columns(name, text, pair, label, id, kind, tuple(classes), low, high, missing=(-1,))
+    feature = None if kind == "pair-regression" else (about.get("features") or {}).get(label)
+    own = getattr(feature, "names", None)
+    classes = tuple(classes or own or ())
+    missing = () if own is None and "-1" in classes else (-1,)
+    columns = Columns(name, text, pair, label, id, kind, classes, low, high, missing, coded=own is not None)
     values = zip(*(list(dataset[column]) for column in columns.names), strict=True)
     records = ((f"row {row}", dict(zip(columns.names, cells, strict=True))) for row, cells in enumerate(values))
     return columns.collect(records, name, {}, {})

@@ -29,7 +29,7 @@ class _Form:
 
 _FULL: dict[str, Any] = {"text": "text", "label": "class", "format": "csv", "header": ("class", "text")}
 _FULL["classes"] = ("1", "2", "3", "4", "5")
-_JSON: dict[str, Any] = {"text": "ori", "label": "label", "format": "json", "classes": STARS}
+_JSON: dict[str, Any] = {"text": "ori", "label": "label", "format": "json", "classes": CLASSES}
 _AUGPE = {"text": "text", "label": "label2", "format": "csv", "classes": tuple(f"Review Stars: {s}" for s in STARS)}
 TESTS = (_Form("test.csv", _FULL), _Form("yelp_review/test.json", _JSON))
 TRAINING = (
@@ -40,7 +40,7 @@ TRAINING = (
     _Form("yelp_review/dev.json", _JSON),
     _Form(
         "16-shot/*/*.tsv",
-        {"text": "sentence", "label": "label", "format": "tsv", "quotes": False, "classes": STARS},
+        {"text": "sentence", "label": "label", "format": "tsv", "quotes": False, "classes": CLASSES},
     ),
 )
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -214,6 +214,38 @@ def test_a_datasets_object_gives_columns_classes_and_split() -> None:
         from_dataset(SimpleNamespace(column_names={"train": ["text"], "test": ["text"]}), text="text")
     with pytest.raises(InputError, match="validation: 1 of 3 rows cannot be used: row 0: label '1' is not a score"):
         from_dataset(Dataset(), text="text", pair="text", label="label", kind="pair-regression", low=-2.0, high=0.5)
+
+
+def test_classes_called_by_numbers_are_not_taken_for_their_places(tmp_path: Path) -> None:
+    stars: dict[str, Any] = {"text": "text", "label": "label", "classes": ("1", "2", "3")}
+    for label in ("2", "2.0", 2, 2.0):
+        file = write(tmp_path, json.dumps({"text": "x", "label": label}), "a.jsonl")
+        assert read_texts(file, **stars).require_labels().tolist() == [1]
+    refused(r"line 2: label '0' is not one of the classes 1, 2, 3$", write(tmp_path, "text,label\nx,0\n"), **stars)
+
+    # a ClassLabel's numbers are places, whatever its names are
+    class Dataset(dict[str, Any]):
+        column_names, split = ("text", "label"), "train"
+        features: ClassVar[dict[str, Any]] = {
+            "label": SimpleNamespace(names=["1", "2", "3"]),
+            "text": SimpleNamespace(),
+        }
+
+    rows = from_dataset(Dataset(text=["x", "y", "z"], label=[0, 2, -1]), text="text", label="label")
+    assert rows.require_labels().tolist() == [0, 2] and rows.counts == {"unlabelled": 1}
+    signs = from_dataset({"text": ["x", "y"], "label": [-1, 1]}, text="text", label="label", classes=("-1", "0", "1"))
+    assert signs.require_labels().tolist() == [0, 2] and signs.counts == {}
+
+
+def test_a_data_frame_with_missing_cells_and_columns_called_as_attributes() -> None:
+    pandas = pytest.importorskip("pandas")
+    label = pandas.array([1, None, 0], dtype="Int64")
+    frame = pandas.DataFrame({"text": ["x", "y", "z"], "label": label, "split": ["a"] * 3, "features": [0] * 3})
+    rows = from_dataset(frame, **COLUMNS)
+    assert (rows.first, rows.split, rows.counts) == (["x", "z"], "dataset", {"unlabelled": 1})
+    frame["text"] = pandas.array(["x", "y", None], dtype="string")
+    with pytest.raises(InputError, match="dataset: 1 of 3 rows cannot be used: row 2: text is empty"):
+        from_dataset(frame, **COLUMNS)
 
 
 def test_a_real_dataset_reads_as_the_file(tmp_path: Path) -> None:
