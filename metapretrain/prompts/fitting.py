@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,7 @@ def fit(
     *,
     lr: float = 0.025,
     weight_decay: float = 0.01,
+    rate_lr: float = 1e-3,
     most: int = 20_000,
     every: int = 200,
     patience: int = 6,
@@ -49,6 +50,8 @@ def fit(
         held_out: such pairs of rows that `steps` never holds; accuracy is that of the adapted prompts on the
             query rows, mean over tasks and pairs.
         lr: the outer rate beta.
+        weight_decay: of the prompt.
+        rate_lr: the outer rate of learned inner rates, which do not decay.
         most: outer steps at most.
         every: outer steps between validations.
         patience: validations without a better accuracy after which training ends.
@@ -60,9 +63,10 @@ def fit(
     held_out = list(held_out)
     if not held_out or min(most, every, patience) < 1:
         raise InputError("fit needs held-out pairs, and most, every and patience of at least 1")
-    learned = (learner.prompt.weight, learner.inner_lr)
-    parameters = [p for p in learned if isinstance(p, torch.Tensor) and p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay)
+    groups: list[dict[str, Any]] = [{"params": [learner.prompt.weight], "lr": lr}]
+    if (rates := _learned_rates(learner)) is not None:
+        groups.append({"params": [rates], "lr": rate_lr, "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
     state = _Best(learner)
     state.validate(0, held_out, log)
     step = 0
@@ -78,18 +82,29 @@ def fit(
         raise InputError("fit was given no steps")
     if step % every:
         state.validate(step, held_out, log)
-    with torch.no_grad():
-        learner.prompt.weight.copy_(state.prompt)
+    state.restore()
     return Fitted(step, state.step, state.accuracy, state.history)
 
 
+def _learned_rates(learner: PromptMAML) -> torch.Tensor | None:
+    rates = learner.inner_lr
+    return rates if isinstance(rates, torch.Tensor) and rates.requires_grad else None
+
+
 class _Best:
-    """The best prompt so far, and how many validations ago it was."""
+    """The best prompt so far with its inner rates, and how many validations ago it was."""
 
     def __init__(self, learner: PromptMAML) -> None:
         self.learner, self.history = learner, list[dict[str, float]]()
         self.step, self.accuracy, self.since = 0, -1.0, 0
-        self.prompt = learner.prompt.weight.detach().clone()
+        rates = _learned_rates(learner)
+        self.weights = [learner.prompt.weight, *([] if rates is None else [rates])]
+        self.best = [weight.detach().clone() for weight in self.weights]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for weight, best in zip(self.weights, self.best, strict=True):
+            weight.copy_(best)
 
     def validate(
         self, step: int, held_out: list[Pair], log: Callable[[int, dict[str, torch.Tensor]], None] | None
@@ -102,6 +117,7 @@ class _Best:
         self.history.append({"step": float(step), **row})
         logger.info("step %d: held-out accuracy %.3f", step, row["accuracy"])
         self.since += 1
-        if row["accuracy"] > self.accuracy:
+        # Scores that are not numbers have a largest one, too: a prompt that diverged may look right.
+        if row["accuracy"] > self.accuracy and all(bool(weight.isfinite().all()) for weight in self.weights):
             self.step, self.accuracy, self.since = step, row["accuracy"], 0
-            self.prompt.copy_(self.learner.prompt.weight.detach())
+            self.best = [weight.detach().clone() for weight in self.weights]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,6 +165,29 @@ def test_fit_stops_after_validations_without_progress() -> None:
     pair = parts(maml)
     fitted = maml.fit(iter([pair] * 100), [pair], lr=1e-12, every=2, patience=3)
     assert (fitted.steps, fitted.best_step) == (6, 0)
+
+
+def test_fit_leaves_learned_rates_as_they_were_with_the_best_prompt() -> None:
+    rates = torch.full((4, 1), 0.1, dtype=torch.float64, requires_grad=True)
+    maml, seen = learner("gpt2", inner_lr=rates), []
+    pair = parts(maml)
+
+    def keep(step: int, _curves: dict[str, Tensor]) -> None:
+        seen.append((step, rates.detach().clone()))
+
+    fitted = maml.fit([pair] * 20, [pair], lr=1e-12, weight_decay=0.5, rate_lr=0.01, every=5, log=keep)
+    assert fitted.best_step < 20 and torch.equal(rates, dict(seen)[fitted.best_step])
+    moved = (seen[1][1] - 0.1).abs()
+    assert bool((moved > 0.001).all()) and float(moved.max()) <= 0.05 + 1e-9  # 5 steps of AdamW, by their own rate
+
+
+def test_fit_never_keeps_a_prompt_that_diverged() -> None:
+    maml = learner("gpt2")
+    support, query = parts(maml)
+    start, zeros = maml.prompt.weight.detach().clone(), torch.zeros_like(query.answer)
+    held_out = (support, replace(query, labels=zeros))  # the first label is what NaN looks like
+    fitted = maml.fit([(support, query)], [held_out], lr=math.inf, most=1, every=1)
+    assert fitted.best_step == 0 and torch.equal(maml.prompt.weight, start)
 
 
 def test_errors_are_clear() -> None:
