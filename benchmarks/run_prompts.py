@@ -62,8 +62,8 @@ TRIAL = PromptRecipe(
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     parser = Parser(description=__doc__)
-    labelled = ",".join(name for name, method in METHODS.items() if method.source == "labelled")
-    common_options(parser, "prompts", methods=METHODS, default_methods=labelled)
+    common_options(parser, "prompts", methods=METHODS)
+    parser.set_defaults(methods=None)
     add = parser.add_argument
     add("--model", metavar="NAME", help="smollm2 (default), tiny, package:NAME, a folder, a hub model (t5-base)")
     add("--budget", choices=BUDGETS, help="of pretraining: the same reads for all rows (default), or the paper's steps")
@@ -87,6 +87,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--no-figures", action="store_true", help="draw no curves")
     add("--job", action="store_true", help="one of several side by side: print no table")
     options: Namespace = parser.parse_args(argv)
+    if options.methods is None:  # pseudo labels need more data: only made ones are always there
+        options.methods = [name for name, method in METHODS.items() if options.smoke or method.source == "labelled"]
     if re.fullmatch(r"[\w.+-]*", options.tag) is None:
         raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     return options

@@ -32,6 +32,7 @@ class PromptExperiment(PretrainedPrompts):
     def plan(self, methods: Mapping[str, PromptMethod]) -> list[str]:
         """Return one line a run with its budget: what `--dry-run` prints."""
         r, lines = self.recipe, []
+        most = "at most " * (r.budget == "paper")  # patience may end it earlier
         sets = f"{len(self.data.sets)} sets, {r.examples} examples each, at most {r.tune.epochs} epochs"
         for name, method in methods.items():
             if method.objective == "mixed":
@@ -40,7 +41,8 @@ class PromptExperiment(PretrainedPrompts):
                 steps, reads = r.meta_steps(r.meta.clusters), r.meta_reads(r.meta.clusters)
             before = "no pretraining"
             if method.objective is not None:
-                before = f"pretraining of {steps:,} steps x {reads} rows = {steps * reads:,} reads (one for all sets)"
+                read = f"{steps:,} steps x {reads} rows = {steps * reads:,} reads"
+                before = f"pretraining of {most}{read} (one for all sets)"
             after = {"prompt": f"the prompt tuned on {sets}", "model": f"the model tuned on {sets}"}
             lines.append(f"{name}: {before}, {after.get(method.tuned, 'nothing tuned')}")
         return lines

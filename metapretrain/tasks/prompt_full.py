@@ -80,5 +80,6 @@ def _accuracy(
         with mixed_precision(device, precision):
             scores = word_scores(model, prompt, batch, allowed, "vocabulary")
         assert batch.labels is not None
-        hits.append(scores.argmax(-1)[0] == batch.labels[0])
+        known = ~scores[0].isnan().any(-1)  # of a model that diverged, nothing is right
+        hits.append((scores.argmax(-1)[0] == batch.labels[0]) & known)
     return float(torch.cat(hits).double().mean())

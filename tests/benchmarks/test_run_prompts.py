@@ -17,7 +17,7 @@ SETS = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant",
 def test_a_smoke_run_of_all_rows_and_its_table(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--methods", "all") == 0
+    assert run() == 0  # all rows, without being told
     shown = capsys.readouterr().out
     root = tmp_path / "runs" / "prompts" / "made-equal-tiny-smoke"
     found = collect(root)
@@ -67,6 +67,16 @@ def test_a_dry_run_names_the_budget(run: Callable[..., int], capsys: pytest.Capt
     assert "ppt: pretraining of 20 steps x 4 rows = 80 reads" in shown
     assert "metapt-kmeans: pretraining of 4 steps x 20 rows = 80 reads" in shown
     assert "pt: no pretraining, the prompt tuned on 7 sets" in shown
+    assert run("--dry-run", "--methods", "ppt-pseudo,metapt-kmeans", "--budget", "paper") == 0  # ends by patience, too
+    shown = capsys.readouterr().out
+    assert "ppt-pseudo: pretraining of at most 125 steps x 4 rows = 500 reads" in shown
+    assert "metapt-kmeans: pretraining of at most 20,000 steps x 20 rows = 400,000 reads" in shown
+
+
+def test_pseudo_labels_are_asked_for_but_where_all_data_are_made() -> None:
+    assert set(METHODS) - set(options_of([]).methods) == {"ppt-pseudo", "metapt-pseudo"}
+    assert options_of(["--smoke"]).methods == list(METHODS)
+    assert options_of(["--smoke", "--methods", "pt"]).methods == ["pt"]
 
 
 def test_options_change_the_recipe() -> None:

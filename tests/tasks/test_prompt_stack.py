@@ -175,6 +175,12 @@ def test_full_tuning_leaves_the_model_as_it_was() -> None:
     assert float((torch.tensor(job.words)[rows] == labels).double().mean()) == state.accuracy
 
 
+def test_a_model_that_diverged_is_right_about_nothing() -> None:
+    job = replace(jobs()[0], prompt=torch.zeros(0, 32, dtype=torch.float64))
+    _, state = tune_model(model(), pool(), job, replace(TUNING, lr=1e30, warmup=0, epochs=3))
+    assert [accuracy for _, accuracy in state.history] == [0.0] * len(state.history)
+
+
 def test_words_of_other_sets_are_never_predicted() -> None:
     assert allowed_words([words_of(2, False), words_of(2, True)], "cpu").sum(1).tolist() == [2, 2]
     rows = predict(
