@@ -119,7 +119,8 @@ def _predict(parser: Parser) -> None:
         add(f"--{task}", type=Path, metavar="FILE",
             help=f"texts of task {task}: a table with id and sentence, or sentence1 and sentence2")  # fmt: skip
     add("--texts", type=named_file, action="append", default=[], metavar="TASK=FILE", help="texts of another task")
-    add("--out", type=Path, metavar="DIR", help="where predictions of texts are written (default: RUN/predictions)")
+    add("--out", type=Path, metavar="DIR",
+        help="where predictions of texts are written (RUN/predictions, or RUN/own-texts of prompts)")  # fmt: skip
     add_device_options(parser, precision=False)
 
 

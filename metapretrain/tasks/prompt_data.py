@@ -31,12 +31,14 @@ class PromptData:
         sets: downstream sets with the rows that are reported on.
         tuning: the test parts are left alone: a recipe is chosen by validation.
         plain: sentences without labels, for pretraining on pseudo labels.
+        plain_dropped: how many more there were, which stand in a downstream set.
     """
 
     pretraining: TextSet
     sets: tuple[SentenceData, ...]
     tuning: bool = False
     plain: tuple[str, ...] = ()
+    plain_dropped: int = 0
 
     @classmethod
     def of(
@@ -58,13 +60,14 @@ class PromptData:
             test = fixed_sample(without_known(one.test, known), recipe.test_rows)
             few_shot_draw(train, recipe.examples, recipe.validation, seed=0, stratified=recipe.stratified)
             kept.append(replace(one, train=train, test=test))
-        rows = pretraining.train
+        rows, dropped = pretraining.train, 0
         if recipe.rows is not None:
             rows = balanced_sample(rows, min(recipe.rows, len(rows)), seed=0)
         if plain:
             seen = known_texts(text for one in kept for part in (one.train, one.test) for text in part.first)
-            plain = without_known(TextSet(list(plain)), seen).first
-        return cls(rows, tuple(kept), tuning, tuple(plain))
+            before, plain = len(plain), without_known(TextSet(list(plain)), seen).first
+            dropped = before - len(plain)
+        return cls(rows, tuple(kept), tuning, tuple(plain), dropped)
 
     @property
     def test(self) -> tuple[TextSet, ...]:

@@ -101,10 +101,11 @@ class PromptInputs:
         plain, r = self.data.plain, self.recipe
         if not plain:
             raise InputError("rows on pseudo labels need plain sentences, and none were given")
-        return pseudo_labelled(
+        texts, about = pseudo_labelled(
             plain, self._embedded(plain), self.data.pretraining.require_labels(), self.features("labelled"),
             rows=r.rows, confidence=r.pseudo_confidence,
         )  # fmt: skip
+        return texts, {**about, "sentences_in_downstream": self.data.plain_dropped}
 
     def features(self, source: str) -> Tensor:
         """Sentence embeddings (N, D) of the pretraining rows."""

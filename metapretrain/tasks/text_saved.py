@@ -117,8 +117,8 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     model = described.get("model") if isinstance(described, dict) else None
     if not isinstance(model, dict) or model.get("kind") != "text":
         raise InputError(
-            f"{folder} is no run of texts by its config.json; give one of run_text.py or run_prompts.py, or images to a"
-            " run of images"
+            f"{folder} is no run of texts by its config.json; give one of run_text.py, or one of run_prompts.py that"
+            " tuned a prompt, or images to a run of images"
         )
     if not (folder / PROTOTYPES).is_file():
         raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")

@@ -125,6 +125,12 @@ def test_zero_shot_and_majority(tmp_path: Path) -> None:
     assert metrics["mean_f1"] == pytest.approx(sum(values) / 3)
 
 
+def test_a_row_without_a_prompt_says_what_predicts(tmp_path: Path) -> None:
+    run(tmp_path, ["zero-shot"])
+    with pytest.raises(InputError, match=r"one of run_prompts\.py that tuned a prompt"):
+        predict_files(tmp_path / "prompts/made-trial/zero-shot-s0", {"sst2": tmp_path / "mine.csv"})
+
+
 def test_a_trial_leaves_the_test_parts_alone(tmp_path: Path) -> None:
     result = run(tmp_path, ["pt", "ft"], tuning=True)["pt", 0]
     assert result["kind"] == "tuning" and "mean_accuracy" not in result["metrics"]

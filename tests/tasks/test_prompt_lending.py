@@ -23,6 +23,7 @@ from metapretrain.tasks.prompt_experiment import PromptExperiment
 from metapretrain.tasks.prompt_groups import kept_groups
 from metapretrain.tasks.prompt_methods import PromptRecipe
 from metapretrain.tasks.prompt_stack import Stack
+from metapretrain.training.files import read_json
 
 ROWS = {name: METHODS[name] for name in ("ppt", "metapt-random")}
 MORE = replace(TRIAL, examples=14, tune=replace(TRIAL.tune, epochs=3))
@@ -119,8 +120,12 @@ def test_a_pretraining_of_another_seed_is_refused_and_none_is_told(
 
 def test_pseudo_labels_know_the_downstream_sets(tmp_path: Path) -> None:
     plain, pseudo = made_sentiment(seed=1, pretraining=400)["yelp5"].train.first, {"ppt-pseudo": METHODS["ppt-pseudo"]}
+    plain = [*plain, made_sentiment()["sst2"].train.first[0].upper()]
     first = experiment(tmp_path / "first", TRIAL, plain=plain)
     list(first.rows(pseudo, [0]))
+    assert plain[-1] not in first.data.plain
+    metrics = (read_json(first.root / "pretrain-ppt-pseudo-s0" / "result.json") or {})["metrics"]
+    assert metrics["plain_sentences"] + metrics["sentences_in_downstream"] == len(plain)
     experiment(tmp_path / "same", MORE, plain=plain, lender=first.root).check(pseudo, [0])
     with pytest.raises(InputError, match="in another way: counts"):
         experiment(tmp_path / "other", TRIAL, ["sst5"], plain, lender=first.root).check(pseudo, [0])
