@@ -240,6 +240,9 @@ def test_scores_and_conflict_are_logged(make: Make) -> None:
         assert {score, "gradient_cosine_sst_para", "gradient_cosine_para_sts"} <= logged
     run = experiment.path("pretrain-proto", 0)
     assert {file.name for file in (run / "figures").iterdir()} == {f"tsne-{task.name}.png" for task in TASKS}
+    for when in ("before", "after"):  # TensorBoard's projector has the same rows
+        (table,) = (run / "projector").glob(f"sst-{when}-pretraining-*/metadata.tsv")
+        assert len(table.read_text().splitlines()) == len(TASKS[0].dev)
     result = json.loads((run / "result.json").read_text())
     assert result["tokens_per_s"] >= 0 and 0 < result["padding_share"] < 1 and result["encoder"] == "tiny"
 
