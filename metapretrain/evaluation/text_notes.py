@@ -11,7 +11,7 @@ from metapretrain.evaluation.published import TEXT_TEST, Published
 from metapretrain.evaluation.results import Result
 from metapretrain.evaluation.text_scores import main_scores
 
-SIMILARITY = re.compile(r"(^|[/:_-])all-(minilm|mpnet|distilroberta|roberta)|^minilm$", re.IGNORECASE)
+SIMILARITY = re.compile(r"(^|[/:_-])(all-(minilm|mpnet|distilroberta|roberta)|paraphrase-)|^minilm$", re.IGNORECASE)
 SEEN = (
     "was trained for sentence similarity, on data that holds Quora's duplicate questions: its PARA and STS figures, "
     "and the overall ones, are no comparison with an encoder that saw none, such as the paper's BERT-base"

