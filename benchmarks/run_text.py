@@ -9,6 +9,7 @@ out of the training parts. Every trained row has the same number of updates, pre
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from argparse import Namespace
@@ -27,6 +28,8 @@ from metapretrain.tasks.text_data import TextData
 from metapretrain.tasks.text_experiment import TextExperiment
 from metapretrain.tasks.text_methods import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.tasks.text_streams import POLICIES
+
+log = logging.getLogger("metapretrain.run_text")
 
 # A row: what the encoder starts from, how pairs are encoded, which heads are trained and how. Rows that name a
 # pretraining share it. The paper used the cosine for STS from the weighted rows on: they leave the head to --sts-head.
@@ -129,7 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     machine, recipe = machine_of(options), recipe_of(options)
     if recipe.scheduler and set(options.methods) == set(METHODS):  # pcgrad needs all tasks in an update
-        options.methods = [name for name in options.methods if not METHODS[name].surgery]
+        left = [name for name in options.methods if METHODS[name].surgery]
+        options.methods = [name for name in options.methods if name not in left]
+        log.info("%s is left out: it needs a batch of each task in an update (--set scheduler=)", ", ".join(left))
     data = TextData(tuple(tasks_of(options, recipe)), options.validate)
     dataset = "made" if options.smoke else "cs224n-qqp" if options.qqp is not None else "cs224n"
     encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""

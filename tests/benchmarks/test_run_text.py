@@ -44,6 +44,16 @@ def test_a_dry_run_tells_the_budget_and_writes_nothing(
     assert "4 of pretraining proto (shared) + 4 updates" in lines[2] and not (tmp_path / "runs").exists()
 
 
+def test_one_task_an_update_leaves_surgery_out_and_says_so(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "metapretrain"):
+        assert run("--dry-run", "--recipe", "strong") == 0
+    names = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert names == [name for name in METHODS if name != "pcgrad"]
+    assert "pcgrad is left out" in caplog.text
+
+
 def test_validation_leaves_the_dev_parts_alone(run: Callable[..., int], tmp_path: Path) -> None:
     assert run("--validate", "--methods", "cosine", "--tag", "trial", "--set", "joint.lr=0.01") == 0
     result = json.loads((tmp_path / "runs/text/made-paper-trial-smoke/cosine-s0/result.json").read_text())
