@@ -103,6 +103,23 @@ def test_losses_of_section_5_3(encoder: TextEncoder, joined: bool) -> None:
         assert predicted.dtype == (torch.float32 if task.name == "sts" else torch.int64) and predicted.shape == (6,)
 
 
+def test_smoothed_labels_are_mixed_with_chance_and_scores_are_not(encoder: TextEncoder) -> None:
+    z = [torch.randn(len(ROWS), encoder.features)]
+    for task, head in zip(
+        TASKS, build_heads(TASKS, TextMethod(joined=True), "mlp", encoder.features).values(), strict=True
+    ):
+        rows = TextRows(task, tokenize(task.train, encoder.tokenizer, max_length=64, joined=True))
+        plain, smoothed = (Labels(rows, head.eval(), smoothing).loss(z, ROWS) for smoothing in (0.0, 0.2))
+        outputs = head(z[0])
+        if task.name == "sst":
+            chance = -outputs.log_softmax(1).mean()
+        elif task.name == "para":
+            chance = -(outputs.sigmoid().log() + (-outputs).sigmoid().log()).mean() / 2
+        else:
+            chance = plain
+        torch.testing.assert_close(smoothed, 0.8 * plain + 0.2 * chance)
+
+
 def test_the_encoder_runs_once_for_rows_of_one_width(encoder: TextEncoder) -> None:
     shapes = []
     hook = encoder.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0]["input_ids"].shape)))
