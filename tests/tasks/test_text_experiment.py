@@ -18,6 +18,7 @@ import metapretrain
 from benchmarks.run_text import METHODS, PAPER, STRONG
 from metapretrain.data.made_texts import made_tasks
 from metapretrain.errors import InputError
+from metapretrain.evaluation import figures
 from metapretrain.models.saved import load as load_image_model
 from metapretrain.tasks import text_experiment as module
 from metapretrain.tasks.machine import Machine
@@ -245,6 +246,21 @@ def test_scores_and_conflict_are_logged(make: Make) -> None:
         assert len(table.read_text().splitlines()) == len(TASKS[0].dev)
     result = json.loads((run / "result.json").read_text())
     assert result["tokens_per_s"] >= 0 and 0 < result["padding_share"] < 1 and result["encoder"] == "tiny"
+
+
+def test_maps_of_100_rows_are_drawn_by_the_chosen_reducer(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = [], figures.tsne_figure
+
+    def drawn(panels: Any, names: Any, *, reducer: str, max_points: int) -> Any:
+        seen.append((reducer, max_points))
+        return real(panels, names, max_points=max_points)
+
+    monkeypatch.setattr(figures, "tsne_figure", drawn)
+    experiment = make(figures=0, reducer="umap")
+    experiment.pretraining("proto", 0)
+    assert seen == [("umap", 100)] * 3
+    names = {file.name for file in (experiment.path("pretrain-proto", 0) / "figures").iterdir()}
+    assert names == {f"umap-{task.name}.png" for task in TASKS}
 
 
 @pytest.mark.parametrize("method", [TextMethod(pretraining="proto"), TextMethod(surgery=True)])
