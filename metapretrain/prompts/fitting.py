@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -58,11 +59,13 @@ def fit(
         log: called with the step and :meth:`PromptMAML.curves`, (K,) each, of the held-out pairs' mean.
 
     Raises:
-        InputError: there are no held-out pairs or no steps, or a number is below 1.
+        InputError: there are no held-out pairs or no steps, or a number is out of range.
     """
     held_out = list(held_out)
     if not held_out or min(most, every, patience) < 1:
         raise InputError("fit needs held-out pairs, and most, every and patience of at least 1")
+    for name, value in (("lr", lr), ("rate_lr", rate_lr), ("weight_decay", weight_decay)):
+        _check_number(name, value, zero=name == "weight_decay")
     groups: list[dict[str, Any]] = [{"params": [learner.prompt.weight], "lr": lr}]
     if (rates := _learned_rates(learner)) is not None:
         groups.append({"params": [rates], "lr": rate_lr, "weight_decay": 0.0})
@@ -84,6 +87,12 @@ def fit(
         state.validate(step, held_out, log)
     state.restore()
     return Fitted(step, state.step, state.accuracy, state.history)
+
+
+def _check_number(name: str, value: float, *, zero: bool) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    if not number or (value == 0 and not zero):
+        raise InputError(f"{name} of fit must be {'at least' if zero else 'above'} 0 and finite, not {value!r}")
 
 
 def _learned_rates(learner: PromptMAML) -> torch.Tensor | None:

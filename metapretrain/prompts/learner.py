@@ -75,6 +75,8 @@ class PromptMAML(nn.Module):
     ) -> None:
         super().__init__()
         self.prompted = PromptedModel(model, template, verbalizer, **options)
+        if not isinstance(prompt, SoftPrompt):
+            raise InputError(f"prompt must be a SoftPrompt, such as SoftPrompt(tensor), not a {type(prompt).__name__}")
         if prompt.features != self.prompted.features:
             raise InputError(
                 f"the prompt has {prompt.features} features, but the model's embeddings have {self.prompted.features}"
@@ -82,7 +84,8 @@ class PromptMAML(nn.Module):
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise InputError(f"chunk must be an integer of at least 1, or None, not {chunk!r}")
         Options(inner_lr, inner_steps, order, checkpoint=checkpoint)
-        if inner_clip is not None and not 0 < inner_clip < math.inf:
+        number = isinstance(inner_clip, int | float) and not isinstance(inner_clip, bool)
+        if inner_clip is not None and not (number and 0 < inner_clip < math.inf):
             raise InputError(f"inner_clip is a norm above 0, or None, not {inner_clip!r}")
         if inner_clip is not None and checkpoint:
             raise InputError("checkpoint takes no inner_clip; leave one of them out")
@@ -165,13 +168,14 @@ class PromptMAML(nn.Module):
             assert other.labels is not None
             with torch.no_grad():
                 after = self.prompted(fast, other)
+                known = ~after.isnan().any(-1)  # of a prompt that diverged, nothing is right
                 found.append(
                     {
                         "support_loss": before.detach(),
                         "query_loss_before": self.prompted.losses(prompt, other).mean(1),
                         "query_loss_after": -after.gather(-1, other.labels[..., None])[..., 0].mean(1),
                         "inner_gradient_norm": gradient.flatten(1).norm(dim=1),
-                        "accuracy": (after.argmax(-1) == other.labels).float().mean(1),
+                        "accuracy": (known & (after.argmax(-1) == other.labels)).float().mean(1),
                     }
                 )
         return {name: torch.cat([part[name] for part in found]) for name in found[0]}

@@ -88,7 +88,10 @@ class PromptedModel(nn.Module):
         batch = self.template.encode(self.verbalizer.tokenizer, self.kind, first, second, max_length=width)
         if labels is None:
             return batch
-        y = torch.as_tensor(labels)
+        try:
+            y = torch.as_tensor(labels)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(f"labels must be integers in 0..{len(self.verbalizer) - 1}, one a row") from None
         if y.shape != batch.answer.shape or y.is_floating_point() or y.dtype == torch.bool:
             raise InputError(f"give one integer label for each of {len(batch)} rows, not {y.dtype} {tuple(y.shape)}")
         if int(y.min()) < 0 or int(y.max()) >= len(self.verbalizer):
@@ -142,7 +145,12 @@ class PromptedModel(nn.Module):
 
         Args:
             prompt: (L, D).
+
+        Raises:
+            InputError: as :meth:`encode` and :meth:`forward`, or a batch size below 1.
         """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise InputError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
         data = self.encode(first, second)
         self._check(prompt, data)
         device = self.model.get_input_embeddings().weight.device

@@ -186,7 +186,8 @@ def test_fit_never_keeps_a_prompt_that_diverged() -> None:
     support, query = parts(maml)
     start, zeros = maml.prompt.weight.detach().clone(), torch.zeros_like(query.answer)
     held_out = (support, replace(query, labels=zeros))  # the first label is what NaN looks like
-    fitted = maml.fit([(support, query)], [held_out], lr=math.inf, most=1, every=1)
+    fitted = maml.fit([(support, query)], [held_out], lr=1e200, most=1, every=1)
+    assert math.isnan(fitted.history[-1]["query_loss_after"]) and fitted.history[-1]["accuracy"] == 0
     assert fitted.best_step == 0 and torch.equal(maml.prompt.weight, start)
 
 
@@ -204,6 +205,15 @@ def test_errors_are_clear() -> None:
         (lambda: learner("gpt2", inner_lr=float("nan")), "lr"),
         (lambda: learner("gpt2", inner_lr=torch.zeros(7)), "does not fit"),
         (lambda: learner("gpt2", inner_steps=-1), "steps"),
+        (lambda: learner("gpt2", inner_clip="x"), "inner_clip is a norm"),
+        (lambda: maml.fit([(support, query)], [(support, query)], lr=-1), "lr of fit must be above 0"),
+        (lambda: maml.fit([(support, query)], [(support, query)], lr="x"), "lr of fit must be above 0"),
+        (lambda: maml.fit([(support, query)], [(support, query)], rate_lr=math.nan), "rate_lr of fit"),
+        (lambda: maml.fit([(support, query)], [(support, query)], weight_decay=-0.1), "weight_decay of fit"),
+        (
+            lambda: PromptMAML(maml.prompted.model, torch.zeros(4, 16), PromptTemplate(), maml.prompted.verbalizer),  # type: ignore[arg-type]
+            "must be a SoftPrompt, .* not a Tensor",
+        ),
         (lambda: learner("gpt2", max_length="x"), "max_length must be an integer"),
         (lambda: maml.fit([], [(support, query)]), "no steps"),
         (lambda: maml.fit([(support, query)], []), "held-out"),

@@ -164,6 +164,8 @@ def test_errors_are_clear() -> None:
         (lambda: model.encode(["a"], labels=[-1]), "labels lie in -1"),
         (lambda: model.encode(["a"], labels=[0, 1]), "one integer label"),
         (lambda: model.encode(["a"], labels=torch.tensor([0.5])), "one integer label"),
+        (lambda: model.encode(["a"], labels=["good"]), r"labels must be integers in 0\.\.4"),  # type: ignore[list-item]
+        (lambda: model.classify(prompts(1)[0], ["a"], batch_size=0), "batch_size must be an integer"),
         (lambda: model.losses(prompts(1)[0], batch), "no labels"),
         (lambda: model(prompts(2), batch), "does not fit rows"),
         (lambda: model(torch.zeros(6, 8), batch), "16 features"),
