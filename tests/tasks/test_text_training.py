@@ -158,6 +158,28 @@ def test_balanced_phases_and_the_policy(
         assert rare == pytest.approx(0.5 if name == balanced else 0.125, abs=0.03)
 
 
+def test_sequences_are_cut_where_the_recipe_says(trained: list[SimpleNamespace]) -> None:
+    step = pretrained(trained, "proto", replace(RECIPE, max_length=6)).step
+    assert all(int(objective.texts.tokens.widths.max()) == 6 for objective in step.objectives.values())
+
+
+def test_speed_is_in_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = places = 0
+
+    def train(step: Any, stream: Any, settings: Any, **_: Any) -> Any:
+        nonlocal given, places
+        for batches in stream:
+            for name, batch in batches.items():
+                given += int(step.objectives[name].texts.tokens.lengths[batch["rows"]].sum())
+                places += len(batch["rows"]) * len(batch["width"])
+        return SimpleNamespace(steps=settings.steps, updates_per_second=2.0, batches={})
+
+    monkeypatch.setattr(module, "train", train)
+    _, fitted = module.pretrain("proto", DATA, RECIPE, 5, Machine())
+    assert fitted.updates == 3 and fitted.tokens_per_s == pytest.approx(2.0 * given / 3)
+    assert fitted.padding_share == pytest.approx(1 - given / places)
+
+
 def test_recipe_strong_gives_each_task_its_share(trained: list[SimpleNamespace]) -> None:
     stream = pretrained(trained, "proto", replace(STRONG, encoder="tiny", batch_size=8)).stream
     assert [len(batch) for batch in stream] == [1] * len(stream)
