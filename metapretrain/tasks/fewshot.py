@@ -79,7 +79,7 @@ class Learning:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        TrainSettings(self.updates, self.lr, schedule=self.schedule, warmup=self.warmup, clip=self.clip)  # as it refuses
+        TrainSettings(self.updates, self.lr, schedule=self.schedule, warmup=self.warmup, clip=self.clip)  # its checks
         self.distortion(size=1, channels=1)
 
     def distortion(self, *, size: int, channels: int) -> BatchAugment | None:

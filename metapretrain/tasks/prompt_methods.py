@@ -113,6 +113,8 @@ class Meta:
         lr: outer rate beta; `inner_lr`: alpha.
         inner_clip: norm that each task's inner gradient is scaled down to; None: as it is.
         learned: learn an inner rate for each row of the prompt, with rate `rate_lr`.
+        query: whose rows a task's query part is made of: its "own", or "other" for those of another task, which
+            changes from step to step (ours: what is adapted to one cluster must serve another).
         scheduler: "" for all tasks in each step; else as many as there are, each chosen by this schedule:
             :func:`metapretrain.tasks.schedules.parse_schedule`, with tasks `task-0` to `task-(clusters-1)`.
         steps: outer steps at most, with the paper's budget.
@@ -133,6 +135,7 @@ class Meta:
     weight_decay: float = 0.01
     learned: bool = False
     rate_lr: float = 1e-3
+    query: str = "own"
     scheduler: str = ""
     steps: int = 20_000
     patience: int = 6
@@ -146,6 +149,7 @@ class Meta:
         if self.order not in (1, 2):
             raise InputError(f"order is 1 or 2, got {self.order}")
         one_of("reduction", self.reduction, ("mean", "sum"))
+        one_of("query", self.query, ("own", "other"))
         if self.scheduler:
             parse_schedule(self.scheduler, [f"task-{task}" for task in range(self.clusters)])
         _check({"weight_decay": self.weight_decay}, 0)

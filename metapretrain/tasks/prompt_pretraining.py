@@ -18,7 +18,7 @@ from metapretrain.prompts import PromptBatch, PromptMAML
 from metapretrain.tasks.prompt_methods import PromptRecipe
 from metapretrain.tasks.prompt_pool import Pool
 from metapretrain.tasks.prompt_replay import Replay
-from metapretrain.tasks.prompt_rows import MetaRows
+from metapretrain.tasks.prompt_rows import MetaRows, crossed
 from metapretrain.tasks.prompt_schedule import AllTasks, ScheduledTasks
 from metapretrain.tasks.prompt_stack import Job, Progress, Stack
 from metapretrain.training import RunFolder, checkpoint
@@ -123,7 +123,10 @@ class _MetaLoop:
             return self.learner.losses(*self._pair(rows)).float()
 
     def _update(self) -> Tensor:
-        pair = self._pair(self.chosen.at(self.step))
+        rows = self.chosen.at(self.step)
+        if self.recipe.meta.query == "other" and not self.multitask:
+            rows = crossed(rows, self.step)
+        pair = self._pair(rows)
         losses, *gradients = self.replay(*(leaf for part in pair for leaf in part.leaves()))
         for parameter, gradient in zip(self.learned, gradients, strict=True):
             parameter.grad = gradient

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.episodes.groups import tidy_groups
+from metapretrain.errors import InputError
 
 
 class MetaRows:
@@ -61,3 +62,20 @@ class MetaRows:
     def training(self, task: int) -> Tensor:
         """All rows of a task that are not held out."""
         return self._train[task][0]
+
+
+def crossed(rows: Tensor, step: int) -> Tensor:
+    """Rows (K, 2m) whose query half is that of another place, each once; which one changes with the step.
+
+    Raises:
+        InputError: there is one place only.
+
+    Example:
+        >>> crossed(torch.tensor([[1, 1], [2, 2], [3, 3]]), step=0).tolist()
+        [[1, 3], [2, 1], [3, 2]]
+    """
+    tasks, size = rows.shape
+    if tasks < 2:
+        raise InputError("meta.query=other needs two meta tasks or more; there is one")
+    support, query = rows.split(size // 2, 1)
+    return torch.cat([support, query.roll(1 + step % (tasks - 1), 0)], 1)

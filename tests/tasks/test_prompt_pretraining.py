@@ -20,7 +20,7 @@ from metapretrain.tasks import prompt_pretraining
 from metapretrain.tasks.prompt_methods import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows
 from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta, train_mixed
-from metapretrain.tasks.prompt_rows import MetaRows
+from metapretrain.tasks.prompt_rows import MetaRows, crossed
 from metapretrain.tasks.prompt_stack import Job, Stack
 from metapretrain.training import RunFolder
 
@@ -100,7 +100,10 @@ def by_hand(recipe: PromptRecipe, steps: int, inner: bool = True) -> Tensor:
     optimizer = torch.optim.AdamW([prompt], lr=recipe.meta.lr, weight_decay=recipe.meta.weight_decay)
     for step in range(steps):
         total = torch.zeros((), dtype=torch.float64)
-        for own in rows(recipe).at(step):
+        taken = rows(recipe).at(step)
+        for place, own in enumerate(taken):
+            if recipe.meta.query == "other":
+                own = torch.cat([own[:2], taken[(place - 1 - step % (len(taken) - 1)) % len(taken)][2:]])
             support, query, both = (pool().gather(part) for part in (own[:2], own[2:], own))
             if not inner:
                 total = total + maml.prompted.losses(prompt, both).mean()
@@ -126,6 +129,21 @@ def test_meta_training_is_algorithm_1() -> None:
     done = train_meta(maml, rows(), pool(), RECIPE, None)
     assert (done.steps, done.tasks) == (10, 3)  # 120 reads: 3 tasks x 2 x 2 rows a step
     torch.testing.assert_close(maml.prompt.weight.detach(), by_hand(RECIPE, 10), rtol=1e-8, atol=1e-10)
+
+
+def test_query_rows_of_another_task() -> None:
+    recipe = replace(RECIPE, meta=replace(RECIPE.meta, query="other"))
+    maml = learner()
+    assert train_meta(maml, rows(), pool(), recipe, None).steps == 10
+    torch.testing.assert_close(maml.prompt.weight.detach(), by_hand(recipe, 10), rtol=1e-8, atol=1e-10)
+    for step in range(4):
+        own = rows().at(step)
+        other = crossed(own, step)
+        assert torch.equal(other[:, :2], own[:, :2]) and sorted(other.flatten()) == sorted(own.flatten())
+        kinds = groups()[other]
+        assert not (kinds[:, 0] == kinds[:, 2]).any()
+    with pytest.raises(InputError, match="needs two meta tasks or more"):
+        crossed(rows().at(0)[:1], 0)
 
 
 def test_the_control_reads_the_same_rows_without_an_inner_step() -> None:
