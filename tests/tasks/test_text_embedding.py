@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from metapretrain.data.made_texts import made_tasks
@@ -16,7 +18,8 @@ def test_rows_keep_their_order_over_batches_of_similar_length() -> None:
     encoder = build_text_encoder("tiny", dropout=0.5).train()
     assert ROWS.second is not None
     pairs = list(zip(ROWS.first, ROWS.second, strict=True))
-    for joined, columns in ((True, [pairs]), (False, [ROWS.first, ROWS.second])):
+    both: tuple[tuple[bool, list[Any]], ...] = ((True, [pairs]), (False, [ROWS.first, ROWS.second]))
+    for joined, columns in both:
         tokens = tokenize(ROWS, encoder.tokenizer, max_length=64, joined=joined)
         assert not torch.equal(tokens.lengths, tokens.lengths.sort().values)
         found = embed_tokens(encoder, tokens, "cpu", 64, batch_size=5)
