@@ -188,7 +188,7 @@ def without_data(options: list[str]) -> list[str]:
     """The options without those that name data, or weights that an installed package has: a smoke run makes its own."""
     kept, rest = [], iter(options)
     for word in rest:
-        if word in ("--data-dir", "--qqp", "--image-folder"):
+        if word in ("--data-dir", "--qqp", "--image-folder", "--downstream"):
             next(rest)
         elif word == "--encoder":
             name = next(rest)
