@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.columns import layout_of
+from metapretrain.evaluation.faults import fault_of
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.training.files import write_file
 
 Result = dict[str, Any]
 log = logging.getLogger(__name__)
-SCHEMA = 1
 EXPECTED = "a folder of runs (<method>-s<seed>/result.json at any depth) or of bundles (<name>.json)"
 
 
@@ -158,46 +156,6 @@ def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
     return write_file(Path(path), "[\n" + ",\n".join(lines) + "\n]\n")
 
 
-def _fault(result: Result) -> str | None:
-    """What makes a result unusable, or None."""
-    if result.get("schema") != SCHEMA:
-        return f"schema {result.get('schema')!r}, this version reads {SCHEMA}"
-    if not isinstance(result.get("method"), str) or type(result.get("seed")) is not int:
-        return "it names no method (text) and seed (whole number)"
-    wall = result.get("wall_s")
-    if wall is not None and not _is_finite(wall):
-        return f"wall_s is {wall!r}, not a finite number"
-    if not isinstance(result.get("metrics"), dict):
-        return "'metrics' must be a JSON object"
-    for part in ("metrics", "counts", "budget"):
-        if not isinstance(result.get(part, {}), dict):
-            return f"{part!r} must be a JSON object"
-    for part in ("metrics", "counts", "budget"):
-        for name, value in result.get(part, {}).items():
-            if value is None:
-                continue
-            if not _is_finite(value) or (part != "metrics" and value < 0):
-                return f"{part}.{name} is {value!r}, not a finite number"
-            if name.endswith(("accuracy", "_f1")) and not 0 <= value <= 1:
-                return f"{part}.{name} is {value!r}; accuracies are fractions, 0 to 1"
-            if name.endswith(("_pearson", "_spearman")) and not -1 <= value <= 1:
-                return f"{part}.{name} is {value!r}; correlations lie in -1 to 1"
-    if result.get("kind") == "tuning":
-        return "a tuning run: it has no test figures"
-    layout = layout_of(str(result.get("benchmark") or ""), result["metrics"])
-    main = layout.column(layout.main)
-    enough = {main.metric, *(layout.column(part).metric for part in main.parts)}  # a row may have some tasks only
-    if result.get("kind") != "pretraining" and all(result["metrics"].get(metric) is None for metric in enough):
-        return f"metrics.{main.metric} is missing"
-    return None
-
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return abs(value) < 2**63 and math.isfinite(value)
-
-
 def _disagreement(result: Result) -> str | None:
     """Why the per-image part cannot belong to the result's own figures, or None."""
     try:
@@ -241,7 +199,7 @@ def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], probl
         if status != "complete":
             incomplete.append(f"{name} (status {status!r})")
             continue
-        fault = _fault(result)
+        fault = fault_of(result)
         if fault is not None:
             problems.append(f"{name}: {fault}")
             continue

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from metapretrain.evaluation.columns import Layout
+from metapretrain.evaluation.faults import is_finite
 from metapretrain.evaluation.intervals import (
     Interval,
     correlation_interval,
@@ -92,7 +92,7 @@ def make_row(
 def _mean_of(runs: Mapping[int, Result], name: str) -> float | None:
     """Mean over the seeds whose result has a number of this name."""
     given = [run.get(name) for run in runs.values()]
-    known = [float(value) for value in given if isinstance(value, int | float) and math.isfinite(value)]
+    known = [float(value) for value in given if is_finite(value)]
     return float(np.mean(known)) if known else None
 
 

@@ -70,7 +70,8 @@ def shares_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
     names = list(dict.fromkeys(name for curve in shown.values() for name in curve if name.startswith("share_")))
     for place, (method, curve) in enumerate(shown.items(), start=1):
         axes = figure.add_subplot(lines, columns, place)
-        parts = [np.array(curve[name][1:], np.float64) for name in names]
+        none = [0.0] * len(curve["updates"])  # a method may have other sources
+        parts = [np.array(curve.get(name, none)[1:], np.float64) for name in names]
         labels = [name.removeprefix("share_") for name in names]
         colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
         hatches = ["//" if i >= len(COLOURS) else "" for i in range(len(names))]  # more sources than colours

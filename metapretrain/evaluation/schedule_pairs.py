@@ -8,6 +8,7 @@ from typing import Any
 
 from metapretrain.evaluation.cells import percent, plain
 from metapretrain.evaluation.columns import layout_of
+from metapretrain.evaluation.faults import is_finite
 from metapretrain.evaluation.intervals import paired_interval
 from metapretrain.evaluation.results import Result
 
@@ -89,4 +90,4 @@ def _choices(told: Sequence[Result]) -> list[str]:
 def _numbers(found: Any) -> dict[str, float]:
     """The entries that are numbers: a damaged or foreign result may hold anything."""
     given = found.items() if isinstance(found, Mapping) else ()
-    return {name: value for name, value in given if isinstance(value, (int, float))}
+    return {name: value for name, value in given if is_finite(value)}

@@ -183,5 +183,5 @@ def read_json(file: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise InputError(f"{file} is damaged: not a JSON object; choose another --out")
+        raise InputError(f"{file} is damaged: not a JSON object; restore it or choose another folder")
     return value
