@@ -46,7 +46,7 @@ EXAMPLES = {
         "report runs/schedule --format csv", "report runs/stl10 --bundle stl10.json",
     ),
     "plot": (
-        "plot runs/stl10", "plot runs/text --metrics validation/sst_accuracy train/loss",
+        "plot runs/stl10", "plot runs/text --metrics validation/sst_accuracy train/loss_sst",
         "plot runs/stl10/stl10-paper/prl-query-frozen-linear-s0 --reducer umap --out figures",
     ),
     "corrupt": ("corrupt runs/stl10 --data-dir data/stl10",),
@@ -83,7 +83,7 @@ def build_parser() -> Parser:
     plot = subcommand("plot", commands.plot, "the curves and the comparison of a folder of runs")
     plot.add_argument("runs", type=Path, metavar="RUNS", help="a run's folder or one with runs below it")
     plot.add_argument("--out", type=Path, metavar="DIR", help="default: figures, beside the runs")
-    plot.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="such as train/loss")
+    plot.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="such as validation/accuracy")
     plot.add_argument("--reducer", choices=REDUCERS, help="also map each run's embeddings again, by this method")
     corrupt = subcommand("corrupt", commands.corrupt, "accuracy under corruptions, added to the results of runs")
     corrupt.add_argument("runs", type=Path, metavar="RUNS", help="a finished run's folder or one with runs below it")

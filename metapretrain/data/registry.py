@@ -95,8 +95,11 @@ _ROWS = (
         name="image-folder",
         source="your own images",
         terms="your own",
-        layout="{train,test}/<class>/<image>, or <class>/<image> for a fixed stratified 80/20 split",
-        read_by="benchmarks/run_stl10.py and run_fewshot.py, each with --image-folder; metapretrain few-shot",
+        layout="<class>/<image>. Or, for run_stl10.py, {train,test}/<class>/<image>, no class in test alone (else a "
+        "stratified fifth of the images is the test); for run_fewshot.py, {train,validation,test}/<class>/<image>, no "
+        "class in two of them (else a fixed fifth of the classes each is for validation and test)",
+        read_by="benchmarks/run_stl10.py and run_fewshot.py, each with --image-folder; metapretrain few-shot, which "
+        "takes all images of <class>/<image> or {train,test}/<class>/<image>",
         splits=FOLDER_SPLITS,
         needs_folder=True,
         check=lambda folder: check_image_folder(_require(folder, "image-folder")),

@@ -96,7 +96,12 @@ class FewShot(RunFolders):
         return {**self.data.train.files, **self.data.validation.files, **self.data.test.files}
 
     def plan(self, methods: Mapping[str, Learning | Pretrained]) -> list[str]:
-        """Return one line a run with its budget: what `--dry-run` prints."""
+        """Return one line a run with its budget: what `--dry-run` prints.
+
+        Raises:
+            InputError: a part has too few classes or images for the episodes.
+        """
+        self._check_episodes(methods)
         lines = []
         for name, method in methods.items():
             if isinstance(method, Pretrained):
@@ -118,12 +123,10 @@ class FewShot(RunFolders):
             InputError: too few classes or images, a value, backbone or learner that would be refused, a run that is
                 there and `resume` is off, or that has another configuration.
         """
-        for part in (self.data.validation, self.data.test):
-            EpisodeSampler(part.labels, self.tested, 1, seed=0)
+        self._check_episodes(methods)
         for name, method in methods.items():
             if isinstance(method, Learning):
                 spec = method.spec(self.tested, len(self.data.train.classes))
-                TaskBatches(self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world)
                 learner = build_learner(method, self.backbone, self.data, spec.ranges[0][1], 0)
                 MetaStep(learner, self.data.train.images, compile=self.machine.compile)
                 settings_of(method, 0, self.machine)
@@ -132,6 +135,15 @@ class FewShot(RunFolders):
             for seed in seeds:
                 if (self.path(_name(name, method), seed) / "config.json").is_file():
                     self.open(_name(name, method), method, seed).close()
+
+    def _check_episodes(self, methods: Mapping[str, Learning | Pretrained]) -> None:
+        """Refuse episodes that a part has too few classes or images for."""
+        for part in (self.data.validation, self.data.test):
+            EpisodeSampler(part.labels, self.tested, 1, seed=0)
+        for method in methods.values():
+            if isinstance(method, Learning):
+                spec = method.spec(self.tested, len(self.data.train.classes))
+                TaskBatches(self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world)
 
     def row(self, name: str, method: Learning | Pretrained, seed: int) -> dict[str, Any]:
         """Run one row for one seed; a finished one is kept if `resume` is set."""

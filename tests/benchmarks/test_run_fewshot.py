@@ -116,6 +116,15 @@ def test_a_dry_run_says_what_it_would_do(run: Callable[..., int], tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", [("--settings", "26w1s"), ("--settings", "5w5s", "--queries", "16")])
+def test_a_dry_run_refuses_episodes_that_a_run_refuses(
+    refuse: Callable[..., str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    said = refuse("--dry-run", *words)
+    assert said == refuse(*words)
+    assert not list(tmp_path.iterdir())
+
+
 def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., int], tmp_path: Path) -> None:
     assert "expected ways and shots such as 5w1s,20w5s, or all; given '5x1'" in refuse("--settings", "5x1")
     assert "did you mean 'maml'" in refuse("--methods", "mamml")
