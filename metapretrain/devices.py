@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 
 from metapretrain.errors import InputError, one_of
+
+log = logging.getLogger(__name__)
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -73,3 +77,22 @@ def check_precision(name: str, device: str) -> str:
         if not torch.cuda.is_bf16_supported():
             raise InputError(f"precision 'bf16' is not supported by {device!r}; use --precision fp16 or fp32")
     return name
+
+
+def leave_ranks() -> None:
+    """End this process's part in a run of several: all wait for each other, then leave. Alone it does nothing.
+
+    A process that ends without it may be aborted in Python's last moments (exit status 134), though its work is done:
+    gloo's threads then still hold tensors (https://github.com/pytorch/pytorch/pull/179291).
+
+    Example:
+        >>> leave_ranks()
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    try:
+        distributed.barrier()
+    except RuntimeError as error:
+        log.debug("another process has left before: %s", error)
+    distributed.destroy_process_group()

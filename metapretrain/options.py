@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import logging
 import os
@@ -24,7 +25,7 @@ from metapretrain.arguments import (
     positive_float,
     positive_int,
 )
-from metapretrain.devices import DEVICES, PRECISIONS, check_device, check_device_name, check_precision
+from metapretrain.devices import DEVICES, PRECISIONS, check_device, check_device_name, check_precision, leave_ranks
 from metapretrain.errors import InputError
 
 __all__ = [
@@ -103,7 +104,9 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
         _escape_what_cannot_be_shown()
         try:
             try:
-                return main(argv) or 0
+                status = main(argv) or 0
+                atexit.register(leave_ranks)  # later, since the process may go on with another call
+                return status
             finally:
                 if sys.stdout is not None:
                     sys.stdout.flush()

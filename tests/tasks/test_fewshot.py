@@ -206,6 +206,8 @@ for kind, backbone in backbones.items():
     found[f"{kind} loss"] = torch.tensor(report.losses[EPISODES])
 if machine.rank == 0:
     save_file(found, sys.argv[1])
+from metapretrain.devices import leave_ranks
+leave_ranks()
 """
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import metapretrain
 from metapretrain.data.made_texts import made_tasks
+from metapretrain.devices import leave_ranks
 from metapretrain.errors import InputError
 from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.recipes import Proto
@@ -107,3 +108,4 @@ def test_what_ranks_cannot_share_is_refused_before_training(
 if __name__ == "__main__":
     torch.nn.functional.dropout = no_dropout  # type: ignore[assignment]
     save_file(trained(machine_of(Namespace(device="cpu", precision="fp32"))), sys.argv[1])
+    leave_ranks()

@@ -44,6 +44,8 @@ train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), TrainSettings(
 if machine.rank == 0:
     json.dump({k: v.double().sum().item() for k, v in step.state_dict().items()} |
               {k + ".norm": v.double().norm().item() for k, v in step.state_dict().items()}, open(out, "w"))
+from metapretrain.devices import leave_ranks
+leave_ranks()
 """
 
 
@@ -53,7 +55,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run(kind, world, out):
+def ended(command, world):
+    """Exit statuses of a process a rank."""
     port = str(free_port())
     processes = []
     for rank in range(world):
@@ -61,8 +64,12 @@ def run(kind, world, out):
         if world > 1:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_PORT": port,
                     "MASTER_ADDR": "127.0.0.1"}  # fmt: skip
-        processes.append(subprocess.Popen([sys.executable, "-c", SCRIPT, kind, str(out)], env=env))
-    assert [process.wait(timeout=120) for process in processes] == [0] * world
+        processes.append(subprocess.Popen(command, env=env))
+    return [process.wait(timeout=120) for process in processes]
+
+
+def run(kind, world, out):
+    assert ended([sys.executable, "-c", SCRIPT, kind, str(out)], world) == [0] * world
     return json.loads(out.read_text())
 
 
@@ -72,3 +79,23 @@ def test_two_ranks_train_as_one_process_does(tmp_path, kind):
     assert one.keys() == two.keys()
     for name, value in one.items():
         assert two[name] == pytest.approx(value, rel=2e-5, abs=2e-5), name
+
+
+LEAVING = """
+import os, sys
+from argparse import Namespace
+from metapretrain.devices import leave_ranks
+from metapretrain.tasks.table import machine_of
+
+machine = machine_of(Namespace(device="cpu", precision="fp32"))
+import torch.distributed as dist
+dist.barrier()
+if machine.rank == 1:
+    os._exit(0)
+leave_ranks()
+assert not dist.is_initialized()
+"""
+
+
+def test_a_rank_leaves_though_the_other_has_gone() -> None:
+    assert ended([sys.executable, "-c", LEAVING], 2) == [0, 0]
