@@ -114,7 +114,8 @@ class Meta:
         inner_clip: norm that each task's inner gradient is scaled down to; None: as it is.
         learned: learn an inner rate for each row of the prompt, with rate `rate_lr`.
         query: whose rows a task's query part is made of: its "own", or "other" for those of another task, which
-            changes from step to step (ours: what is adapted to one cluster must serve another).
+            changes from step to step (ours: what is adapted to one cluster must serve another; with a scheduler, a
+            task that comes twice in a step may meet itself).
         scheduler: "" for all tasks in each step; else as many as there are, each chosen by this schedule:
             :func:`metapretrain.tasks.schedules.parse_schedule`, with tasks `task-0` to `task-(clusters-1)`.
         steps: outer steps at most, with the paper's budget.
@@ -150,6 +151,8 @@ class Meta:
             raise InputError(f"order is 1 or 2, got {self.order}")
         one_of("reduction", self.reduction, ("mean", "sum"))
         one_of("query", self.query, ("own", "other"))
+        if self.query == "other" and self.clusters < 2:
+            raise InputError("query=other needs clusters of at least 2, got 1")
         if self.scheduler:
             parse_schedule(self.scheduler, [f"task-{task}" for task in range(self.clusters)])
         _check({"weight_decay": self.weight_decay}, 0)

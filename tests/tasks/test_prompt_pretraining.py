@@ -142,6 +142,8 @@ def test_query_rows_of_another_task() -> None:
         assert torch.equal(other[:, :2], own[:, :2]) and sorted(other.flatten()) == sorted(own.flatten())
         kinds = groups()[other]
         assert not (kinds[:, 0] == kinds[:, 2]).any()
+    with pytest.raises(InputError, match="query=other needs clusters of at least 2"):
+        Meta(clusters=1, query="other")
     with pytest.raises(InputError, match="needs two meta tasks or more"):
         crossed(rows().at(0)[:1], 0)
 
