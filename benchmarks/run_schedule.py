@@ -153,13 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "schedule", "made" if options.smoke else "texts", name, recipe, data, machine, options.out, figures,
         options.resume, make_encoder=encoders,
     )  # fmt: skip
-    status = run_table(experiment, rows, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
-    if figures is not None and not options.dry_run and not options.job:
-        from metapretrain.evaluation.schedule_figures import plot_schedule
-
-        for file in plot_schedule(experiment.root):
-            print(f"figure   {file}")
-    return status
+    return run_table(experiment, rows, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":

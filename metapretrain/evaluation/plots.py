@@ -15,10 +15,11 @@ from metapretrain.evaluation.curves import curves_figure, read_curves
 from metapretrain.evaluation.figures import check_reducer, comparison_figure, tsne_figure
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import collect
+from metapretrain.evaluation.schedule_figures import plot_schedule
 from metapretrain.training.metrics_file import METRICS
 from metapretrain.training.projector import POINTS, read_embeddings
 
-USUAL = r".*/(loss.*|.*accuracy|.*pearson|overall)"  # what is drawn when no metrics are named
+USUAL = r".*/(loss.*|target_loss|.*accuracy|.*pearson|overall)"  # what is drawn when no metrics are named
 PANELS = 4
 
 
@@ -31,6 +32,8 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
         root: a run's folder or one with runs at any depth.
         out: where the figures go; by default the folder ``figures`` beside the runs (in a run, its own).
         metrics: ``split/name`` each, one panel a metric; by default the first four scores and losses.
+
+    Finished scheduling runs also get their target loss against all compute, and their sources over time.
 
     Returns:
         The files written.
@@ -114,11 +117,16 @@ def method_of(run: str) -> str:
 def usual_metrics(runs: Sequence[Path]) -> list[str]:
     """The first scores and losses logged in `runs`: those of heads, then those of prototypes, then losses.
 
-    Where there are none, the accuracies of single data sets.
+    Where there are none, the accuracies of single data sets. What was logged once is left out where others are curves.
     """
-    there = sorted({name for run in runs for name in read_curves(run)})
-    logged = [name for name in there if re.fullmatch(USUAL, name)] or [name for name in there if "/accuracy_" in name]
-    return sorted(logged, key=lambda name: ("/loss" in name, "nearest_prototype" in name))[:PANELS] or ["train/loss"]
+    there: dict[str, int] = {}
+    for run in runs:
+        for name, (steps, _) in read_curves(run).items():
+            there[name] = max(there.get(name, 0), len(steps))
+    names = [name for name in sorted(there) if re.fullmatch(USUAL, name)]
+    names = names or [name for name in sorted(there) if "/accuracy_" in name]
+    names = [name for name in names if there[name] > 1] or names  # a figure of the end is no curve
+    return sorted(names, key=lambda name: ("/loss" in name, "nearest_prototype" in name))[:PANELS] or ["train/loss"]
 
 
 def _place(folder: Path, root: Path, out: Path | None) -> Path:
@@ -127,10 +135,11 @@ def _place(folder: Path, root: Path, out: Path | None) -> Path:
 
 def _comparison(folder: Path, place: Path) -> list[Path]:
     try:
-        table = build_table(collect(folder))
+        found = collect(folder)
+        table = build_table(found)
     except InputError:  # a run in progress has curves but no result yet
         return []
-    written = []
+    written = plot_schedule(folder, place) if any("curve" in result for result in found.results) else []
     for group in table.groups:
         main = group.layout.column(group.layout.main)
         rows = {row.method: row.scores[main.name] for row in group.rows if main.name in row.scores}

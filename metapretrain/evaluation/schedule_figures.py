@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 AXES = {"updates": "source updates", "compute_units": "compute: forward passes of a batch, probes included"}
 
 
-def plot_schedule(root: Path | str) -> list[Path]:
-    """Draw `target-loss-SETTING.png` and `shares-SETTING.png` below `root`/figures for the complete runs there.
+def plot_schedule(root: Path | str, place: Path | None = None) -> list[Path]:
+    """Draw `target-loss-SETTING.png` and `shares-SETTING.png` for the complete runs below `root`.
+
+    Args:
+        place: where they go; by default `root`/figures.
 
     Raises:
         InputError: there is no complete run with a curve, or a file cannot be written.
     """
     root = Path(root)
+    place = root / "figures" if place is None else place
     by_setting: dict[str, dict[str, dict[int, Result]]] = {}
     for result in collect(root).results:
         if "curve" in result:
@@ -34,7 +38,7 @@ def plot_schedule(root: Path | str) -> list[Path]:
     written = []
     for setting, rows in by_setting.items():
         for name, figure in (("target-loss", loss_figure(rows)), ("shares", shares_figure(rows))):
-            written.append(save_figure(figure, root / "figures" / f"{name}-{setting}.png"))
+            written.append(save_figure(figure, place / f"{name}-{setting}.png"))
     return written
 
 

@@ -23,3 +23,10 @@ def test_a_text_run_has_a_curve_for_each_task(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     drawn = {"overall", "sst_accuracy", "para_accuracy", "sts_pearson"}
     assert set(usual_metrics([tmp_path])) == {f"validation/{name}" for name in drawn}
+
+
+def test_what_was_logged_once_is_no_curve_where_others_are(tmp_path: Path) -> None:
+    lines = [{"step": 9, "split": "downstream", "name": "wic_accuracy", "value": 0.5}]
+    lines += [{"step": step, "split": "validation", "name": "target_loss", "value": 2.0 - step} for step in (0, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert usual_metrics([tmp_path]) == ["validation/target_loss"]
