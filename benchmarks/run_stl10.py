@@ -17,9 +17,10 @@ from dataclasses import replace
 
 import torch
 
+from metapretrain.arguments import option_type
 from metapretrain.data.images import resized
 from metapretrain.data.registry import DATASETS, load_images
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.figures import REDUCERS, check_reducer
 from metapretrain.options import Parser, common_options, main_guard, pixels
 from metapretrain.tasks.experiment import Experiment
@@ -71,6 +72,17 @@ STRONG = Recipe(
     proto=Proto(distance="sqeuclidean", temperature=16.0, learn_temperature=True, query_fraction=0.5),
 )
 RECIPES = {"paper": PAPER, "strong": STRONG}
+# Omniglot's test classes are others than its training classes: no classifier of these can be tested on them.
+IMAGES = tuple(name for name in DATASETS if name != "omniglot")
+
+
+@option_type
+def dataset_of(text: str) -> str:
+    """The name of a data set whose test images are of its training classes."""
+    if text == "omniglot":
+        raise InputError("omniglot's test classes are not among its training classes: run benchmarks/run_fewshot.py, "
+                         f"or name one of {', '.join(IMAGES)}")  # fmt: skip
+    return one_of("dataset", text, IMAGES)
 
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
@@ -82,7 +94,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     common_options(parser, "stl10", methods=rows)
     add = parser.add_argument
     add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
-    add("--dataset", choices=tuple(DATASETS), default="stl10", help="stl10 (default), image-folder or digits")
+    add("--dataset", type=dataset_of, default="stl10", metavar="NAME", help="stl10 (default), image-folder or digits")
     add("--image-folder", metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="resize to this height and width")
     add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")

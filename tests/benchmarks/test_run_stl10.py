@@ -175,6 +175,7 @@ def test_an_image_folder(run: Callable[..., int], tmp_path: Path, capsys: pytest
         (["--methods", ","], "expected names"),
         (["--recipe", "papr"], "did you mean 'paper'"),
         (["--dataset", "slt10"], "did you mean 'stl10'"),
+        (["--dataset", "omniglot", "--validate"], "omniglot's test classes are not among its training classes"),
         (["--device", "cuad"], "did you mean 'cuda'"),
         (["--device", "gpu"], "did you mean 'cuda'"),
         (["--precision", "fp23"], "did you mean 'fp32'"),
