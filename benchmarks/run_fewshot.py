@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from metapretrain.arguments import option_type
-from metapretrain.data.few_shot import FEW_SHOT_DATA, load_few_shot
+from metapretrain.data.few_shot import FEW_SHOT_DATA, FewShotData, load_few_shot
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.models.backbones import BACKBONES
@@ -26,11 +26,13 @@ from metapretrain.options import Parser, common_options, main_guard, pixels, pos
 from metapretrain.tasks.fewshot import Learning
 from metapretrain.tasks.fewshot_runs import FewShot, Pretrained
 from metapretrain.tasks.holders import HOLDERS, held_by
+from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.recipes import override
 from metapretrain.tasks.table import machine_of, run_table
 
 SETTINGS = ("5w1s", "5w5s", "20w1s", "20w5s")
 ENCODER = "encoder"
+Rows = dict[str, Learning | Pretrained]
 
 # Snell et al. (2017): 60-way training episodes, 5 queries a class.
 PROTONET = Learning("protonet", updates=20_000, tasks=1, ways=60, queries=5)
@@ -95,6 +97,26 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     return options
 
 
+def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> tuple[FewShot, Rows]:
+    """The table of one setting, and all its rows by name."""
+    ways, shots = map(int, re.findall(r"\d+", setting))
+    episodes = {"test": options.test_episodes, "validation": options.validation_episodes}
+    methods = methods_of(ways)
+    if options.smoke:
+        episodes = {"test": 20, "validation": 5}
+        methods = {name: replace(m, updates=4, tasks=2, validations=2, ways=None) for name, m in methods.items()}
+    rows: Rows = {name: override(method, options.changes) for name, method in methods.items()}
+    if options.encoder is not None:
+        rows[ENCODER] = Pretrained(options.encoder)
+    suffix = "".join(f"-{part}" for part in (options.tag, "smoke" * options.smoke) if part)
+    table = FewShot(
+        options.dataset, data, EpisodeSpec(ways, shots, options.queries), options.backbone, machine, options.out,
+        episodes["test"], episodes["validation"], options.resume, suffix,
+        None if options.no_figures else options.seeds[0],
+    )  # fmt: skip
+    return table, rows
+
+
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows of each setting and print its table."""
@@ -103,25 +125,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = held_by(options.holder, load_few_shot(options.dataset, options.data_dir, options.image_size))
     if options.smoke:
         data = data.first(25)
-    suffix = "".join(f"-{part}" for part in (options.tag, "smoke" * options.smoke) if part)
+    tables = {setting: table_of(options, setting, data, machine) for setting in options.settings}
+    for table, rows in tables.values():  # the last one is refused before the first one has trained for hours
+        chosen = {name: rows[name] for name in options.methods}
+        if options.dry_run:
+            table.plan(chosen)
+        else:
+            table.check(chosen, options.seeds)
     given = sys.argv[1:] if argv is None else list(argv)
-    for setting in options.settings:
-        ways, shots = map(int, re.findall(r"\d+", setting))
-        episodes = {"test": options.test_episodes, "validation": options.validation_episodes}
-        methods = methods_of(ways)
-        if options.smoke:
-            episodes = {"test": 20, "validation": 5}
-            methods = {name: replace(m, updates=4, tasks=2, validations=2, ways=None) for name, m in methods.items()}
-        rows: dict[str, Learning | Pretrained] = {
-            name: override(method, options.changes) for name, method in methods.items()
-        }
-        if options.encoder is not None:
-            rows[ENCODER] = Pretrained(options.encoder)
-        table = FewShot(
-            options.dataset, data, EpisodeSpec(ways, shots, options.queries), options.backbone, machine, options.out,
-            episodes["test"], episodes["validation"], options.resume, suffix,
-            None if options.no_figures else options.seeds[0],
-        )  # fmt: skip
+    for setting, (table, rows) in tables.items():
         run_table(table, rows, options, [__file__, *given, "--settings", setting])
     return 0
 

@@ -125,6 +125,12 @@ def test_a_dry_run_refuses_episodes_that_a_run_refuses(
     assert not list(tmp_path.iterdir())
 
 
+def test_all_settings_are_checked_before_the_first_is_trained(refuse: Callable[..., str], tmp_path: Path) -> None:
+    words = ("--settings", "5w1s,40w1s", "--methods", "protonet")
+    assert refuse(*words) == refuse(*words, "--dry-run") == refuse(*words[2:], "--settings", "40w1s")
+    assert not list(tmp_path.iterdir())
+
+
 def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., int], tmp_path: Path) -> None:
     assert "expected ways and shots such as 5w1s,20w5s, or all; given '5x1'" in refuse("--settings", "5x1")
     assert "did you mean 'maml'" in refuse("--methods", "mamml")
