@@ -98,7 +98,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add_device_options(parser)
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help="parent of scale/ (runs)")
     add("--results", type=Path, metavar="FILE", help="write what was measured there, as JSON, after each launch")
-    add("--resume", action="store_true", help="keep finished runs")
+    add("--resume", action="store_true", help="keep finished runs, and rows of FILE")
     add("--smoke", action="store_true", help="tiny runs, to see that all works")
     options: Namespace = parser.parse_args(argv)
     return options
@@ -139,6 +139,8 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
         InputError: some failed; each is named with the last line that it printed. The others are done first.
     """
     measured: dict[str, Any] = {**surroundings(), "rows": []}
+    if options.resume and options.results is not None and options.results.is_file():
+        measured["rows"] = others(options.results, launches, measured["hardware"])
     failed: dict[str, str] = {}
     free, room = list(places), threading.Condition()
 
@@ -172,6 +174,24 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
     if failed:
         told = "; ".join(f"{name}: {line}" for name, line in failed.items())
         raise InputError(f"{len(failed)} of {len(launches)} launches failed: {told}")
+
+
+def others(file: Path, launches: Sequence[Launch], hardware: str) -> list[dict[str, Any]]:
+    """Return the rows of a result file that none of `launches` measures again.
+
+    Raises:
+        InputError: it is no file of this script's, or was measured on another machine.
+    """
+    try:
+        stored = json.loads(file.read_text())
+        rows, where = list(stored["rows"]), stored["hardware"]
+        again = {(name, one.processes, one.graph) for one in launches for name in WORK[one.work].rows}
+        kept = [row for row in rows if (row["row"], row["processes"], row["cuda_graph"]) not in again]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not a result file of run_scale.py; name another for --results") from error
+    if kept and where != hardware:
+        raise InputError(f"{file} was measured on {where}, this is {hardware}; name another file for --results")
+    return kept
 
 
 def command_of(launch: Launch, options: Namespace) -> list[str]:

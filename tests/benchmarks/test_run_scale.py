@@ -83,3 +83,16 @@ def test_two_processes_reach_what_one_does(tmp_path: Path) -> None:
     assert main(words) == 0
     one, two = sorted(json.loads(file.read_text())["rows"], key=lambda row: row["processes"])
     assert two["processes"] == 2 and two["values"] == pytest.approx(one["values"], abs=0.02)
+
+
+def test_rows_of_another_call_stay_unless_they_are_measured_again_or_of_another_machine(tmp_path: Path) -> None:
+    rows = [{"row": "maml", "processes": count, "cuda_graph": False} for count in (1, 2)]
+    file = tmp_path / "scale.json"
+    file.write_text(json.dumps({"hardware": "here", "rows": rows}))
+    two = [Launch("tasks", 2, False, (0,))]
+    assert run_scale.others(file, two, "here") == rows[:1]
+    with pytest.raises(run_scale.InputError, match="measured on here, this is there"):
+        run_scale.others(file, two, "there")
+    file.write_text("{}")
+    with pytest.raises(run_scale.InputError, match="not a result file"):
+        run_scale.others(file, two, "here")
