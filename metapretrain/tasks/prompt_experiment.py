@@ -131,7 +131,9 @@ class PromptExperiment(PretrainedPrompts):
         about["wall_s"] = round(sum(one.seconds for one in tuned.values()), 3)
         steps = sum(one.progress.step for one in tuned.values())
         budget = {**before, "finetune_updates": steps, "updates": steps + before["pretrain_updates"]}
-        metrics = metrics_of(self.data.sets, tuned) | majorities(self.data.sets)
+        metrics = metrics_of(self.data.sets, tuned)
+        if not self.data.tuning:
+            metrics |= majorities(self.data.sets)
         with self.open(name, method, seed) as run:
             run.cut_back(-1)
             for step, values in _histories(tuned).items():

@@ -36,7 +36,7 @@ def metrics_of(sets: Sequence[SentenceData], tuned: Mapping[str, Tuned]) -> dict
 
 
 def majorities(sets: Sequence[SentenceData]) -> dict[str, float]:
-    """The same for the most frequent class of each training part."""
+    """The same on the test rows for the most frequent class of each training part."""
     found: dict[str, float] = {}
     for one in sets:
         constant = torch.full((len(one.test),), majority_class(one))
