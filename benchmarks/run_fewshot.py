@@ -83,7 +83,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--no-figures", action="store_true", help="draw no curves")
     add("--job", action="store_true", help="one of several side by side: print no table")
-    options = parser.parse_args(argv)
+    options: Namespace = parser.parse_args(argv)
     if options.encoder is not None and ENCODER not in options.methods:
         options.methods = [ENCODER]
     if options.encoder is None and ENCODER in options.methods:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from metapretrain.data.sentence_files import concatenate
 from metapretrain.data.sentiment import (
     DOWNSTREAM,
     PAIRS,
@@ -28,7 +29,7 @@ from metapretrain.data.sentiment import (
 )
 from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard, names, positive_int
-from metapretrain.tasks.prompt_data import PromptData
+from metapretrain.tasks.prompt_data import NO_TEXTS, PromptData
 from metapretrain.tasks.prompt_experiment import PromptExperiment
 from metapretrain.tasks.prompt_methods import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.tasks.recipes import override
@@ -107,16 +108,17 @@ def recipe_of(options: Namespace) -> PromptRecipe:
 def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
     """Read the data sets, or make small ones for a smoke run."""
     pseudo = any(METHODS[name].source == "pseudo" for name in options.methods)
-    plain: list[str] = []
+    plain = NO_TEXTS
     if options.smoke:
         made = made_sentiment()
         pretraining, sets = made[PRETRAINING], [made[name] for name in options.sets]
-        plain = made_sentiment(seed=1, pretraining=400)[PRETRAINING].train.first  # a tiny encoder knows no other words
+        plain = made_sentiment(seed=1, pretraining=400)[PRETRAINING].train  # a tiny encoder knows no other words
     elif options.data_dir is None:
         raise InputError("--data-dir is needed: the folder that holds those of the data sets (docs/prompts.md)")
     else:
         pretraining, *sets = (load_sentiment(name, options.data_dir) for name in (PRETRAINING, *options.sets))
-        plain = [text for name in PLAIN for text in load_plain(name, options.data_dir)] if pseudo else []
+        if pseudo:
+            plain = concatenate([load_plain(name, options.data_dir) for name in PLAIN], "plain")
     for one in sets:
         log.info("%s: %s", one.name, one.note)
     return PromptData.of(pretraining, sets, recipe, options.validate, plain)

@@ -8,9 +8,11 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from metapretrain.data.images import file_record
 from metapretrain.data.sentence_files import find_folder
 from metapretrain.data.text_overlap import normalise_text
 from metapretrain.data.text_records import decode_text, parse_json
+from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +26,7 @@ LAYOUT_WIKITEXT = f"any of {', '.join(WIKITEXT)} of WikiText-2, paragraphs and h
 LAYOUT_DIALOGUES = f"any of {', '.join(DIALOGUES)}, JSON lines of {{context, positive_responses}}"
 
 
-def read_ptb(folder: str | Path) -> list[str]:
+def read_ptb(folder: str | Path) -> TextSet:
     """Read the sentences of the Penn Treebank's training part, words joined as in running text.
 
     Those with ``<unk>`` are left out; ``N`` stands for a number.
@@ -33,8 +35,9 @@ def read_ptb(folder: str | Path) -> list[str]:
         InputError: the file is missing or unreadable, or no sentence is left.
     """
     root = find_folder(folder, ("ptb",), (), LAYOUT_PTB)
-    if (root / "ptb.train.txt").is_file():
-        text, _ = decode_text(root / "ptb.train.txt", "utf-8", "refuse")
+    file = root / "ptb.train.txt"
+    if file.is_file():
+        text, _ = decode_text(file, "utf-8", "refuse")
     else:
         file = find_folder(root, (), ("ptb.zip",), LAYOUT_PTB) / "ptb.zip"
         try:
@@ -42,10 +45,10 @@ def read_ptb(folder: str | Path) -> list[str]:
                 text = archive.read("ptb.train.txt").decode("utf-8")
         except (zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
             raise InputError(f"{file}: {error}; it must hold ptb.train.txt in UTF-8") from error
-    return _kept("ptb", text.split("\n"))
+    return _kept("ptb", text.split("\n"), [file])
 
 
-def read_wikitext2(folder: str | Path) -> list[str]:
+def read_wikitext2(folder: str | Path) -> TextSet:
     """Read the sentences of WikiText-2's files that are there, without headings and those with ``<unk>``.
 
     Raises:
@@ -55,10 +58,11 @@ def read_wikitext2(folder: str | Path) -> list[str]:
     found = _found(root, WIKITEXT, LAYOUT_WIKITEXT)
     lines = (line for file in found for line in decode_text(file, "utf-8", "refuse")[0].split("\n"))
     paragraphs = (line.strip() for line in lines if not line.lstrip().startswith("="))
-    return _kept("wikitext-2", (part for text in paragraphs for part in re.split(r"(?<= [.!?]) (?=\S)", text)))
+    sentences = (part for text in paragraphs for part in re.split(r"(?<= [.!?]) (?=\S)", text))
+    return _kept("wikitext-2", sentences, found)
 
 
-def read_dailydialog(folder: str | Path) -> list[str]:
+def read_dailydialog(folder: str | Path) -> TextSet:
     """Read the utterances of DailyDialog++: contexts and the responses that fit.
 
     Raises:
@@ -66,7 +70,7 @@ def read_dailydialog(folder: str | Path) -> list[str]:
     """
     root = find_folder(folder, ("dailydialog_pp", "dailydialog"), (), LAYOUT_DIALOGUES)
     found = _found(root, DIALOGUES, LAYOUT_DIALOGUES)
-    return _kept("dailydialog", (text for file in found for text in _utterances(file)))
+    return _kept("dailydialog", (text for file in found for text in _utterances(file)), found)
 
 
 def _found(root: Path, names: Iterable[str], layout: str) -> list[Path]:
@@ -91,17 +95,17 @@ def _utterances(file: Path) -> Iterator[str]:
         yield from spoken
 
 
-def _kept(name: str, sentences: Iterable[str]) -> list[str]:
-    """Sentences of known words, neither short nor long, each once; what is left out is logged."""
+def _kept(name: str, sentences: Iterable[str], files: Iterable[Path]) -> TextSet:
+    """Sentences of known words, neither short nor long, each once; what is left out is logged and counted."""
     seen: set[str] = set()
     kept = []
-    counts = {"unknown words": 0, "length": 0, "duplicates": 0}
+    counts = {"unknown_words": 0, "length": 0, "duplicates": 0}
     for sentence in sentences:
         if not sentence.strip():
             continue
         key = normalise_text(sentence)
         if UNKNOWN in sentence:
-            counts["unknown words"] += 1
+            counts["unknown_words"] += 1
         elif not WORDS[0] <= len(sentence.split()) <= WORDS[1]:
             counts["length"] += 1
         elif key in seen:
@@ -111,9 +115,10 @@ def _kept(name: str, sentences: Iterable[str]) -> list[str]:
             kept.append(running_text(sentence))
     if not kept:
         raise InputError(f"{name} has no sentence of {WORDS[0]} to {WORDS[1]} known words")
-    told = ", ".join(f"{what} {count:,}" for what, count in counts.items())
+    told = ", ".join(f"{what.replace('_', ' ')} {count:,}" for what, count in counts.items())
     logger.info("%s: %s sentences; left out: %s", name, f"{len(kept):,}", told)
-    return kept
+    records = {f"{name}/{file.name}": file_record(file, None) for file in files}
+    return TextSet(kept, split="plain", counts=counts, files=records)
 
 
 def running_text(sentence: str) -> str:

@@ -20,6 +20,7 @@ from metapretrain.data.sentence_sets import (
     known_texts,
     without_known,
 )
+from metapretrain.data.texts import TextSet
 from metapretrain.errors import one_of
 
 __all__ = [
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 PRETRAINING = "yelp5"
 DOWNSTREAM = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant", "semeval-laptop")
 PAIRS = ("rte", "mrpc")
-PLAIN: dict[str, Callable[[str | Path], list[str]]] = {
+PLAIN: dict[str, Callable[[str | Path], TextSet]] = {
     "ptb": plain_sentences.read_ptb,
     "wikitext-2": plain_sentences.read_wikitext2,
     "dailydialog": plain_sentences.read_dailydialog,
@@ -115,8 +116,8 @@ def load_sentiment(name: str, folder: str | Path, *, neutral: bool = True) -> Se
     return SentenceData(name, classes, train, test, note)
 
 
-def load_plain(name: str, folder: str | Path) -> list[str]:
-    """Read plain sentences of 5 to 60 words, each once.
+def load_plain(name: str, folder: str | Path) -> TextSet:
+    """Read plain sentences of 5 to 60 words, each once, with the checksums of their files.
 
     Args:
         name: ``"ptb"``, ``"wikitext-2"`` or ``"dailydialog"``.

@@ -43,14 +43,16 @@ def table_notes(
 
 def _data_notes(by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
     """Runs may be of folders of one name whose files differ."""
-    methods: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for name, runs in by_method.items():
-        for data in {data_of(run) for run in runs.values()}:
-            methods.setdefault(data, []).append(name)
-    if len(methods) < 2:
-        return []
-    told = "; ".join(", ".join(names) for names in methods.values())
-    return [f"Not a comparison on the same data: the checksums of the data files differ between {told}."]
+    notes = []
+    for own in (False, True):
+        methods: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        for name, runs in by_method.items():
+            for data in {data_of(run, own) for run in runs.values()} - ({()} if own else set()):
+                methods.setdefault(data, []).append(name)
+        if len(methods) > 1:
+            told = "; ".join(", ".join(names) for names in methods.values())
+            notes.append(f"Not a comparison on the same data: the checksums of the data files differ between {told}.")
+    return notes
 
 
 def _pairing_notes(

@@ -173,8 +173,12 @@ def _disagreement(result: Result) -> str | None:
     return None
 
 
-def data_of(result: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def data_of(result: Mapping[str, Any], own: bool = False) -> tuple[tuple[str, str], ...]:
     """The files that a run read with their checksums, where the result tells them.
+
+    Args:
+        result: of the run.
+        own: those that some rows of a table read by themselves (marked `only`), in place of those that all read.
 
     Example:
         >>> data_of({"data": {"test_X.bin": {"bytes": 3, "md5": "900150983cd24fb0"}}})
@@ -183,7 +187,8 @@ def data_of(result: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     files = result.get("data")
     if not isinstance(files, dict):
         return ()
-    return tuple(sorted((name, str(file.get("md5"))) for name, file in files.items() if isinstance(file, dict)))
+    records = {name: file for name, file in files.items() if isinstance(file, dict) and ("only" in file) == own}
+    return tuple(sorted((name, str(file.get("md5"))) for name, file in records.items()))
 
 
 def identity(result: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:

@@ -21,6 +21,8 @@ from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 from metapretrain.tasks.prompt_methods import PromptRecipe
 
+NO_TEXTS = TextSet([])
+
 
 @dataclass(frozen=True)
 class PromptData:
@@ -30,20 +32,19 @@ class PromptData:
         pretraining: labelled rows, those that pretraining may read.
         sets: downstream sets with the rows that are reported on.
         tuning: the test parts are left alone: a recipe is chosen by validation.
-        plain: sentences without labels, for pretraining on pseudo labels.
-        plain_dropped: how many more there were, which stand in a downstream set.
+        plain: sentences without labels, for pretraining on pseudo labels; how many more there were, which stand in a
+            downstream set, is its count `in_downstream`.
     """
 
     pretraining: TextSet
     sets: tuple[SentenceData, ...]
     tuning: bool = False
-    plain: tuple[str, ...] = ()
-    plain_dropped: int = 0
+    plain: TextSet = NO_TEXTS
 
     @classmethod
     def of(
         cls, pretraining: SentenceData, sets: Sequence[SentenceData], recipe: PromptRecipe, tuning: bool = False,
-        plain: Sequence[str] = (),
+        plain: TextSet = NO_TEXTS,
     ) -> PromptData:  # fmt: skip
         """Sample the pretraining and test rows, the same for all methods and seeds; drop and count known sentences.
 
@@ -60,14 +61,13 @@ class PromptData:
             test = fixed_sample(without_known(one.test, known), recipe.test_rows)
             few_shot_draw(train, recipe.examples, recipe.validation, seed=0, stratified=recipe.stratified)
             kept.append(replace(one, train=train, test=test))
-        rows, dropped = pretraining.train, 0
+        rows = pretraining.train
         if recipe.rows is not None:
             rows = balanced_sample(rows, min(recipe.rows, len(rows)), seed=0)
-        if plain:
+        if len(plain):
             seen = known_texts(text for one in kept for part in (one.train, one.test) for text in part.first)
-            before, plain = len(plain), without_known(TextSet(list(plain)), seen).first
-            dropped = before - len(plain)
-        return cls(rows, tuple(kept), tuning, tuple(plain), dropped)
+            plain = without_known(plain, seen, "in_downstream")
+        return cls(rows, tuple(kept), tuning, plain)
 
     @property
     def test(self) -> tuple[TextSet, ...]:
@@ -86,7 +86,7 @@ class PromptData:
 
     @property
     def files(self) -> dict[str, Any]:
-        """The files that were read, with checksums."""
+        """The files that all rows read, with checksums; those of `plain` are read for pseudo labels alone."""
         parts = [self.pretraining, *(part for one in self.sets for part in (one.train, one.test))]
         return {name: about for part in parts for name, about in part.files.items()}
 

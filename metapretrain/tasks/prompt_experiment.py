@@ -124,7 +124,7 @@ class PromptExperiment(PretrainedPrompts):
         self, name: str, method: PromptMethod, seed: int, tuned: Mapping[str, Tuned]
     ) -> dict[str, Any]:
         r, before = self.recipe, dict(NO_PRETRAINING)
-        about: dict[str, Any] = {"encoder": Path(r.model).name, "pretrain_wall_s": 0.0}
+        about: dict[str, Any] = {"encoder": Path(r.model).name, "pretrain_wall_s": 0.0, "data": self.files_of(method)}
         if (plan := self.pretraining_run(method)) is not None and (done := self.finished(*plan, seed)) is not None:
             before = {key: done["budget"][key] for key in NO_PRETRAINING}
             about |= {"pretrain_wall_s": done["wall_s"]}

@@ -99,13 +99,13 @@ class PromptInputs:
             InputError: there are no plain sentences.
         """
         plain, r = self.data.plain, self.recipe
-        if not plain:
+        if not len(plain):
             raise InputError("rows on pseudo labels need plain sentences, and none were given")
         texts, about = pseudo_labelled(
-            plain, self._embedded(plain), self.data.pretraining.require_labels(), self.features("labelled"),
+            plain.first, self._embedded(plain.first), self.data.pretraining.require_labels(), self.features("labelled"),
             rows=r.rows, confidence=r.pseudo_confidence,
         )  # fmt: skip
-        return texts, {**about, "sentences_in_downstream": self.data.plain_dropped}
+        return texts, {**about, "sentences_in_downstream": plain.counts["in_downstream"]}
 
     def features(self, source: str) -> Tensor:
         """Sentence embeddings (N, D) of the pretraining rows."""

@@ -66,9 +66,13 @@ def take_over(folder: Path, place: Path, config: Mapping[str, Any], result: Mapp
 
 def _shaping(config: Any, other: Any, all_data: bool) -> dict[str, Any]:
     """What of a configuration a pretrained prompt depends on, flat, with the files that the other one has as well."""
-    counts, files = config["data"]["counts"], config["data"].get("files", {})
+    counts, files = config["data"]["counts"], _files(config)
     kept = {name: config[name] for name in ("method", "seed", "dataset", "precision", "model")}
     kept["choices"] = {key: value for key, value in config["choices"].items() if key not in TUNING}
     kept["counts"] = counts if all_data else {"pretraining": counts["pretraining"]}
-    shared = files.keys() & other["data"].get("files", {}).keys()
+    shared = files.keys() & _files(other).keys()
     return {**flatten(kept), **{f"files.{name}": files[name] for name in shared}}
+
+
+def _files(config: Any) -> dict[str, Any]:
+    return {**config["data"].get("files", {}), **config.get("plain", {}).get("files", {})}

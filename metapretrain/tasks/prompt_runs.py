@@ -86,13 +86,23 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         """The files that were read, with checksums."""
         return self.data.files
 
+    def files_of(self, method: PromptMethod) -> dict[str, Any]:
+        """The files that a row read: those of all rows and, marked, those that get pseudo labels."""
+        own = self.data.plain.files if method.source == "pseudo" else {}
+        return {**self.files, **{name: {**record, "only": "pseudo labels"} for name, record in own.items()}}
+
+    def config(self, method: PromptMethod) -> dict[str, Any]:
+        """Return the choices, the model and the data of a row, and the files that only rows on pseudo labels read."""
+        plain_files = {} if method.source == "labelled" else {"plain": {"files": self.data.plain.files}}
+        return super().config(method) | plain_files
+
     def pretrained(self, name: str, method: PromptMethod, starts: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Pretrain a prompt for each seed, unless that has been done already; seed to prompt (L, D)."""
         todo = {seed: p for seed, p in starts.items() if self.finished(name, method, seed) is None}
         for seed in list(todo):
             if (folder := self._lent(name, method, seed)) is not None:
                 own = {"config": plain(self.whole_config(name, method, seed))}
-                named = {**self.names, "counts": self.data.counts, "data": self.files}
+                named = {**self.names, "counts": self.data.counts, "data": self.files_of(method)}
                 with self.open(name, method, seed) as run:
                     take_over(folder, run.path, own, named)
                 log.info("%s: the prompt of %s", run.path.name, folder)
@@ -179,7 +189,10 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
             metrics |= {"agreement_with_labels": about["agreement_with_labels"]}
         if method.source == "pseudo":
             metrics |= self.inputs.pseudo[1]
-        extra = {"kind": "pretraining", "encoder": Path(r.model).name, "wall_s": round(trained.seconds, 3), **about}
+        extra = {
+            "kind": "pretraining", "encoder": Path(r.model).name, "wall_s": round(trained.seconds, 3),
+            "data": self.files_of(method), **about,
+        }  # fmt: skip
         saved = self.inputs.of_set()
         self.finish(run, name, seed, metrics, budget, extra, lambda: saved.save(run.path / PROMPT, trained.prompt))
 

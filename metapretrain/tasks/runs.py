@@ -140,7 +140,7 @@ class RunFolders(ABC):
         run.hparams({"method": name, "seed": seed, "recipe": self.names["recipe"]}, metrics)
         run.finish({
             **self.names, "method": name, "seed": seed, "kind": "row" if len(self.data.test) else "tuning",
-            "metrics": dict(metrics), "counts": self.data.counts, "budget": dict(budget), **extra, "data": self.files,
+            "metrics": dict(metrics), "counts": self.data.counts, "budget": dict(budget), "data": self.files, **extra,
             **({"processes": self.machine.world} if self.machine.world > 1 else {}),
         })  # fmt: skip
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json

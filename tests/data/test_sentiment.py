@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from metapretrain.data.amazon import amazon2_domains
+from metapretrain.data.images import file_record
 from metapretrain.data.sentiment import PLAIN, SOURCES, check_plain, check_sentiment, load_plain, load_sentiment
 from metapretrain.data.text_registry import TEXT_DATASETS
 from metapretrain.data.texts import TextSet
@@ -199,15 +200,20 @@ def test_plain_sentences(tmp_path: Path) -> None:
     (tmp_path / "ptb").mkdir()
     with zipfile.ZipFile(tmp_path / "ptb" / "ptb.zip", "w") as archive:
         archive.writestr("ptb.train.txt", ptb)
-    assert load_plain("ptb", tmp_path) == ["it's the n.y. bank, isn't it"]
+    assert load_plain("ptb", tmp_path).first == ["it's the n.y. bank, isn't it"]
+    found = load_plain("ptb", tmp_path)
+    assert found.counts == {"unknown_words": 1, "length": 1, "duplicates": 1}
+    assert found.files == {"ptb/ptb.zip": file_record(tmp_path / "ptb" / "ptb.zip", None)}
     write(tmp_path / "flat" / "ptb.train.txt", "another file that is not zipped\n")
-    assert load_plain("ptb", tmp_path / "flat") == ["another file that is not zipped"]
+    assert load_plain("ptb", tmp_path / "flat").first == ["another file that is not zipped"]
     wiki = " \n = The Heading of it all = \n \n A well @-@ known play ran . It had 2 @,@ 000 ( dear ) seats ! \n"
     write(tmp_path / "wikitext-2" / "valid.txt", wiki)
-    assert load_plain("wikitext-2", tmp_path) == ["A well-known play ran.", "It had 2,000 (dear) seats!"]
+    assert load_plain("wikitext-2", tmp_path).first == ["A well-known play ran.", "It had 2,000 (dear) seats!"]
     said = {"context": ["How are you doing today?"], "positive_responses": ["I am doing very well.", "Fine."]}
     write(tmp_path / "dailydialog_pp" / "dev.json", json.dumps(said) + "\n" + json.dumps(said) + "\n")
-    assert load_plain("dailydialog", tmp_path) == ["How are you doing today?", "I am doing very well."]
+    assert load_plain("dailydialog", tmp_path).first == ["How are you doing today?", "I am doing very well."]
+    names = [name for kind in PLAIN for name in load_plain(kind, tmp_path).files]
+    assert names == ["ptb/ptb.zip", "wikitext-2/valid.txt", "dailydialog/dev.json"]
     assert check_plain("dailydialog", tmp_path) == "dailydialog: 2 sentences"
     write(tmp_path / "dailydialog_pp" / "dev.json", json.dumps(said) + '\n{"context": "no list"}\n')
     with pytest.raises(InputError, match=r"dev\.json, line 2: must be JSON"):

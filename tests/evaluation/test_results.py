@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,3 +190,17 @@ def test_a_saved_encoder_inside_a_run_is_no_run(tmp_path: Path, make_run: MakeRu
     (encoder / "config.json").write_text("{}")
     found = collect(tmp_path / "runs")
     assert (len(found.results), found.incomplete) == (1, [])
+
+
+def test_files_that_only_some_rows_read_are_compared_among_these() -> None:
+    """Sentences for pseudo labels, say: a table has rows with and without them."""
+    results = []
+    for method, own in (("ppt", None), ("ppt-pseudo", "1"), ("metapt-pseudo", "1"), ("metapt-pseudo-lda", "2")):
+        data: dict[str, Any] = {"train": {"bytes": 3, "md5": "0", "official": None}}
+        if own is not None:
+            data["ptb.zip"] = {"bytes": 3, "md5": own, "official": None, "only": "pseudo labels"}
+        about: dict[str, Any] = {"schema": 1, "status": "complete", "seed": 0, "metrics": {"test_accuracy": 0.5}}
+        results.append({**about, "method": method, "data": data})
+    told = [note for note in build_table(results).groups[0].notes if "checksums" in note]
+    assert len(told) == 1 and told[0].endswith("differ between ppt-pseudo, metapt-pseudo; metapt-pseudo-lda.")
+    assert not [note for note in build_table(results[:3]).groups[0].notes if "checksums" in note]

@@ -15,10 +15,11 @@ import torch
 
 from benchmarks.run_prompts import METHODS, TRIAL
 from metapretrain.data.made_sentiment import made_sentiment
+from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptMAML
 from metapretrain.tasks.machine import Machine
-from metapretrain.tasks.prompt_data import PromptData
+from metapretrain.tasks.prompt_data import NO_TEXTS, PromptData
 from metapretrain.tasks.prompt_experiment import PromptExperiment
 from metapretrain.tasks.prompt_groups import kept_groups
 from metapretrain.tasks.prompt_methods import PromptRecipe
@@ -26,6 +27,7 @@ from metapretrain.tasks.prompt_stack import Stack
 from metapretrain.training.files import read_json
 
 ROWS = {name: METHODS[name] for name in ("ppt", "metapt-random")}
+PTB: dict[str, dict[str, Any]] = {"ptb/ptb.zip": {"bytes": 3, "md5": "0", "official": None}}
 MORE = replace(TRIAL, examples=14, tune=replace(TRIAL.tune, epochs=3))
 
 
@@ -35,7 +37,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def experiment(
-    out: Path, recipe: PromptRecipe, sets: Sequence[str] = ("sst2",), plain: Sequence[str] = (), **options: Any
+    out: Path, recipe: PromptRecipe, sets: Sequence[str] = ("sst2",), plain: TextSet = NO_TEXTS, **options: Any
 ) -> PromptExperiment:
     made = made_sentiment()
     data = PromptData.of(made["yelp5"], [made[name] for name in sets], recipe, plain=plain)
@@ -119,16 +121,24 @@ def test_a_pretraining_of_another_seed_is_refused_and_none_is_told(
 
 
 def test_pseudo_labels_know_the_downstream_sets(tmp_path: Path) -> None:
-    plain, pseudo = made_sentiment(seed=1, pretraining=400)["yelp5"].train.first, {"ppt-pseudo": METHODS["ppt-pseudo"]}
-    plain = [*plain, made_sentiment()["sst2"].train.first[0].upper()]
+    pseudo = {"ppt-pseudo": METHODS["ppt-pseudo"]}
+    known = made_sentiment()["sst2"].train.first[0].upper()
+    plain = TextSet([*made_sentiment(seed=1, pretraining=400)["yelp5"].train.first, known], files=PTB)
     first = experiment(tmp_path / "first", TRIAL, plain=plain)
-    list(first.rows(pseudo, [0]))
-    assert plain[-1] not in first.data.plain
-    metrics = (read_json(first.root / "pretrain-ppt-pseudo-s0" / "result.json") or {})["metrics"]
+    (row,) = first.rows(pseudo, [0])
+    assert known not in first.data.plain.first
+    pretraining = read_json(first.root / "pretrain-ppt-pseudo-s0" / "result.json") or {}
+    assert row["data"] == pretraining["data"] == {"ptb/ptb.zip": {**PTB["ptb/ptb.zip"], "only": "pseudo labels"}}
+    (other,) = first.rows({"pt": METHODS["pt"]}, [0])
+    assert other["data"] == {}
+    metrics = pretraining["metrics"]
     assert metrics["plain_sentences"] + metrics["sentences_in_downstream"] == len(plain)
     experiment(tmp_path / "same", MORE, plain=plain, lender=first.root).check(pseudo, [0])
     with pytest.raises(InputError, match="in another way: counts"):
         experiment(tmp_path / "other", TRIAL, ["sst5"], plain, lender=first.root).check(pseudo, [0])
+    plain = replace(plain, files={"ptb/ptb.zip": {**PTB["ptb/ptb.zip"], "md5": "1"}})
+    with pytest.raises(InputError, match=r"in another way: files\.ptb"):
+        experiment(tmp_path / "other", TRIAL, plain=plain, lender=first.root).check(pseudo, [0])
 
 
 def test_tasks_of_lda_are_found_once(tmp_path: Path) -> None:
