@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from benchmarks import tune_text
 from benchmarks.run_text import METHODS, main, options_of, recipe_of
 from metapretrain.evaluation.results import collect
+from metapretrain.tasks.recipes import Proto
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
 NAMES = ("proto-s3", "pretrain-proto-s3")
@@ -118,6 +120,19 @@ def test_every_row_that_is_tuned_has_as_many_trials() -> None:
     assert len({len(trials) for trials in tune_text.TRIALS.values()}) == 1
     for words in tune_text.trials(list(tune_text.TRIALS)).values():
         recipe_of(options_of(["--recipe", "strong", *words]))
+
+
+def test_trials_of_query_rows_and_distance_differ_in_those_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    found = tune_text.trials(list(tune_text.PROTOTYPES), "prototypes")
+    recipes = {name: recipe_of(options_of(["--recipe", "strong", *words])) for name, words in found.items()}
+    plain = {replace(recipe, proto=Proto(), query=Proto()) for recipe in recipes.values()}
+    assert len(plain) == 1  # the same budget and rates
+    assert len({recipe.query for name, recipe in recipes.items() if name.startswith("proto-query")}) == 4
+    assert len({recipe.proto for name, recipe in recipes.items() if name.startswith("proto-short")}) == 2
+    assert tune_text.main(["--dry-run", "--trials", "prototypes"]) == 0
+    assert capsys.readouterr().out.count("--validate") == len(found)
+    assert tune_text.main(["--dry-run", "--methods", "pretrain-ce"]) == 2
+    assert "--trials recipe" in capsys.readouterr().err
 
 
 def test_trials_are_scored_without_the_dev_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
