@@ -79,34 +79,18 @@ def _values(predictions: Values) -> NDArray[np.float64]:
     return np.asarray(array, dtype=np.float64)
 
 
-def score_tasks(tasks: Sequence[TextTask], predictions: Mapping[str, Values]) -> dict[str, float]:
-    """Return everything that a result file holds about predictions: every task's scores, overall, majority.
-
-    Args:
-        tasks: each with a name of its own.
-        predictions: task name to predictions for its dev rows, as for `score_task`.
-
-    Returns:
-        dict: `score_task` of each, `overall`, `overall_without_para` where there is a `para` and another task, and
-        the same under `majority_`.
-
-    Raises:
-        InputError: there is no task, a task has no predictions, or see `score_task`.
+def majorities(tasks: Sequence[TextTask]) -> dict[str, float]:
+    """Return the `majority` of each task and their overall figures.
 
     Example:
         >>> from metapretrain.data.made_texts import made_tasks
-        >>> tasks = made_tasks(rows=8)
-        >>> scores = score_tasks(tasks, {task.name: task.dev.labels for task in tasks})
-        >>> scores["overall"], scores["majority_sts_pearson"]
-        (1.0, 0.0)
+        >>> majorities(made_tasks(rows=8))["majority_sts_pearson"]
+        0.0
     """
-    missing = [task.name for task in tasks if task.name not in predictions]
-    if missing:
-        raise InputError(f"no predictions for {', '.join(missing)}; got them for {', '.join(predictions) or 'none'}")
-    scored: dict[str, float] = {}
+    found: dict[str, float] = {}
     for task in tasks:
-        scored |= score_task(task, predictions[task.name]) | majority(task)
-    return with_overall(scored, ("", MAJORITY))
+        found |= majority(task)
+    return with_overall(found, (MAJORITY,))
 
 
 def majority(task: TextTask) -> dict[str, float]:
@@ -208,14 +192,3 @@ def with_overall(scores: Mapping[str, float], prefixes: Sequence[str] = ("",)) -
         if "para" in (tasks := main_scores(scores, prefix)) and len(tasks) > 1:
             added[f"{prefix}overall_without_para"] = overall_without(scores, "para", prefix)
     return added
-
-
-def dev_counts(tasks: Sequence[TextTask]) -> dict[str, int]:
-    """Return the number of dev rows of each task, as a result's "counts" hold them.
-
-    Example:
-        >>> from metapretrain.data.made_texts import made_tasks
-        >>> dev_counts(made_tasks(rows=8))
-        {'sst_dev': 4, 'para_dev': 4, 'sts_dev': 4}
-    """
-    return {f"{task.name}_dev": len(task.dev) for task in tasks}

@@ -12,7 +12,7 @@ from torch import nn
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
 from metapretrain.evaluation.representation import subsample
-from metapretrain.evaluation.text_scores import majority, with_overall
+from metapretrain.evaluation.text_scores import majorities
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, save_text_encoder
 from metapretrain.protonet import prototypes
 from metapretrain.tasks.runs import NO_COST, Runs
@@ -142,7 +142,7 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
         headed = [task for task in self.data.tasks if task.name in heads]
         predicted = {part: predictions(headed, heads, z[part]) for part in parts if part != "train"}
         metrics = prototype_scores(self.data.scored, z["train"], z[split])
-        metrics |= _majorities(self.data.scored)
+        metrics |= majorities(self.data.scored)
         own = score(headed, split, predicted[split])
         if len(headed) < len(self.data.tasks):  # a mean over some of the tasks is not the table's
             own = {key: value for key, value in own.items() if not key.startswith("overall")}
@@ -201,10 +201,3 @@ def class_names(task: TextTask) -> list[str]:
     if not task.regression:
         return list(task.classes)
     return [f"{task.low + number:g}" for number in range(task.num_classes)]
-
-
-def _majorities(tasks: list[TextTask]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for task in tasks:
-        found |= majority(task)
-    return with_overall(found, ("majority_",))
