@@ -161,7 +161,10 @@ def _guess_separator(text: str, columns: Sequence[str], header: Sequence[str] | 
     line = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
 
     def fits(separator: str) -> tuple[int, int]:
-        fields = next(csv.reader([line], delimiter=separator), [])
+        try:
+            fields = next(csv.reader([line], delimiter=separator), [])
+        except csv.Error:  # a field is over-long by this separator
+            return 0, 0
         right = sum(name in fields for name in columns) if header is None else int(len(fields) == len(header))
         return right, len(fields)
 
@@ -182,10 +185,8 @@ def _table_records(
         except StopIteration:
             return
         except csv.Error as error:
-            raise InputError(
-                f"{path}, line {start}: {error}; a quote was left open or a line break stands within a field (where "
-                "quotes are plain characters, pass quotes=False)"
-            ) from error
+            quoted = '"' in text.split("\n")[start - 1]
+            raise InputError(f"{path}, line {start}: {_malformed(str(error), quotes and quoted)}") from error
         if not fields:
             continue
         if names is None:
@@ -206,6 +207,15 @@ def _table_records(
                 "are plain characters, pass quotes=False)"
             )
         yield f"line {start}", dict(zip(names, fields, strict=True))
+
+
+def _malformed(reason: str, quoted: bool) -> str:
+    """What is wrong with a record by Python's `csv`, and what to do; `quoted`: its first line has a quote."""
+    plain = "where quotes are plain characters, pass quotes=False"
+    if "field limit" not in reason:
+        return f"{reason}; a quote was left open or a line break stands within a field ({plain})"
+    cause = f"a quote was probably left open ({plain}); else " if quoted else ""
+    return f"a field of more than {csv.field_size_limit():,} characters, the most that is read: {cause}shorten it"
 
 
 def _check_separator(path: Path, names: list[str], separator: str, columns: Sequence[str]) -> None:
