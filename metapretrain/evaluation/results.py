@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metapretrain.errors import InputError
+from metapretrain.evaluation.bundles import fold, unfold
 from metapretrain.evaluation.faults import fault_of
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.training.files import write_file
@@ -87,7 +88,7 @@ def _read_json(path: Path, name: str) -> Any:
 
 def _read_bundle(path: Path, among_others: bool = False) -> list[Result]:
     content = _read_json(path, path.name)
-    listed = content if isinstance(content, list) else []
+    listed = unfold(content) if isinstance(content, list) else []
     if not any(isinstance(result, dict) and "schema" in result for result in listed):
         if among_others:  # figures of another kind, such as speeds, may stand beside the bundles
             log.info("%s holds no results of runs: left out", path.name)
@@ -141,7 +142,9 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[np.bool_]:
 
 
 def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
-    """Write results to one small file, a line each, from which `collect` gives the same table.
+    """Write results to one small file, a line each, from which `collect` gives the same results.
+
+    What most of them have alike, such as the checksums of data files, is told once, in the first line.
 
     Args:
         results: as in `Collection.results`.
@@ -150,7 +153,7 @@ def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
     Raises:
         InputError: there are no results, or the file cannot be written.
     """
-    lines = [json.dumps(result, sort_keys=True, allow_nan=False) for result in results]
+    lines = [json.dumps(line, sort_keys=True, allow_nan=False) for line in fold(list(results))]
     if not lines:
         raise InputError(f"no complete result to bundle into {path}")
     return write_file(Path(path), "[\n" + ",\n".join(lines) + "\n]\n")

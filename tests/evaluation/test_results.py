@@ -111,8 +111,31 @@ def test_bundle_round_trip_from_file_and_folder(tmp_path: Path, make_run: MakeRu
     path = bundle(found.results, tmp_path / "docs" / "stl10.json")
     assert collect(path) == found
     assert collect(path.parent) == found
-    assert len(path.read_text().splitlines()) == 4
+    assert len(path.read_text().splitlines()) == 5
     assert path.stat().st_size < 2 * 900
+    path.write_text(json.dumps(found.results))  # as bundles were before anything was told once
+    assert collect(path) == found
+
+
+def test_a_bundle_tells_once_what_most_results_share(tmp_path: Path, make_run: MakeRun) -> None:
+    files = {"train.bin": {"bytes": 3, "md5": "0" * 32, "official": None}}
+    for seed in range(5):
+        make_run("simclr", seed, data=files | ({"more.bin": {"bytes": 1, "md5": "1"}} if seed == 3 else {}))
+    make_run("simclr", 5, counts={"train": 4000}, data={})
+    found = collect(tmp_path / "runs")
+    path = bundle(found.results, tmp_path / "b.json")
+    assert collect(path) == found
+    assert path.read_text().count("0" * 32) == 2 and path.read_text().count('"counts"') == 2
+    assert [json.dumps(result, sort_keys=True) for result in collect(path).results] == [
+        json.dumps(result, sort_keys=True) for result in found.results
+    ]
+
+
+@pytest.mark.parametrize("lines", [[{"shared": {"schema": 1}}], [{"shared": [1]}, 3], [{"shared": {"schema": 1}}, 3]])
+def test_a_damaged_bundle_is_one_line(tmp_path: Path, lines: list[object]) -> None:
+    (tmp_path / "b.json").write_text(json.dumps(lines))
+    with pytest.raises(InputError, match="not a bundle"):
+        collect(tmp_path / "b.json")
 
 
 def test_the_same_run_twice(tmp_path: Path, make_run: MakeRun) -> None:
