@@ -120,6 +120,7 @@ class UtilityScheduler(BlockScheduler):
         )
         self._smoothed: dict[str, float] = {}
         self._unmoved: set[str] = set()
+        self._warned_of_ties = False
 
     def compare(self) -> dict[str, dict[str, float]]:
         """Exact and Taylor utilities of the next decision's subtasks; the decisions to come stay as they are.
@@ -171,7 +172,9 @@ class UtilityScheduler(BlockScheduler):
         scores = self._prober.score(draw, self.utility)
         cost = dataclasses.replace(scores.cost, seconds=time.perf_counter() - start)
         self._warn_of_unmoved(scores.unmoved)
-        values = self._smooth(self._finite(scores.utilities, scores.bad_targets))
+        finite = self._finite(scores.utilities, scores.bad_targets)
+        self._warn_of_ties(finite)
+        values = self._smooth(finite)
         best = max(values.values())
         tied = [name for name, value in values.items() if value == best]
         return Choice(pick(tied, None, *place, "tie"), self.updates, False, scores.utilities, cost)
@@ -195,6 +198,17 @@ class UtilityScheduler(BlockScheduler):
         for name in set(names) - self._unmoved:
             _log.warning("the loss of source %r does not depend on the weights: its steps change nothing", name)
         self._unmoved.update(names)
+
+    def _warn_of_ties(self, utilities: dict[str, float]) -> None:
+        if len(utilities) > 1 and len(set(utilities.values())) == 1 and not self._warned_of_ties:
+            _log.warning(
+                "all utilities are equal in decision %d (%s), so one is drawn at random: see that the losses of the "
+                "targets (%s) depend on the weights",
+                self.decisions,
+                ", ".join(utilities),
+                ", ".join(self._prober.targets),
+            )
+            self._warned_of_ties = True
 
     def _smooth(self, utilities: dict[str, float]) -> dict[str, float]:
         """Moving averages of the utilities above their mean: the common level falls as training goes on."""

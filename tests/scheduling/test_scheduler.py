@@ -117,6 +117,18 @@ def test_only_nan_utilities_are_an_error(utility: str) -> None:
         made(w, targets=targets, utility=utility).choose()
 
 
+@pytest.mark.parametrize("utility", ["exact", "taylor"])
+def test_it_is_told_once_that_no_utility_differs(utility: str, caplog: pytest.LogCaptureFixture) -> None:
+    w = torch.zeros(2, requires_grad=True)
+    frozen = FunctionProbe(lambda generator: 1.0, lambda batch: torch.tensor(batch))
+    assert set(chosen(made(w, targets={"frozen": frozen}, utility=utility), 20)) == set(GOALS)
+    (told,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert told.startswith("all utilities are equal in decision 0 (good, fair, bad), so one is drawn at random")
+    caplog.clear()
+    chosen(made(w, targets={"frozen": frozen, "goal": pull(w, 1.0)}, utility=utility), 2)
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
 def test_a_source_that_runs_out_is_not_chosen_again() -> None:
     w = torch.zeros(2, requires_grad=True)
 
