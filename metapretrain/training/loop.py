@@ -16,6 +16,7 @@ from metapretrain.training import checkpoint
 from metapretrain.training.checks import TrainingError, check_settings, load_states, refuse_bad_weights
 from metapretrain.training.devices import compile_parts, make_accelerator, random_state, set_random_state
 from metapretrain.training.engine import Engine, build_optimizer, moving_average
+from metapretrain.training.memory import memory_held, out_of_memory
 from metapretrain.training.schedule import learning_rate
 from metapretrain.training.settings import TrainSettings
 
@@ -107,10 +108,7 @@ def train(
         try:
             return loop.run()
         except torch.OutOfMemoryError as error:
-            raise TrainingError(
-                f"out of memory on {device} at step {loop.step}: lower the batch size (batch_size), "
-                "or accumulate over smaller batches (accumulate)"
-            ) from error
+            raise TrainingError(out_of_memory(str(device), loop.step, *memory_held(device))) from error
         finally:
             accelerator.unwrap_model(loop.module, keep_fp32_wrapper=False)
 

@@ -182,13 +182,23 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(tmp_path, monkey
     assert load_latest(tmp_path / "run/checkpoint").step == 10
 
 
-def test_out_of_memory_names_the_option(monkeypatch):
+def test_a_run_out_of_memory_names_the_option_and_goes_on_when_there_is_some(tmp_path):
     class Greedy(Toy):
         def forward(self, batches):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            if self.calls == 25:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(batches)
 
-    with pytest.raises(TrainingError, match="batch_size"):
-        train(Greedy(), stream(), settings())
+    with (
+        RunFolder.open(tmp_path / "run", {"method": "toy"}) as run,
+        pytest.raises(TrainingError, match=r"out of memory on cpu at step 25: lower the batch size \(batch_size\)"),
+    ):
+        train(Greedy(), stream(), settings(), run=run)
+    whole, rest = Toy(), Toy()
+    train(whole, stream(), settings())
+    with RunFolder.open(tmp_path / "run", {"method": "toy"}, resume=True) as run:
+        report = train(rest, stream(), settings(), run=run)
+    assert report.resumed_from == 20 and same(weights(whole), weights(rest))
 
 
 def test_a_stream_that_ends_early_says_so():
