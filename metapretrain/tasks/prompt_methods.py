@@ -262,11 +262,22 @@ def passes_per_step(recipe: PromptRecipe, objective: str, tasks: int) -> int:
     """
     if objective == "mixed":
         return 2 * recipe.mixed.batch_size
-    rows = tasks * recipe.meta.shots
+    return tasks * sum(passes_of_loss(recipe, objective))
+
+
+def passes_of_loss(recipe: PromptRecipe, objective: str) -> tuple[int, int]:
+    """Sequences of the outer loss of one meta task, and of its backward pass, counted as in :func:`passes_per_step`.
+
+    The inner steps are a part of the loss: it has backward passes of its own, even where nobody asks for its gradient.
+
+    Example:
+        >>> passes_of_loss(PromptRecipe(), "meta"), passes_of_loss(PromptRecipe(), "multitask")
+        ((12, 12), (8, 8))
+    """
+    m, steps = recipe.meta.shots, recipe.meta.inner_steps
     if objective == "multitask":
-        return 2 * 2 * rows
-    inner = 2 + (2 if recipe.meta.order == 2 else 0)
-    return rows * recipe.meta.inner_steps * inner + 2 * rows
+        return 2 * m, 2 * m
+    return m * (2 * steps + 1), m * (1 + (2 * steps if recipe.meta.order == 2 else 0))
 
 
 def _check(numbers: Mapping[str, int | float], lowest: int) -> None:

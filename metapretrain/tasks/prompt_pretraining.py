@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptBatch, PromptMAML
-from metapretrain.tasks.prompt_methods import PromptRecipe
+from metapretrain.tasks.prompt_methods import PromptRecipe, passes_of_loss
 from metapretrain.tasks.prompt_pool import Pool
 from metapretrain.tasks.prompt_replay import Replay
 from metapretrain.tasks.prompt_rows import MetaRows, crossed
@@ -77,8 +77,9 @@ class _MetaLoop:
         self.chosen = AllTasks(rows)
         if recipe.meta.scheduler:
             self.chosen = ScheduledTasks(
-                rows, recipe.meta.scheduler, self._losses, self.learned, seed=rows.seed, most=learner.chunk
-            )
+                rows, recipe.meta.scheduler, self._losses, self.learned, seed=rows.seed, most=learner.chunk,
+                passes=passes_of_loss(recipe, objective),
+            )  # fmt: skip
         self.best = learner.prompt.weight.detach().clone()
         self.step = self.best_step = self.since = 0
         self.accuracy, self.before = -1.0, 0.0

@@ -79,17 +79,19 @@ class ScheduledTasks(AllTasks):
         seed: of all draws.
         most: tasks whose graph memory has room for, as the learner's `chunk`; None: all that there are. Taylor
             utilities then take batches one by one where M of a task, or of every task, are more.
+        passes: sequences through the model of one loss, and of its backward pass, which is what probes are counted in.
 
     Raises:
         InputError: a schedule that cannot be read.
     """
 
     def __init__(
-        self, rows: MetaRows, schedule: str, losses: Losses, params: Params, *, seed: int, most: int | None = None
-    ) -> None:
+        self, rows: MetaRows, schedule: str, losses: Losses, params: Params, *, seed: int, most: int | None = None,
+        passes: tuple[int, int] = (1, 2),
+    ) -> None:  # fmt: skip
         super().__init__(rows)
         self.name, self.numbers = schedule, {f"task-{task}": task for task in range(rows.tasks)}
-        self.losses = losses
+        self.losses, self.passes = losses, passes
         sizes = {name: rows.sizes[task] for name, task in self.numbers.items()}
         parsed = parse_schedule(schedule, sizes)
         probes: dict[str, Probe] = {name: MetaProbe(rows, task, losses) for name, task in self.numbers.items()}
@@ -114,8 +116,12 @@ class ScheduledTasks(AllTasks):
         return {f"updates_{name}": float(count) for name, count in self.scheduler.counts.items()}
 
     def about(self) -> dict[str, Any]:
-        """Choices, and what the probes took."""
-        return {"schedule": {"name": self.name, **spent(self.scheduler)}}
+        """Choices, and what the probes took: a loss with inner steps is more than one pass."""
+        told, (forward, backward) = spent(self.scheduler), self.passes
+        probes = forward * told["probe_forwards"] + backward * told["probe_backwards"]
+        total = probes + (forward + backward) * sum(told["updates"].values())
+        share = round(probes / max(1, total), 4)
+        return {"schedule": {"name": self.name, **told, "probe_passes": probes, "probe_share": share}}
 
     def state(self) -> Any:
         """The scheduler's."""

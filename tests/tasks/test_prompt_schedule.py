@@ -111,6 +111,18 @@ def test_a_scheduled_pretraining_that_was_cut_short_ends_the_same(
     assert mine == theirs and mine["probe_forwards"] > 0 and sum(mine["updates"].values()) == 30
 
 
+def test_probes_are_counted_with_the_inner_steps_of_their_losses() -> None:
+    """Exact utilities with one inner step of first order: 3 tasks as sources, each tried on the losses of all 3."""
+    recipe = replace(RECIPE, meta=replace(RECIPE.meta, scheduler=UTILITY.replace("0.3", "0"), order=1))
+    told = train_meta(learner(order=1), rows(), pool(), recipe, None).about["schedule"]
+    decisions, m = told["decisions"], recipe.meta.shots
+    losses, gradients = 3 + 3 * 3, 3
+    assert (told["probe_forwards"], told["probe_backwards"]) == (decisions * losses, decisions * gradients)
+    assert told["probe_passes"] == decisions * m * (3 * losses + gradients)  # adapt there and back, then the query rows
+    updates = 4 * m * sum(told["updates"].values())
+    assert told["probe_share"] == pytest.approx(told["probe_passes"] / (told["probe_passes"] + updates), abs=1e-4)
+
+
 def test_bad_schedules_are_refused_before_anything_runs() -> None:
     with pytest.raises(InputError, match="unknown schedule 'utilty'"):
         replace(RECIPE.meta, scheduler="utilty")
