@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +13,32 @@ from torch import Tensor
 from metapretrain.scheduling import BlockScheduler, FunctionProbe, Probe
 from metapretrain.scheduling.weights import Params
 from metapretrain.tasks.prompt_rows import MetaRows
-from metapretrain.tasks.schedules import build_scheduler, parse_schedule, spent
+from metapretrain.tasks.schedules import Schedule, build_scheduler, parse_schedule, spent
 
 Losses = Callable[[Tensor], Tensor]  # of rows (T, 2m), one loss (T,) a task
+
+
+def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
+    """N, the least number of updates a decision with which its probes are at or under a quarter of all passes.
+
+    :func:`metapretrain.scheduling.probe_units` where a loss is one pass and its backward pass two; here the inner
+    steps are a part of the loss, so that a look at a loss costs nearly as much as an update.
+
+    Args:
+        passes: sequences through the model of one loss, and of its backward pass.
+
+    Example:
+        >>> utility = parse_schedule("utility", ["a", "b"])
+        >>> a_quarter(utility, 5, (1, 2)), a_quarter(utility, 5, (9, 1))
+        (130, 300)
+    """
+    forward, backward = passes
+    looks = schedule.samples * tasks  # M batches of every task, which are sources and targets
+    if schedule.utility == "taylor":
+        probes = 2 * looks * (forward + backward)
+    else:
+        probes = looks * ((1 + looks) * forward + backward) + (looks * forward if schedule.normalise else 0)
+    return math.ceil(3 * probes / (forward + backward))
 
 
 class AllTasks:
@@ -94,6 +119,8 @@ class ScheduledTasks(AllTasks):
         self.losses, self.passes = losses, passes
         sizes = {name: rows.sizes[task] for name, task in self.numbers.items()}
         parsed = parse_schedule(schedule, sizes)
+        if parsed.name == "utility" and parsed.updates is None:
+            parsed = replace(parsed, updates=a_quarter(parsed, rows.tasks, passes))
         probes: dict[str, Probe] = {name: MetaProbe(rows, task, losses) for name, task in self.numbers.items()}
         if most is not None and parsed.samples > most:
             probes = {name: FunctionProbe(probe.sample, probe.loss) for name, probe in probes.items()}

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptMAML
+from metapretrain.scheduling import probe_units
 from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta
-from metapretrain.tasks.prompt_schedule import MetaProbe, ScheduledTasks
+from metapretrain.tasks.prompt_schedule import MetaProbe, ScheduledTasks, a_quarter
+from metapretrain.tasks.schedules import parse_schedule
 from metapretrain.training import RunFolder
 from tests.tasks.test_prompt_pretraining import RECIPE, groups, kill_at, learner, pool, rows
 
@@ -121,6 +123,23 @@ def test_probes_are_counted_with_the_inner_steps_of_their_losses() -> None:
     assert told["probe_passes"] == decisions * m * (3 * losses + gradients)  # adapt there and back, then the query rows
     updates = 4 * m * sum(told["updates"].values())
     assert told["probe_share"] == pytest.approx(told["probe_passes"] / (told["probe_passes"] + updates), abs=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["utility", "utility:utility=taylor,samples=3", "utility:normalise=relative"])
+@pytest.mark.parametrize("passes", [(1, 2), (12, 12), (36, 4)])
+def test_by_default_probes_are_at_or_just_under_a_quarter(schedule: str, passes: tuple[int, int]) -> None:
+    parsed, (forward, backward) = parse_schedule(schedule, ["a", "b", "c"]), passes
+    if passes == (1, 2):
+        assert a_quarter(parsed, 3, passes) == probe_units(3, 3, parsed.samples, parsed.utility, parsed.normalise)
+    table = rows()
+    weights = [torch.zeros(1, requires_grad=True)]
+    n = ScheduledTasks(table, schedule, lambda _: torch.zeros(()), weights, seed=0, passes=passes).scheduler.updates
+    looks = parsed.samples * table.tasks
+    losses, gradients = (2 * looks, 2 * looks) if parsed.utility == "taylor" else (looks * (1 + looks), looks)
+    losses += looks if parsed.normalise else 0
+    probes = forward * losses + backward * gradients
+    assert probes / (probes + n * (forward + backward)) <= 0.25
+    assert probes / (probes + (n - 1) * (forward + backward)) > 0.25
 
 
 def test_bad_schedules_are_refused_before_anything_runs() -> None:
