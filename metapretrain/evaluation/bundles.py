@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from metapretrain.errors import InputError
+
 SHARED = "shared"
 
 
@@ -34,11 +36,25 @@ def fold(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def unfold(lines: Sequence[Any]) -> list[Any]:
     """Return the results that :func:`fold` was given; lines of a bundle that shares nothing are returned as they are.
 
+    Raises:
+        InputError: a line of what is shared is damaged or not the first: it is not known which results share it.
+
     Example:
         >>> unfold([{"shared": {"data": {}}}, {"seed": 0}, {"seed": 1, "data": {"a": {}}}])
         [{'data': {}, 'seed': 0}, {'data': {'a': {}}, 'seed': 1}]
     """
-    first = lines[0] if lines else None
-    if not (isinstance(first, dict) and first.keys() == {SHARED} and isinstance(first[SHARED], dict)):
-        return list(lines)
-    return [first[SHARED] | line if isinstance(line, dict) else line for line in lines[1:]]
+    shared = _shared(lines[0]) if lines else None
+    rest = lines if shared is None else lines[1:]
+    for number, line in enumerate(rest, start=1 + len(lines) - len(rest)):
+        if isinstance(line, dict) and SHARED in line and "schema" not in line:
+            raise InputError(
+                f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}; to '
+                "join bundles, put their files into one folder"
+            )
+    return [shared | line if shared is not None and isinstance(line, dict) else line for line in rest]
+
+
+def _shared(line: Any) -> dict[str, Any] | None:
+    if isinstance(line, dict) and line.keys() == {SHARED} and isinstance(line[SHARED], dict):
+        return line[SHARED]
+    return None

@@ -88,7 +88,10 @@ def _read_json(path: Path, name: str) -> Any:
 
 def _read_bundle(path: Path, among_others: bool = False) -> list[Result]:
     content = _read_json(path, path.name)
-    listed = unfold(content) if isinstance(content, list) else []
+    try:
+        listed = unfold(content) if isinstance(content, list) else []
+    except InputError as error:
+        raise InputError(f"{path.name}: not a bundle: {error}") from error
     if not any(isinstance(result, dict) and "schema" in result for result in listed):
         if among_others:  # figures of another kind, such as speeds, may stand beside the bundles
             log.info("%s holds no results of runs: left out", path.name)
@@ -151,9 +154,12 @@ def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
         path: usually `docs/results/<name>.json`.
 
     Raises:
-        InputError: there are no results, or the file cannot be written.
+        InputError: there are no results, one holds NaN or infinity, or the file cannot be written.
     """
-    lines = [json.dumps(line, sort_keys=True, allow_nan=False) for line in fold(list(results))]
+    try:
+        lines = [json.dumps(line, sort_keys=True, allow_nan=False) for line in fold(list(results))]
+    except ValueError as error:
+        raise InputError(f"cannot bundle into {path}: a result holds NaN or infinity, which JSON has not") from error
     if not lines:
         raise InputError(f"no complete result to bundle into {path}")
     return write_file(Path(path), "[\n" + ",\n".join(lines) + "\n]\n")
@@ -167,9 +173,7 @@ def _disagreement(result: Result) -> str | None:
         return str(error)
     stated = result["metrics"].get("test_accuracy")
     if stated is not None and abs(float(correct.mean()) - stated) > 0.5 / correct.size:
-        return (
-            f"the predictions are right for {correct.mean():.4f} of the images, test_accuracy is {stated:.4f}"
-        )
+        return f"the predictions are right for {correct.mean():.4f} of the images, test_accuracy is {stated:.4f}"
     count = result.get("counts", {}).get("test")
     if count is not None and count != correct.size:
         return f"{correct.size} predictions for {count} test images"
@@ -220,8 +224,6 @@ def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], probl
         if key not in found:
             found[key] = (name, result)
         elif found[key][1] != result:
-            problems.append(
-                f"{name}: left out, {found[key][0]} is the same method and seed with other figures"
-            )
+            problems.append(f"{name}: left out, {found[key][0]} is the same method and seed with other figures")
     results = [found[key][1] for key in sorted(found)]
     return Collection(results, incomplete, problems)

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
+from metapretrain.evaluation.bundles import fold, unfold
 from metapretrain.evaluation.predictions import read_predictions, write_predictions
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import Collection, bundle, collect, pack, unpack
@@ -65,9 +68,7 @@ def test_incomplete_and_torn_runs_are_named(tmp_path: Path, make_run: MakeRun) -
     torn_json, not_object, torn_csv = found.problems
     assert torn_json.startswith("stl10-paper/simclr-s3/result.json: not JSON")
     assert not_object.startswith("stl10-paper/simclr-s4/result.json: not a result")
-    assert torn_csv.startswith(
-        "stl10-paper/simclr-s5: no comparison image by image: predictions.csv: line 401"
-    )
+    assert torn_csv.startswith("stl10-paper/simclr-s5: no comparison image by image: predictions.csv: line 401")
     assert str(tmp_path) not in " ".join(found.problems)
     assert "correct" not in found.results[1]
 
@@ -129,6 +130,37 @@ def test_a_bundle_tells_once_what_most_results_share(tmp_path: Path, make_run: M
     assert [json.dumps(result, sort_keys=True) for result in collect(path).results] == [
         json.dumps(result, sort_keys=True) for result in found.results
     ]
+
+
+def test_what_is_shared_is_never_given_to_results_of_another_bundle(tmp_path: Path, make_run: MakeRun) -> None:
+    """Bundles joined by hand: the second one's results would take the first one's checksums."""
+    joined: list[Any] = []
+    for method in ("simclr", "prl"):
+        for seed in range(2):
+            make_run(method, seed, data={"train.bin": {"bytes": 3, "md5": method}})
+        results = [one for one in collect(tmp_path / "runs").results if one["method"] == method]
+        joined += json.loads(bundle(results, tmp_path / "b.json").read_text())
+    for lines, number in ((joined, 4), (joined[::-1], 3), ([{**joined[0], "note": 1}, *joined[1:3]], 1)):
+        (tmp_path / "b.json").write_text(json.dumps(lines))
+        with pytest.raises(InputError, match=f'b.json: not a bundle: entry {number} has "shared"'):
+            collect(tmp_path / "b.json")
+
+
+def test_a_result_with_nan_is_not_bundled(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="NaN or infinity"):
+        bundle([{"schema": 1, "seed": 0, "probe_seconds": math.nan}], tmp_path / "b.json")
+
+
+ALIKE = st.sampled_from(
+    [{}, [], {"a": 1}, {"a": 1.0}, {"a": True}, [-0.0], [0.0], "{", None, 10**40, {"\u00e9": "\ud800"}]
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["data", "counts", "seed", "shared"]), ALIKE), max_size=6))
+def test_lines_of_a_bundle_give_the_results_back(results: list[dict[str, Any]]) -> None:
+    results = [{**result, "schema": 1} for result in results]
+    back = unfold(json.loads(json.dumps(fold(results))))
+    assert [json.dumps(one, sort_keys=True) for one in back] == [json.dumps(one, sort_keys=True) for one in results]
 
 
 @pytest.mark.parametrize("lines", [[{"shared": {"schema": 1}}], [{"shared": [1]}, 3], [{"shared": {"schema": 1}}, 3]])
