@@ -140,7 +140,7 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
     """
     measured: dict[str, Any] = {**surroundings(), "rows": []}
     if options.resume and options.results is not None and options.results.is_file():
-        measured["rows"] = others(options.results, launches, measured["hardware"])
+        measured["rows"] = others(options.results, launches, measured)
     failed: dict[str, str] = {}
     free, room = list(places), threading.Condition()
 
@@ -176,21 +176,26 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
         raise InputError(f"{len(failed)} of {len(launches)} launches failed: {told}")
 
 
-def others(file: Path, launches: Sequence[Launch], hardware: str) -> list[dict[str, Any]]:
+def others(file: Path, launches: Sequence[Launch], here: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a result file that none of `launches` measures again.
 
+    Args:
+        here: hardware and versions in words, which these rows will be told to be of.
+
     Raises:
-        InputError: it is no file of this script's, or was measured on another machine.
+        InputError: it is no file of this script's, a row is damaged, or was measured elsewhere or with other versions.
     """
     try:
         stored = json.loads(file.read_text())
-        rows, where = list(stored["rows"]), stored["hardware"]
         again = {(name, one.processes, one.graph) for one in launches for name in WORK[one.work].rows}
-        kept = [row for row in rows if (row["row"], row["processes"], row["cuda_graph"]) not in again]
-    except (ValueError, KeyError, TypeError) as error:
+        kept = [row for row in stored["rows"] if (row["row"], row["processes"], row["cuda_graph"]) not in again]
+        where = {name: stored[name] for name in ("hardware", "versions")}
+        scaling_table({**where, "rows": kept})  # what cannot be shown is told before hours of measuring
+    except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
         raise InputError(f"{file} is not a result file of run_scale.py; name another for --results") from error
-    if kept and where != hardware:
-        raise InputError(f"{file} was measured on {where}, this is {hardware}; name another file for --results")
+    for name, value in where.items() if kept else ():
+        if value != here[name]:
+            raise InputError(f"{file} has rows of {value}, here is {here[name]}; name another file for --results")
     return kept
 
 

@@ -55,6 +55,5 @@ def unfold(lines: Sequence[Any]) -> list[Any]:
 
 
 def _shared(line: Any) -> dict[str, Any] | None:
-    if isinstance(line, dict) and line.keys() == {SHARED} and isinstance(line[SHARED], dict):
-        return line[SHARED]
-    return None
+    found = line[SHARED] if isinstance(line, dict) and line.keys() == {SHARED} else None
+    return found if isinstance(found, dict) else None

@@ -9,6 +9,8 @@ import pytest
 import run_scale
 from run_scale import Launch, main, options_of, read
 
+from metapretrain.errors import InputError
+
 SMOKE = ["--smoke", "--device", "cpu", "--seeds", "0"]
 
 
@@ -33,7 +35,7 @@ def test_speed_is_that_of_the_pretraining_and_the_whole_batch(tmp_path: Path) ->
 
 def test_a_launch_that_became_single_processes_is_refused(tmp_path: Path) -> None:
     written(tmp_path, "maml", 1, 10.0)
-    with pytest.raises(run_scale.InputError, match="number of processes"):
+    with pytest.raises(InputError, match="number of processes"):
         read(Launch("tasks", 2, False, (0,)), 64, tmp_path)
 
 
@@ -86,13 +88,17 @@ def test_two_processes_reach_what_one_does(tmp_path: Path) -> None:
 
 
 def test_rows_of_another_call_stay_unless_they_are_measured_again_or_of_another_machine(tmp_path: Path) -> None:
-    rows = [{"row": "maml", "processes": count, "cuda_graph": False} for count in (1, 2)]
+    row = {"row": "maml", "unit": "tasks", "batch": 4, "cuda_graph": False, "metric": "test_accuracy", "seeds": [0]}
+    rows = [{**row, "values": [0.5], "rates": [5], "wall_s": [3], "processes": count} for count in (1, 2)]
+    here, two = {"hardware": "here", "versions": "torch 2"}, [Launch("tasks", 2, False, (0,))]
     file = tmp_path / "scale.json"
-    file.write_text(json.dumps({"hardware": "here", "rows": rows}))
-    two = [Launch("tasks", 2, False, (0,))]
-    assert run_scale.others(file, two, "here") == rows[:1]
-    with pytest.raises(run_scale.InputError, match="measured on here, this is there"):
-        run_scale.others(file, two, "there")
-    file.write_text("{}")
-    with pytest.raises(run_scale.InputError, match="not a result file"):
-        run_scale.others(file, two, "here")
+    file.write_text(json.dumps({**here, "rows": rows}))
+    assert run_scale.others(file, two, here) == rows[:1]
+    for other in ({"hardware": "there"}, {"versions": "torch 3"}):
+        with pytest.raises(InputError, match="has rows of"):
+            run_scale.others(file, two, here | other)
+    damaged: list[dict[str, object]] = [{"values": []}, {"values": ["x"]}, {"rates": None}, {"wall_s": []}, {"row": {}}]
+    for text in ("{}", "", "[" * 10**5, *(json.dumps({**here, "rows": [rows[0] | change]}) for change in damaged)):
+        file.write_text(text)
+        with pytest.raises(InputError, match="not a result file"):
+            run_scale.others(file, two, here)
