@@ -21,6 +21,8 @@ AXES = {"updates": "source updates", "compute_units": "compute: forward passes o
 def plot_schedule(root: Path | str, place: Path | None = None) -> list[Path]:
     """Draw `target-loss-SETTING.png` and `shares-SETTING.png` for the complete runs below `root`.
 
+    Runs of several recipes, encoders or data sets have figures of their own, with these in their names.
+
     Args:
         place: where they go; by default `root`/figures.
 
@@ -29,16 +31,20 @@ def plot_schedule(root: Path | str, place: Path | None = None) -> list[Path]:
     """
     root = Path(root)
     place = root / "figures" if place is None else place
-    by_setting: dict[str, dict[str, dict[int, Result]]] = {}
+    groups: dict[str, dict[str, dict[str, dict[int, Result]]]] = {}
     for result in collect(root).results:
         if "curve" in result:
+            kind = "-".join(str(result[key]) for key in ("dataset", "recipe", "encoder") if result.get(key))
+            by_setting = groups.setdefault(kind, {})
             by_setting.setdefault(result["setting"], {}).setdefault(result["method"], {})[result["seed"]] = result
-    if not by_setting:
+    if not groups:
         raise InputError(f"no complete scheduling run in {root}")
     written = []
-    for setting, rows in by_setting.items():
-        for name, figure in (("target-loss", loss_figure(rows)), ("shares", shares_figure(rows))):
-            written.append(save_figure(figure, place / f"{name}-{setting}.png"))
+    for kind, by_setting in groups.items():
+        suffix = f"-{kind.replace('/', '-')}" if kind and len(groups) > 1 else ""  # curves of two recipes are no comparison
+        for setting, rows in by_setting.items():
+            figures = {"target-loss": loss_figure(rows), "shares": shares_figure(rows)}
+            written += [save_figure(one, place / f"{name}-{setting}{suffix}.png") for name, one in figures.items()]
     return written
 
 
@@ -79,7 +85,8 @@ def shares_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
         labels = [name.removeprefix("share_") for name in names]
         colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
         hatches = ["//" if i >= len(COLOURS) else "" for i in range(len(names))]  # more sources than colours
-        axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=colours, hatch=hatches)
+        if names:
+            axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=colours, hatch=hatches)
         axes.set_title(method, fontsize=9, color=INK)
         axes.set_ylim(0, 1)
         plain(axes)

@@ -203,10 +203,11 @@ class UtilityScheduler(BlockScheduler):
         if len(utilities) > 1 and len(set(utilities.values())) == 1 and not self._warned_of_ties:
             _log.warning(
                 "all utilities are equal in decision %d (%s), so one is drawn at random: see that the losses of the "
-                "targets (%s) depend on the weights",
+                "targets (%s) depend on the weights, and that steps of alpha=%s are not lost to rounding",
                 self.decisions,
                 ", ".join(utilities),
                 ", ".join(self._prober.targets),
+                self._prober.alpha,
             )
             self._warned_of_ties = True
 

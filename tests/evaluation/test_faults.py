@@ -101,6 +101,15 @@ def test_figures_leave_damaged_curves_out_and_draw_methods_with_other_sources(tm
     other: dict[str, Any] = {"share_b" if name == "share_a" else name: values for name, values in CURVE.items()}
     bundled(tmp_path, RUN | {"curve": CURVE}, RUN | {"method": "uniform-aware", "curve": other})
     assert [file.name for file in plot_schedule(tmp_path)] == ["target-loss-aware.png", "shares-aware.png"]
+    bundled(tmp_path, RUN | {"curve": {name: CURVE[name] for name in ("updates", "compute_units", "target_loss")}})
+    assert len(plot_schedule(tmp_path)) == 2
+
+
+def test_schedules_of_two_recipes_are_not_drawn_as_one(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    bundled(tmp_path, RUN | {"curve": CURVE}, RUN | {"curve": CURVE, "recipe": "a/b", "encoder": "c"})
+    names = {file.name for file in plot_schedule(tmp_path)}
+    assert names == {f"{kind}-aware{more}.png" for kind in ("target-loss", "shares") for more in ("", "-a-b-c")}
 
 
 @pytest.mark.parametrize("change", [{"tokens_per_s": 10**400}, {"schedule": {"name": "exp3", "probe_share": 10**400}}])

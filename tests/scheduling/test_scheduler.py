@@ -124,6 +124,7 @@ def test_it_is_told_once_that_no_utility_differs(utility: str, caplog: pytest.Lo
     assert set(chosen(made(w, targets={"frozen": frozen}, utility=utility), 20)) == set(GOALS)
     (told,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert told.startswith("all utilities are equal in decision 0 (good, fair, bad), so one is drawn at random")
+    assert "alpha=" in told
     caplog.clear()
     chosen(made(w, targets={"frozen": frozen, "goal": pull(w, 1.0)}, utility=utility), 2)
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
