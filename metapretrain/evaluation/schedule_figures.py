@@ -40,8 +40,8 @@ def plot_schedule(root: Path | str, place: Path | None = None) -> list[Path]:
     if not groups:
         raise InputError(f"no complete scheduling run in {root}")
     written = []
-    for kind, by_setting in groups.items():
-        suffix = f"-{kind.replace('/', '-')}" if kind and len(groups) > 1 else ""  # curves of two recipes are no comparison
+    for kind, by_setting in groups.items():  # curves of two recipes are no comparison
+        suffix = f"-{kind.replace('/', '-')}" if kind and len(groups) > 1 else ""
         for setting, rows in by_setting.items():
             figures = {"target-loss": loss_figure(rows), "shares": shares_figure(rows)}
             written += [save_figure(one, place / f"{name}-{setting}{suffix}.png") for name, one in figures.items()]
