@@ -78,7 +78,8 @@ class RunFolders(ABC):
         """Return the result of a run that is done, or None.
 
         Raises:
-            InputError: its configuration is another, or its `result.json` is damaged.
+            InputError: its configuration is another, it has test figures and this call has none or the other way
+                round, or its `result.json` is damaged.
         """
         if not (self.path(name, seed) / "result.json").is_file():
             return None
@@ -89,7 +90,18 @@ class RunFolders(ABC):
         if lost := [key for key in ("metrics", "budget", "wall_s") if key not in result]:
             file = self.path(name, seed) / "result.json"
             raise InputError(f"{file} is damaged: it has no {lost[0]}; remove it, and --resume runs this row again")
+        told = {"row": "without", "tuning": "with"}
+        if result.get("kind", self._kind) in told.keys() - {self._kind}:
+            raise InputError(
+                f"{self.path(name, seed)} was run {told[result['kind']]} --validate, this call is {told[self._kind]}; "
+                "choose another --out"
+            )
         return result
+
+    @property
+    def _kind(self) -> str:
+        """Of the results of rows."""
+        return "row" if len(self.data.test) else "tuning"
 
     def written(self, name: str, seed: int) -> Path:
         """Return the folder of a finished pretraining, whose weights are those that it wrote.
@@ -139,7 +151,7 @@ class RunFolders(ABC):
         write_sums(run.path)
         run.hparams({"method": name, "seed": seed, "recipe": self.names["recipe"]}, metrics)
         run.finish({
-            **self.names, "method": name, "seed": seed, "kind": "row" if len(self.data.test) else "tuning",
+            **self.names, "method": name, "seed": seed, "kind": self._kind,
             "metrics": dict(metrics), "counts": self.data.counts, "budget": dict(budget), "data": self.files, **extra,
             **({"processes": self.machine.world} if self.machine.world > 1 else {}),
         })  # fmt: skip
@@ -218,6 +230,8 @@ class Runs(RunFolders, Generic[R, D, M]):
                 if (self.path(name, seed) / "config.json").is_file():
                     done = name in shared and (self.path(name, seed) / "result.json").is_file()
                     self.open(name, method, seed, resume=self.resume or done).close()
+                    if self.resume:
+                        self.finished(name, method, seed)
         check_neighbours(self.root, {"choices": self._choices(), "data": self._data()})
 
     def _choices(self) -> dict[str, Any]:

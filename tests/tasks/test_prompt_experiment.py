@@ -145,7 +145,8 @@ def test_a_trial_leaves_the_test_parts_alone(tmp_path: Path) -> None:
 def test_sentences_of_the_pretraining_data_are_dropped_and_counted() -> None:
     yelp, sst = made()["yelp5"], made()["sst2"]
     shared = TextSet(
-        [*sst.train.first, yelp.train.first[0].upper()], labels=torch.cat([sst.train.labels, torch.tensor([1])])  # type: ignore[list-item]
+        [*sst.train.first, yelp.train.first[0].upper()],
+        labels=torch.cat([sst.train.labels, torch.tensor([1])]),  # type: ignore[list-item]
     )
     data = PromptData.of(yelp, [replace(sst, train=shared)], TRIAL)
     assert data.counts["sst2_train_in_pretraining"] == 1 and data.counts["sst2_train"] == len(sst.train)
@@ -155,3 +156,13 @@ def test_sentences_of_the_pretraining_data_are_dropped_and_counted() -> None:
             PromptData.of(yelp, bad, TRIAL)
     with pytest.raises(InputError, match="but there are 100 rows"):
         PromptData.of(yelp, [sst], replace(TRIAL, examples=91))
+
+
+def test_a_resume_does_not_take_a_trial_for_a_row(tmp_path: Path) -> None:
+    rows = {"pt": METHODS["pt"]}
+    for tuning in (True, False):
+        out = tmp_path / str(tuning)
+        run(out, ["pt"], tuning=tuning)
+        experiment(out, resume=True, tuning=tuning).check(rows, [0])
+        with pytest.raises(InputError, match=f"pt-s0 was run {'with' if tuning else 'without'} --validate, this call"):
+            experiment(out, resume=True, tuning=not tuning).check(rows, [0])
