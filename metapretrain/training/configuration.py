@@ -38,7 +38,8 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Col
         may_change: dotted keys that may differ.
 
     Raises:
-        InputError: another method, or a changed key; every changed key is named with both values.
+        InputError: another method, or a changed key; every changed key is named with both values, a whole part that the
+                stored configuration lacks by its name.
 
     Example:
         >>> check_same(Path("runs/a"), {"seed": 0, "lr": 0.1}, {"seed": 0, "lr": 0.2})
@@ -54,8 +55,14 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Col
             f"the checkpoint in {run} is from another method: {before.get('method')!r}, given "
             f"{given.get('method')!r}; choose another --out"
         )
-    old, new = flatten(before), flatten(given)
+    unknown = [key for key, value in given.items() if isinstance(value, Mapping) and key not in before]
+    old, new = flatten(before), flatten({key: value for key, value in given.items() if key not in unknown})
     changed = [
+        f"{key} was not kept (by an older version?)"
+        for key in unknown
+        if not flatten({key: given[key]}).keys() <= {*may_change}
+    ]
+    changed += [
         f"{key} was {_said(old, key)}, is {_said(new, key)}"
         for key in sorted({*old, *new})
         if key not in may_change and _said(old, key) != _said(new, key)

@@ -70,6 +70,18 @@ def test_a_changed_configuration_names_every_key_with_both_values(tmp_path: Path
     RunFolder.open(tmp_path, other, resume=True, may_change=["lr", "model.encoder", "epochs"]).close()
 
 
+def test_a_part_that_an_older_version_did_not_keep_is_named_once(tmp_path: Path) -> None:
+    """Checksums of files, say, of which each has three entries: the same options cannot be given again."""
+    RunFolder.open(tmp_path, CONFIG).close()
+    now = {**CONFIG, "plain": {"files": {"ptb.zip": {"bytes": 3, "md5": "0"}}}}
+    with pytest.raises(InputError) as refused:
+        RunFolder.open(tmp_path, now, resume=True)
+    assert one_line(refused.value).count("plain") == 1 and "older version" in str(refused.value)
+    RunFolder.open(
+        tmp_path, now, resume=True, may_change=[f"plain.files.ptb.zip.{key}" for key in ("bytes", "md5")]
+    ).close()
+
+
 def test_true_is_not_one_in_a_configuration(tmp_path: Path) -> None:
     RunFolder.open(tmp_path, {"warm": True}).close()
     with pytest.raises(InputError, match="warm was true, is 1"):
@@ -181,13 +193,9 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_result_has_what_every_result_has_and_no_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_has_what_every_result_has_and_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = "/home/someone"
-    monkeypatch.setattr(
-        sys, "argv", [f"{home}/bench/run_stl10.py", "--data-dir", f"{home}/stl10", "--out=runs/x"]
-    )
+    monkeypatch.setattr(sys, "argv", [f"{home}/bench/run_stl10.py", "--data-dir", f"{home}/stl10", "--out=runs/x"])
     given = {
         "benchmark": "stl10",
         "method": "prl-query",
@@ -222,9 +230,7 @@ def test_result_keeps_what_it_is_given(tmp_path: Path) -> None:
     assert (result["status"], result["wall_s"]) == ("failed", 5)
 
 
-def test_a_result_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunFolder.open(tmp_path, CONFIG) as run:
         run.finish({"metrics": {"a": 1}})
 
@@ -232,9 +238,7 @@ def test_a_result_that_cannot_be_written_leaves_the_old_one(
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(
-            InputError, match=r"cannot write result\.json .*No space left on device"
-        ) as refused:
+        with pytest.raises(InputError, match=r"cannot write result\.json .*No space left on device") as refused:
             run.finish({"metrics": {"a": 2}})
         one_line(refused.value)
         result = run.result()
