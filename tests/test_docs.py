@@ -58,6 +58,21 @@ def test_links_to_files_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), f"{path.name} links to {target}, which does not exist"
 
 
+def anchors(page: str) -> list[str]:
+    """Anchors of a page's headings of the first three levels, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    names = re.findall(r"^#{1,3} (.+)$", text, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in names]
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_to_headings_lead_to_one_heading(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page):
+        found = anchors((path.parent / target).read_text(encoding="utf-8") if target else page)
+        assert found.count(anchor) == 1, f"{path.name} links to {target}#{anchor}: {found.count(anchor)} headings"
+
+
 def test_times_and_memory_of_tables_are_those_of_the_result_files() -> None:
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)`[^|]*\|[^|]*\| (\d+) \| ([\d.]+) \|$", page, re.MULTILINE)
