@@ -63,10 +63,12 @@ def test_failures_are_named_with_their_last_line_and_the_others_are_done(tmp_pat
 
 
 def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
+    # A shell's background command ignores Ctrl-C, and what it starts would as well: the process asks for it again.
     code = f"""
-        import sys
+        import signal, sys
         from pathlib import Path
         from metapretrain.training.sweep import run_jobs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         job = '''if True:
             import os, signal, sys, time
             signal.signal(signal.SIGTERM, lambda *_: (open("ended-%s", "w"), sys.exit(1)))
@@ -83,7 +85,7 @@ def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
     while len([p for p in tmp_path.glob("pid-*") if p.read_text()]) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
-    assert len(pids) == 2
+    assert len(pids) == 2, process.communicate()
     os.kill(process.pid, signal.SIGINT)  # to the parent alone: the jobs must be ended by it
     _, told = process.communicate(timeout=30)
     assert b"KeyboardInterrupt" in told
