@@ -140,7 +140,7 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
     """
     measured: dict[str, Any] = {**surroundings(), "rows": []}
     if options.resume and options.results is not None and options.results.is_file():
-        measured["rows"] = others(options.results, launches, measured)
+        measured["rows"] = stored_rows(options.results, measured)
     failed: dict[str, str] = {}
     free, room = list(places), threading.Condition()
 
@@ -151,7 +151,8 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
             found, reason = None, repr(error)
         with room:
             if found is not None:
-                measured["rows"] += found
+                again = {key_of(row) for row in found}
+                measured["rows"] = [row for row in measured["rows"] if key_of(row) not in again] + found
                 if options.results is not None:
                     write_file(options.results, json.dumps(measured, indent=1) + "\n")
             else:
@@ -176,8 +177,13 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
         raise InputError(f"{len(failed)} of {len(launches)} launches failed: {told}")
 
 
-def others(file: Path, launches: Sequence[Launch], here: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a result file that none of `launches` measures again.
+def key_of(row: Mapping[str, Any]) -> tuple[str, int, bool]:
+    """What tells a row from the others: its method, the number of processes, and whether a CUDA graph was recorded."""
+    return row["row"], row["processes"], row["cuda_graph"]
+
+
+def stored_rows(file: Path, here: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of an earlier call's result file. Each stays until it has been measured again.
 
     Args:
         here: hardware and versions in words, which these rows will be told to be of.
@@ -187,16 +193,15 @@ def others(file: Path, launches: Sequence[Launch], here: Mapping[str, Any]) -> l
     """
     try:
         stored = json.loads(file.read_text())
-        again = {(name, one.processes, one.graph) for one in launches for name in WORK[one.work].rows}
-        kept = [row for row in stored["rows"] if (row["row"], row["processes"], row["cuda_graph"]) not in again]
+        rows: list[dict[str, Any]] = stored["rows"]
         where = {name: stored[name] for name in ("hardware", "versions")}
-        scaling_table({**where, "rows": kept})  # what cannot be shown is told before hours of measuring
+        scaling_table({**where, "rows": rows})  # what cannot be shown is told before hours of measuring
     except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
         raise InputError(f"{file} is not a result file of run_scale.py; name another for --results") from error
-    for name, value in where.items() if kept else ():
+    for name, value in where.items() if rows else ():
         if value != here[name]:
             raise InputError(f"{file} has rows of {value}, here is {here[name]}; name another file for --results")
-    return kept
+    return rows
 
 
 def command_of(launch: Launch, options: Namespace) -> list[str]:

@@ -87,18 +87,39 @@ def test_two_processes_reach_what_one_does(tmp_path: Path) -> None:
     assert two["processes"] == 2 and two["values"] == pytest.approx(one["values"], abs=0.02)
 
 
-def test_rows_of_another_call_stay_unless_they_are_measured_again_or_of_another_machine(tmp_path: Path) -> None:
-    row = {"row": "maml", "unit": "tasks", "batch": 4, "cuda_graph": False, "metric": "test_accuracy", "seeds": [0]}
-    rows = [{**row, "values": [0.5], "rates": [5], "wall_s": [3], "processes": count} for count in (1, 2)]
-    here, two = {"hardware": "here", "versions": "torch 2"}, [Launch("tasks", 2, False, (0,))]
+ROW = {"row": "maml", "unit": "tasks", "batch": 4, "cuda_graph": False, "metric": "test_accuracy", "seeds": [0]}
+ROWS = [{**ROW, "values": [0.5], "rates": [5.0], "wall_s": [3.0], "processes": count} for count in (1, 2)]
+
+
+def test_rows_of_another_machine_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    here = {"hardware": "here", "versions": "torch 2"}
     file = tmp_path / "scale.json"
-    file.write_text(json.dumps({**here, "rows": rows}))
-    assert run_scale.others(file, two, here) == rows[:1]
+    file.write_text(json.dumps({**here, "rows": ROWS}))
+    assert run_scale.stored_rows(file, here) == ROWS
     for other in ({"hardware": "there"}, {"versions": "torch 3"}):
         with pytest.raises(InputError, match="has rows of"):
-            run_scale.others(file, two, here | other)
+            run_scale.stored_rows(file, here | other)
     damaged: list[dict[str, object]] = [{"values": []}, {"values": ["x"]}, {"rates": None}, {"wall_s": []}, {"row": {}}]
-    for text in ("{}", "", "[" * 10**5, *(json.dumps({**here, "rows": [rows[0] | change]}) for change in damaged)):
+    for text in ("{}", "", "[" * 10**5, *(json.dumps({**here, "rows": [ROWS[0] | change]}) for change in damaged)):
         file.write_text(text)
         with pytest.raises(InputError, match="not a result file"):
-            run_scale.others(file, two, here)
+            run_scale.stored_rows(file, here)
+
+
+def test_a_row_stays_until_it_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"hardware": "here", "versions": "torch 2"}
+    file = tmp_path / "scale.json"
+    file.write_text(json.dumps({**here, "rows": ROWS}))
+    seen: list[list[float]] = []
+
+    def start(launch: Launch, *_: object) -> tuple[list[dict[str, object]] | None, str | None]:
+        seen.append(sorted(row["rates"][0] for row in json.loads(file.read_text())["rows"]))
+        return ([{**ROWS[0], "rates": [9.0]}], None) if launch.processes == 1 else (None, "error: killed")
+
+    monkeypatch.setattr(run_scale, "surroundings", lambda: dict(here))
+    monkeypatch.setattr(run_scale, "start", start)
+    words = [*SMOKE, "--work", "tasks", "--processes", "1", "2", "--seeds", "0", "--resume", "--results", str(file)]
+    assert main([*words, "--out", str(tmp_path)]) == 2  # the second launch fails
+    assert seen[0] == [5.0, 5.0]
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["processes"], row["rates"]) for row in rows] == [(2, [5.0]), (1, [9.0])]
