@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def table(name: str) -> str:
         return speed(json.loads(file.read_text()))
     if name == "scale":
         return scaling_table(json.loads(file.read_text()))
+    if name.endswith("-sweeps"):
+        return sweeps(collect(file).results)
     text = build_table(collect(file)).markdown()
     if len(re.findall(r"^## ", text, flags=re.MULTILINE)) > 1:  # which table is which must stay readable
         return re.sub(r"^## ", "#### ", text, flags=re.MULTILINE).strip()
@@ -51,6 +54,21 @@ def tuning(name: str, trials: dict[str, dict[str, float]]) -> str:
             for metric, column in shown.items()
         ]
         lines.append(f"| {trial.removesuffix(' seed 0')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sweeps(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of runs of `benchmarks/sweep_prompts.py`; their recipes end with what was changed, and to what."""
+    found: dict[tuple[str, str, float], list[float]] = {}
+    for result in results:
+        _, sweep, value = result["recipe"].rsplit("-", 2)
+        at = float(result["counts"]["pretraining"]) if sweep == "rows" else float(value)
+        found.setdefault((sweep, result["method"], at), []).append(100 * result["metrics"]["mean_accuracy"])
+    lines = ["| what was changed | row | at: mean accuracy % (seeds) |", "| --- | --- | --- |"]
+    for sweep, row in dict.fromkeys((sweep, row) for sweep, row, _ in found):
+        points = sorted((at, values) for (one, other, at), values in found.items() if (one, other) == (sweep, row))
+        cells = [f"{at:,.0f}: {sum(values) / len(values):.1f} ({len(values)})" for at, values in points]
+        lines.append(f"| {sweep} | {row} | {'; '.join(cells)} |")
     return "\n".join(lines)
 
 
