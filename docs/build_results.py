@@ -58,7 +58,7 @@ def tuning(name: str, trials: dict[str, dict[str, float]]) -> str:
 
 
 def sweeps(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of runs of `benchmarks/sweep_prompts.py`; their recipes end with what was changed, and to what."""
+    """Return the table of runs of `sweep_prompts.py`, whose recipes end with what was changed and its value."""
     found: dict[tuple[str, str, float], list[float]] = {}
     for result in results:
         _, sweep, value = result["recipe"].rsplit("-", 2)
