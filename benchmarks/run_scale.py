@@ -115,8 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("--processes takes whole numbers of at least 1, not 0")
     if options.device not in ("auto", "cpu", "cuda"):
         raise InputError(f"--device is auto, cpu or cuda (all that are visible), not {options.device}")
-    if options.results is not None and not options.results.parent.is_dir():
-        raise InputError(f"no folder {options.results.parent} for --results; make it, or name another")
+    if options.results is not None:
+        check_writable(options.results)
     cuda = check_device(options.device).startswith("cuda")
     places = slots(options.device, 1) if cuda else [{"OMP_NUM_THREADS": "1"}] * (os.cpu_count() or 1)
     wanted = [
@@ -128,8 +128,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for launch in wanted:
         if launch.processes > len(places):
             print(f"{launch.name} left out: {len(places)} {'GPUs' if cuda else 'cores'} here", file=sys.stderr)
-    run_all([launch for launch in wanted if launch.processes <= len(places)], places, options)
+    fitting = [launch for launch in wanted if launch.processes <= len(places)]
+    if not fitting:
+        raise InputError(f"nothing was run; --processes takes 1 to {len(places)} here")
+    run_all(fitting, places, options)
     return 0
+
+
+def check_writable(file: Path) -> None:
+    """Raise an InputError, before anything is measured, where `file` could not be written afterwards."""
+    if not file.parent.is_dir():
+        raise InputError(f"no folder {file.parent} for --results; make it, or name another")
+    if file.is_dir():
+        raise InputError(f"--results is a file; {file} is a folder: name a file in it")
+    if not os.access(file.parent, os.W_OK):
+        raise InputError(f"--results cannot be written into {file.parent}; name another folder")
 
 
 def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], options: Namespace) -> None:
@@ -144,21 +157,24 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
     failed: dict[str, str] = {}
     free, room = list(places), threading.Condition()
 
+    def keep(found: list[dict[str, Any]]) -> None:
+        again = {key_of(row) for row in found}
+        with room:
+            measured["rows"] = [row for row in measured["rows"] if key_of(row) not in again] + found
+            if options.results is not None:
+                write_file(options.results, json.dumps(measured, indent=1) + "\n")
+
     def work(launch: Launch, held: list[dict[str, str]]) -> None:
         try:
             found, reason = start(launch, held, options)
+            keep(found or [])
         except Exception as error:  # a thread's own traceback would be lost among those of the others
-            found, reason = None, repr(error)
+            reason = str(error) if isinstance(error, InputError) else repr(error)
         with room:
-            if found is not None:
-                again = {key_of(row) for row in found}
-                measured["rows"] = [row for row in measured["rows"] if key_of(row) not in again] + found
-                if options.results is not None:
-                    write_file(options.results, json.dumps(measured, indent=1) + "\n")
-            else:
-                failed[launch.name] = str(reason)
+            if reason is not None:
+                failed[launch.name] = reason
             print(f"{launch.name}: {reason or 'done'}", flush=True)
-            free.extend(held)
+            free.extend(held)  # whatever happened: the launches that wait for room would wait for ever
             room.notify_all()
 
     threads = []
@@ -196,7 +212,7 @@ def stored_rows(file: Path, here: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = stored["rows"]
         where = {name: stored[name] for name in ("hardware", "versions")}
         scaling_table({**where, "rows": rows})  # what cannot be shown is told before hours of measuring
-    except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise InputError(f"{file} is not a result file of run_scale.py; name another for --results") from error
     for name, value in where.items() if rows else ():
         if value != here[name]:

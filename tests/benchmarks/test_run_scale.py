@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def test_several_processes_are_started_by_torchrun_without_a_graph() -> None:
         ([*SMOKE, "--processes", "0", "1"], "--processes"),
         ([*SMOKE, "--device", "cuda:1"], "cuda:1"),
         ([*SMOKE, "--results", "no/such/file"], "--results"),
+        ([*SMOKE, "--results", "."], "is a folder"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +78,25 @@ def test_a_failed_launch_is_named_and_the_others_are_kept(
     (row,) = json.loads(file.read_text())["rows"]
     assert row["row"] == "maml" and row["precision"] == "fp32" and row["rates"][0] > 0
     assert row["processes"] == 1 and row["batch"] == 4
+
+
+def test_nothing_that_fits_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMOKE, "--processes", "1000000"]) == 2
+    assert "nothing was run" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_results_that_cannot_be_written_let_the_other_launches_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(launch: Launch, *_: object) -> tuple[list[dict[str, object]], None]:
+        return [{**ROW, "values": [0.5], "rates": [5.0], "wall_s": [3.0], "processes": launch.processes}], None
+
+    monkeypatch.setattr(run_scale, "start", start)
+    options = options_of([*SMOKE, "--results", str(tmp_path)])
+    launches = [Launch("tasks", count, False, (0,)) for count in (1, 2)]
+    with pytest.raises(InputError, match="2 of 2 launches failed: tasks-1: cannot write"):
+        run_scale.run_all(launches, [{}, {}], options)
+    assert capsys.readouterr().out.count("| maml (4) |") == 2
 
 
 @pytest.mark.slow
@@ -100,6 +121,7 @@ def test_rows_of_another_machine_and_damaged_ones_are_refused(tmp_path: Path) ->
         with pytest.raises(InputError, match="has rows of"):
             run_scale.stored_rows(file, here | other)
     damaged: list[dict[str, object]] = [{"values": []}, {"values": ["x"]}, {"rates": None}, {"wall_s": []}, {"row": {}}]
+    damaged += [{"rates": [10**400]}, {"values": [math.nan]}]
     for text in ("{}", "", "[" * 10**5, *(json.dumps({**here, "rows": [ROWS[0] | change]}) for change in damaged)):
         file.write_text(text)
         with pytest.raises(InputError, match="not a result file"):
