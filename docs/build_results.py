@@ -16,17 +16,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from metapretrain.errors import InputError
 from metapretrain.evaluation.columns import layout_of
 from metapretrain.evaluation.report import build_table
 from metapretrain.evaluation.results import collect
 from metapretrain.evaluation.scaling import scaling_table
+from metapretrain.options import main_guard
+from metapretrain.training.files import write_file
 
 DOCS = Path(__file__).resolve().parent
 
 
 def table(name: str) -> str:
-    """Return the Markdown of one result file."""
+    """Return the Markdown of one result file.
+
+    Raises:
+        InputError: it is not there, damaged, or of another kind than its name says.
+    """
     file = DOCS / "results" / f"{name}.json"
+    try:
+        return table_of(name, file)
+    except InputError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{file.name} is damaged or of another kind than its name says: {error!r}") from error
+
+
+def table_of(name: str, file: Path) -> str:
+    """Return the Markdown of the result file `file`; its kind is told by its name."""
     if name.endswith("-tuning"):
         return tuning(name, json.loads(file.read_text()))
     if name.startswith("speed-"):
@@ -43,6 +60,8 @@ def table(name: str) -> str:
 
 def tuning(name: str, trials: dict[str, dict[str, float]]) -> str:
     """Return the table of a file of trials, whose metrics are of validation rows and named as those of the report."""
+    if not trials:
+        raise InputError(f"{name}.json holds no trial")
     columns = {column.metric: column for column in layout_of(name.split("-")[0]).all_columns}
     measured = sorted(next(iter(trials.values())), key=lambda metric: metric not in columns)  # validation's own first
     known = {metric: columns.get(metric) or columns.get(metric.removeprefix("validation_")) for metric in measured}
@@ -109,23 +128,38 @@ def plain(value: float) -> str:
 
 
 def rebuilt(text: str) -> str:
-    """Return `text` with every marked block replaced by its table."""
+    """Return `text` with every marked block replaced by its table.
+
+    Raises:
+        InputError: a mark is damaged or has lost its other one; such a block would stay as it is or take text with it.
+    """
+    opened = None
+    for line in text.splitlines():
+        if not line.lstrip().startswith("<!--"):
+            continue
+        mark = re.fullmatch(r"<!-- (/?)(\S+) -->", line)
+        if mark is None or (mark[2] if mark[1] else None) != opened:
+            raise InputError(f"docs/results.md: {line} is no mark, or <!-- NAME --> and <!-- /NAME --> are no pair")
+        opened = None if mark[1] else mark[2]
+    if opened is not None:
+        raise InputError(f"docs/results.md: <!-- {opened} --> has no <!-- /{opened} -->")
     return re.sub(
         r"(<!-- (\S+) -->\n).*?(<!-- /\2 -->)", lambda m: f"{m[1]}\n{table(m[2])}\n\n{m[3]}", text, flags=re.DOTALL
     )
 
 
-def main(argv: list[str]) -> int:
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
     """Rebuild or check docs/results.md."""
     page = DOCS / "results.md"
-    before = page.read_text()
+    before = page.read_text(encoding="utf-8")
     after = rebuilt(before)
-    if "--check" in argv:
+    if "--check" in (sys.argv[1:] if argv is None else argv):
         print("docs/results.md is up to date" if before == after else "docs/results.md differs: run without --check")
         return int(before != after)
-    page.write_text(after)
+    write_file(page, after)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

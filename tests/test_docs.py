@@ -89,3 +89,34 @@ def test_result_tables_are_those_of_the_result_files() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert builder.rebuilt(page) == page
     assert builder.rebuilt(page.replace("449,920", "449,921")) == page
+
+
+BLOCK = "<!-- speed-cpu -->\nold\n<!-- /speed-cpu -->\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (BLOCK.replace("/speed", "/ speed"), "no pair"),
+        (BLOCK.split("\n", 1)[1], "no pair"),
+        (f"<!-- speed-cpu -->\nwritten by hand\n{BLOCK}", "no pair"),
+        (BLOCK.rsplit("<", 1)[0], "has no <!-- /speed-cpu -->"),
+        (BLOCK.replace("-cpu", "-none"), "speed-none.json"),
+        (BLOCK.replace("speed-cpu", "damaged-tuning"), "damaged-tuning.json"),
+        (BLOCK.replace("speed-cpu", "speed-damaged"), "speed-damaged.json is damaged"),
+    ],
+)
+def test_damaged_marks_and_result_files_leave_the_page_as_it_is(
+    page: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = load_script(ROOT / "docs" / "build_results.py")
+    monkeypatch.setattr(builder, "DOCS", tmp_path)
+    (tmp_path / "results").mkdir()
+    for name in ("speed-damaged", "damaged-tuning"):
+        (tmp_path / "results" / f"{name}.json").write_text("{}")
+    (tmp_path / "results" / "speed-cpu.json").write_bytes((ROOT / "docs/results/speed-cpu.json").read_bytes())
+    (tmp_path / "results.md").write_text(page)
+    assert builder.main([]) == 2
+    shown = capsys.readouterr().err
+    assert told in shown and shown.count("\n") == 1
+    assert (tmp_path / "results.md").read_text() == page
