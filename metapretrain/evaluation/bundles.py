@@ -37,7 +37,8 @@ def unfold(lines: Sequence[Any]) -> list[Any]:
     """Return the results that :func:`fold` was given; lines of a bundle that shares nothing are returned as they are.
 
     Raises:
-        InputError: a line of what is shared is damaged or not the first: it is not known which results share it.
+        InputError: a line of what is shared is damaged or not the first: it is not known which results share it; or
+            it was lost: a result has the commit of its run, but not the versions that every run tells beside it.
 
     Example:
         >>> unfold([{"shared": {"data": {}}}, {"seed": 0}, {"seed": 1, "data": {"a": {}}}])
@@ -51,7 +52,14 @@ def unfold(lines: Sequence[Any]) -> list[Any]:
                 f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}; to '
                 "join bundles, put their files into one folder"
             )
-    return [shared | line if shared is not None and isinstance(line, dict) else line for line in rest]
+    results = [shared | line if shared is not None and isinstance(line, dict) else line for line in rest]
+    for number, result in enumerate(results, start=1 + len(lines) - len(rest)):
+        if isinstance(result, dict) and "commit" in result and "versions" not in result:
+            raise InputError(
+                f'entry {number} has a commit but no versions: the first entry, {{"{SHARED}": {{...}}}}, with what '
+                "most results share was lost or changed; restore the file"
+            )
+    return results
 
 
 def _shared(line: Any) -> dict[str, Any] | None:

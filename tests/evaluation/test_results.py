@@ -146,6 +146,20 @@ def test_what_is_shared_is_never_given_to_results_of_another_bundle(tmp_path: Pa
             collect(tmp_path / "b.json")
 
 
+def test_a_lost_line_of_what_is_shared_does_not_go_unnoticed(tmp_path: Path, make_run: MakeRun) -> None:
+    for seed in range(3):
+        make_run("simclr", seed, commit="0" * 40, versions={"torch": "2"}, data={"train.bin": {"md5": "0"}})
+    path = bundle(collect(tmp_path / "runs").results, tmp_path / "b.json")
+    shared, *rest = json.loads(path.read_text())
+    del shared["shared"]["versions"]
+    for lines, number in ((rest, 1), ([shared, *rest], 2)):
+        path.write_text(json.dumps(lines))
+        with pytest.raises(InputError, match=f"b.json: not a bundle: entry {number} has a commit but no versions"):
+            collect(path)
+        path.replace(tmp_path / "runs" / "b.json")
+        assert f"entry {number} has" in collect(tmp_path / "runs").problems[0]
+
+
 def test_a_result_with_nan_is_not_bundled(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="NaN or infinity"):
         bundle([{"schema": 1, "seed": 0, "probe_seconds": math.nan}], tmp_path / "b.json")
