@@ -108,6 +108,8 @@ def write_whole(path: Path, data: bytes) -> None:
 def write_file(path: Path, content: str | bytes) -> Path:
     """Write `path`, whole or not at all, and the folders above it where they are missing; text as UTF-8.
 
+    What UTF-8 has not, such as a file's name that is none, is written with escapes.
+
     Raises:
         InputError: a folder cannot be made, or the file not written; an older one is untouched.
 
@@ -119,7 +121,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
     """
     with one_line_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content.encode() if isinstance(content, str) else content)
+        write_whole(path, content.encode(errors="backslashreplace") if isinstance(content, str) else content)
     return path
 
 

@@ -116,3 +116,9 @@ def test_schedules_of_two_recipes_are_not_drawn_as_one(tmp_path: Path) -> None:
 def test_numbers_beyond_what_can_be_computed_with(tmp_path: Path, change: dict[str, Any]) -> None:
     uniform, exp3 = (RUN | {"recipe": f"paper-{name}", "schedule": {"name": name}} for name in ("uniform", "exp3"))
     assert "exp3-aware" in write(bundled(tmp_path, uniform, exp3 | change), tmp_path / "report")
+
+
+def test_a_name_that_is_no_utf8_is_written_with_escapes(tmp_path: Path) -> None:
+    write(bundled(tmp_path, RUN | {"method": "caf\udce9"}), tmp_path / "report")
+    for name in ("table.md", "table.csv", "table.json"):
+        assert "caf\\udce9" in (tmp_path / "report" / name).read_text(encoding="utf-8")
