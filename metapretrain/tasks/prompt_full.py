@@ -11,8 +11,9 @@ from torch import Tensor
 
 from metapretrain.prompts import PromptedModel
 from metapretrain.tasks.prompt_methods import Tuning
-from metapretrain.tasks.prompt_pool import Pool, allowed_words, mixed_precision, word_scores
+from metapretrain.tasks.prompt_pool import Pool, allowed_words, word_scores
 from metapretrain.tasks.prompt_stack import Job, Progress
+from metapretrain.training.devices import mixed_precision
 from metapretrain.training.schedule import learning_rate
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from metapretrain.data.texts import TextSet
 from metapretrain.prompts import PromptBatch, PromptedModel, PromptTemplate
+from metapretrain.training.devices import mixed_precision
 
 SENTIMENT = ("terrible", "bad", "maybe", "good", "great")
 WORDS = {2: ("bad", "good"), 3: ("bad", "maybe", "good"), 5: SENTIMENT}
@@ -103,12 +102,6 @@ def word_scores(model: PromptedModel, prompts: Tensor, batch: PromptBatch, allow
     scores: Tensor = model(prompts, batch)
     scores = scores.masked_fill(~allowed[:, None, :], -torch.inf)
     return scores.log_softmax(-1) if normalise == "labels" else scores
-
-
-def mixed_precision(device: str, precision: str) -> AbstractContextManager[Any]:
-    """The context of a forward pass."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
-    return torch.autocast(torch.device(device).type, dtype=dtype, enabled=precision != "fp32")
 
 
 @torch.no_grad()

@@ -20,12 +20,13 @@ from metapretrain.tasks.prompt_data import PromptData
 from metapretrain.tasks.prompt_inputs import PromptInputs
 from metapretrain.tasks.prompt_lending import PROMPT, check_lent, take_over
 from metapretrain.tasks.prompt_methods import PromptMethod, PromptRecipe, Tuning, passes_per_step
-from metapretrain.tasks.prompt_pool import SENTIMENT, Pool, mixed_precision, words_of
+from metapretrain.tasks.prompt_pool import SENTIMENT, Pool, words_of
 from metapretrain.tasks.prompt_pretraining import Pretrained, train_meta, train_mixed
 from metapretrain.tasks.prompt_rows import MetaRows
 from metapretrain.tasks.prompt_stack import Job, Stack
 from metapretrain.tasks.runs import Runs
 from metapretrain.training import RunFolder
+from metapretrain.training.devices import mixed_precision
 from metapretrain.training.files import plain
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptBatch, PromptedModel
 from metapretrain.tasks.prompt_methods import Tuning
-from metapretrain.tasks.prompt_pool import Pool, allowed_words, mixed_precision, word_scores
+from metapretrain.tasks.prompt_pool import Pool, allowed_words, word_scores
 from metapretrain.tasks.prompt_replay import Replay, rounded_up
+from metapretrain.training.devices import mixed_precision
 from metapretrain.training.schedule import learning_rate
 
 log = logging.getLogger(__name__)

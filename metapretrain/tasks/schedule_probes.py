@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from metapretrain.scheduling.weights import Weights
 from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.pretraining.base import PretrainingTask, to_device
 from metapretrain.tasks.pretraining.frame import Batch
+from metapretrain.training.devices import mixed_precision
 
 
 class TaskLoader:
@@ -85,7 +85,7 @@ class TaskProbe:
 
     def loss(self, batch: Batch) -> Tensor:
         """The scalar loss of a batch, float32."""
-        with autocast(self.machine, next(self.step.parameters()).device):
+        with mixed_precision(self.machine.device, self.machine.precision):
             return self.step.loss(self.name, batch).float()
 
 
@@ -94,14 +94,8 @@ class JointProbe(TaskProbe):
 
     def loss_many(self, batches: Sequence[Batch]) -> Tensor:
         """Losses (M,), float32."""
-        with autocast(self.machine, next(self.step.parameters()).device):
+        with mixed_precision(self.machine.device, self.machine.precision):
             return self.step.joint_losses({self.name: batches})[self.name].float()
-
-
-def autocast(machine: Machine, device: torch.device) -> Any:
-    """The precision of `machine` for a forward pass outside the training loop."""
-    dtype = torch.float16 if machine.precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=machine.precision != "fp32")
 
 
 class Losses:

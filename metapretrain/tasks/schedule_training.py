@@ -19,8 +19,9 @@ from metapretrain.tasks.pretraining.frame import Batch
 from metapretrain.tasks.schedule_data import ScheduleData
 from metapretrain.tasks.schedule_methods import ScheduleMethod, ScheduleRecipe
 from metapretrain.tasks.schedule_policy import Policy, make_scheduler
-from metapretrain.tasks.schedule_probes import JointProbe, Losses, ScheduleStep, TaskLoader, TaskProbe, autocast
+from metapretrain.tasks.schedule_probes import JointProbe, Losses, ScheduleStep, TaskLoader, TaskProbe
 from metapretrain.training import TrainReport, TrainSettings, train
+from metapretrain.training.devices import mixed_precision
 
 HEAD_LR = 1e-3
 
@@ -141,7 +142,7 @@ class Pretraining:
         return {name: self._probe(name, self.data.part(name, use)) for name in self.targets}
 
     def _joint(self, batches: Mapping[str, Sequence[Batch]]) -> dict[str, Tensor]:
-        with autocast(self.machine, next(self.step.parameters()).device):
+        with mixed_precision(self.machine.device, self.machine.precision):
             return {name: losses.float() for name, losses in self.step.joint_losses(batches).items()}
 
     def _fit_heads(self) -> None:
@@ -185,7 +186,7 @@ def finetune(
     for split in ("validation", "test"):
         if split in task.sizes and not (data.tuning and split == "test"):
             prefix = "" if split == "test" else "validation_"
-            with autocast(machine, next(step.parameters()).device):
+            with mixed_precision(machine.device, machine.precision):
                 scores = task.score(step.encoder, step.heads[name], split)
             found |= {f"{prefix}{name}_{metric}": float(value) for metric, value in scores.items()}
     return found

@@ -27,6 +27,7 @@ from metapretrain.scheduling.utility import TargetLosses
 from metapretrain.scheduling.weights import Params
 from metapretrain.tasks.loss_exp3 import EXP3_UPDATES, LossExp3
 from metapretrain.tasks.recipes import override
+from metapretrain.training.devices import mixed_precision
 
 PROBING = ("utility", "exp3")  # these look at losses of batches of their own
 MOST_SAMPLES = 100  # all batches of a decision are held at once
@@ -183,8 +184,7 @@ def row_probe(rows: int, batch_size: int, loss: Callable[[Tensor], Tensor]) -> F
 @contextmanager
 def probing(device: str | torch.device, precision: str) -> Iterator[None]:
     """A block for the losses of probes: modules that were compiled run as they are, in the precision of training."""
-    mixed = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16")
-    with torch.compiler.set_stance("force_eager"), mixed:
+    with torch.compiler.set_stance("force_eager"), mixed_precision(device, precision):
         yield
 
 

@@ -40,6 +40,21 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
     )
 
 
+def mixed_precision(device: str | torch.device, precision: str) -> torch.autocast:
+    """Return the context of a forward pass outside the training loop, in the precision that the loop computes in.
+
+    Args:
+        precision: one of `metapretrain.devices.PRECISIONS`.
+
+    Example:
+        >>> with mixed_precision("cpu", "bf16"):
+        ...     nn.Linear(2, 2)(torch.ones(2)).dtype
+        torch.bfloat16
+    """
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    return torch.autocast(torch.device(device).type, dtype=dtype, enabled=precision != "fp32")
+
+
 def compile_parts(module: nn.Module) -> int:
     """Compile, in place, every submodule that says `compilable = True`; return how many there were."""
     parts = [part for part in module.modules() if getattr(part, "compilable", False)]

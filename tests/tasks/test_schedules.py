@@ -103,7 +103,7 @@ def test_looking_leaves_no_trace() -> None:
 
 def test_probing_computes_in_the_precision_of_training() -> None:
     line, x = nn.Linear(2, 2), torch.ones(1, 2)
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
         with probing("cpu", precision):
             assert line(x).dtype == dtype
 
