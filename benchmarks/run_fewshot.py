@@ -78,7 +78,6 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--validation-episodes", type=positive_int, default=200, help="default: 200")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
         help="change the methods: updates=1000 lr=0.002")  # fmt: skip
-    add("--tag", default="", metavar="NAME", help="added to the folder's name, to keep its runs apart")
     add("--compile", action="store_true", help="compile the meta-steps of MAML and its kin (GPU; minutes at first)")
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--no-figures", action="store_true", help="draw no curves")

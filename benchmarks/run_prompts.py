@@ -78,7 +78,6 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--schedule", metavar="NAME", help="which meta tasks a step takes, in place of all: uniform, proportional, "
         "round-robin, utility, exp3, fixed:task-0, with options (docs/prompts.md)")  # fmt: skip
     add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
-    add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
     add("--cache", type=Path, metavar="DIR",
         help="where a converted model is kept (default: the user's cache), and the meta tasks of LDA")  # fmt: skip
     add("--pretrained", type=Path, metavar="DIR",
@@ -90,8 +89,6 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     options: Namespace = parser.parse_args(argv)
     if options.methods is None:  # pseudo labels need more data: only made ones are always there
         options.methods = [name for name, method in METHODS.items() if options.smoke or method.source == "labelled"]
-    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
-        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     return options
 
 

@@ -61,12 +61,9 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
         help="change the recipe: updates=2000 alpha=0.1")  # fmt: skip
     add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
-    add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
     add("--no-figures", action="store_true", help="draw no curves")
     add("--job", action="store_true", help="one of several side by side: print no table")
     options: Namespace = parser.parse_args(argv)
-    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
-        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     return options
 
 

@@ -110,7 +110,6 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--schedule", metavar="NAME", help=f"rows {', '.join(SCHEDULED_ROWS)}: several objectives, one an update, by "
         "uniform, proportional, round-robin, utility, exp3 or fixed:OBJECTIVE; utility:alpha=0.05 sets an option")
     add("--validate", action="store_true", help="leave the test images alone: for choosing a recipe")
-    add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
@@ -155,8 +154,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows and print their table."""
     options = options_of(argv)
     check_reducer(options.reducer)
-    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
-        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     refuse_two_schedules(options.schedule, options.changes)
     machine = machine_of(options)
     recipe = RECIPES[options.recipe]

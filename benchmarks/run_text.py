@@ -84,7 +84,6 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
         help="change the recipe: joint.lr=2e-5")  # fmt: skip
     add("--validate", action="store_true", help="leave the dev parts alone: for choosing a recipe")
-    add("--tag", default="", metavar="NAME", help="added to the recipe's name, to keep its runs apart")
     add("--compile", action="store_true", help="compile the encoder (GPU); pcgrad, which goes back twice, is not")
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--no-figures", action="store_true", help="draw no maps and curves")
@@ -128,8 +127,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the chosen rows and print their table."""
     options = options_of(argv)
     check_reducer(options.reducer)
-    if re.fullmatch(r"[\w.+-]*", options.tag) is None:
-        raise InputError(f"--tag is part of a folder's name: letters, digits and . _ + -, not {options.tag!r}")
     machine, recipe = machine_of(options), recipe_of(options)
     if recipe.scheduler and set(options.methods) == set(METHODS):  # pcgrad needs all tasks in an update
         left = [name for name in options.methods if METHODS[name].surgery]

@@ -18,7 +18,7 @@ import run_prompts
 
 from metapretrain.evaluation.canvas import save_figure
 from metapretrain.evaluation.sweep_figures import sweep_figure
-from metapretrain.options import Parser, main_guard
+from metapretrain.options import Parser, folder_part, main_guard
 from metapretrain.training.files import read_json
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(description=__doc__)
     parser.add_argument("sweep", choices=SWEEPS)
     parser.add_argument("--values", nargs="+", metavar="N", help="in place of those of the figure")
-    parser.add_argument("--tag", default="", metavar="NAME", help="keeps the runs and the figure of a sweep apart")
+    parser.add_argument("--tag", type=folder_part, default="", metavar="NAME", help="keeps a sweep's runs apart")
     own, rest = parser.parse_known_args(argv)
     sweep, name = SWEEPS[own.sweep], "-".join(filter(None, [own.tag, own.sweep]))
     points: dict[str, list[str]] = {}

@@ -145,6 +145,19 @@ def fraction(text: str) -> float:
 
 
 @option_type
+def folder_part(text: str) -> str:
+    """Part of a folder's name: letters, digits and ``. _ + -``; it may be empty.
+
+    Example:
+        >>> folder_part("lr-0.1")
+        'lr-0.1'
+    """
+    if re.fullmatch(r"[\w.+-]*", text) is None:
+        raise InputError(f"part of a folder's name: letters, digits and . _ + -, not {text!r}")
+    return text
+
+
+@option_type
 def named_file(text: str) -> tuple[str, Path]:
     """A name and a file, as ``NAME=FILE``.
 

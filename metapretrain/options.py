@@ -15,6 +15,7 @@ from pathlib import Path
 from metapretrain.arguments import (
     Parser,
     add_int_list,
+    folder_part,
     fraction,
     int_list,
     names,
@@ -39,6 +40,7 @@ __all__ = [
     "check_precision",
     "common_options",
     "device_name",
+    "folder_part",
     "fraction",
     "int_list",
     "main_guard",
@@ -71,6 +73,7 @@ def common_options(
     if data_dir:
         add("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help=f"parent of {benchmark}/ (runs)")
+    add("--tag", type=folder_part, default="", metavar="NAME", help="added to the runs' folder, to keep them apart")
     add_int_list(parser, "--seeds", seeds, f"one run each (default: {' '.join(map(str, seeds))})")
     if known:
         parse = names("method", known)

@@ -29,7 +29,7 @@ from metapretrain.tasks.fewshot import (
 )
 from metapretrain.tasks.fewshot_step import MetaStep
 from metapretrain.tasks.machine import Machine
-from metapretrain.tasks.runs import RunFolders
+from metapretrain.tasks.runs import RunFolders, check_seeds
 from metapretrain.training import RunFolder
 from metapretrain.training.devices import wait_for_all
 from metapretrain.training.files import one_line_errors, write_whole
@@ -121,8 +121,9 @@ class FewShot(RunFolders):
 
         Raises:
             InputError: too few classes or images, a value, backbone or learner that would be refused, a run that is
-                there and `resume` is off, or that has another configuration.
+                there and `resume` is off, or that has another configuration; a seed of more than 32 bits.
         """
+        check_seeds(seeds)
         self._check_episodes(methods)
         for name, method in methods.items():
             if isinstance(method, Learning):

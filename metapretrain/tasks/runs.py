@@ -24,6 +24,17 @@ D = TypeVar("D")
 M = TypeVar("M")
 
 
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds that NumPy's generators do not take.
+
+    Raises:
+        InputError: a seed below 0 or of more than 32 bits.
+    """
+    for seed in seeds:
+        if not 0 <= seed < 2**32:
+            raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
+
+
 class RunFolders(ABC):
     """The folders of a table's rows: named, opened under their configuration, kept when done, finished alike.
 
@@ -217,9 +228,7 @@ class Runs(RunFolders, Generic[R, D, M]):
             InputError: a run that is there and `resume` is off, or that is in use, or that has another configuration;
                 a budget that is too small; a seed of more than 32 bits.
         """
-        for seed in seeds:
-            if not 0 <= seed < 2**32:
-                raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
+        check_seeds(seeds)
         shared: dict[str, Any] = {}
         for name, method in methods.items():
             self.check_row(name, method)

@@ -170,3 +170,15 @@ def test_the_papers_choices_and_figures_stand_beside() -> None:
     rows = {line.split(" | ")[0]: line for line in reversed(text.splitlines()) if line.startswith("| ")}
     assert rows["| protonet"].endswith("| 96.0 |") and rows["| maml"].endswith("| 95.8 |")
     assert build_table(runs).csv() and build_table(runs).json()
+
+
+@pytest.mark.parametrize(("words", "told"), [(["--tag", "../../x"], "--tag"), (["--seeds", str(2**32)], "a seed is")])
+def test_nothing_is_written_for_a_bad_tag_or_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    try:
+        status: object = main([*TINY, "--out", str(tmp_path / "runs"), *words])
+    except SystemExit as end:  # the parser's own
+        status = end.code
+    shown = capsys.readouterr().err
+    assert status == 2 and told in shown and not (tmp_path / "runs").exists()

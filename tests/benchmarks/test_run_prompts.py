@@ -101,7 +101,7 @@ def test_options_change_the_recipe() -> None:
         (["--set", "pseudo_confidence=nan"], "pseudo_confidence must lie in 0..1"),
         (["--set", "pair_template={first} <X>"], "two sentences were given"),
         (["--set", "examples=95"], "there are 100 rows"),
-        (["--tag", "a/b"], "--tag is part of a folder's name"),
+        (["--tag", "a/b"], "--tag: part of a folder's name"),
         (["--reads", "19"], "reads must be at least 20"),
         (["--set", "several=maybe"], "expected true or false"),
         (["--model", "no/such/model"], "is no language model"),

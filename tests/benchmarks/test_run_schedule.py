@@ -108,7 +108,6 @@ def test_options_change_the_recipe() -> None:
         (["--targets", "rte"], "among targets and downstream"),
         (["--set", "epsilon=2"], "epsilon"),
         (["--set", "floor=1.5"], "floor"),
-        (["--tag", "../x"], "--tag"),
         (["--encoder", "no/such/folder"], "no folder"),
     ],
 )

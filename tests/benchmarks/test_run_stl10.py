@@ -281,7 +281,7 @@ def test_every_trial_is_a_valid_recipe(run: Callable[..., int], stl10: Path, nam
 
 @pytest.mark.parametrize("tag", ["../../evil", "a/b", "a b"])
 def test_a_tag_is_no_path(refuse: Callable[..., str], tag: str) -> None:
-    assert "--tag is part of a folder's name" in refuse("--dataset", "digits", "--tag", tag)
+    assert "--tag: part of a folder's name" in refuse("--dataset", "digits", "--tag", tag)
 
 
 def test_more_jobs_than_any_device_takes_are_refused(refuse: Callable[..., str]) -> None:
