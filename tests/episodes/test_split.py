@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 
 from metapretrain.episodes import split_support_query
 from metapretrain.errors import InputError
+from metapretrain.protonet.split import stratified_queries
 
 
 @settings(max_examples=80, deadline=None)
@@ -45,7 +46,7 @@ def test_stratified_split_serves_every_class(counts: list[int], fraction: float,
     assert sorted(support.tolist() + query.tolist()) == list(range(len(labels)))
     in_query = Counter(labels[query].tolist())
     for code, count in enumerate(counts):
-        wanted = min(max(int(count * fraction + 0.5), 1), count - 1)
+        wanted = min(max(round(count * fraction), 1), count - 1)
         assert abs(in_query[code * 7 - 7] - wanted) <= (abs(count * fraction % 1 - 0.5) < 1e-5)
 
 
@@ -91,3 +92,11 @@ def test_bad_splits_are_one_line(labels: Any, fraction: Any, stratified: bool, m
     with pytest.raises(InputError, match=message) as error:
         split_support_query(labels, fraction, stratified=stratified)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5, 0.75])
+def test_stratified_parts_are_as_large_as_those_of_the_loss(fraction: float) -> None:
+    labels = torch.arange(2, 20).repeat_interleave(torch.arange(2, 20))
+    _, query = split_support_query(labels, fraction, torch.Generator().manual_seed(0), stratified=True)
+    in_loss = stratified_queries(torch.rand(len(labels)), labels, fraction)
+    assert torch.bincount(labels[query]).tolist() == torch.bincount(labels[in_loss]).tolist()
