@@ -13,7 +13,10 @@ import pytest
 import metapretrain
 from metapretrain import _HOME
 
-HEAVY = {"accelerate", "gym", "higher", "learn2learn", "matplotlib", "sklearn", "tensorboard", "transformers"}
+HEAVY = {
+    "accelerate", "gym", "higher", "learn2learn", "matplotlib", "sklearn", "tensorboard", "torchvision", "transformers",
+}  # fmt: skip
+ROOT = Path(__file__).parent.parent
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +41,19 @@ def test_core_packages_import_no_framework(package: str) -> None:
     modules = run(f"import sys, metapretrain.{package}; print(*sys.modules)").stdout.split()
     assert not HEAVY & set(modules)
     assert not {name for name in modules if name.startswith(("metapretrain.data", "metapretrain.training"))}
+
+
+def test_text_prompts_and_schedules_import_no_framework() -> None:
+    kinds = ("models.text_encoders", *(f"tasks.{kind}_experiment" for kind in ("text", "prompt", "schedule")))
+    imports = ", ".join(f"metapretrain.{kind}" for kind in kinds)
+    modules = run(f"import sys, {imports}; print(*sys.modules)").stdout.split()
+    assert not {*HEAVY, "torch._dynamo"} & set(modules)
+
+
+def test_a_dry_run_over_texts_imports_no_framework() -> None:
+    code = "import sys, run_text; run_text.main(['--smoke', '--dry-run']); print(*sys.modules)"
+    modules = run(f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); {code}").stdout.split()
+    assert not {*HEAVY, "torch._dynamo"} & set(modules)
 
 
 def test_every_public_name_is_there() -> None:
@@ -65,5 +81,5 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_version_is_the_one_in_the_citation() -> None:
-    citation = Path(__file__).parent.parent / "CITATION.cff"
+    citation = ROOT / "CITATION.cff"
     assert f"\nversion: {metapretrain.__version__}\n" in citation.read_text(encoding="utf-8")

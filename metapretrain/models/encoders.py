@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError, one_of
@@ -74,6 +73,8 @@ def resnet18(*, channels: int = 3, stem: str = "standard") -> Encoder:
     `stem="3x3"` replaces the 7x7 stride-2 convolution and the pooling by one 3x3 stride-2 convolution, which keeps
     twice the resolution in every stage: better for images of 96 pixels, and four times the arithmetic.
     """
+    import torchvision  # not at import: it imports torch's compiler, in seconds
+
     net = torchvision.models.resnet18(weights=None)
     net.fc = nn.Identity()
     if stem == "3x3":
