@@ -5,13 +5,13 @@ A new benchmark is one `Layout` in `LAYOUTS`: its columns name entries of a resu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from metapretrain.evaluation.layout import Column as Column
 from metapretrain.evaluation.layout import Layout as Layout
 from metapretrain.evaluation.prompt_columns import PROMPTS
-from metapretrain.evaluation.text_scores import MAJORITY, main_scores
+from metapretrain.evaluation.text_scores import MAJORITY, PREFIXES, main_scores
 
 # For each comparison the first of these methods that a group of runs has.
 BASELINES = (("supervised-resnet18", "supervised"), ("simclr", "simclr-unfrozen", "simclr-frozen"))
@@ -66,6 +66,16 @@ def _prototype(task: Column) -> Column:
     return Column(f"nearest_prototype_{task.name}", metric, title, task.percent, True, marked=task.marked)
 
 
+def _text_tasks(names: Collection[str]) -> list[Column]:
+    found = []
+    for task in sorted(main_scores(dict.fromkeys(names, 0.0))):
+        share = f"{task}_accuracy" in names
+        metric, kind = ("accuracy", "proportion") if share else ("pearson", "correlation")
+        title = f"{task.upper()} {'accuracy %' if share else 'Pearson'}"
+        found.append(Column(task, f"{task}_{metric}", title, share, True, f"{task}_dev", kind))
+    return found
+
+
 TEXT = Layout(
     columns=(
         *_TASKS,
@@ -108,7 +118,7 @@ TEXT = Layout(
     star="trained for 10 epochs in the paper, the other rows for 20: not comparable with them",
     aliases={"combine-mult": "unfrozen"},
     majority=MAJORITY,
-    open=True,
+    open=_text_tasks,
 )  # fmt: skip
 
 _DOWNSTREAM = {
@@ -117,16 +127,31 @@ _DOWNSTREAM = {
 }  # fmt: skip
 _TITLES = {"accuracy": "accuracy %", "f1": "F1 %", "matthews": "Matthews"}
 
+
+def _downstream(task: str, metric: str) -> Column:
+    kind = "proportion" if metric == "accuracy" else None
+    return Column(
+        task, f"{task}_{metric}", f"{task} {_TITLES[metric]}", metric != "matthews", True, f"{task}_test", kind
+    )
+
+
+def _schedule_tasks(names: Collection[str]) -> list[Column]:
+    found: dict[str, set[str]] = {}
+    for name in names:
+        task, _, metric = name.rpartition("_")
+        if task and metric in _TITLES and not name.startswith(PREFIXES) and not task.endswith("_macro"):
+            found.setdefault(task, set()).add(metric)
+    columns = []
+    for task in sorted(found.keys() - _DOWNSTREAM.keys()):
+        # Sentences are scored by all three, the main one being accuracy; labels, spans and relations by F1.
+        order = ("accuracy", "matthews") if "matthews" in found[task] else ("f1", "accuracy")
+        columns.append(_downstream(task, next(metric for metric in order if metric in found[task])))
+    return columns
+
 SCHEDULE = Layout(
     columns=(
         Column("downstream", "downstream", "downstream %", drawn="mean over downstream tasks"),
-        *(
-            Column(
-                task, f"{task}_{metric}", f"{task} {_TITLES[metric]}", metric != "matthews", True, f"{task}_test",
-                "proportion" if metric == "accuracy" else None,
-            )
-            for task, metric in _DOWNSTREAM.items()
-        ),
+        *(_downstream(task, metric) for task, metric in _DOWNSTREAM.items()),
     ),
     main="downstream",
     legend=(
@@ -149,6 +174,7 @@ SCHEDULE = Layout(
     baselines=(("uniform-aware",), ("uniform-agnostic",)),
     first_row=True,
     compared=("downstream", *_DOWNSTREAM),
+    open=_schedule_tasks,
     part="test",
     settings=("aware", "agnostic"),
 )  # fmt: skip
@@ -171,24 +197,18 @@ def layout_of(benchmark: str, metrics: Iterable[str] = ()) -> Layout:
         ['SST accuracy %', 'PARA accuracy %', 'STS Pearson', 'TOPIC accuracy %', 'overall']
     """
     layout = LAYOUTS.get(benchmark, IMAGES)
-    names = list(dict.fromkeys(metrics))
+    names = set(metrics)
     if not layout.open or not names:
         return layout
     listed = {column.metric for column in layout.columns}
-    added = []
-    for task in sorted(main_scores(dict.fromkeys(names, 0.0))):
-        metric = "accuracy" if f"{task}_accuracy" in names else "pearson"
-        if f"{task}_{metric}" not in listed:
-            share = metric == "accuracy"
-            title = f"{task.upper()} {'accuracy %' if share else 'Pearson'}"
-            kind = "proportion" if share else "correlation"
-            added.append(Column(task, f"{task}_{metric}", title, share, True, f"{task}_dev", kind))
+    added = [column for column in layout.open(names) if column.metric not in listed]
     known = {column.name for column in layout.columns if column.metric in names} | {column.name for column in added}
     tasks = tuple(column for column in (*layout.columns, *added) if not column.parts)
     means = tuple(_mean_over(column, tasks, known) for column in layout.columns if column.parts)
     further = tuple(_mean_over(column, tasks, known) if column.parts else column for column in layout.further)
-    compared = tuple(column.name for column in added)
-    return replace(layout, columns=tasks + means, further=further, compared=compared + layout.compared)
+    compared = {column.name for column in added} | set(layout.compared)
+    ordered = tuple(column.name for column in (*tasks, *means, *further) if column.name in compared)
+    return replace(layout, columns=tasks + means, further=further, compared=ordered)
 
 
 def _mean_over(column: Column, tasks: tuple[Column, ...], known: set[str]) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 
@@ -54,7 +54,7 @@ class Layout:
         star: what the star at a published row means.
         aliases: method to another one that is the same by construction, so that one run makes two rows.
         majority: begin of the metrics' names for the row of the majority class, or None.
-        open: tasks that are not listed get columns of their own.
+        open: from the names of metrics, a column for each task of theirs; those that are not listed are added.
         part: of the data, that figures with intervals over examples are of.
         settings: last parts of the methods' names, in the order of the table: rows are paired within a setting.
     """
@@ -72,7 +72,7 @@ class Layout:
     star: str = "not comparable with the other rows"
     aliases: Mapping[str, str] = field(default_factory=dict)
     majority: str | None = None
-    open: bool = False
+    open: Callable[[Collection[str]], list[Column]] | None = None
     part: str = "dev"
     settings: tuple[str, ...] = ()
 

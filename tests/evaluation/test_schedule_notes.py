@@ -78,6 +78,22 @@ def test_the_table_of_a_scheduling_benchmark() -> None:
     assert "MiniLM" not in text and "overall" not in text
 
 
+def test_downstream_tasks_of_ones_own_get_columns() -> None:
+    extra = {"boolq_accuracy": 0.7, "boolq_f1": 0.6, "boolq_matthews": 0.2, "ner_f1": 0.9, "ner_accuracy": 0.95,
+             "swag_accuracy": 0.3, "validation_swag_accuracy": 0.4, "wic_f1": 0.1}  # fmt: skip
+    runs = [run(f"{name}-aware", 0, [2.0, 1.0]) for name in ("uniform", "exp3")]
+    for one in runs:
+        one["metrics"] |= extra
+        one["counts"] |= {"boolq_test": 200}
+    text = build_table(runs).markdown()
+    headers = [line for line in text.splitlines() if line.startswith("| method |") and "boolq" in line]
+    tasks = "wic accuracy % (n = 638) | boolq accuracy % (n = 200) | ner F1 % | swag accuracy % |"
+    assert headers[0] == f"| method | seeds | downstream % | {tasks}"
+    assert "| exp3-aware | 1 | 50.00 | 50.00 | 70.00 | 90.00 | 30.00 |" in text
+    compared = "downstream % | wic accuracy % | boolq accuracy % | ner F1 % | swag accuracy % |"
+    assert f"| method | common seeds | {compared}" in headers
+
+
 def test_curves_of_one_point_and_rows_without_a_score_say_nothing() -> None:
     first, fixed = run("uniform-aware", 0, [3.0]), run("fixed-a-aware", 0, [3.0, 2.0])
     first["metrics"]["downstream"] = None
