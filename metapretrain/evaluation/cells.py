@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from metapretrain.evaluation.columns import Column
 from metapretrain.evaluation.intervals import Interval
+from metapretrain.evaluation.layout import Column
 
 if TYPE_CHECKING:
     from metapretrain.evaluation.report import Group

@@ -1,6 +1,7 @@
 """Which metrics the table of a benchmark shows, in which order, and what its rows are compared by.
 
-A new benchmark is one `Layout` in `LAYOUTS`: its columns name entries of a result's "metrics".
+A new benchmark is one `Layout` in `LAYOUTS`: its columns name entries of a result's "metrics", its notes
+are said below the tables.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from dataclasses import replace
 from metapretrain.evaluation.layout import Column as Column
 from metapretrain.evaluation.layout import Layout as Layout
 from metapretrain.evaluation.prompt_columns import PROMPTS
+from metapretrain.evaluation.schedule_notes import schedule_notes
+from metapretrain.evaluation.text_columns import OVERALL, TASKS
+from metapretrain.evaluation.text_notes import text_notes
 from metapretrain.evaluation.text_scores import MAJORITY, PREFIXES, main_scores
 
 # For each comparison the first of these methods that a group of runs has.
@@ -54,12 +58,6 @@ FEWSHOT = Layout(
     cited=("test",),
 )  # fmt: skip
 
-_TASKS = (
-    Column("sst", "sst_accuracy", "SST accuracy %", True, True, "sst_dev", "proportion"),
-    Column("para", "para_accuracy", "PARA accuracy %", True, True, "para_dev", "proportion", marked=True),
-    Column("sts", "sts_pearson", "STS Pearson", False, True, "sts_dev", "correlation", marked=True),
-)
-
 
 def _prototype(task: Column) -> Column:
     metric, title = f"nearest_prototype_{task.metric}", f"nearest prototype: {task.title}"
@@ -78,10 +76,8 @@ def _text_tasks(names: Collection[str]) -> list[Column]:
 
 TEXT = Layout(
     columns=(
-        *_TASKS,
-        Column(
-            "overall", "overall", "overall", False, parts=("sst", "para", "sts"), marked=True, drawn="overall on dev",
-        ),
+        *TASKS,
+        OVERALL,
     ),
     main="overall",
     legend=(
@@ -96,7 +92,7 @@ TEXT = Layout(
             "overall_without_para", "overall_without_para", "overall without PARA", False, True,
             parts=("sst", "sts"), marked=True,
         ),
-        *(_prototype(task) for task in _TASKS),
+        *(_prototype(task) for task in TASKS),
         Column(
             "nearest_prototype_overall", "nearest_prototype_overall", "nearest prototype: overall", False, True,
             marked=True,
@@ -118,6 +114,7 @@ TEXT = Layout(
     star="trained for 10 epochs in the paper, the other rows for 20: not comparable with them",
     aliases={"combine-mult": "unfrozen"},
     majority=MAJORITY,
+    notes=text_notes,
     open=_text_tasks,
 )  # fmt: skip
 
@@ -174,6 +171,7 @@ SCHEDULE = Layout(
     baselines=(("uniform-aware",), ("uniform-agnostic",)),
     first_row=True,
     compared=("downstream", *_DOWNSTREAM),
+    notes=lambda by_method, _: schedule_notes(by_method),
     open=_schedule_tasks,
     part="test",
     settings=("aware", "agnostic"),

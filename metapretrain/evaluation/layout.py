@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from metapretrain.evaluation.published import Published
+
+Result = dict[str, Any]  # the JSON object of a run
+Runs = Mapping[str, Mapping[int, Result]]  # method -> seed -> result
+Notes = Callable[[Runs, "Mapping[str, Published]"], list[str]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class Layout:
         aliases: method to another one that is the same by construction, so that one run makes two rows.
         majority: begin of the metrics' names for the row of the majority class, or None.
         open: from the names of metrics, a column for each task of theirs; those that are not listed are added.
+        notes: from the runs and the published rows of their data set, more lines below the tables.
         part: of the data, that figures with intervals over examples are of.
         settings: last parts of the methods' names, in the order of the table: rows are paired within a setting.
     """
@@ -73,6 +82,7 @@ class Layout:
     aliases: Mapping[str, str] = field(default_factory=dict)
     majority: str | None = None
     open: Callable[[Collection[str]], list[Column]] | None = None
+    notes: Notes | None = None
     part: str = "dev"
     settings: tuple[str, ...] = ()
 

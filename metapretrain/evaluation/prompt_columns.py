@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from metapretrain.evaluation.layout import Column, Layout
+from metapretrain.evaluation.prompt_notes import prompt_notes
 
 SETS = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant", "semeval-laptop")
 PAIRS = ("rte", "mrpc")
@@ -33,5 +34,6 @@ PROMPTS = Layout(
     cited=SETS,
     star="pretrained on other data in the paper",
     majority="majority_",
+    notes=prompt_notes,
     part="test",
 )

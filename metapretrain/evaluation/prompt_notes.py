@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from metapretrain.evaluation.published import Published
-from metapretrain.evaluation.results import Result
+from metapretrain.evaluation.layout import Result, Runs
+
+if TYPE_CHECKING:
+    from metapretrain.evaluation.published import Published
 
 PAPER = (
     "The paper: T5-base, 5 seeds, Amazon-2 of Zhang et al. (2015), which is another set than here; its PPT was "
@@ -13,7 +16,7 @@ PAPER = (
 )
 
 
-def prompt_notes(by_method: Mapping[str, Mapping[int, Result]], published: Mapping[str, Published]) -> list[str]:
+def prompt_notes(by_method: Runs, published: Mapping[str, Published]) -> list[str]:
     """Return the notes below the tables.
 
     Args:

@@ -12,13 +12,11 @@ from metapretrain.evaluation import table_files, tables
 from metapretrain.evaluation.claims import FAMILIES, Claim, compare_families
 from metapretrain.evaluation.columns import Layout, layout_of
 from metapretrain.evaluation.notes import table_notes
-from metapretrain.evaluation.prompt_notes import prompt_notes
 from metapretrain.evaluation.published import PUBLISHED, Published, published_for
 from metapretrain.evaluation.results import Collection, Result, collect
 from metapretrain.evaluation.rows import Row, make_difference, make_row
-from metapretrain.evaluation.schedule_notes import schedule_notes
 from metapretrain.evaluation.schedule_pairs import schedule_pairs
-from metapretrain.evaluation.text_notes import encoder_remark, text_notes
+from metapretrain.evaluation.text_notes import encoder_remark
 from metapretrain.training.files import write_file
 
 
@@ -135,12 +133,7 @@ def _group(
     claims = [claim for claim in families if claim is not None]
     notes = [f"{name} is {other} by construction: one run, two names." for name, other in aliases.items()]
     notes += table_notes(layout, rows, by_method, present)
-    if key[0] == "schedule":
-        notes += schedule_notes(by_method)
-    elif key[0] == "prompts":
-        notes += prompt_notes(by_method, published)
-    elif layout.several:
-        notes += text_notes(by_method, published)
+    notes += layout.notes(by_method, published) if layout.notes else []
     majority = _majority(layout, rows_of, notes) if layout.majority else {}
     marked = any(column.marked for column in layout.all_columns)
     remark = encoder_remark(key[3]) if marked else ""

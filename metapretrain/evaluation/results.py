@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from metapretrain.errors import InputError
 from metapretrain.evaluation.bundles import fold, unfold
 from metapretrain.evaluation.faults import fault_of
+from metapretrain.evaluation.layout import Result as Result
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.training.files import write_file
 
-Result = dict[str, Any]
 log = logging.getLogger(__name__)
 EXPECTED = "a folder of runs (<method>-s<seed>/result.json at any depth) or of bundles (<name>.json)"
 

@@ -9,9 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from metapretrain.evaluation.intervals import paired_interval
-from metapretrain.evaluation.results import Result
-
-Runs = Mapping[str, Mapping[int, Result]]  # method -> seed -> result
+from metapretrain.evaluation.layout import Result, Runs
 
 
 class Reached(NamedTuple):

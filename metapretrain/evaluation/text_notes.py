@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 from metapretrain.evaluation.cells import published_text
-from metapretrain.evaluation.columns import TEXT
+from metapretrain.evaluation.layout import Result, Runs
 from metapretrain.evaluation.published import TEXT_TEST, Published
-from metapretrain.evaluation.results import Result
+from metapretrain.evaluation.text_columns import OVERALL, TASKS
 from metapretrain.evaluation.text_scores import main_scores
 
 SIMILARITY = re.compile(r"(^|[/:_-])(all-(minilm|mpnet|distilroberta|roberta)|paraphrase-)|^minilm$", re.IGNORECASE)
@@ -36,7 +36,7 @@ def encoder_remark(encoder: str) -> str:
     return f"{'MiniLM (all-MiniLM-L6-v2)' if known else encoder} {SEEN}."
 
 
-def text_notes(by_method: Mapping[str, Mapping[int, Result]], published: Mapping[str, Published]) -> list[str]:
+def text_notes(by_method: Runs, published: Mapping[str, Published]) -> list[str]:
     """Return the notes below the tables: training pairs, the paper's other figures, tasks that differ.
 
     Args:
@@ -81,4 +81,5 @@ def figures_of(scores: Mapping[str, float | None]) -> str:
         >>> figures_of({"sst": 0.49, "sts": 0.857, "overall": None})
         '49.0 / 0.857 / -'
     """
-    return " / ".join(published_text(TEXT.column(name), value) for name, value in scores.items())
+    columns = {column.name: column for column in (*TASKS, OVERALL)}
+    return " / ".join(published_text(columns[name], value) for name, value in scores.items())
