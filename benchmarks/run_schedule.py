@@ -20,11 +20,11 @@ from typing import Any
 
 from metapretrain.arguments import names, positive_int
 from metapretrain.errors import InputError, one_of
+from metapretrain.models.scratch_encoders import SIZES, Encoders
 from metapretrain.options import Parser, common_options, main_guard
 from metapretrain.tasks.pretraining import PretrainingTask, load_schedule_tasks, made_schedule_tasks, schedule_texts
 from metapretrain.tasks.recipes import override
 from metapretrain.tasks.schedule_data import ScheduleData
-from metapretrain.tasks.schedule_encoders import SIZES, Encoders
 from metapretrain.tasks.schedule_experiment import ScheduleExperiment
 from metapretrain.tasks.schedule_methods import FIXED, SCHEDULERS, SETTINGS, ScheduleMethod, ScheduleRecipe, rows_of
 from metapretrain.tasks.table import machine_of, run_table

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
+from metapretrain.models.scratch_encoders import Encoders
 from metapretrain.scheduling import UtilityScheduler, probe_units
 from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.pretraining import made_schedule_tasks
 from metapretrain.tasks.pretraining.base import Batches, PretrainingTask
 from metapretrain.tasks.schedule_data import ScheduleData
-from metapretrain.tasks.schedule_encoders import Encoders, make_tokenizer, word_pieces
 from metapretrain.tasks.schedule_experiment import CHOICES, ScheduleExperiment
 from metapretrain.tasks.schedule_methods import ScheduleMethod, ScheduleRecipe, decisions_of, rows_of
 from metapretrain.tasks.schedule_probes import JointProbe, Losses, ScheduleStep, TaskProbe
@@ -206,18 +206,3 @@ def test_more_batches_than_memory_holds_are_refused() -> None:
 def test_a_recipe_refuses_what_would_fail_later(change: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         replace(RECIPE, **change)
-
-
-def test_word_pieces_depend_on_the_texts_alone() -> None:
-    texts = ["Paris is in France .", "The cat sat in Paris .", "France sat ."] * 2
-    assert word_pieces(texts, 60) == word_pieces(texts[::-1], 60)
-    tokenizer = make_tokenizer(texts, 60, max_length=32)
-    ids = tokenizer("The cat in Paris", "Paris sat")["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "The cat in Paris Paris sat"
-    assert len(tokenizer) <= 60 and tokenizer.mask_token_id == 4
-    scratch = Encoders("mini", texts, max_length=32)
-    with pytest.raises(InputError, match="256"):
-        Encoders("tiny", max_length=272)
-    first, second, other = (scratch(seed).state_dict() for seed in (1, 1, 2))
-    key = "model.embeddings.word_embeddings.weight"
-    assert torch.equal(first[key], second[key]) and not torch.equal(first[key], other[key])

@@ -1,4 +1,4 @@
-"""Encoders of the scheduling benchmark that have seen nothing: BERT of a given size, its pieces from the texts."""
+"""Text encoders from scratch, as the scheduling benchmark's: BERT of a given size, its pieces from the texts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from metapretrain.errors import one_of
+from metapretrain.models.bert import SPECIAL, random_bert, wordpiece_tokenizer
 from metapretrain.models.text_checks import check_length, longest
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
-
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class Size(NamedTuple):
@@ -71,21 +68,8 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY, *, max_le
         >>> make_tokenizer(["the cat sat on the mat"] * 2, 60).tokenize("the mats")
         ['the', 'mat', '##s']
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    pieces = {piece: row for row, piece in enumerate(dict.fromkeys(word_pieces(texts, vocabulary)))}
-    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", pieces["[SEP]"]), ("[CLS]", pieces["[CLS]"]))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=max_length,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **{f"{name[1:-1].lower()}_token": name for name in SPECIAL},
-    )
+    pieces = dict.fromkeys(word_pieces(texts, vocabulary))
+    return wordpiece_tokenizer(pieces, max_length=max_length, lowercase=False)
 
 
 def new_encoder(size: str, tokenizer: Any, *, seed: int, dropout: float = 0.1) -> TextEncoder:
@@ -100,17 +84,12 @@ def new_encoder(size: str, tokenizer: Any, *, seed: int, dropout: float = 0.1) -
         >>> encoder.features, encoder.encode(["a text"]).shape
         (128, torch.Size([1, 128]))
     """
-    from transformers import BertConfig, BertModel
-
     layers, features, heads = SIZES[one_of("encoder from scratch", size, SIZES)]
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=features, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=4 * features, max_position_embeddings=tokenizer.model_max_length,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    model = random_bert(
+        len(tokenizer), layers=layers, features=features, heads=heads, hidden=4 * features,
+        positions=tokenizer.model_max_length, seed=seed, dropout=dropout,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return TextEncoder(BertModel(config), tokenizer, "mean")
+    return TextEncoder(model, tokenizer, "mean")
 
 
 class Encoders:
