@@ -21,7 +21,7 @@ from metapretrain.protonet import ProtoLoss, check_labels
 from metapretrain.tasks.machine import Machine as Machine
 from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
 from metapretrain.tasks.recipes import Phase, Recipe
-from metapretrain.training import TrainReport, TrainSettings, train
+from metapretrain.training import TrainReport, train
 
 OBJECTIVES: dict[str, type[Supervised | PRL | SimCLR]] = {
     "supervised": Supervised,
@@ -287,10 +287,9 @@ def fit(
 ) -> TrainReport:  # fmt: skip
     """Train a step of image objectives on a stream of rows."""
     resident = all(task.images.resident for task in step.objectives.values())  # type: ignore[union-attr]
-    settings = TrainSettings(
-        steps=steps, lr=phase.lr, optimizer=phase.optimizer, weight_decay=phase.weight_decay, schedule=phase.schedule,
-        warmup=phase.warmup, ema=phase.ema, precision=machine.precision, device=machine.device, seed=seed,
-        compile=machine.compile, cuda_graph=machine.cuda_graph if resident else False,
+    settings = phase.settings(
+        steps, precision=machine.precision, device=machine.device, seed=seed, compile=machine.compile,
+        cuda_graph=machine.cuda_graph if resident else False,
         log_every=max(1, min(50, steps // 20)), evaluate_every=max(1, steps // 10),
     )  # fmt: skip
     if machine.device != "cpu":

@@ -17,8 +17,34 @@ from metapretrain.training import TrainSettings
 R = TypeVar("R")
 
 
+class PhaseTerms:
+    """Base of the dataclasses of a phase: fields named as in :class:`metapretrain.training.TrainSettings` reach it."""
+
+    label_smoothing: float
+
+    def __post_init__(self) -> None:
+        """Check every value now: a phase may begin hours after the start."""
+        self.settings(1)
+        if not 0 <= self.label_smoothing < 1:
+            raise InputError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
+
+    def settings(self, steps: int, **options: Any) -> TrainSettings:
+        """Return the settings of `steps` updates; `options` are those that no phase chooses, such as `device`.
+
+        Raises:
+            InputError: a value out of its range.
+
+        Example:
+            >>> settings = Phase(lr=0.1, ema=0.9).settings(20, device="cpu")
+            >>> settings.lr, settings.ema, settings.steps, settings.device
+            (0.1, 0.9, 20, 'cpu')
+        """
+        terms = {term.name for term in dataclasses.fields(TrainSettings)} & vars(self).keys()
+        return TrainSettings(steps=steps, **{term: getattr(self, term) for term in terms}, **options)
+
+
 @dataclass(frozen=True)
-class Phase:
+class Phase(PhaseTerms):
     """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.
 
     `augment` names a preset of :data:`metapretrain.data.augment.AUGMENTATIONS`.
@@ -34,14 +60,9 @@ class Phase:
     ema: float | None = None
 
     def __post_init__(self) -> None:
-        """Check every value now: a phase may begin hours after the start."""
-        TrainSettings(
-            1, self.lr, self.optimizer, weight_decay=self.weight_decay, schedule=self.schedule, warmup=self.warmup,
-            ema=self.ema,
-        )  # fmt: skip
+        """Check every value."""
+        super().__post_init__()
         one_of("augmentation", self.augment, AUGMENTATIONS)
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_heads import COMBINES
-from metapretrain.tasks.recipes import Proto
+from metapretrain.tasks.recipes import PhaseTerms, Proto
 from metapretrain.tasks.text_streams import POLICIES
-from metapretrain.training import TrainSettings
 
 STS_HEADS = ("cosine", "mlp")
 FAVOURED, OTHERS = 0.98, 0.01  # the paper's weights of the losses
@@ -84,7 +83,7 @@ class TextMethod:
 
 
 @dataclass(frozen=True)
-class TextPhase:
+class TextPhase(PhaseTerms):
     """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`."""
 
     lr: float
@@ -94,15 +93,6 @@ class TextPhase:
     warmup: float = 0.0
     clip: float | None = None
     label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check every value now: a phase may begin hours after the start."""
-        TrainSettings(
-            1, self.lr, self.optimizer, weight_decay=self.weight_decay, schedule=self.schedule, warmup=self.warmup,
-            clip=self.clip,
-        )  # fmt: skip
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
 
 
 @dataclass(frozen=True)

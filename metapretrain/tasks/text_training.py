@@ -31,7 +31,7 @@ from metapretrain.tasks.text_methods import (
 from metapretrain.tasks.text_objectives import Classes, Labels, Prototypes, TextRows, build_heads
 from metapretrain.tasks.text_step import TextStep
 from metapretrain.tasks.text_streams import TextStream
-from metapretrain.training import TrainSettings, train
+from metapretrain.training import train
 
 PROTOTYPE_ROWS = 2000  # training rows of a task whose means are the prototypes while training goes on
 SECOND_PHASE = 1 << 48  # added to the stream's seed after pretraining: its batches are others
@@ -193,10 +193,9 @@ def _fit(
         labels={task.name: task.class_labels(task.train) for task in data.tasks} if balanced else None,
         rank=machine.rank, world_size=machine.world,
     )  # fmt: skip
-    settings = TrainSettings(
-        steps=count, lr=phase.lr, optimizer=phase.optimizer, weight_decay=phase.weight_decay, schedule=phase.schedule,
-        warmup=phase.warmup, clip=phase.clip, ema=ema, precision=machine.precision, device=machine.device,
-        seed=seed % 2**32, compile=machine.compile and not step.surgery,  # which goes back twice
+    settings = phase.settings(
+        count, ema=ema, precision=machine.precision, device=machine.device, seed=seed % 2**32,
+        compile=machine.compile and not step.surgery,  # which goes back twice
         cuda_graph=machine.cuda_graph if encoder.recordable else False,
         log_every=max(1, min(50, count // 20)), evaluate_every=max(1, count // 10),
     )  # fmt: skip

@@ -9,6 +9,8 @@ import pytest
 from metapretrain import demo
 from metapretrain.errors import InputError
 from metapretrain.tasks.recipes import Phase, Proto, Recipe, override
+from metapretrain.tasks.text_methods import TextPhase
+from metapretrain.training import TrainSettings
 
 
 def test_changes_are_made_in_order_and_the_recipe_is_left_as_it_was(recipe: Recipe) -> None:
@@ -93,3 +95,23 @@ def test_a_recipe_made_in_python_is_checked_too(recipe: Recipe) -> None:
         with pytest.raises(InputError):
             make()
     assert demo.RECIPE.validation == 147
+
+
+@pytest.mark.parametrize("make", [Phase, TextPhase])
+def test_a_phase_is_checked_and_trained_with_the_same_settings(make: type[Phase | TextPhase]) -> None:
+    phase = make(0.3, optimizer="sgd", weight_decay=0.1, schedule="linear", warmup=0.2, label_smoothing=0.4)
+    expected = TrainSettings(7, 0.3, "sgd", weight_decay=0.1, schedule="linear", warmup=0.2, device="cpu", seed=5)
+    assert phase.settings(7, device="cpu", seed=5) == expected
+    for change in ({"warmup": 1.0}, {"label_smoothing": 1.0}, {"schedule": "cosin"}):
+        with pytest.raises(InputError, match=next(iter(change))):
+            dataclasses.replace(phase, **change)
+
+
+def test_a_new_term_of_a_phase_is_one_field() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Heavy(Phase):
+        momentum: float = 0.5
+
+    assert Heavy(0.1, ema=0.9).settings(3) == TrainSettings(3, 0.1, momentum=0.5, ema=0.9)
+    with pytest.raises(InputError, match="momentum"):
+        Heavy(0.1, momentum=1.0)
