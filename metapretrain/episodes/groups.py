@@ -61,10 +61,10 @@ def group_tasks(
     one_of("method", method, METHODS)
     one_of("small", small, ["drop", "merge"])
     k, seed, smallest = whole("k", k, 1), check_seed(seed), whole("smallest", smallest, 1)
+    features = None if _are_texts(texts_or_features) else _as_matrix(texts_or_features)
     rows = len(texts_or_features)
     if k > rows:
         raise InputError(f"k is {k}, but there are only {rows} rows to group; give a smaller k")
-    features = None if _are_texts(texts_or_features) else _as_matrix(texts_or_features)
     rng = np.random.default_rng(seed)
     if method == "kmeans":
         if features is None:
@@ -99,6 +99,8 @@ def tidy_groups(groups: Any, *, smallest: int, small: str = "merge", features: A
     old = np.array(groups, dtype=np.int64)
     sizes = np.bincount(old[old >= 0])
     kept = np.flatnonzero(sizes >= smallest)
+    if not len(sizes):
+        raise InputError("there are no rows in groups, so nothing to tidy")
     if not len(kept):
         raise InputError(f"no group has {smallest} rows: the largest has {sizes.max()}; lower k or smallest")
     moved = (old >= 0) & ~np.isin(old, kept)
@@ -127,6 +129,8 @@ def group_agreement(groups: Any, labels: Any) -> float:
     codes, names = np.asarray(groups), read_labels(labels).codes
     if codes.shape != names.shape:
         raise InputError(f"groups and labels must be one a row each, not {codes.shape} and {names.shape}")
+    if not (codes >= 0).any():
+        raise InputError("no row is in a group, so none can agree with its label")
     return float(normalized_mutual_info_score(names[codes >= 0], codes[codes >= 0]))
 
 
@@ -137,11 +141,13 @@ def _are_texts(source: Any) -> bool:
 
 
 def _as_matrix(source: Any) -> Any:
+    if isinstance(source, Tensor) and source.is_complex():
+        raise InputError("features are real numbers; of complex ones the imaginary part would be lost")
     try:
         matrix = source.detach().cpu().float().numpy() if isinstance(source, Tensor) else np.asarray(source, np.float32)
     except (TypeError, ValueError):
         matrix = np.zeros(0)
-    if matrix.ndim != 2 or not np.isfinite(matrix).all():
+    if matrix.ndim != 2 or not matrix.shape[1] or not np.isfinite(matrix).all():
         raise InputError("give a list of texts, or finite features of shape (N, D)")
     return matrix
 

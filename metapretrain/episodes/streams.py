@@ -76,7 +76,7 @@ class TaskStream:
             raise InputError(f"loaders is {given}: give at least one, as {{name: loader}}")
         self.loaders, self.seed = dict(loaders), check_seed(seed)
         self.policy = policy if not isinstance(policy, str) else one_of("policy", policy, POLICIES)
-        if not isinstance(policy, str) and not isinstance(policy, Scheduler):
+        if not isinstance(policy, str) and (not isinstance(policy, Scheduler) or isinstance(policy, type)):
             raise InputError(
                 f"policy must be one of {', '.join(POLICIES)}, or have choose, state_dict and"
                 f" load_state_dict, not {type(policy).__name__}"
@@ -244,6 +244,8 @@ class TaskStream:
 
 
 def _length(name: str, loader: Any) -> int | None:
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise InputError(f"loader {name!r} is {loader!r}; give a DataLoader, a list or another iterable of batches")
     try:
         length = len(loader)
     except (TypeError, NotImplementedError):

@@ -107,7 +107,12 @@ def test_episodes_stay_inside_a_group_with_one_class_too() -> None:
         (lambda: group_tasks(TEXTS, 2, "label", labels=LABELS), "60 labels of 3 kinds do not make 2 groups"),
         (lambda: group_tasks(TEXTS, 3, "label", labels=LABELS[:9]), "9 labels"),
         (lambda: group_tasks(TEXTS, 10, "random", smallest=7), "the largest has 6"),
+        (lambda: group_tasks(None, 1), r"shape \(N, D\)"),
+        (lambda: group_tasks(FAR[:, :0], 3), r"shape \(N, D\)"),
+        (lambda: group_tasks(torch.zeros(9, 2, dtype=torch.complex64), 3), "imaginary"),
+        (lambda: tidy_groups([-1, -1], smallest=1), "no rows in groups"),
         (lambda: group_agreement([0, 1], [0, 1, 1]), "one a row each"),
+        (lambda: group_agreement([-1, -1], [0, 1]), "no row is in a group"),
     ],
 )
 def test_errors_are_clear(call: Callable[[], Any], message: str) -> None:

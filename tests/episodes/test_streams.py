@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from metapretrain.episodes import EpisodeLoader, EpisodeSampler, EpisodeSpec, ShuffledBatches, TaskStream
 from metapretrain.errors import InputError
+from metapretrain.scheduling import Uniform
 
 LETTERS = {"a": ["a0", "a1", "a2"], "b": ["b0", "b1"], "c": ["c0", "c1", "c2", "c3", "c4"]}
 
@@ -190,6 +191,8 @@ def test_an_interrupted_iteration_goes_on() -> None:
         ({"a": []}, "longest", None, "loader 'a' is empty"),
         (LETTERS, "longst", None, "unknown policy 'longst'; did you mean 'longest'"),
         (LETTERS, object(), None, "policy must be one of .* not object"),
+        (LETTERS, Uniform, None, "policy must be one of .* not"),
+        ({"a": 3}, "longest", 2, "loader 'a' is 3; give a DataLoader"),
         (LETTERS, "longest", 0, "steps must be at least 1"),
         (LETTERS, "longest", 1.0, "steps must be an integer"),
         ({"r": Reiterable()}, "longest", None, "loader 'r' has no length.*steps="),
