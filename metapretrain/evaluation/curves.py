@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+DRAWN = 1e100  # of a diverged run: axes to the largest float64 have no ticks that could be computed
 Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps, values
 
 
@@ -94,6 +95,7 @@ def over_seeds(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.f
 def _curve(axes: Axes, curves: Sequence[Curve], position: int) -> tuple[float, float, str]:
     """Draw mean and band; returns the last point and the colour."""
     grid, values = over_seeds(curves)
+    values[np.abs(values) > DRAWN] = np.nan
     kept = ~np.isnan(values).all(axis=0)
     grid, values = grid[kept], values[:, kept]
     if grid.size == 0:
