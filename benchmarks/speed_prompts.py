@@ -44,8 +44,9 @@ class PromptWork:
         if self.kind == "t5":
             config = T5Config(
                 vocab_size=self.vocabulary, d_model=self.features, d_kv=self.features // self.heads, d_ff=self.inner,
-                num_layers=self.layers, num_heads=self.heads, decoder_start_token_id=0,
+                num_layers=self.layers, num_heads=self.heads,
             )  # fmt: skip
+            config.decoder_start_token_id = 0
             return T5ForConditionalGeneration(config)
         return LlamaForCausalLM(LlamaConfig(
             vocab_size=self.vocabulary, hidden_size=self.features, intermediate_size=self.inner,

@@ -38,7 +38,7 @@ class Size:
     rows: int
     batch: int
     embedded: int
-    model: Mapping[str, int]
+    model: Mapping[str, Any]
 
 
 GPU = Size(2048, 64, 256, {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
