@@ -121,9 +121,8 @@ def test_a_value_that_was_not_finite_leaves_a_gap(tmp_path: Path) -> None:
 
 
 def test_values_of_a_diverged_run_beyond_what_can_be_drawn_leave_a_gap(tmp_path: Path) -> None:
-    lines = [{"step": step, "split": "train", "name": "loss", "value": v} for step, v in enumerate([1e308, 2.0, -1e308])]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figure = curves_figure({"prl": [tmp_path]}, ["train/loss"])
+    run = write_metrics(tmp_path / "a", {0: 1e308, 1: 2.0, 2: -1e308})
+    figure = curves_figure({"prl": [run]}, ["train/loss"])
     assert figure.axes[0].lines[0].get_ydata().tolist() == [2.0]
     save_figure(figure, tmp_path / "curves.png")
 
