@@ -35,18 +35,14 @@ def agreement(exact: Mapping[str, float], approximate: Mapping[str, float]) -> A
     if not all(map(math.isfinite, [*exact.values(), *approximate.values()])):
         raise InputError("a utility is NaN or infinite: leave out the sources that are passed over")
     names = list(exact)
-    first, second = (_ranks([values[name] for name in names]) for values in (exact, approximate))
     chosen = max(names, key=lambda name: approximate[name])
-    return Agreement(_correlation(first, second), max(exact.values()) - exact[chosen])
+    correlation = _spearman([exact[name] for name in names], [approximate[name] for name in names])
+    return Agreement(correlation, max(exact.values()) - exact[chosen])
 
 
-def _ranks(values: list[float]) -> list[float]:
-    """Ranks from 0; equal values share their mean rank."""
-    return [sum(x < v for x in values) + (sum(x == v for x in values) - 1) / 2 for v in values]
+def _spearman(a: list[float], b: list[float]) -> float:
+    if len(set(a)) == 1 or len(set(b)) == 1:
+        return math.nan  # scipy would warn
+    from scipy.stats import spearmanr  # not at import: scipy.stats costs half a second
 
-
-def _correlation(a: list[float], b: list[float]) -> float:
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    covariance = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
-    spread = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
-    return covariance / spread if spread else math.nan
+    return float(spearmanr(a, b).statistic)

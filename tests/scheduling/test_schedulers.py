@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable
 
@@ -161,3 +162,13 @@ def test_agreement_is_spearmans_with_ties() -> None:
     found = agreement(dict(zip(names, exact, strict=True)), dict(zip(names, other, strict=True)))
     assert found.rank_correlation == pytest.approx(spearmanr(exact, other).statistic)
     assert found.regret == 7.0 - 3.0
+
+
+@pytest.mark.parametrize("equal", [[2.0, 2.0, 2.0], [0.0, -0.0, 0.0], [1.0]])
+def test_no_agreement_with_equal_utilities_and_no_warning(equal: list[float]) -> None:
+    other = [1.0, 3.0, 2.0][: len(equal)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for pair in ((equal, other), (other, equal)):
+            exact, approximate = ({str(row): value for row, value in enumerate(values)} for values in pair)
+            assert math.isnan(agreement(exact, approximate).rank_correlation)
