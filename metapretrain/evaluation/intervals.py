@@ -126,7 +126,7 @@ def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval
 def correlation_interval(r: float, n: int, level: float = 0.95) -> Interval:
     """Pearson's correlation of `n` pairs, with the interval `tanh(artanh r +- z / sqrt(n - 3))` (Fisher 1921).
 
-    It takes the pairs for normal; `metrics.bootstrap_interval` does not.
+    It takes the pairs for normal.
 
     Args:
         r: -1..1; may be a mean over seeds.

@@ -1,17 +1,11 @@
-"""Accuracy, F1, Pearson and Spearman over the last axis, so that many resamples are scored at once."""
+"""Accuracy, F1, Pearson and Spearman over the last axis."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.intervals import Interval, check_level
-
-Metric = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
-CHUNK = 1 << 20  # numbers of resampled rows held at once
 
 
 def _pair(targets: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -106,46 +100,3 @@ def spearman(targets: ArrayLike, predictions: ArrayLike) -> NDArray[np.float64]:
 
     y, predicted = _pair(targets, predictions)
     return pearson(rankdata(y, axis=-1), rankdata(predicted, axis=-1))
-
-
-def bootstrap_interval(
-    metric: Metric,
-    targets: ArrayLike,
-    predictions: ArrayLike,
-    *,
-    resamples: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """Percentile bootstrap interval of a metric over examples (Efron 1979), the same for the same seed.
-
-    Args:
-        metric: one of this module's, (resamples, N) twice to (resamples,).
-        targets: (N,).
-        predictions: (N,).
-        resamples: how often N examples are drawn with replacement, at least 100.
-        level: coverage, in (0, 1).
-
-    Returns:
-        Interval: `mean` is the metric on the examples as they are, `sd` that over the resamples.
-
-    Raises:
-        InputError: the two differ in length, a value is not finite, or too few resamples.
-
-    Example:
-        >>> interval = bootstrap_interval(accuracy, [1] * 100, [1] * 80 + [0] * 20)
-        >>> f"{interval.mean:.2f} in [{interval.low:.2f}, {interval.high:.2f}]"
-        '0.80 in [0.72, 0.88]'
-    """
-    y, predicted = _pair(targets, predictions)
-    if y.ndim != 1 or resamples < 100:
-        raise InputError(f"a bootstrap needs values (N,) and 100 resamples or more; got {y.shape} and {resamples}")
-    generator, n, found = np.random.default_rng(seed), y.size, []
-    step = max(1, CHUNK // n)
-    for start in range(0, resamples, step):
-        rows = generator.integers(0, n, (min(step, resamples - start), n))
-        found.append(metric(y[rows], predicted[rows]))
-    scores = np.concatenate(found)
-    tail = (1 - check_level(level)) / 2
-    low, high = (float(value) for value in np.quantile(scores, (tail, 1 - tail)))
-    return Interval(float(metric(y, predicted)), (high - low) / 2, n, float(scores.std(ddof=1)), low, high)

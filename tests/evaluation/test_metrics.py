@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn and scipy, and the bootstrap against a slow loop and its own promise."""
+"""Metrics and intervals against scikit-learn, scipy and what they promise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from metapretrain.evaluation.intervals import (
     mean_interval,
     proportion_interval,
 )
-from metapretrain.evaluation.metrics import accuracy, bootstrap_interval, f1, pearson, spearman
+from metapretrain.evaluation.metrics import accuracy, f1, pearson, spearman
 
 
 def classes(seed: int, n: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -67,7 +67,7 @@ def test_a_constant_correlates_with_nothing(constant: float) -> None:
     assert pearson(y, np.full(37, constant)) == spearman(np.full(37, constant), y) == 0.0
 
 
-def test_many_resamples_at_once_are_one_after_the_other() -> None:
+def test_many_rows_at_once_are_one_after_the_other() -> None:
     y, predicted = scores(2, 60)
     rows = np.random.default_rng(0).integers(0, 60, (4, 5, 60))
     for metric in (accuracy, pearson, spearman):
@@ -87,33 +87,6 @@ def test_what_cannot_be_scored(y: list[float], predicted: list[float], match: st
     for metric in (accuracy, f1, pearson, spearman):
         with pytest.raises(InputError, match=match):
             metric(y, predicted)
-
-
-def test_bootstrap_is_the_slow_loop() -> None:
-    y, predicted = scores(4, 40)
-    interval = bootstrap_interval(pearson, y, predicted, resamples=300, seed=5)
-    generator = np.random.default_rng(5)
-    slow = []
-    for _ in range(300):
-        rows = generator.integers(0, 40, 40)
-        slow.append(stats.pearsonr(y[rows], predicted[rows]).statistic)
-    assert (interval.low, interval.high) == pytest.approx(tuple(np.quantile(slow, (0.025, 0.975))), abs=1e-12)
-    assert interval.mean == pytest.approx(stats.pearsonr(y, predicted).statistic)
-    assert interval == bootstrap_interval(pearson, y, predicted, resamples=300, seed=5)
-    with pytest.raises(InputError, match="100 resamples"):
-        bootstrap_interval(pearson, y, predicted, resamples=5)
-
-
-def test_bootstrap_agrees_with_wilson_and_fisher_where_those_hold() -> None:
-    random = np.random.default_rng(6)
-    right = (random.random(2000) < 0.8).astype(float)
-    interval, wilson = bootstrap_interval(accuracy, np.ones(2000), right), proportion_interval(right.sum(), 2000)
-    assert (interval.low, interval.high) == pytest.approx((wilson.low, wilson.high), abs=2e-3)
-    y = random.normal(size=2000)
-    predicted = 0.8 * y + 0.6 * random.normal(size=2000)  # normal, correlation 0.8
-    interval = bootstrap_interval(pearson, y, predicted)
-    fisher = correlation_interval(float(pearson(y, predicted)), 2000)
-    assert (interval.low, interval.high) == pytest.approx((fisher.low, fisher.high), abs=3e-3)
 
 
 @pytest.mark.parametrize("n", [4, 30, 863])
