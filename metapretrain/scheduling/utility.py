@@ -24,21 +24,26 @@ Gradients = list[Tensor | None]
 
 
 def probe_units(
-    sources: int, targets: int, samples: int, utility: str = "exact", normalise: str | None = None
-) -> int:
+    sources: int, targets: int, samples: int, utility: str = "exact", normalise: str | None = None, *,
+    passes: tuple[int, int] = (1, 2),
+) -> int:  # fmt: skip
     """What a decision costs, in forward passes of a batch, if a backward pass costs two.
 
     S sources, T targets, M samples: exact takes S M (3 + M T), and M T more for normalise="relative"; Taylor
     takes 3 M (S + T).
 
+    Args:
+        passes: what one loss and its backward pass cost, where that is not 1 and 2.
+
     Example:
         >>> probe_units(5, 4, 2), probe_units(5, 4, 2, "taylor")
         (110, 54)
     """
+    forward, backward = passes
     if utility == "taylor":
-        return 3 * samples * (sources + targets)
-    base = samples * targets if normalise else 0
-    return sources * samples * (3 + samples * targets) + base
+        return (forward + backward) * samples * (sources + targets)
+    base = samples * targets * forward if normalise else 0
+    return sources * samples * ((1 + samples * targets) * forward + backward) + base
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metapretrain.scheduling import BlockScheduler, FunctionProbe, Probe
+from metapretrain.scheduling import BlockScheduler, FunctionProbe, Probe, probe_units
 from metapretrain.scheduling.weights import Params
 from metapretrain.tasks.prompt_rows import MetaRows
 from metapretrain.tasks.schedules import Schedule, build_scheduler, parse_schedule, spent
@@ -21,8 +21,7 @@ Losses = Callable[[Tensor], Tensor]  # of rows (T, 2m), one loss (T,) a task
 def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
     """N, the least number of updates a decision with which its probes are at or under a quarter of all passes.
 
-    :func:`metapretrain.scheduling.probe_units` where a loss is one pass and its backward pass two; here the inner
-    steps are a part of the loss, so that a look at a loss costs nearly as much as an update.
+    The inner steps are a part of the loss, so that a look at a loss costs nearly as much as an update.
 
     Args:
         passes: sequences through the model of one loss, and of its backward pass.
@@ -32,13 +31,9 @@ def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
         >>> a_quarter(utility, 5, (1, 2)), a_quarter(utility, 5, (9, 1))
         (130, 300)
     """
-    forward, backward = passes
-    looks = schedule.samples * tasks  # M batches of every task, which are sources and targets
-    if schedule.utility == "taylor":
-        probes = 2 * looks * (forward + backward)
-    else:
-        probes = looks * ((1 + looks) * forward + backward) + (looks * forward if schedule.normalise else 0)
-    return math.ceil(3 * probes / (forward + backward))
+    # Every task is a source and a target.
+    probes = probe_units(tasks, tasks, schedule.samples, schedule.utility, schedule.normalise, passes=passes)
+    return math.ceil(3 * probes / sum(passes))
 
 
 class AllTasks:

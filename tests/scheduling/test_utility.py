@@ -54,6 +54,7 @@ def test_exact_is_algorithm_1_line_by_line(net: Net, samples: int, training: boo
     assert choice.cost.forwards == 3 * samples + 3 * samples * 2 * samples
     assert choice.cost.backwards == 3 * samples
     assert choice.cost.units == probe_units(3, 2, samples)
+    assert 9 * choice.cost.forwards + choice.cost.backwards == probe_units(3, 2, samples, passes=(9, 1))
     assert choice.cost.seconds > 0
 
 
@@ -211,6 +212,8 @@ def test_relative_losses_do_not_outvote_each_other(net: Net) -> None:
         one, thousand = found[utility, 1.0], found[utility, 1000.0]
         assert thousand.utilities == pytest.approx(one.utilities, rel=1e-9)
         assert one.cost.units == probe_units(2, 2, 2, utility, "relative")
+        told = 9 * one.cost.forwards + one.cost.backwards
+        assert told == probe_units(2, 2, 2, utility, "relative", passes=(9, 1))
     for probe in [*sources.values(), *targets.values()]:
         probe.given.clear()
     made = scheduler(net, sources, targets, normalise="relative")
