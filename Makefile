@@ -37,6 +37,7 @@ $(STAMP): setup.py
 
 demo: $(STAMP)
 	@"$(BIN)/metapretrain" demo $(ARGS)
+	@echo "next     . $(BIN)/activate   puts metapretrain and tensorboard on the path"
 
 test: $(STAMP)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} "$(BIN)/python" -m pytest -n $(JOBS) $(ARGS)

@@ -43,7 +43,7 @@ SWEEPS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the points of a sweep one after the other and draw them."""
     parser = Parser(description=__doc__)
-    parser.add_argument("sweep", choices=SWEEPS)
+    parser.add_argument("sweep", choices=SWEEPS, help="what is changed; name it first")
     parser.add_argument("--values", nargs="+", metavar="N", help="in place of those of the figure")
     parser.add_argument("--tag", type=folder_part, default="", metavar="NAME", help="keeps a sweep's runs apart")
     own, rest = parser.parse_known_args(argv)

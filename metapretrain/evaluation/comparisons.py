@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from metapretrain.evaluation.cells import figure_text, heading, markdown_table, percent, shown_columns
@@ -60,11 +62,20 @@ def order_section(group: Group) -> list[str]:
     cited = {name: value for name, value in theirs.items() if value is not None and name in ours}
     if not group.layout.several or len(ours) < 2:
         return []
-    told = f"Order by {main}: {' < '.join(sorted(ours, key=ours.__getitem__))}."
+    told = f"Order by {main}: {_ordered(ours)}."
     if len(cited) > 1:
-        mine, their = (" < ".join(sorted(cited, key=scores.__getitem__)) for scores in (ours, cited))
+        mine, their = (_ordered({name: scores[name] for name in cited}) for scores in (ours, cited))
         told += f" The published rows among them, here: {mine}; as published: {their}."
     return [told, ""]
+
+
+def _ordered(scores: Mapping[str, float]) -> str:
+    """The names from the lowest to the highest score, equal ones joined by =."""
+    names = sorted(scores, key=scores.__getitem__)
+    told = names[0]
+    for before, name in pairwise(names):
+        told += f" {'=' if scores[before] == scores[name] else '<'} {name}"
+    return told
 
 
 def claims_section(group: Group) -> list[str]:

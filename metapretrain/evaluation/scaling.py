@@ -9,14 +9,14 @@ from metapretrain.evaluation.cells import markdown_table, percent, plain
 from metapretrain.evaluation.intervals import mean_interval, paired_interval
 
 HEADER = (
-    "row", "processes", "CUDA graph", "a second", "to one process", "seconds a run", "figure", "seeds",
-    "less one process", "interval holds 0",
+    "row", "processes", "CUDA graph", "trained a second", "times one process", "seconds a run", "reached", "seeds",
+    "less one process, paired", "its interval holds 0",
 )  # fmt: skip
 LEGEND = (
-    "One batch an update (in brackets: images, tasks, rows; the precision), shared by the processes. A second: of "
-    "training alone, mean over seeds; to one process: without a CUDA graph, as several processes run. Seconds a run: "
-    "training, evaluation and scoring, without the start. Figure: mean ± half-width of the 95% interval over seeds "
-    "(Student t). Less one process: paired over the same seeds."
+    "One batch an update (in brackets: images, tasks, rows; the precision), shared by the processes. Trained a second: "
+    "mean over seeds; times one process: without a CUDA graph, as several processes run. Seconds a run: training, "
+    "evaluation and scoring, without the start. Reached: mean ± half-width of the 95% interval over seeds (Student t); "
+    "less one process: over the same seeds, in points of an accuracy."
 )
 
 
@@ -32,7 +32,7 @@ def scaling_table(measured: Mapping[str, Any]) -> str:
         >>> one = {**row, "processes": 1, "seeds": [0, 1], "values": [0.9, 0.8], "rates": [50, 50], "wall_s": [3, 3]}
         >>> two = {**one, "processes": 2, "values": [0.8, 0.9], "rates": [75, 75], "wall_s": [2, 2]}
         >>> print(scaling_table({"hardware": "", "versions": "", "rows": [one, two]}).splitlines()[3])
-        | maml (8) | 2 | no | 75 tasks | 1.50 | 2.0 | 85.00 ± 63.53 test_accuracy | 2 | +0.00 ± 127.06 | yes |
+        | maml (8) | 2 | no | 75 tasks | 1.50 | 2.0 | test accuracy, %: 85.00 ± 63.53 | 2 | +0.00 ± 127.06 | yes |
     """
     rows = sorted(measured["rows"], key=lambda row: (row["row"], row["processes"], not row["cuda_graph"]))
     alone = {row["row"]: row for row in rows if row["processes"] == 1 and not row["cuda_graph"]}
@@ -47,7 +47,8 @@ def _cells(row: Mapping[str, Any], alone: Mapping[str, Any] | None) -> list[str]
     about = ", ".join(map(str, filter(None, (row["batch"], row.get("precision")))))
     cells = [f"{row['row']} ({about})", str(row["processes"]), "yes" if row["cuda_graph"] else "no"]
     cells += [f"{rate:,.0f} {row['unit']}", _speedup(rate, alone), f"{wall:,.1f}"]
-    cells += [f"{shown(mean_interval(row['values']))} {row['metric']}", str(len(row["seeds"]))]
+    metric = row["metric"].replace("_", " ") + ", %" * (shown is percent)
+    cells += [f"{metric}: {shown(mean_interval(row['values']))}", str(len(row["seeds"]))]
     if alone is None or alone is row:
         return [*cells, "-", "-"]
     before = dict(zip(alone["seeds"], alone["values"], strict=True))

@@ -164,6 +164,7 @@ def test_one_run_makes_both_rows_that_are_the_same_by_construction(tmp_path: Pat
     assert cells(text, "##", "combine-mult")[paper] == "48.7 / 69.2 / 0.367 / 0.515 (poster) \\*"
     assert cells(text, "##", "unfrozen")[paper] == "49.0 / 78.2 / 0.383 / 0.552"
     assert "combine-mult is unfrozen by construction: one run, two names." in text
+    assert "Order by overall: unfrozen = combine-mult" in text
     make_text("combine-mult", 0, 0.5, 0.7, 0.3)
     assert "by construction" not in write(tmp_path / "runs")
 
