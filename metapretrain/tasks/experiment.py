@@ -67,7 +67,9 @@ class Experiment(Runs[Recipe, ImageData, Method]):
             batch = self.recipe.batch_size
             spent = f"{(before * views(method.objective) + after) * batch:,} encoder passes"
             source = f"{before:,} of {method.pretraining} (shared) + " if before else ""
-            lines.append(f"{name}: {spent}, updates {source}{after:,} of the head's phase")
+            trained = "the head" if method.frozen else "encoder and head"
+            last = f"{after:,} of {trained}" if after else ""
+            lines.append(f"{name}: {spent}, updates {source}{last}".removesuffix(" + "))
         return lines
 
     def row(self, name: str, method: Method, seed: int) -> dict[str, Any]:

@@ -90,7 +90,8 @@ def run_table(
     chosen = {name: methods[name] for name in options.methods}
     if options.dry_run:
         lines = experiment.plan(chosen)
-        print(f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}, {experiment.data.counts}")
+        counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in experiment.data.counts.items())
+        print(f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}; {counts}")
         print("\n".join(lines))
         return 0
     experiment.check(chosen, options.seeds)

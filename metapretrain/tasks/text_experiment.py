@@ -73,10 +73,10 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
             before, after = updates(self.recipe, self.data.tasks, method)
             source = f"{before:,} of pretraining {method.pretraining} (shared) + " if before else ""
             learns = "the heads" if method.frozen else "heads and encoder"
-            spent = f"{source}{after:,} updates of {learns}" if method.trained else "no training"
             chosen = self.recipe.scheduler
             rows = f"one task an update, by {chosen}" if chosen else "each task an update"
-            lines.append(f"{name}: {spent}, {self.recipe.batch_size} rows of {rows}")
+            spent = f"{source}{after:,} updates of {learns}, {self.recipe.batch_size} rows of {rows}"
+            lines.append(f"{name}: {spent if method.trained else 'no training'}")
         return lines
 
     def row(self, name: str, method: TextMethod, seed: int) -> dict[str, Any]:

@@ -101,8 +101,10 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
 ) -> None:
     assert run("--data-dir", stl10, *SMALL, "--dry-run", "--seeds", "3", "4") == 0
     shown = capsys.readouterr().out
-    assert "seeds 3 4" in shown and "'train': 50, 'validation': 10, 'test': 20" in shown
+    assert "seeds 3 4" in shown and "; train 50, validation 10, test 20\n" in shown
     assert all(f"{method}: 4,992 encoder passes" in shown for method in METHODS)  # 100 * 50 // 16 * 16
+    assert "of encoder and head" in next(line for line in shown.splitlines() if line.startswith("supervised-resnet18"))
+    assert shown.splitlines()[-1].endswith("of encoder and head") and "frozen-mlp" in shown
     assert not (tmp_path / "runs").exists()
 
 
