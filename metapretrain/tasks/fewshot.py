@@ -22,7 +22,7 @@ from metapretrain.models.backbones import build_backbone
 from metapretrain.models.saved_learner import KINDS, make_learner
 from metapretrain.tasks.fewshot_step import EPISODES, MetaStep
 from metapretrain.tasks.machine import Machine
-from metapretrain.training import TrainReport, TrainSettings, train
+from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
 
 LEARNERS = ("protonet", "maml", "fomaml", "anil", "metasgd")
 FROZEN_SEED = {"validation": 1_000_003, "test": 2_000_003}  # which episodes: the same for every run
@@ -199,7 +199,7 @@ def settings_of(method: Learning, seed: int, machine: Machine) -> TrainSettings:
 
 def fit(
     method: Learning, backbone: str, data: FewShotData, tested: EpisodeSpec, seed: int, machine: Machine,
-    *, validation_episodes: int, run: Any = None,
+    *, validation_episodes: int, run: RunFolder | None = None,
 ) -> tuple[MetaStep, TrainReport]:  # fmt: skip
     """Train a method; the learner in the step that is returned has the weights of the best validation accuracy.
 

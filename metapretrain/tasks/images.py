@@ -19,11 +19,11 @@ from metapretrain.evaluation.representation import accuracy, embed, evaluation_m
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head, projection
 from metapretrain.protonet import ProtoLoss, check_labels
 from metapretrain.tasks.machine import Machine as Machine
-from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
+from metapretrain.tasks.objectives import PRL, Images, Objective, SimCLR, Step, Supervised
 from metapretrain.tasks.recipes import Phase, Recipe
-from metapretrain.training import TrainReport, train
+from metapretrain.training import RunFolder, TrainReport, train
 
-OBJECTIVES: dict[str, type[Supervised | PRL | SimCLR]] = {
+OBJECTIVES: dict[str, type[Objective]] = {
     "supervised": Supervised,
     "prl-standard": PRL,
     "prl-query": PRL,
@@ -142,7 +142,7 @@ def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
 
 
 def pretrain(
-    objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: Any = None
+    objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
 ) -> tuple[Encoder, TrainReport]:
     """Pretrain an encoder by `prl-standard`, `prl-query` or `simclr`.
 
@@ -153,7 +153,7 @@ def pretrain(
     phase = recipe.simclr if objective == "simclr" else recipe.prl
     images = images_of(data, phase, machine)
     encoder = new_encoder(data, recipe, seed)
-    task: SimCLR | PRL
+    task: Objective
     if objective == "simclr":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
@@ -179,7 +179,7 @@ def finetune(
     seed: int,
     machine: Machine,
     *,
-    run: Any = None,
+    run: RunFolder | None = None,
 ) -> tuple[nn.Module, TrainReport]:
     """Train a new head on `encoder`, which learns too unless `method.frozen`; supervised rows start here.
 
@@ -262,8 +262,8 @@ def _fits(images: ImageSet, machine: Machine) -> bool:
 
 
 def _fit(
-    model: nn.Module, name: str, task: Any, phase: Phase, steps: int, data: ImageData, recipe: Recipe, seed: int,
-    machine: Machine, run: Any, evaluate: Callable[[int], Mapping[str, float]] | None,
+    model: nn.Module, name: str, task: Objective, phase: Phase, steps: int, data: ImageData, recipe: Recipe, seed: int,
+    machine: Machine, run: RunFolder | None, evaluate: Callable[[int], Mapping[str, float]] | None,
 ) -> TrainReport:  # fmt: skip
     batch = recipe.batch_size // machine.world
     if batch < 2 or recipe.batch_size % machine.world:
@@ -282,11 +282,11 @@ def _fit(
 
 
 def fit(
-    step: Step, stream: TaskStream, phase: Phase, steps: int, seed: int, machine: Machine, run: Any,
+    step: Step, stream: TaskStream, phase: Phase, steps: int, seed: int, machine: Machine, run: RunFolder | None,
     evaluate: Callable[[int], Mapping[str, float]] | None, title: str,
 ) -> TrainReport:  # fmt: skip
     """Train a step of image objectives on a stream of rows."""
-    resident = all(task.images.resident for task in step.objectives.values())  # type: ignore[union-attr]
+    resident = all(step.objective(name).images.resident for name in step.objectives)
     settings = phase.settings(
         steps, precision=machine.precision, device=machine.device, seed=seed, compile=machine.compile,
         cuda_graph=machine.cuda_graph if resident else False,

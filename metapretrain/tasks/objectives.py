@@ -1,13 +1,12 @@
 """Pretraining objectives over images that stay on the device; each draws a batch by its row indices.
 
-An objective is a module with `views` (encoder passes an image) and `loss(encoder, rows)`; to add one, write such a
-class and give it to :class:`Step`.
+To add one, write a subclass of :class:`Objective` and give it to :class:`Step`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Generic, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +17,7 @@ from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.protonet import ProtoLoss, gather_rows
 
-
-class Objective(Protocol):
-    """What :class:`Step` needs of an objective; it is an `nn.Module` as well."""
-
-    views: int
-
-    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
-        """Return the scalar loss of the images at `rows` (B,)."""
-        ...
+T = TypeVar("T", bound=nn.Module)  # a kind of objective
 
 
 class Images(nn.Module):
@@ -56,7 +47,28 @@ class Images(nn.Module):
         return x
 
 
-class Supervised(nn.Module):
+class Objective(nn.Module):
+    """What an encoder of images is trained by.
+
+    Args:
+        images: where rows come from.
+
+    Attributes:
+        views: encoder passes an image.
+    """
+
+    views = 1
+
+    def __init__(self, images: Images) -> None:
+        super().__init__()
+        self.images = images
+
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the scalar loss of the images at `rows` (B,)."""
+        raise NotImplementedError
+
+
+class Supervised(Objective):
     """Cross entropy of a head over the encoder's features.
 
     Args:
@@ -65,11 +77,9 @@ class Supervised(nn.Module):
         label_smoothing: in [0, 1).
     """
 
-    views = 1
-
     def __init__(self, images: Images, head: nn.Module, label_smoothing: float = 0.0) -> None:
-        super().__init__()
-        self.images, self.head, self.label_smoothing = images, head, label_smoothing
+        super().__init__(images)
+        self.head, self.label_smoothing = head, label_smoothing
 
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
         """Return the mean cross entropy of `rows` (B,)."""
@@ -77,7 +87,7 @@ class Supervised(nn.Module):
         return F.cross_entropy(logits.float(), self.images.labels[rows], label_smoothing=self.label_smoothing)
 
 
-class PRL(nn.Module):
+class PRL(Objective):
     """Prototypical representation learning: the prototypical loss of the pooled features, without a projection.
 
     Steps 1 to 4 of the vision paper; its two variants are the modes of :class:`metapretrain.protonet.ProtoLoss`.
@@ -87,11 +97,9 @@ class PRL(nn.Module):
         proto: the loss, in standard or query mode.
     """
 
-    views = 1
-
     def __init__(self, images: Images, proto: ProtoLoss) -> None:
-        super().__init__()
-        self.images, self.proto = images, proto
+        super().__init__(images)
+        self.proto = proto
 
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
         """Return the prototypical loss of `rows` (B,)."""
@@ -99,7 +107,7 @@ class PRL(nn.Module):
         return loss
 
 
-class SimCLR(nn.Module):
+class SimCLR(Objective):
     """Contrast of two views of each image by the normalised temperature-scaled cross entropy.
 
     Chen et al. (2020), equation 1 and algorithm 1. Labels are not read.
@@ -114,12 +122,12 @@ class SimCLR(nn.Module):
     views = 2
 
     def __init__(self, images: Images, projection: nn.Module, temperature: float = 0.5) -> None:
-        super().__init__()
+        super().__init__(images)
         from pytorch_metric_learning.losses import NTXentLoss
 
         if not temperature > 0:
             raise InputError(f"temperature must be above 0, got {temperature}")
-        self.images, self.projection = images, projection
+        self.projection = projection
         self.contrast = NTXentLoss(temperature=temperature)
         self.pairs: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
@@ -153,7 +161,41 @@ def contrast_pairs(image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return anchor, positive, other, negative
 
 
-class Step(nn.Module):
+class WeightedLosses(nn.Module, Generic[T]):
+    """An encoder and the objectives that share it, with a weight each: what steps have in common.
+
+    Args:
+        model: the encoder.
+        objectives: by name, the names of the stream's batches.
+        weights: of the losses, 1 where not named.
+
+    Raises:
+        InputError: a weight for an objective that is not there.
+    """
+
+    def __init__(
+        self, model: nn.Module, objectives: Mapping[str, T], weights: Mapping[str, float] | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.objectives = nn.ModuleDict(objectives)
+        self.weights = dict(weights or {})
+        for name in self.weights:
+            if name not in self.objectives:
+                raise InputError(f"weight for {name!r}, but the objectives are {', '.join(self.objectives)}")
+
+    def objective(self, name: str) -> T:
+        """Return the objective of that name."""
+        return cast(T, self.objectives[name])  # a ModuleDict forgets what kind of module it holds
+
+    def start_epoch(self, name: str) -> None:
+        """Forget the prototypes of the last epoch, where the objective `name` keeps any."""
+        for part in self.objectives[name].modules():
+            if isinstance(part, ProtoLoss):
+                part.reset_epoch()
+
+
+class Step(WeightedLosses[Objective]):
     """The losses of one update: an encoder and the objectives that share it.
 
     Args:
@@ -173,29 +215,9 @@ class Step(nn.Module):
         {'prl': 0.693}
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objectives: Mapping[str, nn.Module],
-        weights: Mapping[str, float] | None = None,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.objectives = nn.ModuleDict(objectives)
-        self.weights = dict(weights or {})
-        for name in self.weights:
-            if name not in self.objectives:
-                raise InputError(f"weight for {name!r}, but the objectives are {', '.join(self.objectives)}")
-
     def forward(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return `{name: weighted loss}` for rows `{name: (B,)}`."""
         return {
-            name: self.weights.get(name, 1.0) * self.objectives[name].loss(self.model, rows)  # type: ignore[operator]
+            name: self.weights.get(name, 1.0) * self.objective(name).loss(self.model, rows)
             for name, rows in batches.items()
         }
-
-    def start_epoch(self, name: str) -> None:
-        """Forget the prototypes of the last epoch, where the objective `name` keeps any."""
-        for part in self.objectives[name].modules():
-            if isinstance(part, ProtoLoss):
-                part.reset_epoch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from metapretrain.tasks.schedule_data import ScheduleData
 from metapretrain.tasks.schedule_methods import ScheduleMethod, ScheduleRecipe
 from metapretrain.tasks.schedule_policy import Policy, make_scheduler
 from metapretrain.tasks.schedule_probes import JointProbe, Losses, ScheduleStep, TaskLoader, TaskProbe
-from metapretrain.training import TrainReport, TrainSettings, train
+from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
 from metapretrain.training.devices import mixed_precision
 
 HEAD_LR = 1e-3
@@ -42,7 +41,7 @@ class Pretraining:
 
     def __init__(
         self, encoder: TextEncoder, method: ScheduleMethod, data: ScheduleData, recipe: ScheduleRecipe, seed: int,
-        machine: Machine, run: Any = None,
+        machine: Machine, run: RunFolder | None = None,
     ) -> None:  # fmt: skip
         self.method, self.data, self.recipe, self.seed = method, data, recipe, seed
         self.machine, self.run_folder = machine, run

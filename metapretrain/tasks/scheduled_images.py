@@ -25,10 +25,10 @@ from metapretrain.tasks.images import (
     updates,
 )
 from metapretrain.tasks.machine import Machine
-from metapretrain.tasks.objectives import PRL, SimCLR, Step, Supervised
+from metapretrain.tasks.objectives import PRL, Objective, SimCLR, Step, Supervised
 from metapretrain.tasks.recipes import Recipe
 from metapretrain.tasks.schedules import build_scheduler, choices_of, parse_schedule, probing, row_probe, spent
-from metapretrain.training import TrainReport
+from metapretrain.training import RunFolder, TrainReport
 
 SOURCES = ("supervised", "prl", "simclr")
 
@@ -51,7 +51,7 @@ def check_scheduled(recipe: Recipe, machine: Machine) -> None:
 
 
 def pretrain_scheduled(
-    data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: Any = None
+    data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
 ) -> tuple[Encoder, TrainReport, dict[str, Any]]:
     """Pretrain an encoder by cross entropy, prototypes (standard mode) and SimCLR, one of them an update.
 
@@ -101,7 +101,7 @@ def pretrain_scheduled(
 
 def _objectives(
     encoder: Encoder, data: ImageData, recipe: Recipe, seed: int, machine: Machine
-) -> dict[str, torch.nn.Module]:
+) -> dict[str, Objective]:
     classes = len(data.train.classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)

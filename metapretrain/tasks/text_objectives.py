@@ -81,7 +81,23 @@ class TextRows(nn.Module):
         return [part.gather(rows, width) for part in parts]
 
 
-class Prototypes(nn.Module):
+class TextObjective(nn.Module):
+    """What an encoder of texts is trained by, given the embeddings of a batch.
+
+    Args:
+        texts: where rows come from.
+    """
+
+    def __init__(self, texts: TextRows) -> None:
+        super().__init__()
+        self.texts = texts
+
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the scalar loss of `rows` (B,) with embeddings `z`."""
+        raise NotImplementedError
+
+
+class Prototypes(TextObjective):
     """The prototypical loss of a task's classes (text paper, section 4.3); separate embeddings are added (A.2).
 
     Args:
@@ -90,8 +106,8 @@ class Prototypes(nn.Module):
     """
 
     def __init__(self, texts: TextRows, proto: ProtoLoss) -> None:
-        super().__init__()
-        self.texts, self.proto = texts, proto
+        super().__init__(texts)
+        self.proto = proto
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
         """Return the prototypical loss of `rows` (B,)."""
@@ -99,12 +115,12 @@ class Prototypes(nn.Module):
         return loss
 
 
-class Classes(nn.Module):
+class Classes(TextObjective):
     """The control: cross entropy of a linear head over the same classes as :class:`Prototypes`."""
 
     def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
-        super().__init__()
-        self.texts, self.head, self.label_smoothing = texts, head, label_smoothing
+        super().__init__(texts)
+        self.head, self.label_smoothing = head, label_smoothing
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
         """Return the mean cross entropy of `rows` (B,)."""
@@ -112,7 +128,7 @@ class Classes(nn.Module):
         return F.cross_entropy(logits, self.texts.classes[rows], label_smoothing=self.label_smoothing)
 
 
-class Labels(nn.Module):
+class Labels(TextObjective):
     """The paper's loss of a task under its head (section 5.3).
 
     Cross entropy of classes, binary cross entropy with a sigmoid for pairs of two classes, mean squared error of
@@ -125,8 +141,8 @@ class Labels(nn.Module):
     """
 
     def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
-        super().__init__()
-        self.texts, self.head, self.label_smoothing = texts, head, label_smoothing
+        super().__init__(texts)
+        self.head, self.label_smoothing = head, label_smoothing
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
         """Return the mean loss of `rows` (B,)."""

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from metapretrain.protonet import ProtoLoss
-from metapretrain.tasks.objectives import Step
+from metapretrain.tasks.objectives import WeightedLosses
 from metapretrain.tasks.surgery import cosines, dot_products, pcgrad, task_gradients
-from metapretrain.tasks.text_objectives import Encoded, TextRows
+from metapretrain.tasks.text_objectives import Encoded, TextObjective, TextRows
 
 
-class Objective(Protocol):
-    """What :class:`TextStep` needs of an objective; it is an `nn.Module` as well."""
-
-    texts: TextRows
-
-    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
-        """Return the scalar loss of `rows` (B,) with embeddings `z`."""
-        ...
-
-
-class TextStep(Step):
+class TextStep(WeightedLosses[TextObjective]):
     """The losses of one update: an encoder and a task's objective each.
 
     The rows of all tasks go through the encoder together where their batches have one width.
@@ -39,7 +29,7 @@ class TextStep(Step):
     def __init__(
         self,
         model: nn.Module,
-        objectives: Mapping[str, nn.Module],
+        objectives: Mapping[str, TextObjective],
         weights: Mapping[str, float] | None = None,
         surgery: bool = False,
     ) -> None:
@@ -49,7 +39,7 @@ class TextStep(Step):
     @property
     def texts(self) -> dict[str, TextRows]:
         """Tokens and labels of each task's training rows."""
-        return {name: objective.texts for name, objective in self.objectives.items()}  # type: ignore[misc]
+        return {name: self.objective(name).texts for name in self.objectives}
 
     def forward(self, batches: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `{name: weighted loss}` for `{name: {"rows": (B,), "width": (L, 0)}}`."""
@@ -64,7 +54,7 @@ class TextStep(Step):
     def losses(self, batches: Mapping[str, Any], z: Mapping[str, Encoded]) -> dict[str, Tensor]:
         """Return `{name: weighted loss}` of embedded batches."""
         return {
-            name: self.weights.get(name, 1.0) * self.objectives[name].loss(z[name], batch["rows"])  # type: ignore[operator]
+            name: self.weights.get(name, 1.0) * self.objective(name).loss(z[name], batch["rows"])
             for name, batch in batches.items()
         }
 

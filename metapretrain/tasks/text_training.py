@@ -28,10 +28,10 @@ from metapretrain.tasks.text_methods import (
     loss_weights,
     updates,
 )
-from metapretrain.tasks.text_objectives import Classes, Labels, Prototypes, TextRows, build_heads
+from metapretrain.tasks.text_objectives import Classes, Labels, Prototypes, TextObjective, TextRows, build_heads
 from metapretrain.tasks.text_step import TextStep
 from metapretrain.tasks.text_streams import TextStream
-from metapretrain.training import train
+from metapretrain.training import RunFolder, train
 
 PROTOTYPE_ROWS = 2000  # training rows of a task whose means are the prototypes while training goes on
 SECOND_PHASE = 1 << 48  # added to the stream's seed after pretraining: its batches are others
@@ -57,11 +57,11 @@ def new_encoder(recipe: TextRecipe, seed: int) -> TextEncoder:
 
 
 def pretrain(
-    name: str, data: TextData, recipe: TextRecipe, seed: int, machine: Machine, *, run: Any = None
+    name: str, data: TextData, recipe: TextRecipe, seed: int, machine: Machine, *, run: RunFolder | None = None
 ) -> tuple[TextEncoder, Fitted]:
     """Pretrain an encoder on the classes of all tasks; `name` is one of :data:`PRETRAININGS`."""
     plan, encoder = PRETRAININGS[name], new_encoder(recipe, seed)
-    objectives: dict[str, nn.Module] = {}
+    objectives: dict[str, TextObjective] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)
         for task in data.tasks:
@@ -79,7 +79,7 @@ def pretrain(
 def _pretraining_objective(
     plan: Pretraining, texts: TextRows, task: TextTask, encoder: TextEncoder, recipe: TextRecipe, seed: int,
     machine: Machine,
-) -> nn.Module:  # fmt: skip
+) -> TextObjective:  # fmt: skip
     smoothing = recipe.pretrain.label_smoothing
     if plan.loss == "cross-entropy":
         return Classes(texts, ClassHead(encoder.features, task.num_classes, dropout=0.0), smoothing)
@@ -101,7 +101,7 @@ def finetune(
     seed: int,
     machine: Machine,
     *,
-    run: Any = None,
+    run: RunFolder | None = None,
 ) -> tuple[nn.ModuleDict, Fitted]:
     """Train new heads on `encoder`, which learns too unless `method.frozen`; it is changed in place.
 
@@ -181,7 +181,7 @@ def _watch(
 
 def _fit(
     step: TextStep, data: TextData, recipe: TextRecipe, phase: TextPhase, count: int, balanced: bool, seed: int,
-    machine: Machine, run: Any, evaluate: Callable[[int], Mapping[str, float]] | None, title: str,
+    machine: Machine, run: RunFolder | None, evaluate: Callable[[int], Mapping[str, float]] | None, title: str,
     ema: float | None,
 ) -> Fitted:  # fmt: skip
     encoder: TextEncoder = step.model  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from metapretrain.training.checks import TrainingError, check_settings, load_sta
 from metapretrain.training.devices import compile_parts, make_accelerator, random_state, set_random_state
 from metapretrain.training.engine import Engine, build_optimizer, moving_average
 from metapretrain.training.memory import memory_held, out_of_memory
+from metapretrain.training.run_folder import RunFolder
 from metapretrain.training.schedule import learning_rate
 from metapretrain.training.settings import TrainSettings
 
@@ -62,7 +63,7 @@ def train(
     stream: Stream,
     settings: TrainSettings,
     *,
-    run: Any = None,
+    run: RunFolder | None = None,
     evaluate: Callable[[int], Mapping[str, float]] | None = None,
     title: str = "train",
 ) -> TrainReport:
@@ -120,8 +121,8 @@ class _Loop:
         stream: Stream,
         settings: TrainSettings,
         accelerator: Any,
-        run: Any,
-        evaluate: Any,
+        run: RunFolder | None,
+        evaluate: Callable[[int], Mapping[str, float]] | None,
         title: str,
     ) -> None:
         self.plain, self.stream, self.settings, self.accelerator = step, stream, settings, accelerator
@@ -139,7 +140,7 @@ class _Loop:
         self.speeds: list[float] = []
         self.engine = Engine(self.module, self.optimizer, accelerator, settings, self.average)
         if run is not None:
-            self._resume()
+            self._resume(run)
 
     def run(self) -> TrainReport:
         from tqdm.auto import tqdm
@@ -168,7 +169,7 @@ class _Loop:
                 logged = self.step % settings.log_every == 0
                 self._maybe_evaluate()
                 if self.folder is not None and self.step < settings.steps and self._checkpoint_due():
-                    self._save()
+                    self._save(self.folder)
                 if logged:
                     self.logged_at, self.logged_step = time.monotonic(), self.step
         refuse_bad_weights(self.plain, self.step, self._last_good())
@@ -248,7 +249,7 @@ class _Loop:
             due = broadcast(due.to(self.accelerator.device))
         return bool(due.item())
 
-    def _save(self) -> None:
+    def _save(self, folder: RunFolder) -> None:
         from accelerate.utils import gather_object
 
         self._refuse_bad_loss()
@@ -262,16 +263,16 @@ class _Loop:
                 "stream": self.stream.state_dict(),
                 "random": generators,
                 "engine": self.engine.state_dict(),
-                "seconds": self.folder.wall_seconds,
+                "seconds": folder.wall_seconds,
                 "settings": asdict(self.settings),
             }
-            checkpoint.save(self.folder.checkpoints, self.step, state)
+            checkpoint.save(folder.checkpoints, self.step, state)
         self.saved_at = time.monotonic()
 
-    def _resume(self) -> None:
-        found = checkpoint.load_latest(self.folder.checkpoints)
+    def _resume(self, folder: RunFolder) -> None:
+        found = checkpoint.load_latest(folder.checkpoints)
         if found is None:
-            self.folder.cut_back(-1)
+            folder.cut_back(-1)
             return
         state = found.state
         check_settings(state.get("settings"), self.settings)
@@ -285,7 +286,7 @@ class _Loop:
             )
         set_random_state(ranks[self.accelerator.process_index])
         self.step = self.resumed_from = self.start = found.step
-        self.folder.cut_back(found.step)
-        self.folder.seconds_before = state.get("seconds", 0.0)
+        folder.cut_back(found.step)
+        folder.seconds_before = state.get("seconds", 0.0)
         self.engine.load_state_dict(state["engine"])
         log.info("resumed from step %d", found.step)

@@ -16,7 +16,7 @@ from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.models import build_encoder, build_head, projection
 from metapretrain.protonet import ProtoLoss
-from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
+from metapretrain.tasks.objectives import PRL, Images, Objective, SimCLR, Step, Supervised
 
 
 def make_source(labels: Tensor | None = None, augment: str = "none") -> Images:
@@ -106,7 +106,7 @@ def test_supervised_is_cross_entropy(encoder: nn.Module) -> None:
         torch.testing.assert_close(Supervised(source, head, smoothing).loss(encoder, ROWS), expected)
 
 
-OBJECTIVES: dict[str, Callable[[], nn.Module]] = {
+OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "supervised": lambda: Supervised(make_source(), nn.Linear(512, 4)),
     "prl": lambda: PRL(make_source(), ProtoLoss(num_classes=4)),
     "simclr": lambda: SimCLR(make_source(), nn.Linear(512, 8)),
@@ -146,6 +146,20 @@ def test_step_weighs_each_loss_and_gives_only_the_named_ones(encoder: nn.Module)
     assert list(step({"prl": ROWS})) == ["prl"]
     with pytest.raises(InputError, match="'simclr', but the objectives are supervised, prl"):
         Step(encoder, tasks, {"simclr": 1.0})
+
+
+class FeatureNorm(Objective):
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        return encoder(self.images.view(rows)).square().mean()
+
+
+def test_a_step_takes_any_objective_of_its_base(encoder: nn.Module) -> None:
+    own = FeatureNorm(make_source())
+    step = Step(encoder, {"norm": own, "prl": OBJECTIVES["prl"]()}, {"norm": 0.5})
+    assert step.objective("norm") is own and (own.views, SimCLR.views) == (1, 2)
+    torch.testing.assert_close(step({"norm": ROWS})["norm"], 0.5 * own.loss(encoder, ROWS))
+    with pytest.raises(NotImplementedError):
+        Objective(own.images).loss(encoder, ROWS)
 
 
 def test_step_forgets_the_prototypes_of_an_epoch(encoder: nn.Module) -> None:

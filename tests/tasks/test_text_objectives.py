@@ -38,7 +38,7 @@ def step_of(encoder: TextEncoder, joined: bool, make: Any, **options: Any) -> Te
 
 
 def batches_of(step: TextStep) -> dict[str, Any]:
-    widths = [step.objectives[task.name].texts.tokens.widths[ROWS].max() for task in TASKS]
+    widths = [step.objective(task.name).texts.tokens.widths[ROWS].max() for task in TASKS]
     width = padded_width(torch.stack(widths))
     return {task.name: {"rows": ROWS, "width": torch.empty(width, 0)} for task in TASKS}
 
