@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from metapretrain.evaluation.report import Group, Table
     from metapretrain.evaluation.rows import Difference, Row
 
-BUDGET = ("encoder_passes", "updates", "pretrain_updates", "finetune_updates")
+BUDGET = {
+    "encoder passes": "encoder_passes",
+    "updates": "updates",
+    "pretraining": "pretrain_updates",
+    "fine-tuning": "finetune_updates",
+}  # of the Markdown table, and of the file
 
 
 def _json_intervals(intervals: dict[str, Interval]) -> dict[str, Any]:
@@ -123,7 +128,7 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
             record |= _measured(f"difference_{place}_images", difference.over_images)
         for name, interval in difference.columns.items():
             record |= _measured(f"difference_{place}_{name}", interval)
-    for name in BUDGET:
+    for name in BUDGET.values():
         record[name] = " ".join(map(str, row.budget.get(name, [])))
     record |= {"wall_s": row.wall_s, "devices": "; ".join(row.devices)}
     return record | {f"published_{name}": value for name, value in (_json_published(group, row) or {}).items()}

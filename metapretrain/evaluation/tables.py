@@ -47,6 +47,8 @@ def _about(group: Group) -> tuple[str, ...]:
 def _section(group: Group) -> list[str]:
     title = ", ".join(dict.fromkeys(part for part in _about(group) if part))
     lines = [f"## {title or 'results'}", ""]
+    if "smoke" in group.recipe.split("-"):
+        lines += ["Smoke runs: tiny, to see that everything works. Their figures mean nothing.", ""]
     if group.rows:
         lines += [
             *_scores(group),
@@ -55,9 +57,9 @@ def _section(group: Group) -> list[str]:
             *claims_section(group),
             *order_section(group),
         ]
-        lines += ["Cost of one run (mean over seeds):", "", *_cost(group.rows)]
+        lines += ["Cost of one run (mean over seeds):", "", *_cost(group.rows, bool(group.pretraining))]
     if group.pretraining:
-        lines += ["Pretraining only, shared by the rows above:", "", *_cost(group.pretraining)]
+        lines += ["Pretraining only, shared by the rows above:", "", *_cost(group.pretraining, False)]
     lines += [f"- {note}" for note in group.notes]
     return [*lines, ""] if group.notes else lines
 
@@ -126,10 +128,8 @@ def _further(group: Group) -> list[str]:
         rows = [[row.method, *(_limits(c, row.test_sets.get(c.name)) for c in columns)] for row in group.rows]
         title = f"95% over the {group.layout.part} examples, at the mean over seeds:"
         lines += [title, "", *markdown_table(header, rows)]
-        lines += [
-            "Accuracy: Wilson; Pearson: Fisher's z; means: from those of their parts, whose examples are different.",
-            "",
-        ]
+        pearson = "Pearson: Fisher's z; " * any("Pearson" in column.title for column in columns)
+        lines += [f"Accuracy: Wilson; {pearson}means: from those of their parts, whose examples are different.", ""]
     return lines
 
 
@@ -137,23 +137,17 @@ def _budget(row: Row, name: str) -> str:
     return " or ".join(f"{value:,}" for value in row.budget.get(name, [])) or "-"
 
 
-def _cost(rows: Sequence[Row]) -> list[str]:
-    header = [
-        "method",
-        "seeds",
-        "encoder passes",
-        "updates",
-        "pretraining",
-        "fine-tuning",
-        "wall time",
-        "device",
-    ]
+def _cost(rows: Sequence[Row], shares: bool) -> list[str]:
+    """The table of budgets and times; `shares`: passes and updates hold a pretraining whose time stands apart."""
+    wall_time = "wall time without pretraining" if shares else "wall time"
+    budget = {title: name for title, name in BUDGET.items() if any(row.budget.get(name) for row in rows)}
+    header = ["method", "seeds", *budget, wall_time, "device"]
     tokens = any(row.tokens_per_s is not None for row in rows)
     header += ["tokens a second", "padding, %"] * tokens
     lines = []
     for row in rows:
         wall = "-" if row.wall_s is None else f"{row.wall_s:,.1f} s"
-        counts = [_budget(row, name) for name in BUDGET]
+        counts = [_budget(row, name) for name in budget.values()]
         speed = "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
         padding = "-" if row.padding_share is None else f"{100 * row.padding_share:.1f}"
         told = [row.method, str(len(row.seeds)), *counts, wall, ", ".join(row.devices) or "-"]

@@ -290,3 +290,17 @@ def test_runs_of_other_data_files_are_not_compared_image_by_image() -> None:
         "supervised-mlp, supervised-resnet18; simclr."
     ]
     assert not [note for note in build_table(results[:2]).groups[0].notes if "checksums" in note]
+
+
+@pytest.mark.parametrize(("recipe", "told"), [("paper-smoke", True), ("paper", False)])
+def test_smoke_runs_are_told_as_such(tmp_path: Path, make_run: MakeRun, recipe: str, told: bool) -> None:
+    make_run("simclr", 0, 300, recipe=recipe)
+    assert ("Their figures mean nothing." in build_table(collect(tmp_path / "runs")).markdown()) is told
+
+
+def test_a_time_without_the_shared_pretraining_is_told_as_such(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run("simclr", 0, 300)
+    make_run("pretrain-simclr", 0, None, kind="pretraining")
+    rows, pretraining = build_table(collect(tmp_path / "runs")).markdown().split("Pretraining only")
+    assert "| wall time without pretraining |" in rows and "| wall time |" in pretraining
+    assert "| encoder passes |" in rows and "fine-tuning" not in rows  # no run has any of the latter
