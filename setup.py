@@ -22,6 +22,8 @@ CORE = [
     "torch>=2.6,<3",  # 2.6: the first for Python 3.13, and torch.load that is safe by default
     "torchvision>=0.21,<1",  # pairs with torch 2.6; ResNet, data readers, reference operations
     "transformers>=4.48,<6",  # BERT, T5 and their tokenizers; 4.48 runs with torch 2.6 on Python 3.13
+    "tokenizers>=0.21,<1",  # word pieces of encoders from scratch; 0.21 is that of transformers 4.48
+    "huggingface_hub>=0.24,<3",  # its messages are held back while a model loads; 0.24 is that of transformers 4.48
     "higher>=0.2.1,<0.3",  # an engine of maml and the peer it is checked against; no release since
     "numpy>=1.26,<3",  # episode planning; 1.26 is kept for environments whose other packages need it
     "tensorboard>=2.18,<3",  # event files and the embedding projector; 2.18 is the first for numpy 2.1
@@ -42,6 +44,11 @@ EXTRAS = {
     #   pip install "metapretrain[learn2learn]"
     #   pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0
     "learn2learn": ["gym>=0.26,<0.27", "requests>=2.31,<3"],
+    "peers": [  # measured beside the toolkit by benchmarks/run_speed.py, as learn2learn and higher are
+        "easyfsl>=1.5,<2",  # the prototypical loss
+        "kornia>=0.9,<0.10",  # augmentation
+        "torchopt>=0.7.3,<0.8",  # MAML; 0.7.3 is the last release
+    ],
     "umap": ["umap-learn>=0.5.7,<0.6"],  # UMAP figures beside t-SNE
     "docs": [  # the documentation site, by `make docs`
         "mkdocs>=1.6,<2",  # takes docs/*.md as they are; 2 has other plugins

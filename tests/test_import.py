@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,20 @@ def test_types_see_the_names_that_are_exported() -> None:
         for alias in node.names
     }
     assert typed == _HOME
+
+
+def test_what_is_imported_is_declared() -> None:
+    declared = set(re.findall(r'"([\w-]+)>=', (ROOT / "setup.py").read_text(encoding="utf-8").replace("_", "-")))
+    declared |= {"learn2learn"}  # by .ci/setup-env.sh
+    packages = {"PIL": "pillow", "sklearn": "scikit-learn", "umap": "umap-learn"}
+    ours = {"metapretrain", *(file.stem for file in (ROOT / "benchmarks").glob("*.py"))}
+    for file in [*(ROOT / "metapretrain").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - ours:
+            package = packages.get(name, name.replace("_", "-"))
+            assert package in declared, f"{file.name} imports {name}, which setup.py does not declare"
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
