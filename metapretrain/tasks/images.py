@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from metapretrain.data.augment import make_augmentation
 from metapretrain.data.images import ImageSet
 from metapretrain.data.normalise import normalize
-from metapretrain.data.splits import validation_split
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.representation import accuracy, embed, evaluation_mode, nearest_prototype
-from metapretrain.models import Encoder, Frozen, build_encoder, build_head, projection
-from metapretrain.protonet import ProtoLoss, check_labels
+from metapretrain.models import Encoder, Frozen, build_encoder, build_head
+from metapretrain.tasks.image_data import ImageData as ImageData
+from metapretrain.tasks.image_data import images_of
+from metapretrain.tasks.image_objectives import OBJECTIVES, build_objectives
 from metapretrain.tasks.machine import Machine as Machine
-from metapretrain.tasks.objectives import PRL, Images, Objective, SimCLR, Step, Supervised
+from metapretrain.tasks.objectives import Objective, Step, Supervised
 from metapretrain.tasks.recipes import Phase, Recipe
 from metapretrain.training import RunFolder, TrainReport, train
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "supervised": Supervised,
-    "prl-standard": PRL,
-    "prl-query": PRL,
-    "simclr": SimCLR,
-}
 SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrain.tasks.scheduled_images`
 
 
@@ -45,53 +38,6 @@ class Method:
     def pretraining(self) -> str | None:
         """The objective whose encoder this row starts from; rows that name the same one share it."""
         return None if self.objective == "supervised" else self.objective
-
-
-@dataclass(frozen=True)
-class ImageData:
-    """Training, validation and test part with the normalisation of the training part."""
-
-    train: ImageSet
-    validation: ImageSet
-    test: ImageSet
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, train: ImageSet, test: ImageSet, validation: int) -> ImageData:
-        """Hold `validation` images of the training set back, the same ones for every seed.
-
-        Raises:
-            InputError: no images, unlabelled rows, another image size in the test set, or nothing left to train on.
-        """
-        train.require_labels()
-        test.require_labels()
-        if train.images.shape[1:] != test.images.shape[1:] or train.classes != test.classes:
-            raise InputError(
-                f"training images {tuple(train.images.shape[1:])} with {len(train.classes)} classes, but test images "
-                f"{tuple(test.images.shape[1:])} with {len(test.classes)}: they must agree"
-            )
-        if not 0 <= validation < len(train):
-            raise InputError(
-                f"{validation} validation images of {len(train)} training images leave none to train on; lower the "
-                "recipe's validation, such as validation=10"
-            )
-        rows, held = validation_split(train.labels, validation)
-        part = train.subset(rows)
-        return cls(part, train.subset(held), test, *part.statistics())
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Images in each part."""
-        return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
-
-    def describe(self, encoder: str, stem: str, head: str | None) -> dict[str, Any]:
-        """Return what a saved model needs to be built again."""
-        return {
-            "encoder": encoder, "stem": stem, "head": head, "classes": list(self.train.classes),
-            "channels": self.train.channels, "image_size": self.train.image_size, "mean": list(self.mean),
-            "std": list(self.std),
-        }  # fmt: skip
 
 
 def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = None) -> Encoder:
@@ -113,7 +59,7 @@ def views(objective: str) -> int:
         >>> views("simclr"), views("prl-query")
         (2, 1)
     """
-    return 1 if objective == SCHEDULED else OBJECTIVES[objective].views
+    return 1 if objective == SCHEDULED else OBJECTIVES[objective].kind.views
 
 
 def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
@@ -144,29 +90,17 @@ def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
 def pretrain(
     objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
 ) -> tuple[Encoder, TrainReport]:
-    """Pretrain an encoder by `prl-standard`, `prl-query` or `simclr`.
+    """Pretrain an encoder by an objective of :data:`metapretrain.tasks.image_objectives.OBJECTIVES`.
 
     Raises:
         InputError: unknown objective, or a batch that the objective cannot use.
     """
     one_of("pretraining objective", objective, OBJECTIVES.keys() - {"supervised"})
-    phase = recipe.simclr if objective == "simclr" else recipe.prl
-    images = images_of(data, phase, machine)
     encoder = new_encoder(data, recipe, seed)
-    task: Objective
-    if objective == "simclr":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed + 1)
-            task = SimCLR(images, projection(encoder.features), recipe.simclr_temperature)
-    else:
-        mode = objective.removeprefix("prl-")
-        proto = ProtoLoss(
-            mode, num_classes=len(data.train.classes), gather=machine.world > 1, seed=seed,
-            label_smoothing=phase.label_smoothing, **asdict(recipe.proto),
-        )  # fmt: skip
-        task = PRL(images, proto)
+    task = build_objectives([objective], encoder, data, recipe, seed, machine)[objective]
     evaluate = by_prototypes(encoder, data) if len(data.validation) else None
     steps, _ = updates(recipe, data, Method(objective))
+    phase = OBJECTIVES[objective].phase(recipe)
     report = _fit(encoder, objective, task, phase, steps, data, recipe, seed, machine, run, evaluate)
     return encoder, report
 
@@ -242,25 +176,6 @@ def by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[
     return evaluate
 
 
-def images_of(data: ImageData, phase: Phase, machine: Machine) -> Images:
-    """Return the training images, augmented as the phase says."""
-    train = data.train
-    changes: dict[str, bool] = {"channels_last": machine.device != "cpu"}
-    if train.channels == 1:  # digits are not mirrored
-        changes["flip"] = False
-    augment = make_augmentation(
-        phase.augment, train.image_size, train.channels, data.mean, data.std, **changes
-    )
-    return Images(train, augment, resident=_fits(train, machine))
-
-
-def _fits(images: ImageSet, machine: Machine) -> bool:
-    if machine.device == "cpu" or not torch.cuda.is_available():
-        return True
-    free, _ = torch.cuda.mem_get_info()
-    return images.images.numel() < free / 2
-
-
 def _fit(
     model: nn.Module, name: str, task: Objective, phase: Phase, steps: int, data: ImageData, recipe: Recipe, seed: int,
     machine: Machine, run: RunFolder | None, evaluate: Callable[[int], Mapping[str, float]] | None,
@@ -275,8 +190,7 @@ def _fit(
         len(data.train), batch, seed=seed, rank=machine.rank, world_size=machine.world,
         labels=data.train.labels if recipe.balanced else None,
     )  # fmt: skip
-    if name.startswith("prl"):
-        check_labels(data.train.labels[next(iter(rows))], mode=name.removeprefix("prl-"))
+    task.check_batch(next(iter(rows)))
     stream = TaskStream({name: rows}, "longest", seed=seed, steps=steps)
     return fit(Step(model, {name: task}), stream, phase, steps, seed, machine, run, evaluate, f"{name} seed {seed}")
 

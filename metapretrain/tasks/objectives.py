@@ -1,6 +1,6 @@
 """Pretraining objectives over images that stay on the device; each draws a batch by its row indices.
 
-To add one, write a subclass of :class:`Objective` and give it to :class:`Step`.
+To add one, write a subclass of :class:`Objective` and an entry in :mod:`metapretrain.tasks.image_objectives`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metapretrain.data.augment import BatchAugment
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
-from metapretrain.protonet import ProtoLoss, gather_rows
+from metapretrain.protonet import ProtoLoss, check_labels, gather_rows
 
 T = TypeVar("T", bound=nn.Module)  # a kind of objective
 
@@ -55,9 +55,11 @@ class Objective(nn.Module):
 
     Attributes:
         views: encoder passes an image.
+        labelled: whether labels are read.
     """
 
     views = 1
+    labelled = True
 
     def __init__(self, images: Images) -> None:
         super().__init__()
@@ -66,6 +68,9 @@ class Objective(nn.Module):
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
         """Return the scalar loss of the images at `rows` (B,)."""
         raise NotImplementedError
+
+    def check_batch(self, rows: Tensor) -> None:
+        """Refuse a batch of `rows` (B,) that the loss cannot use; called before training, on the CPU."""
 
 
 class Supervised(Objective):
@@ -101,6 +106,10 @@ class PRL(Objective):
         super().__init__(images)
         self.proto = proto
 
+    def check_batch(self, rows: Tensor) -> None:
+        """Refuse `rows` (B,) whose labels the prototypical loss cannot use."""
+        check_labels(self.images.labels[rows], mode=self.proto.mode)
+
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
         """Return the prototypical loss of `rows` (B,)."""
         loss: Tensor = self.proto(encoder(self.images.view(rows)), self.images.labels[rows])
@@ -120,6 +129,7 @@ class SimCLR(Objective):
     """
 
     views = 2
+    labelled = False
 
     def __init__(self, images: Images, projection: nn.Module, temperature: float = 0.5) -> None:
         super().__init__(images)

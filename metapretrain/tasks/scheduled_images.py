@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError
-from metapretrain.models import Encoder, build_head, projection
-from metapretrain.protonet import ProtoLoss
+from metapretrain.models import Encoder
 from metapretrain.scheduling import Probe
-from metapretrain.tasks.images import (
-    SCHEDULED,
-    ImageData,
-    Method,
-    by_prototypes,
-    fit,
-    images_of,
-    new_encoder,
-    updates,
-)
+from metapretrain.tasks.image_data import ImageData
+from metapretrain.tasks.image_objectives import build_objectives, sources
+from metapretrain.tasks.images import SCHEDULED, Method, by_prototypes, fit, new_encoder, updates, views
 from metapretrain.tasks.machine import Machine
-from metapretrain.tasks.objectives import PRL, Objective, SimCLR, Step, Supervised
+from metapretrain.tasks.objectives import Step
 from metapretrain.tasks.recipes import Recipe
 from metapretrain.tasks.schedules import build_scheduler, choices_of, parse_schedule, probing, row_probe, spent
 from metapretrain.training import RunFolder, TrainReport
-
-SOURCES = ("supervised", "prl", "simclr")
 
 
 def check_scheduled(recipe: Recipe, machine: Machine) -> None:
     """Refuse what :func:`pretrain_scheduled` cannot run.
 
     Raises:
-        InputError: no schedule or a bad one, several processes, or a batch that SimCLR cannot have half of.
+        InputError: no schedule or a bad one, several processes, or a batch that views cannot part.
     """
     if not recipe.scheduler:
         raise InputError("a scheduled row needs a schedule: give --schedule, such as --schedule round-robin")
-    parse_schedule(recipe.scheduler, SOURCES)
+    parse_schedule(recipe.scheduler, sources())
     if machine.world > 1:
         raise InputError("a scheduled row runs in one process; run rows side by side with --jobs-per-device")
-    if recipe.batch_size % 2 or recipe.batch_size < 4:
-        raise InputError(
-            f"batch_size must be even and at least 4, since SimCLR has half of it in two views, got {recipe.batch_size}"
-        )
+    for objective in sources().values():
+        passes = views(objective)
+        if recipe.batch_size % passes or recipe.batch_size < 2 * passes:
+            raise InputError(
+                f"batch_size must be a multiple of {passes} and at least {2 * passes}, since {objective} has "
+                f"1/{passes} of it in {passes} views, got {recipe.batch_size}"
+            )
 
 
 def pretrain_scheduled(
@@ -55,9 +46,10 @@ def pretrain_scheduled(
 ) -> tuple[Encoder, TrainReport, dict[str, Any]]:
     """Pretrain an encoder by cross entropy, prototypes (standard mode) and SimCLR, one of them an update.
 
+    They are the :func:`metapretrain.tasks.image_objectives.sources`.
     Every update passes `batch_size` images through the encoder, so the budget does not depend on what is chosen:
     SimCLR gets half a batch, in two views. The optimiser is the recipe's for PRL, the augmentation each objective's
-    own. The scheduler's targets are the three objectives themselves; its probes draw training images.
+    own. The scheduler's targets are the objectives themselves; its probes draw training images.
 
     Returns:
         the encoder, what training did, and `{"schedule": ...}` for the result.
@@ -67,8 +59,11 @@ def pretrain_scheduled(
     """
     check_scheduled(recipe, machine)
     encoder = new_encoder(data, recipe, seed)
-    step = Step(encoder, _objectives(encoder, data, recipe, seed, machine))
-    sizes = {name: recipe.batch_size // 2 if name == "simclr" else recipe.batch_size for name in SOURCES}
+    names = sources()
+    built = build_objectives(names.values(), encoder, data, recipe, seed, machine)
+    objectives = {name: built[objective] for name, objective in names.items()}
+    step = Step(encoder, objectives)
+    sizes = {name: recipe.batch_size // objective.views for name, objective in objectives.items()}
 
     def loss_of(name: str) -> Callable[[Tensor], Tensor]:
         def loss(rows: Tensor) -> Tensor:
@@ -80,11 +75,11 @@ def pretrain_scheduled(
 
     rows = len(data.train)
     probes: dict[str, Probe] = {name: row_probe(rows, size, loss_of(name)) for name, size in sizes.items()}
-    schedule = parse_schedule(recipe.scheduler, SOURCES)
-    scheduler = build_scheduler(schedule, dict.fromkeys(SOURCES, rows), probes, step, seed=seed)
+    schedule = parse_schedule(recipe.scheduler, names)
+    scheduler = build_scheduler(schedule, dict.fromkeys(names, rows), probes, step, seed=seed)
     loaders = {
         name: ShuffledBatches(
-            rows, size, seed=seed, labels=data.train.labels if recipe.balanced and name != "simclr" else None
+            rows, size, seed=seed, labels=data.train.labels if recipe.balanced and objectives[name].labelled else None
         )
         for name, size in sizes.items()
     }
@@ -97,20 +92,3 @@ def pretrain_scheduled(
 
     report = fit(step, stream, recipe.prl, count, seed, machine, run, evaluate, f"scheduled seed {seed}")
     return encoder, report, {"schedule": {"name": recipe.scheduler, **spent(scheduler)}}
-
-
-def _objectives(
-    encoder: Encoder, data: ImageData, recipe: Recipe, seed: int, machine: Machine
-) -> dict[str, Objective]:
-    classes = len(data.train.classes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1)
-        head, projected = build_head("linear", encoder.features, classes), projection(encoder.features)
-    smoothing = recipe.prl.label_smoothing
-    proto = ProtoLoss(num_classes=classes, seed=seed, label_smoothing=smoothing, **asdict(recipe.proto))
-    labelled = images_of(data, recipe.supervised, machine)
-    return {
-        "supervised": Supervised(labelled, head, recipe.supervised.label_smoothing),
-        "prl": PRL(images_of(data, recipe.prl, machine), proto),
-        "simclr": SimCLR(images_of(data, recipe.simclr, machine), projected, recipe.simclr_temperature),
-    }

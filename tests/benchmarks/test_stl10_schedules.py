@@ -45,7 +45,7 @@ def test_jobs_are_told_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["--schedule", "fixed:prl-query"], "prl"),
         (["--schedule", "random"], "round-robin"),
         (["--schedule", "uniform", "--methods", "simclr"], "scheduled"),
-        (["--schedule", "uniform", "--set", "batch_size=65"], "even"),
+        (["--schedule", "uniform", "--set", "batch_size=65"], "multiple of 2 and at least 4, since simclr"),
         (["--methods", "scheduled"], "simclr"),
     ],
 )
