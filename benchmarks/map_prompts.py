@@ -25,11 +25,13 @@ from metapretrain.tasks.prompt_methods import GROUPINGS
 from metapretrain.tasks.table import machine_of
 from metapretrain.training.files import write_file
 
+VALUES = (3, 6, 10)
+
 
 def options_of(argv: Sequence[str] | None) -> tuple[Namespace, Namespace]:
     """Read the command line: the options here, and those of run_prompts.py."""
     parser = Parser(description=__doc__)
-    parser.add_argument("--values", nargs="+", type=positive_int, default=[3, 6, 10], metavar="K", help="(3 6 10)")
+    parser.add_argument("--values", nargs="+", type=positive_int, default=VALUES, metavar="K", help="(3 6 10)")
     parser.add_argument("--grouping", choices=GROUPINGS, default="kmeans", help="what makes the tasks (kmeans)")
     parser.add_argument("--points", type=positive_int, default=1000, metavar="N", help="drawn in a panel (1000)")
     own, rest = parser.parse_known_args(argv)
@@ -55,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         panels[f"K = {k}"] = z, groups
         lines.append(f"| {k} | {group_agreement(groups, labels):.3f} | {', '.join(f'{size:,}' for size in sizes)} |")
     figure = tsne_figure(panels, [f"task {k}" for k in range(max(own.values))], max_points=own.points)
-    name = "-".join(filter(None, ["map", own.grouping, options.tag, "smoke" * options.smoke]))
+    values = () if tuple(recipes) == VALUES else recipes  # another choice is another file
+    name = "-".join(filter(None, ["map", own.grouping, *map(str, values), options.tag, "smoke" * options.smoke]))
     place = options.out / "prompts" / f"{name}.png"
     print("\n".join(lines))
     print(f"table    {write_file(place.with_suffix('.md'), chr(10).join(lines) + chr(10))}")

@@ -16,9 +16,11 @@ from typing import Any
 
 import run_prompts
 
+from metapretrain.errors import InputError
 from metapretrain.evaluation.canvas import save_figure
 from metapretrain.evaluation.sweep_figures import sweep_figure
 from metapretrain.options import Parser, folder_part, main_guard
+from metapretrain.tasks.prompt_methods import PromptRecipe
 from metapretrain.training.files import read_json
 
 
@@ -49,11 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, rest = parser.parse_known_args(argv)
     sweep, name = SWEEPS[own.sweep], "-".join(filter(None, [own.tag, own.sweep]))
     points: dict[str, list[str]] = {}
+    recipes: dict[PromptRecipe, str] = {}
     for value in own.values or sweep.values:
         usual = ["--methods", sweep.methods, "--sets", "sst5"]  # first: of an option given twice the last one counts
         points[value] = [*usual, *rest, "--tag", f"{name}-{value}", "--set", f"{sweep.setting}={value}"]
-        run_prompts.recipe_of(run_prompts.options_of(points[value]))  # a bad one is refused before the first is run
-    found: dict[str, dict[float, list[float]]] = {}
+        recipe = run_prompts.recipe_of(run_prompts.options_of(points[value]))  # a bad one is refused before all runs
+        if (same := recipes.setdefault(recipe, value)) != value:
+            raise InputError(f"--values {same} and {value} are the same number; leave one of them out")
+    found: dict[str, dict[float, dict[int, float]]] = {}
     lender: list[str] = []
     for value, given in points.items():
         options = run_prompts.options_of(given := [*lender, *given])
@@ -64,9 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for result in [] if options.dry_run else results_of(options):
             at = float(result["counts"]["pretraining"]) if sweep.setting == "rows" else float(value)
             metric = result["metrics"][metric_of(options)]
-            found.setdefault(result["method"], {}).setdefault(at, []).append(float(metric))
+            found.setdefault(result["method"], {}).setdefault(at, {})[result["seed"]] = float(metric)
     if not options.dry_run:
-        figure = sweep_figure(found, sweep.label, metric_of(options).replace("_", " "))
+        scores = {row: {at: list(of.values()) for at, of in points.items()} for row, points in found.items()}
+        figure = sweep_figure(scores, sweep.label, metric_of(options).replace("_", " "))
         print(f"figure   {save_figure(figure, options.out / 'prompts' / f'sweep-{name}.png')}")
     return 0
 

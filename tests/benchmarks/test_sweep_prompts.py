@@ -53,6 +53,23 @@ def test_a_tag_and_a_value_given_twice(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.count("made-equal-tiny-mine-clusters-3-smoke") == 1
 
 
+def test_two_values_that_mean_one_number_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["clusters", "--values", "3", "03", "--smoke", "--out", str(tmp_path)]
+    assert sweep_prompts.main(given) == 2
+    assert "--values 3 and 03 are the same number" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_that_take_all_rows_are_one_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    plain = sweep_prompts.sweep_figure
+    monkeypatch.setattr(sweep_prompts, "sweep_figure", lambda values, *to: drawn.append(values) or plain(values, *to))
+    given = ["rows", "--values", "100000", "none", "--smoke", "--sets", "sst2", "--methods=metapt-random"]
+    assert sweep_prompts.main([*given, "--no-figures", "--out", str(tmp_path), "--set", *SMALL]) == 0
+    (at,) = drawn[0]["metapt-random"].values()
+    assert len(at) == 1  # of one seed
+
+
 def test_maps_of_meta_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--smoke", "--out", str(tmp_path), "--values", "2", "5", "--grouping", "label", "--points", "50"]
     assert map_prompts.main([*given, "--dry-run"]) == 0
@@ -66,5 +83,5 @@ def test_maps_of_meta_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert map_prompts.main(given) == 0
     shown = capsys.readouterr().out
     assert "| 5 | 1.000 | 20, 20, 20, 20, 20 |" in shown
-    assert (tmp_path / "prompts/map-label-smoke.md").read_text() in shown
-    assert (tmp_path / "prompts/map-label-smoke.png").stat().st_size > 5000
+    assert (tmp_path / "prompts/map-label-10-5-smoke.md").read_text() in shown
+    assert (tmp_path / "prompts/map-label-10-5-smoke.png").stat().st_size > 5000
