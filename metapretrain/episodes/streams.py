@@ -12,6 +12,7 @@ import torch
 
 from metapretrain.episodes.checks import check_seed, whole
 from metapretrain.episodes.draws import Bits, Use, integers
+from metapretrain.episodes.stream_state import check_stream_state
 from metapretrain.errors import InputError, one_of
 
 POLICIES = ("longest", "shortest", "proportional", "round-robin")
@@ -139,7 +140,8 @@ class TaskStream:
         """Go to where another stream with the same tasks, policy and seed was.
 
         Raises:
-            InputError: the state is of other tasks, another policy or another seed.
+            InputError: the state is of other tasks, another policy or another seed, is incomplete, or lies behind
+                the end of a loader.
 
         Example:
             >>> stream, resumed = (TaskStream({"a": [1, 2, 3]}, "longest", seed=0) for _ in range(2))
@@ -148,17 +150,7 @@ class TaskStream:
             >>> list(resumed)
             [{'a': 2}, {'a': 3}]
         """
-        here = self.state_dict()
-        for what in ("seed", "policy"):
-            if state[what] != here[what]:
-                raise InputError(
-                    f"the stream's state is of {what} {state[what]!r}, this stream has {here[what]!r}"
-                )
-        if set(state["tasks"]) != set(self.loaders):
-            raise InputError(
-                f"the stream's state is of tasks {', '.join(sorted(state['tasks']))};"
-                f" this stream has {', '.join(sorted(self.loaders))}"
-            )
+        check_stream_state(state, self.state_dict(), self._lengths)
         self.step, self.done = state["step"], state["done"]
         for name, task in state["tasks"].items():
             self._epoch[name], self._position[name] = task["epoch"], task["position"]

@@ -190,7 +190,10 @@ class TextStream(TaskStream):
             InputError: the state is of another stream.
         """
         super().load_state_dict(state)
-        self.tokens_given, self.places_given = state["given"]
+        try:
+            self.tokens_given, self.places_given = state["given"]
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the stream's state does not hold `given`, two counts; is it of another stream?") from None
 
     @property
     def padding_share(self) -> float:

@@ -225,6 +225,38 @@ def test_a_state_of_another_stream_is_refused() -> None:
         TaskStream({"a": [1]}, "longest", seed=0).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda state: state.clear(), "state lacks seed, policy, scheduler, step, done, tasks; give what"),
+        (lambda state: state.update(tasks=None), "is of tasks None; this stream has a, b, c"),
+        (lambda state: state.update(step=-1), "step of the stream's state must be at least 0"),
+        (lambda state: state.update(done="2"), "done of the stream's state must be an integer"),
+        (lambda state: state["tasks"].update(a=3), "task 'a' of the stream's state is 3; give what"),
+        (lambda state: state["tasks"]["a"].pop("count"), "task 'a' of the stream's state lacks count"),
+        (lambda state: state["tasks"]["c"].update(position=6), "at batch 6 of task 'c', whose loader has 5"),
+        (lambda state: state["tasks"]["c"].update(epoch=-1), "epoch of task 'c' .* must be at least 0"),
+    ],
+)
+def test_a_damaged_state_is_one_line_and_changes_nothing(change: Any, told: str) -> None:
+    stream = TaskStream(LETTERS, "longest", seed=0)
+    next(iter(stream))
+    before, state = stream.state_dict(), stream.state_dict()
+    change(state)
+    with pytest.raises(InputError, match=told) as error:
+        stream.load_state_dict(state)
+    assert "\n" not in str(error.value) and stream.state_dict() == before
+    assert next(iter(stream))["c"] == "c1"
+
+
+def test_a_state_at_the_end_of_a_loader_goes_on_with_the_next_pass() -> None:
+    stream, other = (TaskStream(LETTERS, "longest", seed=0, steps=9) for _ in range(2))
+    given = [batch["c"] for batch in itertools.islice(stream, 5)]
+    other.load_state_dict(stream.state_dict())
+    assert other.state_dict()["tasks"]["c"]["position"] == 5 and given == LETTERS["c"]
+    assert [batch["c"] for batch in other] == LETTERS["c"][:4]
+
+
 def test_counts_say_what_each_task_gave() -> None:
     stream = TaskStream(LETTERS, "round-robin", seed=0, steps=7)
     given = Counter(next(iter(batch)) for batch in stream)

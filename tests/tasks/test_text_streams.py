@@ -108,6 +108,8 @@ def test_a_stream_goes_on_where_another_stopped(policy: str, stop: int) -> None:
     assert len(rest) == 60 - stop
     for ours, theirs in zip(rest, batches[stop:], strict=True):
         assert all(torch.equal(ours[name]["rows"], theirs[name]["rows"]) for name in TOKENS)
+    with pytest.raises(InputError, match="state does not hold `given`, two counts"):
+        second.load_state_dict({**first.state_dict(), "given": [1]})
 
 
 def test_seeds_and_tasks_differ() -> None:
