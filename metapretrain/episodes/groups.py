@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from metapretrain.episodes.labels import read_labels
 from metapretrain.errors import InputError, one_of
 
 METHODS = ("kmeans", "label", "lda", "random")
+MOST_GROUPS = 2**24  # a group's size is counted at its number
 MANY = 20_000  # rows above which K-means and LDA take mini-batches: seconds instead of minutes
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ def group_tasks(
         labels: one a row, for "label" alone.
         smallest: rows that a group must have; use at least shots + queries.
         small: "merge" puts the rows of smaller groups into the nearest group (by features, else the largest);
-            "drop" gives them -1: leave these rows out. Groups are then numbered anew, and the log has the count.
+            "drop" gives them -1: leave these rows out. Groups are then numbered anew, and the log has the count;
+            it also warns where rows that are alike make fewer groups than K.
 
     Raises:
         InputError: an unknown method, K above the number of rows or below that of labels, features that the
@@ -76,7 +79,10 @@ def group_tasks(
         groups = rng.permutation(rows) % k
     else:
         groups = _by_label(labels, rows, k, rng)
-    logger.info("%s: %d groups of %s rows", method, k, np.bincount(groups, minlength=k).tolist())
+    sizes = np.bincount(groups, minlength=k)
+    logger.info("%s: %d groups of %s rows", method, k, sizes.tolist())
+    if (found := int((sizes > 0).sum())) < k:
+        logger.warning("%s found %d groups of the %d asked for: the rows do not differ enough", method, found, k)
     return tidy_groups(groups, smallest=smallest, small=small, features=features)[0]
 
 
@@ -84,11 +90,11 @@ def tidy_groups(groups: Any, *, smallest: int, small: str = "merge", features: A
     """Groups (N,) of at least `smallest` rows, numbered anew, and how many rows were merged or dropped.
 
     Args:
-        groups: (N,); -1 marks rows that are in none.
+        groups: (N,) whole numbers below 2**24; -1 marks rows that are in none.
         small, features: see :func:`group_tasks`.
 
     Raises:
-        InputError: no group has so many rows.
+        InputError: no group has so many rows, or a value that is not allowed.
 
     Example:
         >>> tidy_groups([0, 0, 1, 2, 2], smallest=2, small="drop")
@@ -96,7 +102,8 @@ def tidy_groups(groups: Any, *, smallest: int, small: str = "merge", features: A
         >>> tidy_groups([0, 0, 1, 2, 2], smallest=2, features=torch.tensor([[0.0], [0.0], [8.0], [9.0], [9.0]]))
         (tensor([0, 0, 1, 1, 1]), 1)
     """
-    old = np.array(groups, dtype=np.int64)
+    one_of("small", small, ["drop", "merge"])
+    old, smallest = _numbers(groups), whole("smallest", smallest, 1)
     sizes = np.bincount(old[old >= 0])
     kept = np.flatnonzero(sizes >= smallest)
     if not len(sizes):
@@ -134,6 +141,20 @@ def group_agreement(groups: Any, labels: Any) -> float:
     return float(normalized_mutual_info_score(names[codes >= 0], codes[codes >= 0]))
 
 
+def _numbers(groups: Any) -> Ints:
+    try:
+        codes = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    except ValueError:
+        raise InputError("groups must be whole numbers (N,), not lists of unequal length") from None
+    if codes.ndim != 1 or (codes.size and codes.dtype.kind not in "biu"):
+        raise InputError(f"groups must be whole numbers (N,), not {codes.dtype} of shape {codes.shape}")
+    if codes.size and not -1 <= int(codes.min()) <= int(codes.max()) < MOST_GROUPS:
+        raise InputError(
+            f"groups run from {codes.min()} to {codes.max()}; give -1 for rows in none, else 0 to {MOST_GROUPS - 1}"
+        )
+    return codes.astype(np.int64)
+
+
 def _are_texts(source: Any) -> bool:
     if isinstance(source, str):
         raise InputError("texts must be a list of strings, one a row, not one string")
@@ -154,10 +175,13 @@ def _as_matrix(source: Any) -> Any:
 
 def _kmeans(features: Any, k: int, seed: int) -> Ints:
     from sklearn.cluster import KMeans, MiniBatchKMeans
+    from sklearn.exceptions import ConvergenceWarning
 
     options = {"n_clusters": k, "n_init": 4, "random_state": seed % 2**32}
     model = KMeans(**options) if len(features) <= MANY else MiniBatchKMeans(**options, batch_size=4096)
-    found: Ints = model.fit_predict(features).astype(np.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than K: group_tasks says so
+        found: Ints = model.fit_predict(features).astype(np.int64)
     return found
 
 
@@ -206,6 +230,8 @@ def _by_label(labels: Any, rows: int, k: int, rng: np.random.Generator) -> Ints:
 
 def _nearest(groups: Ints, kept: Ints, moved: Any, features: Any) -> Ints:
     matrix = _as_matrix(features)
+    if len(matrix) != len(groups):
+        raise InputError(f"features must be one a row: got {len(matrix)} for {len(groups)} rows in groups")
     means = np.stack([matrix[groups == group].mean(0) for group in kept])
     found: Ints = kept[((matrix[moved][:, None] - means) ** 2).sum(-1).argmin(1)]
     return found

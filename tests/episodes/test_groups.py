@@ -77,6 +77,14 @@ def test_small_groups_are_merged_into_the_nearest_or_dropped(caplog: pytest.LogC
     assert group_agreement(dropped, [*LABELS.tolist(), 0]) == pytest.approx(1)
 
 
+@pytest.mark.filterwarnings("error::sklearn.exceptions.ConvergenceWarning", "ignore:overflow")
+@pytest.mark.parametrize(("features", "method"), [(FAR * 1e25, "kmeans"), (FAR * 0, "kmeans"), (FAR * 0 + 1, "lda")])
+def test_fewer_groups_than_asked_for_are_told(features: Any, method: str, caplog: pytest.LogCaptureFixture) -> None:
+    groups = group_tasks(features, 3, method)
+    assert caplog.messages[-1:] == [f"{method} found 1 groups of the 3 asked for: the rows do not differ enough"]
+    assert not groups.any()
+
+
 def test_without_features_small_groups_go_to_the_largest() -> None:
     groups, count = tidy_groups([5, 5, 5, 2, 2, 0], smallest=2)
     assert (groups.tolist(), count) == ([1, 1, 1, 0, 0, 1], 1)
@@ -111,6 +119,17 @@ def test_episodes_stay_inside_a_group_with_one_class_too() -> None:
         (lambda: group_tasks(FAR[:, :0], 3), r"shape \(N, D\)"),
         (lambda: group_tasks(torch.zeros(9, 2, dtype=torch.complex64), 3), "imaginary"),
         (lambda: tidy_groups([-1, -1], smallest=1), "no rows in groups"),
+        (lambda: tidy_groups([0, float("nan")], smallest=1), "whole numbers"),
+        (lambda: tidy_groups(torch.tensor([0.0, 1.0]), smallest=1), "not float32"),
+        (lambda: tidy_groups([0, 10**12], smallest=1), "run from 0 to 1000000000000; give -1 for rows in none, else 0"),
+        (lambda: tidy_groups([0, 10**30], smallest=1), "whole numbers"),
+        (lambda: tidy_groups([0, -5], smallest=1), "run from -5 to 0"),
+        (lambda: tidy_groups([[0, 1]], smallest=1), r"shape \(1, 2\)"),
+        (lambda: tidy_groups([0, [1]], smallest=1), "unequal length"),
+        (lambda: tidy_groups(None, smallest=1), "whole numbers"),
+        (lambda: tidy_groups([0, 1], smallest=0), "smallest must be at least 1"),
+        (lambda: tidy_groups([0, 1], smallest=1, small="keep"), "unknown small"),
+        (lambda: tidy_groups([0, 0, 1], smallest=2, features=FAR), "got 60 for 3 rows"),
         (lambda: group_agreement([0, 1], [0, 1, 1]), "one a row each"),
         (lambda: group_agreement([-1, -1], [0, 1]), "no row is in a group"),
     ],
