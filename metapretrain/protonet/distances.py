@@ -148,10 +148,10 @@ def proto_logits(
         [[-0.0, -1.0], [-1.0, -0.0]]
     """
     one_of("distance", distance, DISTANCES)
-    if queries.dim() != 2 or centres.dim() != 2 or queries.shape[1] != centres.shape[1]:
+    if queries.dim() != 2 or centres.dim() != 2 or queries.shape[1] != centres.shape[1] or queries.shape[1] == 0:
         raise InputError(
             f"queries {tuple(queries.shape)} and centres {tuple(centres.shape)} do not match: "
-            "give (B, D) and (C, D) with the same D"
+            "give (B, D) and (C, D) with the same D, at least 1"
         )
     check_temperature(temperature)
     wide = wide_dtype(queries)

@@ -40,7 +40,10 @@ def check_labels(
 query mode no query has a prototype; use larger or class-balanced batches, or mode="standard"
     """
     one_of("mode", mode, MODES)
-    labels = torch.as_tensor(y)
+    try:
+        labels = torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"labels are a {type(y).__name__} that makes no tensor; give whole numbers (B,)") from None
     if labels.device.type != "cpu":
         raise InputError(f"labels are on {labels.device}; check them on the CPU, before they are moved")
     if labels.dim() != 1 or labels.numel() == 0:

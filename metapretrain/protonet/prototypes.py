@@ -8,11 +8,12 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.protonet.distances import result_dtype, wide_dtype
 
+MOST = (1 << 31) - 1  # classes
 LARGE = 1 << 24  # rows times classes: a one-hot matrix of 128 MiB in float64
 
 
 def check_shapes(z: Tensor, y: Tensor) -> None:
-    """Raise InputError unless `z` is floating (B, D) and `y` whole numbers (B,), B at least 1."""
+    """Raise InputError unless `z` is floating (B, D) and `y` whole numbers (B,), B and D at least 1."""
     for what, given in (("embeddings", z), ("labels", y)):
         if not isinstance(given, Tensor):
             raise InputError(f"{what} must be a torch tensor, got {type(given).__name__}")
@@ -21,6 +22,8 @@ def check_shapes(z: Tensor, y: Tensor) -> None:
             f"embeddings {tuple(z.shape)} and labels {tuple(y.shape)} do not match: "
             "give (B, D) and (B,) with the same B, at least 1"
         )
+    if z.shape[1] == 0:
+        raise InputError(f"embeddings {tuple(z.shape)} have no features; give (B, D) with D at least 1")
     if not z.is_floating_point():
         raise InputError(f"embeddings are {z.dtype}; give floating point numbers")
     if y.is_floating_point() or y.is_complex():
@@ -112,6 +115,8 @@ def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def check_num_classes(num_classes: int) -> None:
-    """Raise InputError unless it is a whole number of at least 1."""
+    """Raise InputError unless it is a whole number of at least 1 within what memory could hold."""
     if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 1:
         raise InputError(f"num_classes is {num_classes!r}; give a whole number of at least 1")
+    if num_classes > MOST:
+        raise InputError(f"num_classes is {num_classes}; give at most {MOST}, since each class has a prototype")

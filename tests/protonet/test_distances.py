@@ -172,6 +172,8 @@ def test_shapes_that_do_not_match_are_shown() -> None:
         proto_logits(rows(2), rows(3, 4))
     with pytest.raises(InputError, match=r"\(2, 5\) and centres \(5,\)"):
         proto_logits(rows(2), rows(1)[0])
+    with pytest.raises(InputError, match="D, at least 1"):
+        proto_logits(rows(2, 0), rows(3, 0))
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, math.nan, math.inf, "warm", True])

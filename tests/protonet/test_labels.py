@@ -33,6 +33,10 @@ def test_one_example_in_every_class_is_refused_in_query_mode_only() -> None:
         (torch.tensor([[0, 1]]), r"labels have shape \(1, 2\); give \(B,\)"),
         (torch.tensor([], dtype=torch.int64), r"labels have shape \(0,\)"),
         (torch.empty(2, dtype=torch.int64, device="meta"), "labels are on meta; check them on the CPU"),
+        (None, "labels are a NoneType that makes no tensor"),
+        ("ab", "labels are a str that makes no tensor"),
+        ([0, 10**30], "labels are a list that makes no tensor"),
+        ([0, [1]], "labels are a list that makes no tensor"),
     ],
 )
 def test_bad_labels_are_named(y: torch.Tensor, message: str) -> None:
