@@ -10,6 +10,8 @@ from torch import Tensor
 
 from metapretrain.errors import InputError
 
+WHOLE = (torch.int32, torch.int64)
+
 
 @dataclass(frozen=True)
 class PromptBatch:
@@ -60,11 +62,17 @@ class PromptBatch:
     def trimmed(self, multiple: int = 8) -> PromptBatch:
         """Without columns that are padding in every row, to a width that is a multiple (waits for the device).
 
+        Raises:
+            InputError: there are no rows, or `multiple` is below 1.
+
         Example:
             >>> ids = torch.tensor([[5, 6, 0, 0, 0]])
             >>> PromptBatch(ids, (ids > 0).long(), torch.tensor([1])).trimmed(multiple=1).input_ids
             tensor([[5, 6]])
         """
+        if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
+            raise InputError(f"multiple must be an integer of at least 1, not {multiple!r}")
+        check_batch("the batch", self)
         rows = right_padded(self)
         longest = int(rows.attention_mask.sum(-1).max())
         width = max(multiple, -(-longest // multiple) * multiple)
@@ -80,6 +88,35 @@ class PromptBatch:
         return PromptBatch(
             change(self.input_ids), change(self.attention_mask), change(self.answer), labels, self.truncated
         )
+
+
+def check_batch(what: str, batch: PromptBatch) -> None:
+    """Raise InputError unless the tensors of `batch` fit each other; no value is read, so no device is waited for.
+
+    Example:
+        >>> ids = torch.zeros(0, 4, dtype=torch.int64)
+        >>> check_batch("query", PromptBatch(ids, ids, ids[:, 0]))
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: query has no rows: its shape is (0,)
+    """
+    if not isinstance(batch, PromptBatch):
+        raise InputError(f"{what} must be a PromptBatch, as encode returns it, not a {type(batch).__name__}")
+    ids, shape = batch.input_ids, batch.shape
+    if not batch.answer.numel() or not shape:
+        raise InputError(f"{what} has no rows: its shape is {shape}")
+    parts = {"input_ids": ids, "attention_mask": batch.attention_mask, "answer": batch.answer, "labels": batch.labels}
+    for name, tensor in parts.items():
+        if tensor is None:
+            continue
+        wanted = shape if name in ("answer", "labels") else (*shape, *ids.shape[-1:])
+        if tuple(tensor.shape) != wanted or tensor.dtype not in WHOLE or tensor.device != ids.device:
+            raise InputError(
+                f"{name} of {what} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device};"
+                f" give int64 {wanted} on {ids.device}"
+            )
+    if not ids.shape[-1]:
+        raise InputError(f"{what} has rows of no tokens: its input_ids are {tuple(ids.shape)}")
 
 
 def right_padded(batch: PromptBatch) -> PromptBatch:

@@ -62,8 +62,12 @@ def fit(
         InputError: there are no held-out pairs or no steps, or a number is out of range.
     """
     held_out = list(held_out)
-    if not held_out or min(most, every, patience) < 1:
+    counts = (most, every, patience)
+    if not held_out or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
         raise InputError("fit needs held-out pairs, and most, every and patience of at least 1")
+    tasks = {_pair("held_out", pair)[0].shape[:1] for pair in held_out}
+    if len(tasks) > 1:
+        raise InputError(f"held-out pairs must all be of as many tasks, not of {sorted(n for (n,) in tasks)}")
     for name, value in (("lr", lr), ("rate_lr", rate_lr), ("weight_decay", weight_decay)):
         _check_number(name, value, zero=name == "weight_decay")
     groups: list[dict[str, Any]] = [{"params": [learner.prompt.weight], "lr": lr}]
@@ -73,7 +77,8 @@ def fit(
     state = _Best(learner)
     state.validate(0, held_out, log)
     step = 0
-    for step, (support, query) in enumerate(islice(steps, most), 1):
+    for step, pair in enumerate(islice(steps, most), 1):
+        support, query = _pair("steps", pair)
         optimizer.zero_grad()
         learner.backward(support, query)
         optimizer.step()
@@ -87,6 +92,12 @@ def fit(
         state.validate(step, held_out, log)
     state.restore()
     return Fitted(step, state.step, state.accuracy, state.history)
+
+
+def _pair(what: str, given: Any) -> Pair:
+    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(part, PromptBatch) for part in given):
+        return given[0], given[1]
+    raise InputError(f"{what} of fit must hold pairs (support, query) of PromptBatch, not {type(given).__name__}")
 
 
 def _check_number(name: str, value: float, *, zero: bool) -> None:

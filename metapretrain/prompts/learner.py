@@ -14,7 +14,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.maml import adapt
 from metapretrain.maml.problem import Options
 from metapretrain.maml.rates import parse_rates
-from metapretrain.prompts.batch import PromptBatch
+from metapretrain.prompts.batch import PromptBatch, check_batch
 from metapretrain.prompts.clipping import clipped, clipped_steps
 from metapretrain.prompts.fitting import Fitted, Pair, fit
 from metapretrain.prompts.prompted import PromptedModel
@@ -204,6 +204,7 @@ class PromptMAML(nn.Module):
 
 
 def _check_tasks(what: str, batch: PromptBatch) -> None:
+    check_batch(what, batch)
     if len(batch.shape) != 2 or batch.labels is None:
         given = "no labels" if batch.labels is None else f"rows of shape {batch.shape}"
         raise InputError(f"{what} has {given}; give labelled rows (K, m): m rows of each of K tasks")

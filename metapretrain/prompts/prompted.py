@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from metapretrain.errors import InputError, one_of
 from metapretrain.prompts import paths
 from metapretrain.prompts.adapter import read_notes, write_adapter
-from metapretrain.prompts.batch import PromptBatch, right_padded
+from metapretrain.prompts.batch import PromptBatch, check_batch, right_padded
 from metapretrain.prompts.shared import can_share
 from metapretrain.prompts.template import PromptTemplate
 from metapretrain.prompts.verbalizer import Verbalizer
@@ -67,7 +67,7 @@ class PromptedModel(nn.Module):
         self.model = model.requires_grad_(False).eval()
         self.template, self.verbalizer = template, verbalizer
         self.normalise = one_of("normalise", normalise, ["labels", "vocabulary"])
-        self.features: int = model.get_input_embeddings().weight.shape[1]
+        self.tokens, self.features = (int(size) for size in model.get_input_embeddings().weight.shape)
         self.max_length = max_length
 
     def train(self, mode: bool = True) -> PromptedModel:
@@ -82,10 +82,15 @@ class PromptedModel(nn.Module):
         """Tokens, and labels in 0..C-1, of B rows, on the CPU.
 
         Raises:
-            InputError: as :meth:`PromptTemplate.encode`, or labels that are out of range or not one a row.
+            InputError: as :meth:`PromptTemplate.encode`, tokens that the model does not have, or labels that are out
+                of range or not one a row.
         """
         width = self.max_length - (self.verbalizer.longest - 1)
         batch = self.template.encode(self.verbalizer.tokenizer, self.kind, first, second, max_length=width)
+        if (highest := int(batch.input_ids.max())) >= self.tokens:
+            raise InputError(
+                f"the tokenizer gives token {highest}, but the model has {self.tokens} tokens; give the model's own"
+            )
         if labels is None:
             return batch
         try:
@@ -111,9 +116,15 @@ class PromptedModel(nn.Module):
         Raises:
             InputError: shapes that do not fit each other or the model.
         """
+        self._check(prompt, batch)
+        device = self.model.get_input_embeddings().weight.device
+        if not prompt.device == batch.answer.device == device:
+            raise InputError(
+                f"the prompt is on {prompt.device} and the rows on {batch.answer.device}, but the model on {device};"
+                " move them with .to(device)"
+            )
         shape = batch.shape
         rows = right_padded(batch.flat())
-        self._check(prompt, batch)
         lead, own = prompt.shape[:-2], prompt.shape[-2:]
         if self.kind == "decoder-only" and self.verbalizer.longest == 1 and can_share(self.model):
             prompts = prompt.reshape(math.prod(lead), *own)
@@ -147,12 +158,14 @@ class PromptedModel(nn.Module):
             prompt: (L, D).
 
         Raises:
-            InputError: as :meth:`encode` and :meth:`forward`, or a batch size below 1.
+            InputError: as :meth:`encode` and :meth:`forward`, a prompt that is not finite, or a batch size below 1.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise InputError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
         data = self.encode(first, second)
         self._check(prompt, data)
+        if not bool(prompt.isfinite().all()):
+            raise InputError("the prompt holds NaN or infinity; train it again, with a lower learning rate")
         device = self.model.get_input_embeddings().weight.device
         parts = torch.arange(len(data)).split(batch_size)
         scores = [self(prompt.to(device), data.take(rows).trimmed().to(device)).cpu() for rows in parts]
@@ -191,6 +204,9 @@ class PromptedModel(nn.Module):
     def _check(self, prompt: Tensor, batch: PromptBatch) -> None:
         if not isinstance(prompt, Tensor):
             raise InputError(f"a prompt is a tensor (L, D), such as SoftPrompt(...)(), not {type(prompt).__name__}")
+        if not prompt.is_floating_point():
+            raise InputError(f"a prompt holds floating point numbers, not {prompt.dtype}")
+        check_batch("the batch", batch)
         lead, shape = tuple(prompt.shape[:-2]), batch.shape
         if prompt.ndim < 2 or lead != shape[: len(lead)] or prompt.shape[-1] != self.features:
             raise InputError(

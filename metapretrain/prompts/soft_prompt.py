@@ -86,8 +86,8 @@ class SoftPrompt(nn.Module):
         """
         _at_least_one(length=length)
         table = _embeddings(model)
-        ids = torch.arange(len(table)) if among is None else torch.as_tensor(among, dtype=torch.int64)
-        if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= len(table):
+        ids = torch.arange(len(table)) if among is None else _whole_numbers(among)
+        if ids.ndim != 1 or not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= len(table):
             raise InputError(f"among must hold token ids in 0..{len(table) - 1}, at least one")
         generator = _generator(seed)
         rounds = -(-length // len(ids))
@@ -118,7 +118,19 @@ class SoftPrompt(nn.Module):
         return cls(read_adapter(folder))
 
 
+def _whole_numbers(given: Any) -> Tensor:
+    try:
+        ids = torch.as_tensor(given).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        ids = torch.zeros(())
+    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
+        raise InputError(f"among must be a list of token ids, whole numbers, not {given!r}")
+    return ids.long()
+
+
 def _embeddings(model: Any) -> Tensor:
+    if not hasattr(model, "get_input_embeddings"):
+        raise InputError(f"give a language model of transformers, not a {type(model).__name__}")
     table: Tensor = model.get_input_embeddings().weight.detach().cpu()
     return table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,8 @@ class PromptTemplate:
             (['[CLS] no it is [MASK]. [SEP]', '[CLS] it is [MASK]. [SEP] [PAD]'], [4, 3])
         """
         one_of("kind", kind, KINDS)
+        if isinstance(max_length, bool) or not isinstance(max_length, int):
+            raise InputError(f"max_length must be an integer of at least 1, not {max_length!r}")
         _check_texts(first, second)
         pieces = self.pieces(second is not None)
         before, after = special_ids(tokenizer)
@@ -145,7 +147,9 @@ class PromptTemplate:
 
 def _check_texts(first: Sequence[str], second: Sequence[str] | None) -> None:
     for name, texts in (("first", first), ("second", second)):
-        if isinstance(texts, str) or (texts is not None and not all(isinstance(text, str) for text in texts)):
+        if texts is None and name == "second":
+            continue
+        if isinstance(texts, str) or not isinstance(texts, Sized) or not all(isinstance(text, str) for text in texts):
             raise InputError(f"{name} must be a list of strings, one a row")
     if second is not None and len(first) != len(second):
         raise InputError(f"sentence pairs need as many first as second sentences, not {len(first)} and {len(second)}")

@@ -12,9 +12,18 @@ ANCHORS = ("a", "x", "0", "the")
 
 
 def plain_ids(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
-    """Ids of each text at the start of a sequence; what looks like a special token in it is plain text."""
+    """Ids of each text at the start of a sequence; what looks like a special token in it is plain text.
+
+    Raises:
+        InputError: no tokenizer, or a text that is no string of whole characters.
+    """
     if not texts:
         return []
+    if not callable(tokenizer):
+        raise InputError(f"give a tokenizer of transformers, not a {type(tokenizer).__name__}")
+    for text in texts:
+        if not isinstance(text, str) or not _is_unicode(text):
+            raise InputError(f"{text!r} is no text that can be tokenised; give a string of whole characters")
     found = tokenizer(
         list(texts),
         add_special_tokens=False,
@@ -24,6 +33,15 @@ def plain_ids(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
         verbose=False,
     )
     return [list(row) for row in found["input_ids"]]
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8, which half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def continued_ids(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:

@@ -195,9 +195,17 @@ def test_errors_are_clear() -> None:
     maml = learner("gpt2")
     support, query = parts(maml)
     unlabelled = maml.encode(SOME).take(torch.arange(4).reshape(2, 2))
+    none, part = torch.zeros(0, 2, dtype=torch.int64), support.take(torch.arange(2))
     cases: list[tuple[Any, str]] = [
         (lambda: maml.losses(support.flat(), query), "support has rows of shape"),
         (lambda: maml.losses(support, unlabelled), "query has no labels"),
+        (lambda: maml.losses(support, None), "query must be a PromptBatch, as encode returns it, not a NoneType"),  # type: ignore[arg-type]
+        (lambda: maml.losses(support, query.take(none.reshape(2, 0))), r"query has no rows: its shape is \(2, 0, 2\)"),
+        (lambda: maml.backward(support.take(none), query), "support has no rows"),
+        (lambda: maml.adapted(support.take(none)), "support has no rows"),
+        (lambda: maml.fit([(support, query)], [(support, query)], most=1.5), "most, every and patience"),  # type: ignore[arg-type]
+        (lambda: maml.fit([support], [(support, query)]), "steps of fit must hold pairs"),  # type: ignore[list-item]
+        (lambda: maml.fit([], [(support, query), (part, part)]), r"of as many tasks, not of \[2, 3\]"),
         (lambda: maml.losses(support, query.take(torch.arange(2))), "3 tasks and query 2"),
         (lambda: learner("gpt2", chunk=0), "chunk must be an integer"),
         (lambda: learner("gpt2", reduction="max"), "unknown reduction"),

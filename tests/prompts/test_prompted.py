@@ -156,9 +156,32 @@ def test_fused_and_plain_attention_agree() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids, mask, *rest: (ids.float(), mask, *rest), "input_ids of the batch is torch.float32"),
+        (lambda ids, mask, *rest: (ids, mask.bool(), *rest), "attention_mask of the batch is torch.bool"),
+        (lambda ids, mask, *rest: (ids, mask[:, :2], *rest), r"torch.int64 \(2, 2\) on cpu; give int64"),
+        (lambda *leaves: (*leaves[:3], leaves[3][:1]), r"labels of the batch is torch.int64 \(1,\)"),
+        (lambda *leaves: (*leaves[:3], leaves[3].to("meta")), "on meta; give int64"),
+        (lambda ids, mask, *rest: (ids[:, :0], mask[:, :0], *rest), "has rows of no tokens"),
+        (lambda *leaves: [tensor[:0] for tensor in leaves], r"the batch has no rows: its shape is \(0,\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_that_do_not_fit_together_are_refused(kind: str, change: Any, message: str) -> None:
+    model = prompted(kind)
+    batch = PromptBatch(*change(*model.encode(["a film", "a"], labels=[0, 1]).leaves()))
+    with pytest.raises(InputError, match=message):
+        model.losses(prompts(1)[0], batch)
+
+
 def test_errors_are_clear() -> None:
     model = prompted("gpt2")
     batch = model.encode(TEXTS)
+    small = model_of("gpt2")
+    small.resize_token_embeddings(9)
+    other = PromptedModel(small, PromptTemplate(), model.verbalizer)
     cases: list[tuple[Any, str]] = [
         (lambda: model.encode(["a"], labels=[5]), r"5\.\.5, but there are words for 0\.\.4"),
         (lambda: model.encode(["a"], labels=[-1]), "labels lie in -1"),
@@ -167,6 +190,10 @@ def test_errors_are_clear() -> None:
         (lambda: model.encode(["a"], labels=["good"]), r"labels must be integers in 0\.\.4"),  # type: ignore[list-item]
         (lambda: model.classify(prompts(1)[0], ["a"], batch_size=0), "batch_size must be an integer"),
         (lambda: model.losses(prompts(1)[0], batch), "no labels"),
+        (lambda: model.classify(prompts(1)[0] * torch.nan, ["a"]), "the prompt holds NaN or infinity"),
+        (lambda: model(prompts(1)[0].to("meta"), batch), "prompt is on meta and the rows on cpu, but the model on cpu"),
+        (lambda: model(torch.zeros(6, 16, dtype=torch.int64), batch), "floating point numbers, not torch.int64"),
+        (lambda: other.encode(["a"]), "the model has 9 tokens; give the model's own"),
         (lambda: model(prompts(2), batch), "does not fit rows"),
         (lambda: model(torch.zeros(6, 8), batch), "16 features"),
         (lambda: model.classify(None, ["a"]), r"a prompt is a tensor \(L, D\)"),  # type: ignore[arg-type]

@@ -64,6 +64,11 @@ def test_a_prompt_owns_its_values() -> None:
         (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=[100_000]), "token ids in 0"),
         (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=[]), "at least one"),
         (lambda: SoftPrompt.from_text(model_of("bert"), tokenizer_of("bert"), ""), "has no tokens"),
+        (lambda: SoftPrompt.from_text(model_of("bert"), tokenizer_of("bert"), None), "None is no text"),  # type: ignore[arg-type]
+        (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=[1.5]), "whole numbers"),  # type: ignore[list-item]
+        (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=["a"]), "whole numbers"),  # type: ignore[list-item]
+        (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=5), "at least one"),  # type: ignore[arg-type]
+        (lambda: SoftPrompt.from_vocabulary(torch.nn.Linear(2, 2), 3), "not a Linear"),
     ],
 )
 def test_errors_are_clear(call: Callable[[], SoftPrompt], message: str) -> None:

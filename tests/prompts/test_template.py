@@ -110,6 +110,12 @@ def test_errors_are_clear() -> None:
         (lambda: TAIL.encode(bert, "mask", ["a"]), "did you mean 'masked'"),
         (lambda: TAIL.encode(bert, "masked", []), "at least one row"),
         (lambda: TAIL.encode(bert, "masked", "a film"), "list of strings"),
+        (lambda: TAIL.encode(bert, "masked", None), "first must be a list of strings"),  # type: ignore[arg-type]
+        (lambda: TAIL.encode(bert, "masked", iter("ab")), "first must be a list of strings"),  # type: ignore[arg-type]
+        (lambda: TAIL.encode(bert, "masked", ["a \ud83d"]), "is no text that can be tokenised"),
+        (lambda: TAIL.encode("bert", "masked", ["a"]), "give a tokenizer of transformers, not a str"),
+        (lambda: TAIL.encode(bert, "masked", ["a"], max_length="9"), "max_length must be an integer"),  # type: ignore[arg-type]
+        (lambda: TAIL.encode(bert, "masked", ["a"]).trimmed(0), "multiple must be an integer of at least 1"),
         (lambda: TAIL.encode(bert, "masked", ["a"], ["a", "b"]), "not 1 and 2"),
         (lambda: TAIL.encode(bert, "masked", ["a"], max_length=6), "special tokens need 6 tokens"),
         (lambda: PromptTemplate("{first} <X> {second}").encode(gpt2, "decoder-only", ["a"], ["b"]), "cannot see it"),

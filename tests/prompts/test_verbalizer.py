@@ -41,6 +41,7 @@ def test_a_word_that_splits_is_refused_or_scored(name: str) -> None:
         ("good", "at least two"),
         ([1, 2], "at least two"),
         (["good", "退屈"], "unknown to"),
+        (["good", "\ud83d"], "is no text that can be tokenised"),
     ],
 )
 def test_bad_words(words: Any, message: str) -> None:
