@@ -74,6 +74,13 @@ def set_parameters(module: nn.Module, values: dict[int, Tensor]) -> None:
                 part._parameters[name] = values[id(old)]  # type: ignore[assignment]
 
 
+def checked_module(module: Any) -> nn.Module:
+    """Return `module`, or raise InputError unless it is one of PyTorch's."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model must be a torch module, not a {type(module).__name__}")
+    return module
+
+
 def last_module(module: nn.Module) -> str:
     """Name of the module that holds the last parameter.
 
@@ -84,7 +91,7 @@ def last_module(module: nn.Module) -> str:
         >>> last_module(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
         '1'
     """
-    names = [name.rpartition(".")[0] for name, _ in module.named_parameters()]
+    names = [name.rpartition(".")[0] for name, _ in checked_module(module).named_parameters()]
     if not names or not names[-1]:
         raise InputError(f"{type(module).__name__} has no named head; say which parameters with head=...")
     return names[-1]

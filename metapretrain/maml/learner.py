@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml.clones import (
+    checked_module,
     clone_module,
     frozen_error,
     gradients_of,
@@ -19,7 +20,7 @@ from metapretrain.maml.clones import (
 )
 from metapretrain.maml.inner import Named, differentiable_twice, scalar
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
-from metapretrain.maml.nests import Nest, map_tensors
+from metapretrain.maml.nests import Nest, map_tensors, tensors
 from metapretrain.maml.normalisation import POLICIES, Functional, functional
 from metapretrain.maml.problem import choose_names, whole
 from metapretrain.maml.rates import parse_rates
@@ -81,7 +82,7 @@ class MAML(nn.Module):
         loss: Loss = F.cross_entropy,
     ) -> None:
         super().__init__()
-        self.module = model
+        self.module = checked_module(model)
         self.lr = lr
         self.first_order, self.allow_nograd = first_order, allow_nograd
         self.allow_unused = allow_nograd if allow_unused is None else allow_unused
@@ -89,6 +90,8 @@ class MAML(nn.Module):
         self.test_steps = self.steps if test_steps is None else whole("test_steps", test_steps, 0)
         self.batchnorm = one_of("batchnorm", batchnorm, POLICIES)
         self.engine, self.only, self.checkpoint, self.chunk = engine, only, checkpoint, chunk
+        if not callable(loss):
+            raise InputError(f"loss is {loss!r}; give a function of logits and labels, such as F.cross_entropy")
         self.optimizer, self.loss = optimizer, loss
         self._made: tuple[int, Functional] | None = None
         if batchnorm == "per-step":
@@ -264,7 +267,7 @@ class _Records(nn.Module):
 def pair(batch: Any) -> tuple[Any, Any]:
     """(x, y) of a pair or of an object with these attributes."""
     if hasattr(batch, "x") and hasattr(batch, "y"):
-        return batch.x, batch.y
+        return _with_rows(batch.x, batch.y)
     if not isinstance(batch, (tuple, list)):
         raise InputError(f"support and query are (x, y) each, not a {type(batch).__name__}")
     if len(batch) != 2 or hasattr(batch[0], "y"):
@@ -273,6 +276,14 @@ def pair(batch: Any) -> tuple[Any, Any]:
             "of several episodes give (torch.stack of their x, torch.stack of their y)"
         )
     x, y = batch
+    return _with_rows(x, y)
+
+
+def _with_rows(x: Any, y: Any) -> tuple[Any, Any]:
+    """The pair, unless it is empty: the mean loss of no rows is NaN, and steps on it lead nowhere."""
+    empty = [tuple(tensor.shape) for tensor in tensors((x, y)) if not tensor.numel()]
+    if empty:
+        raise InputError(f"support and query need rows and tasks, but one of their tensors is empty: {empty[0]}")
     return x, y
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.maml.adapt import engine_for, evaluate
 from metapretrain.maml.inner import LossFunction, scalar
-from metapretrain.maml.nests import Nest, check_stacked, map_tensors
-from metapretrain.maml.problem import Options, build, whole
+from metapretrain.maml.nests import Nest, check_stacked, map_tensors, tensors
+from metapretrain.maml.problem import Options, build, check_meta, whole
 
 
 def meta_loss(
@@ -72,6 +72,7 @@ def meta_outputs(
     check_stacked("query", query, whole("tasks", tasks, 1))
     chosen = Options(tasks=tasks, **options)
     inner, named = build(loss_fn, params, support, chosen)
+    check_meta({**named, **{f"query tensor {i}": t for i, t in enumerate(tensors(query))}})
     parts = [
         evaluate(inner, named, _rows(support, rows), _rows(query, rows), len(rows), chosen.asked, function)
         for rows in _chunks(tasks, chunk)

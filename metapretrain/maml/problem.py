@@ -78,7 +78,9 @@ def build(loss_fn: LossFunction, params: Nest, batch: Nest, options: Options) ->
     if options.tasks is not None:
         check_stacked("batch", batch, options.tasks)
     named = flat_params(params)
-    check_usable({**named, **{f"batch tensor {i}": t for i, t in enumerate(tensors(batch))}})
+    everything = {**named, **{f"batch tensor {i}": t for i, t in enumerate(tensors(batch))}}
+    check_usable(everything)
+    check_meta(everything)
     if options.order == 2:
         check_not_compiled(loss_fn)
     adapted = choose_names(options.only, tuple(named))
@@ -110,6 +112,13 @@ def check_usable(named: Named) -> None:
     made = [name for name, tensor in named.items() if tensor.is_inference()]
     if made:
         raise InputError(f"{', '.join(made)}: made under torch.inference_mode(); .clone() it outside of it")
+
+
+def check_meta(named: Named) -> None:
+    """Raise InputError for meta tensors beside others: they hold no values, so the result is what memory holds."""
+    meta = [name for name, tensor in named.items() if tensor.device.type == "meta"]
+    if meta and len(meta) < len(named):
+        raise InputError(f"{meta[0]} is on the meta device, where tensors have no values; move or make it elsewhere")
 
 
 def check_not_compiled(function: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.errors import InputError, one_of
+from metapretrain.maml.clones import checked_module
 from metapretrain.maml.inner import Named
 from metapretrain.maml.learner import pair
 from metapretrain.maml.nests import map_tensors
@@ -54,7 +55,7 @@ class ProtoNet(nn.Module):
         super().__init__()
         if not 0 < temperature < float("inf"):
             raise InputError(f"temperature is {temperature!r}; give a finite number above 0, for example 1.0")
-        self.module = model
+        self.module = checked_module(model)
         self.distance = one_of("distance", distance, DISTANCES)
         self.temperature = temperature
         self.ways = None if ways is None else whole("ways", ways, 1)
@@ -106,7 +107,9 @@ class ProtoNet(nn.Module):
         return torch.flatten(z, 1)
 
     def _task_logits(self, support: Any, query: Any) -> Tensor:
-        (sx, sy), (qx, _) = pair(support), pair(query)
+        (sx, sy), (qx, qy) = pair(support), pair(query)
+        for name, x, y in (("support", sx, sy), ("query", qx, qy)):
+            _check_rows(name, x, y, len(sy) if isinstance(sy, Tensor) and sy.dim() else 1)
         tasks, shots = sy.shape
         z = self._embed(_joined(sx, qx)).view(tasks, shots + _rows(qx), -1)
         return self._compare(z[:, shots:], _centres(z[:, :shots], sy, self.ways))
@@ -127,6 +130,13 @@ def _centres(z: Tensor, y: Tensor, ways: int | None) -> Tensor:
     if not known and not bool((counts > 0).all()):
         raise InputError(f"a class of 0..{ways - 1} has no support example in some task; number them 0..W-1")
     return member.mT @ z / counts[..., None]
+
+
+def _check_rows(name: str, x: Any, y: Any, tasks: int) -> None:
+    first = next(iter(x.values())) if isinstance(x, dict) else x
+    shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in (first, y)]
+    if not isinstance(y, Tensor) or y.dim() != 2 or shapes[0][:2] != shapes[1] or len(y) != tasks:
+        raise InputError(f"{name} is x {shapes[0]} and y {shapes[1]}; give ({tasks}, N, ...) and ({tasks}, N)")
 
 
 def _rows(x: Any) -> int:

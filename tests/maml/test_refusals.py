@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from metapretrain import MAML, MetaSGD
+from metapretrain import ANIL, MAML, MetaSGD, ProtoNet
 from metapretrain.errors import InputError
 from metapretrain.maml import CompiledMeta
 
@@ -61,3 +61,53 @@ def test_a_learner_names_the_part_that_is_compiled() -> None:
         compiled.backward((X, Y), (X, Y))
     with pytest.raises(InputError, match="is compiled"):
         CompiledMeta(compiled).backward((X, Y), (X, Y))
+
+
+LEARNERS: list[Callable[..., Any]] = [
+    lambda net, **options: MAML(net, lr=0.1, **options),
+    lambda net, **options: ANIL(net, lr=0.1, **options),
+    lambda net, **options: MetaSGD(net, lr=0.1, **options),
+    ProtoNet,
+]
+
+
+@pytest.mark.parametrize("make", LEARNERS)
+@pytest.mark.parametrize("way", ["losses", "backward", "logits"])
+def test_empty_tasks_and_meta_tensors_are_refused(make: Callable[..., Any], way: str) -> None:
+    call, whole = getattr(make(nn.Sequential(nn.Linear(4, 2))), way), (X, Y)
+    for none in ((X[:, :0], Y[:, :0]), (X[:0], Y[:0])):
+        for given in ((none, whole), (whole, none)):
+            with pytest.raises(InputError, match="one of their tensors is empty"):
+                call(*given)
+    if make is not ProtoNet:  # which is no inner loop: PyTorch itself refuses
+        for given in (((X.to("meta"), Y), whole), (whole, (X.to("meta"), Y))):
+            with pytest.raises(InputError, match="on the meta device, where tensors have no values"):
+                call(*given)
+
+
+@pytest.mark.parametrize("make", LEARNERS)
+@pytest.mark.parametrize("net", [None, "net", torch.relu])
+def test_what_is_no_module_is_refused(make: Callable[..., Any], net: Any) -> None:
+    with pytest.raises(InputError, match="model must be a torch module, not a "):
+        make(net)
+
+
+def test_a_loss_is_a_function() -> None:
+    with pytest.raises(InputError, match="loss is 'mse'; give a function"):
+        MAML(nn.Linear(4, 2), lr=0.1, loss="mse")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("support", "query", "message"),
+    [
+        ((X, Y[:, :3]), (X, Y), r"support is x \(3, 6, 4\) and y \(3, 3\); give \(3, N, ...\) and \(3, N\)"),
+        ((X, Y), (X, Y[:, :3]), "query is x"),
+        ((X, Y), (X[:2], Y[:2]), r"query is x \(2, 6, 4\) and y \(2, 6\); give \(3, N"),
+        ((X[0], Y[0]), (X[0], Y[0]), r"support is x \(6, 4\) and y \(6,\)"),
+        (([1], [2]), (X, Y), "support is x list and y list"),
+        ((X, Y), (X.numpy(), Y), "query is x ndarray"),
+    ],
+)
+def test_protonet_names_the_part_that_does_not_fit(support: Any, query: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ProtoNet(nn.Linear(4, 2)).losses(support, query)
