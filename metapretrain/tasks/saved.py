@@ -37,6 +37,8 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         ...
         metapretrain.errors.InputError: no-such-run is not a run folder: ...
     """
+    if not isinstance(run, str | Path):
+        raise InputError(f"a run is named by its folder, not by a {type(run).__name__}; name one below runs/")
     if is_text_run(run):
         from metapretrain.tasks.text_saved import load_text_model
 

@@ -228,6 +228,9 @@ def test_a_bad_run_folder_is_one_line(tmp_path: Path, damage: Any, parts: list[s
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere is not a run folder"):
         load(tmp_path / "nowhere")
+    for run in (None, 3, b"runs"):
+        with pytest.raises(InputError, match="named by its folder, not by a "):
+            metapretrain.load(run)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
