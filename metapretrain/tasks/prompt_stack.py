@@ -74,7 +74,8 @@ class Stack:
         rows_per_pass: rows that go through the model at a time, for training; four times as many for validation.
 
     Raises:
-        InputError: there are no jobs, or prompts of several lengths.
+        InputError: there are no jobs, prompts of several lengths, a name twice, a job without rows or with rows that
+            the pool does not have, or a count below 1.
     """
 
     def __init__(
@@ -93,6 +94,10 @@ class Stack:
     ) -> None:
         if not jobs or len({job.prompt.shape for job in jobs}) > 1:
             raise InputError("a stack needs prompts of one shape (L, D), one or more")
+        for name, count in (("steps", steps), ("every", every), ("rows_per_pass", rows_per_pass)):
+            if count is not None and count < 1:
+                raise InputError(f"{name} of a stack must be at least 1, got {count}")
+        _check_jobs(jobs, len(pool.lengths))
         self.model, self.pool, self.tuning, self.normalise = model, pool, tuning, normalise
         self.jobs = sorted(jobs, key=lambda job: float(pool.lengths[job.train].float().mean()))
         self.steps, self.every, self.rows_per_pass = steps, every, rows_per_pass
@@ -236,3 +241,14 @@ class Stack:
             scores = word_scores(self.model, prompts, batch, allowed, "vocabulary")
         known = ~scores.isnan().any(-1)  # of a prompt that diverged, nothing is right
         return (scores.argmax(-1) == batch.labels) & known
+
+
+def _check_jobs(jobs: Sequence[Job], rows: int) -> None:
+    if len({job.name for job in jobs}) < len(jobs):
+        raise InputError(f"jobs of a stack need names of their own, got {', '.join(job.name for job in jobs)}")
+    for job in jobs:
+        for what, given in (("train", job.train), ("validation", job.validation)):
+            if not len(given):
+                raise InputError(f"job {job.name} has no {what} rows; give at least one")
+            if int(given.min()) < 0 or int(given.max()) >= rows:
+                raise InputError(f"{what} of job {job.name} has rows that the pool, of {rows} rows, does not have")

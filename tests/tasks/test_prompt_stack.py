@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,3 +194,25 @@ def test_prompts_of_one_shape_are_needed() -> None:
     first, second, _ = jobs()
     with pytest.raises(InputError, match="one shape"):
         Stack(model(), pool(), [first, replace(second, prompt=second.prompt[:1])], TUNING)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": SETS[0]}, f"names of their own, got {SETS[0]}, {SETS[0]}"),
+        ({"train": torch.arange(0)}, f"job {SETS[1]} has no train rows"),
+        ({"validation": torch.arange(0)}, f"job {SETS[1]} has no validation rows"),
+        ({"validation": torch.tensor([10**6])}, f"validation of job {SETS[1]} has rows that the pool, of"),
+        ({"train": torch.tensor([-1])}, f"train of job {SETS[1]} has rows that the pool"),
+    ],
+)
+def test_jobs_have_names_and_rows(change: dict[str, Any], message: str) -> None:
+    first, second, _ = jobs()
+    with pytest.raises(InputError, match=message):
+        Stack(model(), pool(), [first, replace(second, **change)], TUNING)
+
+
+@pytest.mark.parametrize("name", ["steps", "every", "rows_per_pass"])
+def test_counts_of_a_stack_are_at_least_one(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} of a stack must be at least 1, got 0"):
+        run(jobs(), **{name: 0})
