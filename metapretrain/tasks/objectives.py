@@ -5,6 +5,7 @@ To add one, write a subclass of :class:`Objective` and an entry in :mod:`metapre
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar, cast
 
@@ -47,7 +48,7 @@ class Images(nn.Module):
         return x
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """What an encoder of images is trained by.
 
     Args:
@@ -65,9 +66,9 @@ class Objective(nn.Module):
         super().__init__()
         self.images = images
 
+    @abstractmethod
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
         """Return the scalar loss of the images at `rows` (B,)."""
-        raise NotImplementedError
 
     def check_batch(self, rows: Tensor) -> None:
         """Refuse a batch of `rows` (B,) that the loss cannot use; called before training, on the CPU."""

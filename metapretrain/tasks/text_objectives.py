@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -81,7 +82,7 @@ class TextRows(nn.Module):
         return [part.gather(rows, width) for part in parts]
 
 
-class TextObjective(nn.Module):
+class TextObjective(nn.Module, ABC):
     """What an encoder of texts is trained by, given the embeddings of a batch.
 
     Args:
@@ -92,9 +93,9 @@ class TextObjective(nn.Module):
         super().__init__()
         self.texts = texts
 
+    @abstractmethod
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
         """Return the scalar loss of `rows` (B,) with embeddings `z`."""
-        raise NotImplementedError
 
 
 class Prototypes(TextObjective):
