@@ -74,7 +74,7 @@ def trials(rounds: Sequence[str]) -> dict[str, list[str]]:
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     parser = Parser(description=__doc__)
-    common_options(parser, "stl10")
+    common_options(parser, "stl10", tag=False)
     parser.add_argument("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
     parser.add_argument("--rounds", type=names("round", TRIALS), default=list(TRIALS), metavar="A,B|all", help="which")
     options: Namespace = parser.parse_args(argv)

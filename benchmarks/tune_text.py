@@ -103,7 +103,7 @@ def trials(rows: Sequence[str], chosen: str = "recipe") -> dict[str, list[str]]:
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     parser = Parser(description=__doc__)
-    common_options(parser, "text", methods=PROTOTYPES)
+    common_options(parser, "text", methods=PROTOTYPES, tag=False)
     parser.add_argument("--trials", choices=tuple(SETS), default="recipe", help="what is tried: the recipe's phases "
         "(default), or query rows and distance, with fewer updates")  # fmt: skip
     parser.add_argument("--qqp", type=Path, metavar="DIR", help="more paraphrases for training: GLUE's QQP files")

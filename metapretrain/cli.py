@@ -75,7 +75,7 @@ def build_parser() -> Parser:
         return sub
 
     demo = subcommand("demo", commands.demo, "pretraining methods side by side on small images")
-    common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2), data_dir=False)
+    common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2), data_dir=False, tag=False)
     demo.add_argument("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
     demo.add_argument("--job", action="store_true", help=SUPPRESS)  # one of several side by side
     _data(subcommand("data", commands.data, "the data sets: source, terms and layout; checks a folder"))

@@ -63,17 +63,19 @@ def common_options(
     default_methods: str = "all",
     seeds: Sequence[int] = (0,),
     data_dir: bool = True,
+    tag: bool = True,
 ) -> None:
     """Add the options that every benchmark shares; `benchmark` names its folder below ``--out``.
 
-    ``--methods`` is added when `methods` are given, ``--data-dir`` unless turned off.
+    ``--methods`` is added when `methods` are given, ``--data-dir`` and ``--tag`` unless turned off.
     """
     known = tuple(methods)
     add = parser.add_argument
     if data_dir:
         add("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help=f"parent of {benchmark}/ (runs)")
-    add("--tag", type=folder_part, default="", metavar="NAME", help="added to the runs' folder, to keep them apart")
+    if tag:
+        add("--tag", type=folder_part, default="", metavar="NAME", help="added to the runs' folder, to keep them apart")
     add_int_list(parser, "--seeds", seeds, f"one run each (default: {' '.join(map(str, seeds))})")
     if known:
         parse = names("method", known)

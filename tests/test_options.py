@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -255,3 +256,11 @@ def test_a_closed_stderr_is_no_error() -> None:
     code = "from tqdm import tqdm\nfrom metapretrain.options import main_guard\nimport sys\n"
     code += "sys.exit(main_guard(lambda argv: len(list(tqdm([0, 0, 0]))))([]))"
     assert subprocess.run(["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, code], check=False).returncode == 3
+
+
+@pytest.mark.parametrize("script", ["cli", "tune_stl10", "tune_text"])
+def test_what_names_its_own_folders_takes_no_tag(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "metapretrain.cli" if script == "cli" else f"benchmarks.{script}"
+    with pytest.raises(SystemExit):
+        importlib.import_module(name).main([*["demo"] * (script == "cli"), "--tag", "x"])
+    assert "unknown option '--tag'" in capsys.readouterr().err
