@@ -4,6 +4,7 @@ from metapretrain.prompts.adapter import read_adapter, write_adapter
 from metapretrain.prompts.batch import PromptBatch
 from metapretrain.prompts.fitting import Fitted
 from metapretrain.prompts.learner import PromptMAML
+from metapretrain.prompts.outer_step import OuterStep
 from metapretrain.prompts.prompted import PromptedModel
 from metapretrain.prompts.soft_prompt import SoftPrompt
 from metapretrain.prompts.template import PromptTemplate
@@ -11,6 +12,7 @@ from metapretrain.prompts.verbalizer import Verbalizer
 
 __all__ = [
     "Fitted",
+    "OuterStep",
     "PromptBatch",
     "PromptMAML",
     "PromptTemplate",

@@ -119,6 +119,14 @@ def check_batch(what: str, batch: PromptBatch) -> None:
         raise InputError(f"{what} has rows of no tokens: its input_ids are {tuple(ids.shape)}")
 
 
+def check_tasks(what: str, batch: PromptBatch) -> None:
+    """Raise InputError unless the batch holds labelled rows (K, m), m of each of K tasks."""
+    check_batch(what, batch)
+    if len(batch.shape) != 2 or batch.labels is None:
+        given = "no labels" if batch.labels is None else f"rows of shape {batch.shape}"
+        raise InputError(f"{what} has {given}; give labelled rows (K, m): m rows of each of K tasks")
+
+
 def right_padded(batch: PromptBatch) -> PromptBatch:
     """The rows with all padding moved behind the tokens, which neither prompt nor positions then see.
 

@@ -13,6 +13,7 @@ import torch
 
 from metapretrain.errors import InputError
 from metapretrain.prompts.batch import PromptBatch
+from metapretrain.prompts.outer_step import OuterStep
 
 if TYPE_CHECKING:
     from metapretrain.prompts.learner import PromptMAML
@@ -73,14 +74,14 @@ def fit(
     groups: list[dict[str, Any]] = [{"params": [learner.prompt.weight], "lr": lr}]
     if (rates := _learned_rates(learner)) is not None:
         groups.append({"params": [rates], "lr": rate_lr, "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
+    optimizer, update = torch.optim.AdamW(groups, weight_decay=weight_decay), OuterStep(learner)
     state = _Best(learner)
     state.validate(0, held_out, log)
     step = 0
     for step, pair in enumerate(islice(steps, most), 1):
         support, query = _pair("steps", pair)
         optimizer.zero_grad()
-        learner.backward(support, query)
+        update(support, query)
         optimizer.step()
         if step % every == 0:
             state.validate(step, held_out, log)

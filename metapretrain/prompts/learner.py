@@ -14,7 +14,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.maml import adapt
 from metapretrain.maml.problem import Options
 from metapretrain.maml.rates import parse_rates
-from metapretrain.prompts.batch import PromptBatch, check_batch
+from metapretrain.prompts.batch import PromptBatch, check_tasks
 from metapretrain.prompts.clipping import clipped, clipped_steps
 from metapretrain.prompts.fitting import Fitted, Pair, fit
 from metapretrain.prompts.prompted import PromptedModel
@@ -101,7 +101,7 @@ class PromptMAML(nn.Module):
 
     def adapted(self, support: PromptBatch) -> Tensor:
         """Each task's prompt after the inner steps on its support rows (K, m), (K, L, D)."""
-        _check_tasks("support", support)
+        check_tasks("support", support)
         stack = self.prompt().expand(support.shape[0], -1, -1)
         if torch.is_grad_enabled():
             return self._adapted(stack, support)
@@ -192,8 +192,8 @@ class PromptMAML(nn.Module):
         return self.prompted.losses(self.adapted(support), query).mean(1)
 
     def _chunks(self, support: PromptBatch, query: PromptBatch) -> list[Pair]:
-        _check_tasks("support", support)
-        _check_tasks("query", query)
+        check_tasks("support", support)
+        check_tasks("query", query)
         tasks = support.shape[0]
         if query.shape[0] != tasks:
             raise InputError(f"support has {tasks} tasks and query {query.shape[0]}; give the same tasks")
@@ -201,10 +201,3 @@ class PromptMAML(nn.Module):
             return [(support, query)]
         rows = torch.arange(tasks, device=support.answer.device).split(self.chunk)
         return [(support.take(part), query.take(part)) for part in rows]
-
-
-def _check_tasks(what: str, batch: PromptBatch) -> None:
-    check_batch(what, batch)
-    if len(batch.shape) != 2 or batch.labels is None:
-        given = "no labels" if batch.labels is None else f"rows of shape {batch.shape}"
-        raise InputError(f"{what} has {given}; give labelled rows (K, m): m rows of each of K tasks")

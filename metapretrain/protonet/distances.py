@@ -32,6 +32,13 @@ def result_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def _squared(queries: Tensor, centres: Tensor) -> Tensor:
+    """Squared distance of each pair (B, C) by the product form, 0 where rounding is all that is left of it."""
+    norms = torch.linalg.vecdot(queries, queries)[:, None] + torch.linalg.vecdot(centres, centres)
+    squared = torch.addmm(norms.T, centres, queries.T, alpha=-2).T  # this order is the faster one
+    return torch.where(squared > _COINCIDENT * norms, squared, 0)
+
+
 class _Distance(torch.autograd.Function):
     """Euclidean distance of each pair (B, C) by the product form; its gradient is 0 where it is 0.
 
@@ -42,13 +49,12 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(queries: Tensor, centres: Tensor) -> Tensor:
-        norms = torch.linalg.vecdot(queries, queries)[:, None] + torch.linalg.vecdot(centres, centres)
-        squared = torch.addmm(norms.T, centres, queries.T, alpha=-2).T  # this order is the faster one
-        return torch.where(squared > _COINCIDENT * norms, squared, 0).sqrt_()
+        return _squared(queries, centres).sqrt_()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -62,15 +68,6 @@ class _Distance(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             to_centres = torch.addmm(centres * scaled.sum(0)[:, None], scaled.T, queries, alpha=-1)
         return to_queries, to_centres
-
-
-class _ForwardDistance(_Distance):
-    """The same with a derivative in forward mode (torch.func.hessian), which torch.compile refuses to trace."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-        ctx.save_for_forward(*inputs, output)
 
     @staticmethod
     def jvp(ctx: Any, of_queries: Tensor, of_centres: Tensor) -> Tensor:
@@ -104,8 +101,9 @@ def wide_logits(
         apart = (queries[:, None] - centres[None]).square().sum(-1)
         apart = _safe_sqrt(apart) if distance == "euclidean" else apart
     else:
-        function = _Distance if torch.compiler.is_compiling() else _ForwardDistance
-        apart = function.apply(queries, centres)
+        # Compiled, the function above would get no gradient at all by torch 2.11, without a word.
+        compiling = torch.compiler.is_compiling()
+        apart = _safe_sqrt(_squared(queries, centres)) if compiling else _Distance.apply(queries, centres)
         apart = apart if distance == "euclidean" else apart.square()
     return apart.to(dtype) / -temperature
 

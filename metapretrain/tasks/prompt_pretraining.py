@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
-from metapretrain.prompts import PromptBatch, PromptMAML
+from metapretrain.prompts import OuterStep, PromptBatch, PromptMAML
+from metapretrain.prompts.replay import Replay
 from metapretrain.tasks.prompt_methods import PromptRecipe, passes_of_loss
 from metapretrain.tasks.prompt_pool import Pool
-from metapretrain.tasks.prompt_replay import Replay
 from metapretrain.tasks.prompt_rows import MetaRows, crossed
 from metapretrain.tasks.prompt_schedule import AllTasks, ScheduledTasks
 from metapretrain.tasks.prompt_stack import Job, Progress, Stack
@@ -73,7 +73,7 @@ class _MetaLoop:
             groups.append({"params": [learner.inner_lr], "lr": recipe.meta.rate_lr, "weight_decay": 0.0})
         self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.meta.weight_decay)
         self.learned = [parameter for group in groups for parameter in group["params"]]
-        self.replay, self.watched = Replay(self._gradients), Replay(self._curves)
+        self.outer_step, self.watched = OuterStep(learner, context), Replay(self._curves)
         self.chosen = AllTasks(rows)
         if recipe.meta.scheduler:
             self.chosen = ScheduledTasks(
@@ -127,19 +127,10 @@ class _MetaLoop:
         rows = self.chosen.at(self.step)
         if self.recipe.meta.query == "other" and not self.multitask:
             rows = crossed(rows, self.step)
-        pair = self._pair(rows)
-        losses, *gradients = self.replay(*(leaf for part in pair for leaf in part.leaves()))
-        for parameter, gradient in zip(self.learned, gradients, strict=True):
-            parameter.grad = gradient
+        self.optimizer.zero_grad()
+        losses = self.outer_step(*self._pair(rows))
         self.optimizer.step()
         return losses.mean()
-
-    def _gradients(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        for parameter in self.learned:
-            parameter.grad = None
-        with self.context():
-            losses = self.learner.backward(PromptBatch.of(*leaves[:4]), PromptBatch.of(*leaves[4:]))
-        return losses, *(p.grad for p in self.learned if p.grad is not None)
 
     def _curves(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         with self.context():

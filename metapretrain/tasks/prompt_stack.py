@@ -13,9 +13,9 @@ from torch import Tensor
 
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptBatch, PromptedModel
+from metapretrain.prompts.replay import Replay, rounded_up
 from metapretrain.tasks.prompt_methods import Tuning
 from metapretrain.tasks.prompt_pool import Pool, allowed_words, word_scores
-from metapretrain.tasks.prompt_replay import Replay, rounded_up
 from metapretrain.training.devices import mixed_precision
 from metapretrain.training.schedule import learning_rate
 

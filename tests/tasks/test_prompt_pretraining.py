@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from metapretrain.data.made_sentiment import made_sentiment
 from metapretrain.errors import InputError
 from metapretrain.models.language_models import load_language_model
-from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer, outer_step
+from metapretrain.prompts.replay import Replay
 from metapretrain.tasks import prompt_pretraining
 from metapretrain.tasks.prompt_methods import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.tasks.prompt_pool import ALL_WORDS, SENTIMENT, Pool, encode_rows
@@ -171,12 +172,13 @@ def test_the_best_validated_prompt_is_kept(tmp_path: Path) -> None:
 def test_steps_and_validations_are_recorded_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[str, int]] = []
 
-    class Watched(prompt_pretraining.Replay):
+    class Watched(Replay):
         def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
             given.append((self.function.__name__, len(tensors)))
             return super().__call__(*tensors)
 
     monkeypatch.setattr(prompt_pretraining, "Replay", Watched)
+    monkeypatch.setattr(outer_step, "Replay", Watched)
     train_meta(learner(), rows(), pool(), RECIPE, None)
     assert given.count(("_gradients", 8)) == 10 and given.count(("_curves", 8)) == 5 * RECIPE.held_out
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from metapretrain.tasks import prompt_replay
-from metapretrain.tasks.prompt_replay import MOST, SIZES, WARMUPS, Replay, rounded_up
+from metapretrain.prompts import replay as module
+from metapretrain.prompts.replay import MOST, SIZES, WARMUPS, Replay, rounded_up
 
 
 class OnGpu(Tensor):
@@ -36,7 +36,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         def __call__(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return tuple(-value for value in self.function(*tensors))
 
-    monkeypatch.setattr(prompt_replay, "_Recorded", Recorded)
+    monkeypatch.setattr(module, "_Recorded", Recorded)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return sizes
@@ -81,7 +81,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(
     def refuse(*_: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(prompt_replay, "_Recorded", refuse)
+    monkeypatch.setattr(module, "_Recorded", refuse)
     replay = Replay(total)
     assert [replay(given(3))[0].item() for _ in range(WARMUPS + 3)] == [3.0] * (WARMUPS + 3)
     assert [record.message for record in caplog.records] == [
