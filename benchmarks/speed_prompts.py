@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ def outer_steps(work: PromptWork) -> list[Contender]:
         return steps
 
     def gradient(way: Way, chunk: int | None) -> Any:
+        gc.collect()  # a graph of the one before would be kept beside this one
+        torch.cuda.empty_cache()
         maml = work.learner(device, torch.float64, chunk)
         step = way(maml, nullcontext)
         for _ in range(BEFORE_REPLAY + 1 if way is OuterStep else 1):

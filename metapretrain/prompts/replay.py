@@ -68,6 +68,7 @@ class _Recorded:
         with torch.cuda.stream(side):
             function(*self.given)
         torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.empty_cache()  # a graph has memory of its own: what the plain calls left would be held beside it
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
             self.found = function(*self.given)
