@@ -113,6 +113,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
+    add("--local-batchnorm", action="store_true", help="several processes: BatchNorm of each one's rows, not of all")
     add("--corrupt", action="store_true", help="also accuracy under standard corruptions of (1,000) test images")
     add("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
     add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")

@@ -203,7 +203,7 @@ def fit(
     resident = all(step.objective(name).images.resident for name in step.objectives)
     settings = phase.settings(
         steps, precision=machine.precision, device=machine.device, seed=seed, compile=machine.compile,
-        cuda_graph=machine.cuda_graph if resident else False,
+        cuda_graph=machine.cuda_graph if resident else False, local_batchnorm=machine.local_batchnorm,
         log_every=max(1, min(50, steps // 20)), evaluate_every=max(1, steps // 10),
     )  # fmt: skip
     if machine.device != "cpu":

@@ -14,6 +14,7 @@ class Machine:
         precision: `fp32` or `bf16`.
         compile: compile the model.
         cuda_graph: record updates as CUDA graphs; None: wherever that is possible.
+        local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all.
         rank, world: of this process, and how many there are.
     """
 
@@ -21,5 +22,6 @@ class Machine:
     precision: str = "fp32"
     compile: bool = False
     cuda_graph: bool | None = None
+    local_batchnorm: bool = False
     rank: int = 0
     world: int = 1

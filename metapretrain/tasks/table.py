@@ -72,7 +72,8 @@ def machine_of(options: Namespace) -> Machine:
         accelerator = make_accelerator(device, options.precision)
         rank, world = accelerator.process_index, accelerator.num_processes
     graph = False if getattr(options, "no_cuda_graph", False) else None
-    return Machine(device, options.precision, getattr(options, "compile", False), graph, rank, world)
+    compiled, local = (getattr(options, name, False) for name in ("compile", "local_batchnorm"))
+    return Machine(device, options.precision, compiled, graph, local, rank, world)
 
 
 def run_table(

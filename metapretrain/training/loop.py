@@ -20,6 +20,7 @@ from metapretrain.training.memory import memory_held, out_of_memory
 from metapretrain.training.run_folder import RunFolder
 from metapretrain.training.schedule import learning_rate
 from metapretrain.training.settings import TrainSettings
+from metapretrain.training.shared_norms import share_norms
 
 log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 60.0
@@ -128,11 +129,13 @@ class _Loop:
         self.plain, self.stream, self.settings, self.accelerator = step, stream, settings, accelerator
         self.folder, self.evaluate, self.title = run, evaluate, title
         step.to(accelerator.device)
+        own = getattr(step, "reduces_gradients", False)
+        if accelerator.num_processes > 1 and not own and not settings.local_batchnorm:
+            share_norms(step)
         self.average = moving_average(step, settings.ema)
         if settings.compile:
             log.info("compiling %d module(s)", compile_parts(step))
         optimizer = build_optimizer(step, settings, accelerator.device)
-        own = getattr(step, "reduces_gradients", False)
         self.module = accelerator.prepare_model(step, evaluation_mode=own)  # evaluation_mode: not wrapped in DDP
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.step = self.resumed_from = self.start = 0

@@ -32,6 +32,8 @@ class TrainSettings:
         compile: compile the modules that say `compilable = True`.
         cuda_graph: record one update and replay it; None means wherever that is possible (one CUDA process, not fp16,
             no accumulation).
+        local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all, as it
+            always does in a step that averages its gradients itself.
         ema: decay of an exponential moving average of `step.model`, which replaces it at the end; None for none.
         log_every: updates between two log lines; the only points where the device is waited for.
         checkpoint_every: updates between checkpoints; None means once a minute, at a log line.
@@ -61,6 +63,7 @@ class TrainSettings:
     device: str = "auto"
     compile: bool = False
     cuda_graph: bool | None = None
+    local_batchnorm: bool = False
     ema: float | None = None
     log_every: int = 50
     checkpoint_every: int | None = None

@@ -1,4 +1,4 @@
-"""Two processes give the one-process result: gradients, prototypes and contrastive negatives."""
+"""Two processes give the one-process result: gradients, prototypes, contrastive negatives and BatchNorm."""
 
 import json
 import os
@@ -18,20 +18,23 @@ from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
 from metapretrain.data.augment import make_augmentation
 from metapretrain.episodes import ShuffledBatches, TaskStream
-from metapretrain.models.encoders import mlp
+from metapretrain.models.encoders import mlp, small_conv
 from metapretrain.protonet import ProtoLoss
 from metapretrain.training import TrainSettings, train
 from metapretrain.tasks.table import machine_of
 from argparse import Namespace
 
-kind, out = sys.argv[1:]
+kind, encoder, out = sys.argv[1:]
 machine = machine_of(Namespace(device="cpu", precision="fp32"))
 generator = torch.Generator().manual_seed(0)
 labels = torch.arange(64) % 4
 images = torch.randint(0, 256, (64, 1, 4, 4), generator=generator, dtype=torch.uint8)
 data = ImageSet(images, labels, list("abcd"))
 torch.manual_seed(0)
-encoder = mlp(channels=1, image_size=4, hidden=16)
+encoder = {
+    "mlp": lambda: mlp(channels=1, image_size=4, hidden=16),
+    "batchnorm": lambda: small_conv(channels=1, width=4),
+}[encoder]()
 source = Images(data, make_augmentation("none", 4, 1, (0.5,), (0.25,)))
 task = {
     "supervised": lambda: Supervised(source, nn.Linear(16, 4)),
@@ -40,7 +43,8 @@ task = {
 }[kind]()
 rows = ShuffledBatches(64, 32 // machine.world, seed=1, rank=machine.rank, world_size=machine.world)
 step = Step(encoder, {kind: task})
-train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), TrainSettings(steps=6, lr=0.05, device="cpu"))
+settings = TrainSettings(steps=6, lr=0.05, device="cpu")
+train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), settings)
 if machine.rank == 0:
     json.dump({k: v.double().sum().item() for k, v in step.state_dict().items()} |
               {k + ".norm": v.double().norm().item() for k, v in step.state_dict().items()}, open(out, "w"))
@@ -68,14 +72,15 @@ def ended(command, world):
     return [process.wait(timeout=120) for process in processes]
 
 
-def run(kind, world, out):
-    assert ended([sys.executable, "-c", SCRIPT, kind, str(out)], world) == [0] * world
+def run(kind, encoder, world, out):
+    assert ended([sys.executable, "-c", SCRIPT, kind, encoder, str(out)], world) == [0] * world
     return json.loads(out.read_text())
 
 
+@pytest.mark.parametrize("encoder", ["mlp", "batchnorm"])
 @pytest.mark.parametrize("kind", ["supervised", "prl", "simclr"])
-def test_two_ranks_train_as_one_process_does(tmp_path, kind):
-    one, two = run(kind, 1, tmp_path / "one.json"), run(kind, 2, tmp_path / "two.json")
+def test_two_ranks_train_as_one_process_does(tmp_path, kind, encoder):
+    one, two = (run(kind, encoder, world, tmp_path / f"{world}.json") for world in (1, 2))
     assert one.keys() == two.keys()
     for name, value in one.items():
         assert two[name] == pytest.approx(value, rel=2e-5, abs=2e-5), name
