@@ -123,6 +123,7 @@ def serve(kind: str, eager: bool = False) -> None:
     from metapretrain.training.devices import make_accelerator
     from metapretrain.training.engine import Engine, build_optimizer
     from metapretrain.training.settings import TrainSettings
+    from metapretrain.training.shared_norms import share_norms
 
     precision = here("fp32", "bf16") if kind != "tasks" else "fp32"
     accelerator = make_accelerator("auto", precision)
@@ -132,6 +133,8 @@ def serve(kind: str, eager: bool = False) -> None:
     settings = TrainSettings(steps=1, lr=1e-5, precision=precision, cuda_graph=False if eager else None)
     optimizer = accelerator.prepare_optimizer(build_optimizer(step, settings, accelerator.device))
     own = getattr(step, "reduces_gradients", False)
+    if not own and accelerator.num_processes > 1:
+        share_norms(step)
     engine = Engine(accelerator.prepare_model(step, evaluation_mode=own), optimizer, accelerator, settings)
     for line in sys.stdin:
         for _ in range(int(line)):

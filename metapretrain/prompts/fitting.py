@@ -71,10 +71,11 @@ def fit(
         raise InputError(f"held-out pairs must all be of as many tasks, not of {sorted(n for (n,) in tasks)}")
     for name, value in (("lr", lr), ("rate_lr", rate_lr), ("weight_decay", weight_decay)):
         _check_number(name, value, zero=name == "weight_decay")
+    update = OuterStep(learner)
     groups: list[dict[str, Any]] = [{"params": [learner.prompt.weight], "lr": lr}]
     if (rates := _learned_rates(learner)) is not None:
         groups.append({"params": [rates], "lr": rate_lr, "weight_decay": 0.0})
-    optimizer, update = torch.optim.AdamW(groups, weight_decay=weight_decay), OuterStep(learner)
+    optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
     state = _Best(learner)
     state.validate(0, held_out, log)
     step = 0

@@ -30,7 +30,8 @@ class OuterStep:
         context: called before each step for the context of its precision, such as autocast.
 
     Raises:
-        InputError: inner rates that come from further computations, which a recorded step would miss.
+        InputError: no PromptMAML, one without anything to learn, inner rates that come from further computations, which
+            a recorded step would miss; when called, rows that :meth:`PromptMAML.backward` refuses.
 
     Example:
         >>> from transformers import BertForMaskedLM
@@ -48,12 +49,14 @@ class OuterStep:
     """
 
     def __init__(self, learner: PromptMAML, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        rates = learner.inner_lr
-        learned: list[Tensor] = [learner.prompt.weight]
-        if isinstance(rates, Tensor) and rates.requires_grad:
-            learned.append(rates)
-            if not rates.is_leaf:
-                raise InputError("inner_lr comes from further computations; learn a tensor, or use PromptMAML.backward")
+        if not hasattr(learner, "prompted"):
+            raise InputError(f"an outer step is that of a PromptMAML, not of a {type(learner).__name__}")
+        tensors = (learner.prompt.weight, learner.inner_lr)
+        learned = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.requires_grad]
+        if not learned:
+            raise InputError("nothing is learned: the prompt takes no gradient, and inner_lr is no tensor that does")
+        if not all(tensor.is_leaf for tensor in learned):
+            raise InputError("inner_lr comes from further computations; learn a tensor, or use PromptMAML.backward")
         self.learner, self.context, self.learned = learner, context, learned
         self.replay = Replay(self._gradients)
 

@@ -82,6 +82,9 @@ def train(
         evaluate: called with the number of updates done, every `settings.evaluate_every`; its values are logged.
         title: of the progress bar.
 
+    Over several processes, BatchNorm of `step` takes the rows of all in training mode, also afterwards
+    (:func:`metapretrain.training.shared_norms.share_norms`), unless `settings.local_batchnorm`.
+
     Raises:
         TrainingError: a NaN or infinite loss, out of memory, or a stream that ends before the last step.
         InputError: a device that is not there, a checkpoint that cannot be written.

@@ -10,59 +10,81 @@ from torch import Tensor, nn
 
 from metapretrain.protonet import gather_rows
 
-BatchNorm = nn.modules.batchnorm._BatchNorm
 _gathered: Any = torch.compiler.disable(gather_rows)  # messages between processes are left out of compiled code
 
 
-class SharedBatchNorm(BatchNorm):
+class _OverRanks(nn.modules.batchnorm._BatchNorm):
     """BatchNorm whose mean and variance in training are those of all ranks' rows, with their gradients.
 
     Every rank gives as many rows. In evaluation, and in a single process, it is torch's. `nn.SyncBatchNorm` is the same
     for GPUs; this one also runs on a CPU, where it is tested against one process.
-
-    Example:
-        >>> norm = share_norms(nn.Sequential(nn.BatchNorm2d(3)))[0]
-        >>> norm(torch.randn(4, 3, 5, 5)).mean().abs().item() < 1e-6, norm.running_var.shape
-        (True, torch.Size([3]))
     """
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        pass  # the class that it was did so
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalised rows (B, C, ...) of this rank, in the type of `input`."""
         if not (self.training and _several_ranks()):
             return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected {self.num_features} channels, got input of shape {tuple(input.shape)}")
         values = input if input.dtype == torch.float64 else input.float()
-        places = [0, *range(2, input.dim())]
-        own = torch.stack(torch.var_mean(values, places, correction=0))
+        own = torch.stack(torch.var_mean(values, [0, *range(2, input.dim())], correction=0))
         variances, means = _gathered(own[None]).unbind(1)  # (ranks, C) each
         mean = means.mean(0)
         variance = (variances + (means - mean).square()).mean(0)
-        if self.track_running_stats:
-            self._track(mean, variance, len(means) * values.numel() // values.shape[1])
-        scale = (variance + self.eps).rsqrt()
-        shift = -mean * scale
-        if self.affine:
-            scale, shift = scale * self.weight, shift * self.weight + self.bias
+        self._track(mean, variance, len(means) * values.numel() // values.shape[1])
         shape = (-1, *[1] * (input.dim() - 2))
-        normalised: Tensor = values * scale.view(shape) + shift.view(shape)
+        scale = (variance + self.eps).rsqrt()
+        if self.affine:
+            scale = scale * self.weight
+        normalised: Tensor = (values - mean.view(shape)) * scale.view(shape)
+        if self.affine:
+            normalised = normalised + self.bias.view(shape)
         return normalised.to(input.dtype)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_((variance * (count / (count - 1))).to(self.running_var.dtype), share)
+        share: Any = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            share = 1 / self.num_batches_tracked if self.momentum is None else share
+        for kept, new in ((self.running_mean, mean), (self.running_var, variance * (count / (count - 1)))):
+            if kept is not None:
+                kept.lerp_(new.to(kept.dtype), share)
+
+
+class SharedBatchNorm1d(_OverRanks, nn.BatchNorm1d):
+    """:class:`torch.nn.BatchNorm1d` over the rows of all ranks."""
+
+
+class SharedBatchNorm2d(_OverRanks, nn.BatchNorm2d):
+    """:class:`torch.nn.BatchNorm2d` over the rows of all ranks."""
+
+
+class SharedBatchNorm3d(_OverRanks, nn.BatchNorm3d):
+    """:class:`torch.nn.BatchNorm3d` over the rows of all ranks."""
+
+
+SHARED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: SharedBatchNorm1d,
+    nn.BatchNorm2d: SharedBatchNorm2d,
+    nn.BatchNorm3d: SharedBatchNorm3d,
+}
 
 
 def share_norms(module: nn.Module) -> nn.Module:
-    """Make every BatchNorm of a module a :class:`SharedBatchNorm`, in place, and return it; names and values stay."""
+    """Let every BatchNorm of a module take the rows of all ranks in training, in place, and return it.
+
+    Names and values stay. Subclasses of torch's BatchNorm are left alone: they compute something else.
+
+    Example:
+        >>> net = share_norms(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3)))
+        >>> [type(part).__name__ for part in net], net(torch.randn(4, 3, 5, 5)).shape
+        (['SharedBatchNorm2d', 'GroupNorm'], torch.Size([4, 3, 5, 5]))
+    """
     for part in module.modules():
-        if isinstance(part, BatchNorm):
-            part.__class__ = SharedBatchNorm
+        if type(part) in SHARED:
+            part.__class__ = SHARED[type(part)]
     return module
 
 

@@ -34,6 +34,7 @@ torch.manual_seed(0)
 encoder = {
     "mlp": lambda: mlp(channels=1, image_size=4, hidden=16),
     "batchnorm": lambda: small_conv(channels=1, width=4),
+    "local": lambda: small_conv(channels=1, width=4),
 }[encoder]()
 source = Images(data, make_augmentation("none", 4, 1, (0.5,), (0.25,)))
 task = {
@@ -43,7 +44,7 @@ task = {
 }[kind]()
 rows = ShuffledBatches(64, 32 // machine.world, seed=1, rank=machine.rank, world_size=machine.world)
 step = Step(encoder, {kind: task})
-settings = TrainSettings(steps=6, lr=0.05, device="cpu")
+settings = TrainSettings(steps=6, lr=0.05, device="cpu", local_batchnorm=sys.argv[2] == "local")
 train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), settings)
 if machine.rank == 0:
     json.dump({k: v.double().sum().item() for k, v in step.state_dict().items()} |
@@ -84,6 +85,11 @@ def test_two_ranks_train_as_one_process_does(tmp_path, kind, encoder):
     assert one.keys() == two.keys()
     for name, value in one.items():
         assert two[name] == pytest.approx(value, rel=2e-5, abs=2e-5), name
+
+
+def test_batchnorm_of_own_rows_is_another_result(tmp_path):
+    local, shared = (run("supervised", encoder, 2, tmp_path / encoder) for encoder in ("local", "batchnorm"))
+    assert any(value != pytest.approx(local[name], rel=1e-3) for name, value in shared.items())
 
 
 LEAVING = """
