@@ -8,14 +8,15 @@ from pathlib import Path
 import metapretrain
 
 PACKAGE = Path(metapretrain.__file__).parent
-LEAVES = {"errors", "devices", "extras", "tensors"}
+LEAVES = {"errors", "devices", "extras", "gather", "tensors"}
 MAY_IMPORT = {
     "errors": set(),
     "devices": {"errors"},
     "extras": {"errors"},
+    "gather": set(),
     "tensors": {"errors"},
     "episodes": {"errors", "extras"},
-    "protonet": {"errors"},
+    "protonet": {"errors", "gather"},
     "maml": {"errors", "extras"},
     "prompts": {"errors", "extras", "maml", "tensors"},
     "scheduling": {"errors"},

@@ -1,7 +1,7 @@
 """Prototypes: how labelled examples teach a feature space."""
 
+from metapretrain.gather import gather_rows
 from metapretrain.protonet.distances import DISTANCES, proto_logits
-from metapretrain.protonet.gather import gather_rows
 from metapretrain.protonet.labels import MODES, check_labels
 from metapretrain.protonet.loss import ProtoLoss
 from metapretrain.protonet.prototypes import dense_ids, prototypes

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from metapretrain.errors import InputError, one_of
+from metapretrain.gather import gather_rows
 from metapretrain.protonet.distances import (
     DISTANCES,
     check_temperature,
@@ -18,7 +19,6 @@ from metapretrain.protonet.distances import (
     wide_dtype,
     wide_logits,
 )
-from metapretrain.protonet.gather import gather_rows
 from metapretrain.protonet.labels import MODES
 from metapretrain.protonet.prototypes import check_num_classes, check_shapes, class_ids, class_sums, dense_ids
 from metapretrain.protonet.split import random_queries, split_keys, stratified_queries

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from metapretrain.protonet import gather_rows
-
-_gathered: Any = torch.compiler.disable(gather_rows)  # messages between processes are left out of compiled code
+from metapretrain.gather import gather_rows
 
 
 class _OverRanks(nn.modules.batchnorm._BatchNorm):
@@ -29,7 +28,7 @@ class _OverRanks(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"expected {self.num_features} channels, got input of shape {tuple(input.shape)}")
         values = input if input.dtype == torch.float64 else input.float()
         own = torch.stack(torch.var_mean(values, [0, *range(2, input.dim())], correction=0))
-        variances, means = _gathered(own[None]).unbind(1)  # (ranks, C) each
+        variances, means = _gather()(own[None]).unbind(1)  # (ranks, C) each
         mean = means.mean(0)
         variance = (variances + (means - mean).square()).mean(0)
         self._track(mean, variance, len(means) * values.numel() // values.shape[1])
@@ -86,6 +85,11 @@ def share_norms(module: nn.Module) -> nn.Module:
         if type(part) in SHARED:
             part.__class__ = SHARED[type(part)]
     return module
+
+
+@cache
+def _gather() -> Any:
+    return torch.compiler.disable(gather_rows)  # messages between processes are left out of compiled code
 
 
 def _several_ranks() -> bool:
