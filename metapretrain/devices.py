@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import sys
@@ -83,7 +84,8 @@ def leave_ranks() -> None:
     """End this process's part in a run of several: all wait for each other, then leave. Alone it does nothing.
 
     A process that ends without it may be aborted in Python's last moments (exit status 134), though its work is done:
-    gloo's threads then still hold tensors (https://github.com/pytorch/pytorch/pull/179291).
+    gloo's threads then still hold tensors (https://github.com/pytorch/pytorch/pull/179291). They end with the group,
+    which ends with the last that holds it.
 
     Example:
         >>> leave_ranks()
@@ -95,4 +97,5 @@ def leave_ranks() -> None:
         distributed.barrier()
     except RuntimeError as error:
         log.debug("another process has left before: %s", error)
+    gc.collect()  # a wrapped model, which holds the group, is a cycle
     distributed.destroy_process_group()

@@ -27,6 +27,11 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState
 
+    # Its default arguments are the group of all ranks. Loaded after that is made, it would hold the group for good, and
+    # `leave_ranks` could not end its threads.
+    if torch.distributed.is_available():
+        from torch.distributed.nn import functional  # noqa: F401
+
     device = check_device(device)
     check_precision(precision, device)
     if device.startswith("cuda:"):

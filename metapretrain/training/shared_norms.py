@@ -49,7 +49,7 @@ class _OverRanks(nn.modules.batchnorm._BatchNorm):
             share = 1 / self.num_batches_tracked if self.momentum is None else share
         for kept, new in ((self.running_mean, mean), (self.running_var, variance * (count / (count - 1)))):
             if kept is not None:
-                kept.lerp_(new.to(kept.dtype), share)
+                kept.add_((new.to(kept.dtype) - kept) * share)
 
 
 class SharedBatchNorm1d(_OverRanks, nn.BatchNorm1d):

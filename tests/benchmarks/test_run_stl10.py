@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,18 +123,11 @@ def test_validate_leaves_the_test_images_alone(
     assert not [*root.glob("*/predictions.csv"), *root.glob("report/*")]
 
 
-def test_two_processes_make_one_run_folder_a_row(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+def test_two_processes_make_one_run_folder_a_row(tmp_path: Path, ranks: Callable[[int], list[dict[str, str]]]) -> None:
     words = ["--dataset", "digits", "--smoke", "--validate", "--device", "cpu", "--out", str(tmp_path)]
     words += ["--methods", "prl-query-frozen-linear,prl-query-frozen-mlp"]
-    processes = []
-    for rank in ("0", "1"):
-        env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, run_stl10.__file__, *words]
-        usual = {**os.environ, "OMP_NUM_THREADS": "1"}
-        processes.append(subprocess.Popen(command, env=usual | env, stdout=subprocess.PIPE, text=True))
+    command = [sys.executable, run_stl10.__file__, *words]
+    processes = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for env in ranks(2)]
     shown = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert shown[0].count("validation only") == 2 and shown[1] == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +37,7 @@ def test_a_run_of_one_process_says_what_to_do_instead(
         (run_text, ["--recipe", "strong", "--methods", "proto"]),
     ],
 )
-def test_two_machines_train_one_run(script: ModuleType, words: list[str], tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_two_machines_train_one_run(script: ModuleType, words: list[str], tmp_path: Path, port: int) -> None:
     machines = []
     for number in (0, 1):
         command = [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -211,23 +210,15 @@ leave_ranks()
 """
 
 
-def run(world: int, out: Path) -> dict[str, torch.Tensor]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    processes = []
-    for rank in range(world):
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if world > 1:
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_PORT": port,
-                    "MASTER_ADDR": "127.0.0.1"}  # fmt: skip
-        processes.append(subprocess.Popen([sys.executable, "-c", SCRIPT, str(out)], env=env))
-    assert [process.wait(timeout=120) for process in processes] == [0] * world
+def run(environments: list[dict[str, str]], out: Path) -> dict[str, torch.Tensor]:
+    command = [sys.executable, "-c", SCRIPT, str(out)]
+    processes = [subprocess.Popen(command, env=env) for env in environments]
+    assert {process.wait(timeout=120) for process in processes} == {0}
     return load_file(out)
 
 
-def test_two_ranks_have_the_one_process_gradient(tmp_path: Path) -> None:
-    one, two = run(1, tmp_path / "one"), run(2, tmp_path / "two")
+def test_two_ranks_have_the_one_process_gradient(tmp_path: Path, ranks: Callable[[int], list[dict[str, str]]]) -> None:
+    one, two = run(ranks(1), tmp_path / "one"), run(ranks(2), tmp_path / "two")
     assert one.keys() == two.keys()
     for name, value in one.items():
         gap = (two[name] - value).norm() / value.norm()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,19 +65,17 @@ def no_dropout(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
 
-def test_two_ranks_end_with_the_weights_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    usual = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(metapretrain.__file__).parents[1])}
-    ranks = []
-    for rank in ("0", "1"):
-        env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
-        command = [sys.executable, __file__, str(tmp_path / rank)]
-        ranks.append(subprocess.Popen(command, env=usual | env, stderr=subprocess.PIPE, text=True))
+def test_two_ranks_end_with_the_weights_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Callable[[int], list[dict[str, str]]]
+) -> None:
+    here = {"PYTHONPATH": str(Path(metapretrain.__file__).parents[1])}
+    processes = []
+    for env in ranks(2):
+        command = [sys.executable, __file__, str(tmp_path / env["RANK"])]
+        processes.append(subprocess.Popen(command, env=env | here, stderr=subprocess.PIPE, text=True))
     monkeypatch.setattr(torch.nn.functional, "dropout", no_dropout)
     one = trained(Machine())
-    for process in ranks:
+    for process in processes:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
     for rank in ("0", "1"):
