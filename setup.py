@@ -18,21 +18,22 @@ def version() -> str:
     return found.group(1)
 
 
+# The tests pass with the oldest version of each that is allowed here, all together (Python 3.11).
 CORE = [
-    "torch>=2.6,<3",  # 2.6: the first for Python 3.13, and torch.load that is safe by default
-    "torchvision>=0.21,<1",  # pairs with torch 2.6; ResNet, data readers, reference operations
-    "transformers>=4.48,<6",  # BERT, T5 and their tokenizers; 4.48 runs with torch 2.6 on Python 3.13
-    "tokenizers>=0.21,<1",  # word pieces of encoders from scratch; 0.21 is that of transformers 4.48
-    "huggingface_hub>=0.24,<3",  # its messages are held back while a model loads; 0.24 is that of transformers 4.48
+    "torch>=2.7,<3",  # 2.7 is the first that compiles a model of transformers 5
+    "torchvision>=0.22,<1",  # pairs with torch 2.7; ResNet, data readers, reference operations
+    "transformers>=5.17,<6",  # BERT, T5 and their tokenizers; T5 has fused attention from 5.15 on
+    "tokenizers>=0.23.1,<1",  # word pieces of encoders from scratch; 0.23.1 is that of transformers 5.17
+    "huggingface_hub>=1.5,<3",  # its messages are held back while a model loads; 1.5 is that of transformers 5.17
     "higher>=0.2.1,<0.3",  # an engine of maml and the peer it is checked against; no release since
-    "numpy>=1.26,<3",  # episode planning; 1.26 is kept for environments whose other packages need it
+    "numpy>=1.26.4,<3",  # episode planning; 1.26 is kept for environments whose other packages need it
     "tensorboard>=2.18,<3",  # event files and the embedding projector; 2.18 is the first for numpy 2.1
     "accelerate>=1.2,<2",  # devices, mixed precision and ranks under one interface
-    "safetensors>=0.4.5,<1",  # checkpoints without pickle
+    "safetensors>=0.8,<1",  # checkpoints without pickle; 0.8 is that of transformers 5.17
     "scikit-learn>=1.5.2,<2",  # digits, t-SNE, neighbours, silhouette; 1.5.2: Python 3.13
     "scipy>=1.14.1,<2",  # Student t intervals; 1.14.1 is the first for Python 3.13
     "matplotlib>=3.9.2,<4",  # figures; 3.9.2 is the first for Python 3.13
-    "tqdm>=4.66,<5",  # progress bars
+    "tqdm>=4.66.1,<5",  # progress bars
     "pillow>=10.4",  # image files; a new major number every year, the calls used here are stable
     "pytorch-metric-learning>=2.8,<3",  # NT-Xent, the loss of the SimCLR baseline; 2.8 runs with numpy 2
 ]
@@ -61,10 +62,10 @@ EXTRAS = {
         "hypothesis>=6.100,<7",  # property tests
         "mypy>=1.13",  # strict types; 1.13 is the first for Python 3.13
         "peft>=0.14,<1",  # loads saved prompts in the tests; 0.14 is the first for Python 3.13
-        "pytest>=8.2",  # tests and doctests
+        "pytest>=8.3.5",  # tests and doctests
         "pytest-xdist>=3.6",  # tests side by side
         "ruff>=0.8",  # lint
-        "sentence-transformers>=3.3,<7",  # saved text encoders are loaded with it; it needs nothing that is not above
+        "sentence-transformers>=5.2,<7",  # saved text encoders are loaded with it; it needs nothing that is not above
         "types-tqdm>=4.66",  # stubs for tqdm, which ships no types
     ],
 }

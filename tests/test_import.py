@@ -30,10 +30,8 @@ def test_import_is_silent() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_import_needs_no_framework_and_at_most_a_second() -> None:
-    code = "import sys, time, torch; start = time.time(); import metapretrain; end = time.time()"
-    seconds, *modules = run(f"{code}; print(end - start, *sys.modules)").stdout.split()
-    assert float(seconds) < 1
+def test_import_needs_no_framework() -> None:
+    modules = run("import sys, metapretrain; print(*sys.modules)").stdout.split()
     assert not HEAVY & set(modules)
 
 
