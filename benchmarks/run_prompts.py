@@ -97,6 +97,8 @@ def recipe_of(options: Namespace) -> PromptRecipe:
     refuse_two_schedules(options.schedule, options.changes, "meta.scheduler")
     recipe = TRIAL if options.smoke else PromptRecipe()
     wanted = {name: getattr(options, name) for name in ("model", "budget", "reads")}
+    if wanted["model"] is not None and Path(wanted["model"], "config.json").is_file():
+        wanted["model"] = str(Path(wanted["model"]).absolute())  # its prompts are used from other places
     given = {name: value for name, value in wanted.items() if value is not None}
     changes = options.changes if options.schedule is None else [*options.changes, f"meta.scheduler={options.schedule}"]
     return override(replace(recipe, stratified=options.draw == "stratified", **given), changes)
@@ -134,20 +136,25 @@ def root_of(options: Namespace) -> Path:
     return out / "prompts" / "-".join(names_of(options, recipe_of(options)))
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen rows and print their table."""
-    options = options_of(argv)
+def experiment_of(options: Namespace) -> PromptExperiment:
+    """Read the data and return the experiment; nothing is trained or written yet."""
     machine, recipe = machine_of(options), recipe_of(options)
     if machine.world > 1:
         raise InputError("a prompts run is one process; run rows side by side with --jobs-per-device, on all GPUs")
     data = data_of(options, recipe)
     dataset, name = names_of(options, recipe)
-    experiment = PromptExperiment(
+    return PromptExperiment(
         "prompts", dataset, name, recipe, data, machine, options.out,
         None if options.no_figures or options.validate else options.seeds[0], options.resume, cache=options.cache,
         rows_per_pass=options.rows_per_pass, tasks_per_pass=options.tasks_per_pass, lender=options.pretrained,
     )  # fmt: skip
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen rows and print their table."""
+    options = options_of(argv)
+    experiment = experiment_of(options)
     return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
 
 

@@ -55,9 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for value in own.values or sweep.values:
         usual = ["--methods", sweep.methods, "--sets", "sst5"]  # first: of an option given twice the last one counts
         points[value] = [*usual, *rest, "--tag", f"{name}-{value}", "--set", f"{sweep.setting}={value}"]
-        recipe = run_prompts.recipe_of(run_prompts.options_of(points[value]))  # a bad one is refused before all runs
-        if (same := recipes.setdefault(recipe, value)) != value:
+        options = run_prompts.options_of(points[value])
+        if (same := recipes.setdefault(run_prompts.recipe_of(options), value)) != value:
             raise InputError(f"--values {same} and {value} are the same number; leave one of them out")
+        try:  # what cannot be run is refused before all runs
+            experiment = run_prompts.experiment_of(options)
+            rows = {method: run_prompts.METHODS[method] for method in options.methods}
+            if not options.dry_run:
+                experiment.check(rows, options.seeds)
+        except InputError as error:
+            raise InputError(f"--values {value}: {error}") from None
     found: dict[str, dict[float, dict[int, float]]] = {}
     lender: list[str] = []
     for value, given in points.items():

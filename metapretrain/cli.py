@@ -113,7 +113,7 @@ def _report(parser: Parser) -> None:
 
 def _predict(parser: Parser) -> None:
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    add("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a saved prompt")
     add("files", type=Path, nargs="*", metavar="FILE", help="image files")
     for task in ("sst", "para", "sts"):
         add(f"--{task}", type=Path, metavar="FILE",
@@ -121,6 +121,7 @@ def _predict(parser: Parser) -> None:
     add("--texts", type=named_file, action="append", default=[], metavar="TASK=FILE", help="texts of another task")
     add("--out", type=Path, metavar="DIR",
         help="where predictions of texts are written (RUN/predictions, or RUN/own-texts of prompts)")  # fmt: skip
+    add("--model", metavar="NAME", help="the language model of prompts (default: the one that the run or prompt names)")
     add_device_options(parser, precision=False)
 
 

@@ -155,7 +155,8 @@ def predict(options: Namespace) -> int:
     if tables:
         from metapretrain.tasks.text_saved import predict_files
 
-        for path in predict_files(options.run, tables, options.out, check_device(options.device)):
+        device = check_device(options.device)
+        for path in predict_files(options.run, tables, options.out, device, model=options.model):
             print(path)
         return 0
     from metapretrain.data.image_folder import read_images

@@ -36,6 +36,15 @@ def prompt_notes(by_method: Runs, published: Mapping[str, Published]) -> list[st
             f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
             f"going forward or backward once, backward in second order counts twice: {told}."
         )
+    lost = {
+        name: sum(run.get("budget", {}).get("diverged", 0) for run in runs.values()) for name, runs in by_method.items()
+    }
+    if any(lost.values()):
+        told = "; ".join(f"{name} {count:,}" for name, count in lost.items() if count)
+        notes.append(
+            "Trainings that diverged, of pretraining and of all seeds and sets; the best before that was kept, or the "
+            f"start: {told}."
+        )
     return notes
 
 

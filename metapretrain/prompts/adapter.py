@@ -24,14 +24,16 @@ def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, not
     Args:
         kind: "decoder-only", "encoder-decoder" or "masked".
         notes: what is written to prompt.json; PEFT does not read it.
+
+    Raises:
+        InputError: the folder cannot be written.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    name = getattr(model.config, "_name_or_path", "") or None
+    base = getattr(model.config, "_name_or_path", "") or None
     config = {
         "peft_type": "PROMPT_TUNING",
         "task_type": TASK_TYPES[kind],
-        "base_model_name_or_path": None if name is None or Path(name).is_absolute() else name,
+        "base_model_name_or_path": None if base is None or Path(base).is_absolute() else base,
         "inference_mode": True,
         "num_virtual_tokens": prompt.shape[0],
         "token_dim": prompt.shape[1],
@@ -41,9 +43,17 @@ def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, not
         "prompt_tuning_init": "RANDOM",
     }
     weights = {KEY: prompt.detach().cpu().contiguous()}
-    _write(folder / WEIGHTS, encode(weights))
-    _write(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-    _write(folder / OURS, (json.dumps(notes, indent=2, ensure_ascii=False) + "\n").encode())
+    files = {
+        WEIGHTS: encode(weights),
+        CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
+        OURS: (json.dumps(notes, indent=2, ensure_ascii=False) + "\n").encode(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            _write(folder / name, data)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror}); name another folder") from None
 
 
 def read_adapter(folder: str | Path) -> Tensor:
@@ -69,7 +79,8 @@ def read_adapter(folder: str | Path) -> Tensor:
     length = config.get("num_virtual_tokens")
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise InputError(f"{about}: num_virtual_tokens must be 1 or more, got {length!r}")
-    if prompt is None or prompt.ndim != 2 or len(prompt) < length or not prompt.is_floating_point():
+    most = 2 * length if config.get("task_type") == TASK_TYPES["encoder-decoder"] else length
+    if prompt is None or prompt.ndim != 2 or not length <= len(prompt) <= most or not prompt.is_floating_point():
         raise InputError(f"{file} does not hold {KEY} of {length} rows, which {CONFIG} names")
     return prompt[:length]
 

@@ -47,6 +47,8 @@ def fit(
 ) -> Fitted:
     """Train the learner's prompt with AdamW and leave it as it was best; section 5 of Huang et al.
 
+    So it does when it is cut short by an error or Ctrl-C.
+
     Args:
         steps: (support, query) of rows (K, m), one pair an outer step.
         held_out: such pairs of rows that `steps` never holds; accuracy is that of the adapted prompts on the
@@ -60,12 +62,19 @@ def fit(
         log: called with the step and :meth:`PromptMAML.curves`, (K,) each, of the held-out pairs' mean.
 
     Raises:
-        InputError: there are no held-out pairs or no steps, or a number is out of range.
+        InputError: there are no held-out pairs or no steps, a number is out of range, or the prompt is not finite.
     """
+    for name, given in (("steps", steps), ("held_out", held_out)):
+        if not isinstance(given, Iterable):
+            raise InputError(f"{name} of fit must hold pairs (support, query) of PromptBatch, not {given!r}")
     held_out = list(held_out)
-    counts = (most, every, patience)
-    if not held_out or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
-        raise InputError("fit needs held-out pairs, and most, every and patience of at least 1")
+    for name, count in (("most", most), ("every", every), ("patience", patience)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"{name} of fit must be a whole number of at least 1, not {count!r}")
+    if not held_out:
+        raise InputError("fit needs held-out pairs, at least one")
+    if not bool(learner.prompt.weight.isfinite().all()):
+        raise InputError("the prompt holds NaN or infinity; begin with another one")
     tasks = {_pair("held_out", pair)[0].shape[:1] for pair in held_out}
     if len(tasks) > 1:
         raise InputError(f"held-out pairs must all be of as many tasks, not of {sorted(n for (n,) in tasks)}")
@@ -77,22 +86,24 @@ def fit(
         groups.append({"params": [rates], "lr": rate_lr, "weight_decay": 0.0})
     optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
     state = _Best(learner)
-    state.validate(0, held_out, log)
-    step = 0
-    for step, pair in enumerate(islice(steps, most), 1):
-        support, query = _pair("steps", pair)
-        optimizer.zero_grad()
-        update(support, query)
-        optimizer.step()
-        if step % every == 0:
+    try:
+        state.validate(0, held_out, log)
+        step = 0
+        for step, pair in enumerate(islice(steps, most), 1):
+            support, query = _pair("steps", pair)
+            optimizer.zero_grad()
+            update(support, query)
+            optimizer.step()
+            if step % every == 0:
+                state.validate(step, held_out, log)
+                if state.since >= patience:
+                    break
+        if not step:
+            raise InputError("fit was given no steps")
+        if step % every:
             state.validate(step, held_out, log)
-            if state.since >= patience:
-                break
-    if not step:
-        raise InputError("fit was given no steps")
-    if step % every:
-        state.validate(step, held_out, log)
-    state.restore()
+    finally:
+        state.restore()
     return Fitted(step, state.step, state.accuracy, state.history)
 
 

@@ -97,7 +97,8 @@ class PromptedModel(nn.Module):
             y = torch.as_tensor(labels)
         except (TypeError, ValueError, RuntimeError):
             raise InputError(f"labels must be integers in 0..{len(self.verbalizer) - 1}, one a row") from None
-        if y.shape != batch.answer.shape or y.is_floating_point() or y.dtype == torch.bool:
+        whole = y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        if y.shape != batch.answer.shape or not whole:
             raise InputError(f"give one integer label for each of {len(batch)} rows, not {y.dtype} {tuple(y.shape)}")
         if int(y.min()) < 0 or int(y.max()) >= len(self.verbalizer):
             raise InputError(
@@ -155,7 +156,7 @@ class PromptedModel(nn.Module):
         """Probabilities among the labels (N, C), on the CPU.
 
         Args:
-            prompt: (L, D).
+            prompt: (L, D), one for all rows.
 
         Raises:
             InputError: as :meth:`encode` and :meth:`forward`, a prompt that is not finite, or a batch size below 1.
@@ -164,6 +165,8 @@ class PromptedModel(nn.Module):
             raise InputError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
         data = self.encode(first, second)
         self._check(prompt, data)
+        if prompt.ndim != 2:
+            raise InputError(f"classify takes one prompt (L, D) for all rows, not {tuple(prompt.shape)}")
         if not bool(prompt.isfinite().all()):
             raise InputError("the prompt holds NaN or infinity; train it again, with a lower learning rate")
         device = self.model.get_input_embeddings().weight.device
@@ -172,7 +175,18 @@ class PromptedModel(nn.Module):
         return torch.cat(scores).softmax(-1)
 
     def save(self, folder: str | Path, prompt: Tensor) -> None:
-        """Write the prompt (L, D) as a PEFT adapter, and template and label words beside it."""
+        """Write the prompt (L, D) as a PEFT adapter, and template and label words beside it.
+
+        Raises:
+            InputError: the prompt is not (L, D) of finite numbers, or the folder cannot be written; what stood there
+                before stays.
+        """
+        fits = isinstance(prompt, Tensor) and prompt.ndim == 2 and len(prompt) and prompt.shape[1] == self.features
+        if not fits or not prompt.is_floating_point():
+            given = f"{prompt.dtype} {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else type(prompt).__name__
+            raise InputError(f"a saved prompt is a tensor of floats (L, {self.features}) with L >= 1, not {given}")
+        if not bool(prompt.isfinite().all()):
+            raise InputError("the prompt holds NaN or infinity; train it again, with a lower learning rate")
         notes = {
             "template": self.template.text,
             "words": list(self.verbalizer.words),

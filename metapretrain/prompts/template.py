@@ -54,6 +54,8 @@ class PromptTemplate:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or self.text.count(ANSWER) != 1:
             raise InputError(f"template {self.text!r} must hold {ANSWER} once: the place of the answer")
+        if re.search(r"[{}]", re.sub(r"\{[^{}]*\}", "", self.text)):
+            raise InputError(f"template {self.text!r} has a brace without its other half; slots are {FIRST}, {SECOND}")
         slots = re.findall(r"\{[^{}]*\}", self.text)
         wrong = [slot for slot in slots if slot not in (FIRST, SECOND)]
         if wrong or len(set(slots)) < len(slots) or (slots and FIRST not in slots):

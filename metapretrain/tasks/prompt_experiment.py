@@ -35,6 +35,7 @@ class PromptExperiment(PretrainedPrompts):
         most = "at most " * (r.budget == "paper")  # patience may end it earlier
         sets = f"{len(self.data.sets)} sets, {r.examples} examples each, at most {r.tune.epochs} epochs"
         for name, method in methods.items():
+            self.check_row(name, method)
             if method.objective == "mixed":
                 steps, reads = r.mixed_steps(len(self.data.pretraining)), r.mixed.batch_size
             else:
@@ -123,14 +124,17 @@ class PromptExperiment(PretrainedPrompts):
     def _finish(
         self, name: str, method: PromptMethod, seed: int, tuned: Mapping[str, Tuned]
     ) -> dict[str, Any]:
-        r, before = self.recipe, dict(NO_PRETRAINING)
+        r, before, lost = self.recipe, dict(NO_PRETRAINING), sum(one.progress.diverged for one in tuned.values())
         about: dict[str, Any] = {"encoder": Path(r.model).name, "pretrain_wall_s": 0.0, "data": self.files_of(method)}
         if (plan := self.pretraining_run(method)) is not None and (done := self.finished(*plan, seed)) is not None:
             before = {key: done["budget"][key] for key in NO_PRETRAINING}
             about |= {"pretrain_wall_s": done["wall_s"]}
+            lost += done["budget"].get("diverged", 0)
         about["wall_s"] = round(sum(one.seconds for one in tuned.values()), 3)
         steps = sum(one.progress.step for one in tuned.values())
         budget = {**before, "finetune_updates": steps, "updates": steps + before["pretrain_updates"]}
+        if lost:
+            budget["diverged"] = lost
         metrics = metrics_of(self.data.sets, tuned)
         if not self.data.tuning:
             metrics |= majorities(self.data.sets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,16 @@ from metapretrain.tasks.prompt_stack import Job, Progress
 from metapretrain.training.devices import mixed_precision
 from metapretrain.training.schedule import learning_rate
 
+log = logging.getLogger(__name__)
+
 
 def tune_model(
     model: PromptedModel, pool: Pool, job: Job, tuning: Tuning, *,
     normalise: str = "vocabulary", device: str = "cpu", precision: str = "fp32", rows_per_pass: int = 256,
 ) -> tuple[PromptedModel, Progress]:  # fmt: skip
     """Tune a copy of the model, without a soft prompt, and return it as it was best; dropout stays off.
+
+    It ends where it diverges, with a warning.
 
     Args:
         job: its prompt (0, D) is a start without a soft prompt.
@@ -43,6 +48,9 @@ def tune_model(
             scores = word_scores(tuned, prompt, batch, allowed, normalise)
         return -scores.gather(-1, batch.labels[..., None]).mean()
 
+    def judge() -> tuple[float, bool]:
+        return _accuracy(tuned, prompt, pool, job, allowed, device, precision, rows_per_pass)
+
     for passes in range(tuning.epochs):
         order = job.train[torch.from_numpy(np.random.default_rng([job.seed, passes]).permutation(len(job.train)))]
         for rows in order.split(tuning.batch_size):
@@ -54,15 +62,24 @@ def tune_model(
             loss(rows).backward()
             optimizer.step()
             state.step += 1
-        accuracy = _accuracy(tuned, prompt, pool, job, allowed, device, precision, rows_per_pass)
+        accuracy, sound = judge()
         state.history.append((state.step, accuracy))
         state.since += 1
+        if not sound:
+            log.warning(
+                "the model of %s diverged by step %d: that of step %d is kept; lower its lr", job.name, state.step,
+                state.best_step,
+            )  # fmt: skip
+            state.diverged = True
+            break
         if accuracy > state.accuracy:
             state.accuracy, state.best_step, state.since = accuracy, state.step, 0
             best = copy.deepcopy(tuned.model.state_dict())
         if tuning.patience is not None and state.since >= tuning.patience:
             break
     tuned.model.load_state_dict(best)
+    if state.accuracy < 0:  # there was none but the start
+        state.accuracy, _ = judge()
     return tuned, state
 
 
@@ -74,8 +91,9 @@ def _set_rate(optimizer: Any, rate: float) -> None:
 @torch.no_grad()
 def _accuracy(
     model: PromptedModel, prompt: Tensor, pool: Pool, job: Job, allowed: Tensor, device: str, precision: str, most: int
-) -> float:
-    hits = []
+) -> tuple[float, bool]:
+    """Accuracy on the validation rows, and whether all scores and weights are finite."""
+    hits, sound = [], all(bool(weight.isfinite().all()) for weight in model.model.parameters())
     for rows in job.validation.split(most):
         batch = pool.gather(rows[None])
         with mixed_precision(device, precision):
@@ -83,4 +101,5 @@ def _accuracy(
         assert batch.labels is not None
         known = ~scores[0].isnan().any(-1)  # of a model that diverged, nothing is right
         hits.append((scores.argmax(-1)[0] == batch.labels[0]) & known)
-    return float(torch.cat(hits).double().mean())
+        sound = sound and bool(known.all())
+    return float(torch.cat(hits).double().mean()), sound

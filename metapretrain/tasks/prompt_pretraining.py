@@ -31,7 +31,10 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A prompt (L, D) on the CPU, steps taken and kept, its held-out accuracy, meta tasks, and what more to tell."""
+    """A prompt (L, D) on the CPU, steps taken and kept, its held-out accuracy, meta tasks, and what more to tell.
+
+    `diverged`: training ended with weights that were no numbers; the prompt is that of `best_step` all the same.
+    """
 
     prompt: Tensor
     steps: int
@@ -40,6 +43,7 @@ class Pretrained:
     tasks: int
     seconds: float
     about: Mapping[str, Any] = field(default_factory=dict)
+    diverged: bool = False
 
 
 def train_meta(
@@ -82,7 +86,7 @@ class _MetaLoop:
             )  # fmt: skip
         self.best = learner.prompt.weight.detach().clone()
         self.step = self.best_step = self.since = 0
-        self.accuracy, self.before = -1.0, 0.0
+        self.accuracy, self.before, self.lost = -1.0, 0.0, False
         self.started = self.saved = time.monotonic()
 
     def run(self) -> Pretrained:
@@ -106,11 +110,11 @@ class _MetaLoop:
                     self._save()
         return Pretrained(
             self.best.cpu(), self.step, self.best_step, self.accuracy, self.rows.tasks, self._seconds(),
-            self.chosen.about(),
+            self.chosen.about(), self.lost,
         )
 
     def _stopped(self) -> bool:
-        return self.recipe.budget == "paper" and self.since >= self.recipe.meta.patience
+        return self.lost or (self.recipe.budget == "paper" and self.since >= self.recipe.meta.patience)
 
     def _halves(self, rows: Tensor) -> tuple[Any, Any]:
         return self.pool.gather(rows[:, : self.shots]), self.pool.gather(rows[:, self.shots :])
@@ -145,7 +149,8 @@ class _MetaLoop:
         curves = dict(zip(CURVES, means, strict=True))
         accuracy = float(curves["accuracy"].mean())
         self.since += 1
-        if accuracy > self.accuracy and self.learner.prompt.weight.isfinite().all():
+        self.lost = self._diverged()
+        if accuracy > self.accuracy and not self.lost:
             self.accuracy, self.best_step, self.since = accuracy, self.step, 0
             self.best = self.learner.prompt.weight.detach().clone()
         if self.folder is not None:
@@ -154,6 +159,13 @@ class _MetaLoop:
             self.folder.log(self.step, "validation", values | tasks | self.chosen.values())
             if losses:
                 self.folder.log(self.step, "train", {"query_loss": torch.stack(list(losses)).mean()})
+
+    def _diverged(self) -> bool:
+        """Whether what is learned is no number any more; it stays so."""
+        if all(bool(weight.isfinite().all()) for weight in self.learned):
+            return False
+        log.warning("diverged by step %d: the prompt of step %d is kept; lower meta.lr", self.step, self.best_step)
+        return True
 
     def _seconds(self) -> float:
         return self.before + time.monotonic() - self.started
@@ -186,7 +198,7 @@ class _MetaLoop:
         self.best = state["best"].to(self.best.device)
         self.step, self.best_step, self.since = found.step, state["best_step"], state["since"]
         self.accuracy, self.before = state["accuracy"], state["seconds"]
-        self.folder.seconds_before = self.before
+        self.folder.seconds_before, self.lost = self.before, self._diverged()
 
 
 def train_mixed(
@@ -234,7 +246,9 @@ def train_mixed(
 
     done = stack.run(note)
     return {
-        seed: Pretrained(state.best.cpu(), state.step, state.best_step, state.accuracy, 1, seconds(seed))
+        seed: Pretrained(
+            state.best.cpu(), state.step, state.best_step, state.accuracy, 1, seconds(seed), diverged=state.diverged
+        )
         for seed, state in ((int(name), state) for name, state in done.items())
     }
 

@@ -63,9 +63,12 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)
 
     def check_row(self, name: str, method: PromptMethod) -> None:
-        """Refuse a budget of less than one step."""
+        """Refuse a budget of less than one step, and fewer meta tasks than labels that they are to hold."""
+        clusters = self.recipe.meta.clusters
         if method.grouping is not None:
-            self.recipe.meta_steps(self.recipe.meta.clusters)
+            self.recipe.meta_steps(clusters)
+        if method.grouping == "label" and clusters < len(SENTIMENT):
+            raise InputError(f"{name} needs meta.clusters of at least {len(SENTIMENT)}, a label each; got {clusters}")
 
     def check(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> None:
         """Refuse what :meth:`Runs.check` does, and pretrained prompts of another table that do not fit."""
@@ -185,6 +188,8 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
             "pretrain_passes": trained.steps * passes_per_step(r, objective, tasks),
             "pretrain_updates": trained.steps, "updates": trained.steps,
         }  # fmt: skip
+        if trained.diverged:
+            budget["diverged"] = 1
         metrics = {"validation_accuracy": trained.accuracy, "best_step": trained.best_step}
         if "agreement_with_labels" in about:
             metrics |= {"agreement_with_labels": about["agreement_with_labels"]}

@@ -48,6 +48,7 @@ class Progress:
     best_step: int = 0
     accuracy: float = -1.0
     done: bool = False
+    diverged: bool = False
     history: list[tuple[int, float]] = field(default_factory=list)
 
     @classmethod
@@ -59,6 +60,8 @@ class Progress:
 
 class Stack:
     """Tunes prompts side by side; each ends as if it were tuned alone.
+
+    One that diverges ends there, with a warning, and has the best prompt before that, or its start.
 
     The rows of all prompts go through the model together, each with its prompt in front, so that a step costs little
     more than that of one prompt. A prompt that has stopped leaves the stack.
@@ -206,23 +209,33 @@ class Stack:
     def _validate(self, jobs: list[Job], then: Callable[[Job, Progress], None] | None) -> None:
         if not jobs:
             return
-        for job, accuracy in zip(jobs, self._accuracies(jobs).tolist(), strict=True):
+        for job, (accuracy, sound, finite) in zip(jobs, self._judged(jobs).tolist(), strict=True):
             state = self.progress[job.name]
             state.history.append((state.step, accuracy))
             if state.step or self.tuning.keep_start:
                 state.since += 1
-                if accuracy > state.accuracy:
+                if accuracy > state.accuracy and sound:
                     state.best, state.accuracy = state.prompt.clone(), accuracy
                     state.best_step, state.since = state.step, 0
             patience = self.tuning.patience
             state.done = state.step >= self.total(job) or (patience is not None and state.since >= patience)
+            if not (sound and finite):
+                state.diverged = True
+                state.done = state.done or not finite  # it stays so
+                log.warning(
+                    "prompt %s diverged by step %d: that of step %d is kept; lower its lr", job.name, state.step,
+                    state.best_step,
+                )  # fmt: skip
+            if state.done and state.accuracy < 0:  # none was better than the start
+                state.accuracy = state.history[0][1]
             if then is not None:
                 then(job, state)
 
     @torch.no_grad()
-    def _accuracies(self, jobs: list[Job]) -> Tensor:
+    def _judged(self, jobs: list[Job]) -> Tensor:
+        """Validation accuracy of each prompt, whether all its scores are finite, and whether it is, (R, 3)."""
         found: dict[str, Tensor] = {}
-        most = 4 * self.rows_per_pass
+        most = max(1, 4 * self.rows_per_pass)
         for count in sorted({len(job.validation) for job in jobs}):
             alike = [job for job in jobs if len(job.validation) == count]
             together = max(1, most // count)
@@ -231,16 +244,22 @@ class Stack:
                 prompts = torch.stack([self.progress[job.name].prompt for job in part])
                 allowed = allowed_words([job.words for job in part], self.device)
                 rows = torch.stack([job.validation for job in part])
-                hits = torch.cat([self._hits(prompts, some, allowed) for some in rows.split(max(1, most), 1)], 1)
-                found |= dict(zip((job.name for job in part), hits.double().mean(1), strict=True))
+                right, known = (
+                    torch.cat(parts, 1)
+                    for parts in zip(*(self._hits(prompts, some, allowed) for some in rows.split(most, 1)), strict=True)
+                )
+                finite = prompts.isfinite().flatten(1).all(1)
+                judged = torch.stack([right.double().mean(1), known.all(1) & finite, finite], 1)
+                found |= dict(zip((job.name for job in part), judged, strict=True))
         return torch.stack([found[job.name] for job in jobs]).cpu()
 
-    def _hits(self, prompts: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
+    def _hits(self, prompts: Tensor, rows: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """Which rows (R, N) are right, and which have scores that are numbers."""
         batch = self.pool.gather(rows)
         with mixed_precision(self.device, self.precision):
             scores = word_scores(self.model, prompts, batch, allowed, "vocabulary")
         known = ~scores.isnan().any(-1)  # of a prompt that diverged, nothing is right
-        return (scores.argmax(-1) == batch.labels) & known
+        return (scores.argmax(-1) == batch.labels) & known, known
 
 
 def _check_jobs(jobs: Sequence[Job], rows: int) -> None:

@@ -138,32 +138,36 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
 
 
 def predict_files(
-    run: str | Path, tables: Mapping[str, Path], out: str | Path | None = None, device: str | torch.device = "cpu"
-) -> list[Path]:
+    run: str | Path, tables: Mapping[str, Path], out: str | Path | None = None, device: str | torch.device = "cpu",
+    *, model: str | None = None,
+) -> list[Path]:  # fmt: skip
     """Predict the rows of files with the model of a finished run; write `TASK.csv` for each and return the paths.
 
     Args:
-        run: the folder of the run.
+        run: the folder of the run, or of a saved prompt.
         tables: by the task's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
         out: where the predictions go; None: `predictions` in the run's folder, `own-texts` in that of a prompts run.
+        model: of prompts, the language model that they are for; None: the one that the run or the prompt names.
 
     Raises:
         InputError: see :func:`load_text_model` and :func:`metapretrain.data.text_files.read_texts`; a task that the run
             has not; no `out`, and the run's folder has predictions for other rows of a task.
     """
-    if (Path(run) / "prompts").is_dir():
+    if (Path(run) / "prompts").is_dir() or (Path(run) / "prompt.json").is_file():
         from metapretrain.tasks.prompt_saved import predict_with_prompts
 
-        return predict_with_prompts(run, tables, out, device)
-    model = load_text_model(run, device)
+        return predict_with_prompts(run, tables, out, device, model=model)
+    if model is not None:
+        raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
+    saved = load_text_model(run, device)
     read = {}
     for task, file in tables.items():
-        kind = model.outputs[one_of("task of the run", task, model.outputs)].kind
+        kind = saved.outputs[one_of("task of the run", task, saved.outputs)].kind
         read[task] = read_rows(task, file, kind)
     folder = Path(run) / "predictions" if out is None else Path(out)
     for task, rows in read.items() if out is None else ():
         _check_same_rows(folder / f"{task}.csv", rows)
-    return [write_table(folder / f"{task}.csv", rows, model.predict(task, rows)) for task, rows in read.items()]
+    return [write_table(folder / f"{task}.csv", rows, saved.predict(task, rows)) for task, rows in read.items()]
 
 
 def read_rows(task: str, file: Path, kind: str) -> TextSet:

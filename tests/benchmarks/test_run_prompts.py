@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.run_prompts import METHODS, main, options_of, recipe_of
 from metapretrain.evaluation.results import collect
+from metapretrain.prompts import SoftPrompt
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
 SETS = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant", "semeval-laptop")
@@ -34,6 +36,21 @@ def test_a_smoke_run_of_all_rows_and_its_table(
         assert {f"{name}_accuracy", f"{name}_f1"} <= rows["ft"]["metrics"].keys()
     assert run("--methods", "all", "--resume") == 0
     assert all(f"| {name} |" in capsys.readouterr().out for name in ["ft"])
+
+
+def test_trainings_that_diverge_leave_what_was_there_before_and_are_told(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = ["tune.lr=1e30", "tune.warmup=0", "mixed.lr=1e30", "mixed.warmup=0", "meta.lr=1e30", "full.lr=1e30"]
+    rows = ["pt", "ft", "ppt", "metapt-random"]
+    assert run("--methods", ",".join(rows), "--sets", "sst2", "--set", *wild) == 0
+    assert "or the start: ft 1; metapt-random 2; ppt 2; pt 1." in capsys.readouterr().out
+    (root,) = (tmp_path / "runs" / "prompts").iterdir()
+    random = SoftPrompt.from_adapter(root / "pt-s0" / "prompts" / "sst2").weight
+    for row in ("ppt", "metapt-random"):
+        prompts = root / f"pretrain-{row}-s0" / "prompt", root / f"{row}-s0" / "prompts" / "sst2"
+        assert all(torch.equal(SoftPrompt.from_adapter(folder).weight, random) for folder in prompts)
+    assert random.isfinite().all()
 
 
 @pytest.mark.parametrize("method", ["pt", "zero-shot"])

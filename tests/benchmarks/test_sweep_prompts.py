@@ -85,3 +85,13 @@ def test_maps_of_meta_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "| 5 | 1.000 | 20, 20, 20, 20, 20 |" in shown
     assert (tmp_path / "prompts/map-label-10-5-smoke.md").read_text() in shown
     assert (tmp_path / "prompts/map-label-10-5-smoke.png").stat().st_size > 5000
+
+
+def test_a_value_that_no_row_can_take_is_refused_before_all_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["clusters", "--values", "5", "3", "--smoke", "--methods", "metapt-label", "--out", str(tmp_path)]
+    assert sweep_prompts.main([*given, "--set", *SMALL[:1]]) == 2
+    line = capsys.readouterr().err
+    assert "--values 3: metapt-label needs meta.clusters of at least 5, a label each; got 3" in line
+    assert not list(tmp_path.rglob("result.json"))

@@ -139,3 +139,37 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         SoftPrompt.from_adapter(tmp_path)
     with pytest.raises(InputError, match=r"has no prompt\.json"):
         PromptedModel.load(tmp_path, model_of("gpt2"), tokenizer_of("gpt2"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part"),
+    [
+        (torch.full((3, 16), torch.nan), "holds NaN or infinity"),
+        (torch.zeros(2, 3, 16), "with L >= 1, not torch.float32 (2, 3, 16)"),
+        (torch.zeros(0, 16), "not torch.float32 (0, 16)"),
+        (torch.zeros(3, 15), "of floats (L, 16)"),
+        (torch.zeros(3, 16, dtype=torch.int64), "not torch.int64 (3, 16)"),
+        (SoftPrompt.random(3, 16), "not SoftPrompt"),
+    ],
+)
+def test_what_is_no_prompt_replaces_none(wrong: Any, part: str, tmp_path: Path) -> None:
+    model, good = prompted("gpt2"), torch.rand(3, 16)
+    model.save(tmp_path, good)
+    with pytest.raises(InputError) as error:
+        model.save(tmp_path, wrong)
+    assert part in str(error.value)
+    assert torch.equal(SoftPrompt.from_adapter(tmp_path).weight, good)
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file cannot be written \(.*\); name another folder"):
+        prompted("gpt2").save(tmp_path / "file", torch.zeros(3, 16))
+
+
+def test_rows_beyond_those_of_the_config_are_another_prompt(tmp_path: Path) -> None:
+    prompted("gpt2").save(tmp_path, torch.zeros(3, 16))
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"num_virtual_tokens": 2}))
+    with pytest.raises(InputError, match="does not hold prompt_embeddings of 2 rows"):
+        SoftPrompt.from_adapter(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -191,6 +192,27 @@ def test_fit_never_keeps_a_prompt_that_diverged() -> None:
     assert fitted.best_step == 0 and torch.equal(maml.prompt.weight, start)
 
 
+def test_fit_that_is_cut_short_leaves_the_best_prompt() -> None:
+    maml = learner("gpt2")
+    pair, start = parts(maml), maml.prompt.weight.detach().clone()
+
+    def steps() -> Iterator[Any]:
+        yield from [pair] * 3
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        maml.fit(steps(), [pair], lr=5.0, every=100)
+    assert torch.equal(maml.prompt.weight, start)
+
+
+def test_fit_refuses_to_begin_with_no_numbers() -> None:
+    maml = learner("gpt2")
+    with torch.no_grad():
+        maml.prompt.weight[0, 0] = torch.inf
+    with pytest.raises(InputError, match="the prompt holds NaN or infinity; begin with another one"):
+        maml.fit([parts(maml)], [parts(maml)])
+
+
 def test_errors_are_clear() -> None:
     maml = learner("gpt2")
     support, query = parts(maml)
@@ -203,7 +225,8 @@ def test_errors_are_clear() -> None:
         (lambda: maml.losses(support, query.take(none.reshape(2, 0))), r"query has no rows: its shape is \(2, 0, 2\)"),
         (lambda: maml.backward(support.take(none), query), "support has no rows"),
         (lambda: maml.adapted(support.take(none)), "support has no rows"),
-        (lambda: maml.fit([(support, query)], [(support, query)], most=1.5), "most, every and patience"),  # type: ignore[arg-type]
+        (lambda: maml.fit([(support, query)], [(support, query)], most=1.5), "most of fit must be a whole number"),  # type: ignore[arg-type]
+        (lambda: maml.fit(None, [(support, query)]), "steps of fit must hold pairs"),  # type: ignore[arg-type]
         (lambda: maml.fit([support], [(support, query)]), "steps of fit must hold pairs"),  # type: ignore[list-item]
         (lambda: maml.fit([], [(support, query), (part, part)]), r"of as many tasks, not of \[2, 3\]"),
         (lambda: maml.losses(support, query.take(torch.arange(2))), "3 tasks and query 2"),

@@ -20,7 +20,7 @@ from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.models.language_models import load_language_model
-from metapretrain.prompts import PromptedModel, SoftPrompt
+from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
 from metapretrain.tasks.machine import Machine
 from metapretrain.tasks.prompt_data import PromptData, majority_class
 from metapretrain.tasks.prompt_experiment import PromptExperiment
@@ -111,6 +111,21 @@ def test_a_saved_prompt_predicts_what_the_run_did(tmp_path: Path) -> None:
     weights[0].write_bytes(weights[1].read_bytes())
     with pytest.raises(InputError, match=r"sst2/adapter_model\.safetensors is damaged, or of another run"):
         predict_files(folder, {"sst2": mine})
+
+
+def test_a_prompt_alone_predicts_with_the_model_that_is_named(tmp_path: Path) -> None:
+    net, tokenizer = load_language_model("tiny")
+    model = PromptedModel(net, PromptTemplate("It was <X>."), Verbalizer(["bad", "good"], tokenizer))
+    prompt = torch.rand(3, 32)
+    model.save(tmp_path / "prompt", prompt)
+    texts = ["a good plot", "bad", "so so"]
+    mine = tmp_path / "mine.csv"
+    mine.write_text("id,sentence\n" + "".join(f"{row},{text}\n" for row, text in enumerate(texts)))
+    with pytest.raises(InputError, match=r"adapter_config\.json names no language model .* name it \(--model\)"):
+        predict_files(tmp_path / "prompt", {"any": mine})
+    (file,) = predict_files(tmp_path / "prompt", {"any": mine}, model="tiny")
+    expected = model.classify(prompt, texts).argmax(1).tolist()
+    assert file.read_text().splitlines() == ["id,prediction", *(f"{row},{y}" for row, y in enumerate(expected))]
 
 
 def test_zero_shot_and_majority(tmp_path: Path) -> None:

@@ -155,13 +155,23 @@ def test_a_run_that_goes_on_ends_the_same() -> None:
         same(state, whole[name])
 
 
-def test_a_prompt_that_diverged_is_never_the_best_nor_harms_others() -> None:
+def test_a_prompt_that_diverged_is_never_the_best_nor_harms_others(caplog: pytest.LogCaptureFixture) -> None:
     first, *rest = jobs()
-    lost = replace(first, prompt=torch.full_like(first.prompt, torch.nan))
+    lost = replace(first, prompt=torch.full_like(first.prompt, 1e308))  # too much for the first layer
     found, alone = run([lost, *rest]), run(rest)
-    assert found["sst5"].accuracy == 0
+    assert not found["sst5"].prompt.isfinite().all() and torch.equal(found["sst5"].best, lost.prompt)
+    assert (found["sst5"].accuracy, found["sst5"].best_step, found["sst5"].step) == (0, 0, 3)
+    assert "prompt sst5 diverged by step 3: that of step 0 is kept; lower its lr" in caplog.messages
     for job in rest:
         same(found[job.name], alone[job.name])
+
+
+def test_a_rate_that_is_too_high_keeps_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    starts = {job.name: job.prompt for job in jobs()}
+    for name, state in run(jobs(), replace(TUNING, lr=1e200, warmup=0)).items():
+        assert torch.equal(state.best, starts[name]) and state.best_step == 0
+        assert state.accuracy == state.history[0][1] > 0
+        assert f"prompt {name} diverged by step {state.step}: that of step 0 is kept" in caplog.text
 
 
 def test_full_tuning_leaves_the_model_as_it_was() -> None:
@@ -176,10 +186,15 @@ def test_full_tuning_leaves_the_model_as_it_was() -> None:
     assert float((torch.tensor(job.words)[rows] == labels).double().mean()) == state.accuracy
 
 
-def test_a_model_that_diverged_is_right_about_nothing() -> None:
+def test_a_model_that_diverged_is_given_back_as_it_began(caplog: pytest.LogCaptureFixture) -> None:
     job = replace(jobs()[0], prompt=torch.zeros(0, 32, dtype=torch.float64))
-    _, state = tune_model(model(), pool(), job, replace(TUNING, lr=1e30, warmup=0, epochs=3))
-    assert [accuracy for _, accuracy in state.history] == [0.0] * len(state.history)
+    tuned, state = tune_model(model(), pool(), job, replace(TUNING, lr=1e30, warmup=0, epochs=3))
+    assert state.history == [(3, 0.0)] and state.best_step == 0
+    assert "the model of sst5 diverged by step 3: that of step 0 is kept; lower its lr" in caplog.messages
+    for name, value in model().model.state_dict().items():
+        assert torch.equal(tuned.model.state_dict()[name], value.float())
+    _, same_start = tune_model(model(), pool(), job, replace(TUNING, lr=1e-30, epochs=1))
+    assert state.accuracy == same_start.accuracy
 
 
 def test_words_of_other_sets_are_never_predicted() -> None:
