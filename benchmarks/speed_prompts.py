@@ -112,21 +112,22 @@ def outer_steps(work: PromptWork) -> list[Contender]:
     def timed(name: str, way: Way, chunk: int | None, context: Context) -> Callable[[int], None]:
         if device == "cpu" and (way is OuterStep or context is not nullcontext):
             raise Missing("a GPU")
+        others = torch.cuda.memory_allocated() if device == "cuda" else 0  # what the contenders before this one hold
         maml = work.learner(device, torch.float32, chunk)
         support, query = work.rows(1, device), work.rows(2, device)
         step = way(maml, context)
 
         def steps(n: int) -> None:
-            if device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
             for _ in range(n):
                 maml.zero_grad()
                 step(support, query)
             wait()
-            if device == "cuda":  # replayed, what a graph needs is no longer counted
-                peaks[name] = max(peaks.get(name, 0.0), torch.cuda.max_memory_allocated() / 2**30)
 
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         steps(BEFORE_REPLAY if way is OuterStep else 1)
+        if device == "cuda":  # now, since what a graph needs is not counted when it is replayed
+            peaks[name] = (torch.cuda.max_memory_allocated() - others) / 2**30
         return steps
 
     def gradient(way: Way, chunk: int | None) -> Any:

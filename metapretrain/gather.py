@@ -17,10 +17,23 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _OwnRowsOfSum.apply(grad, ctx.group, ctx.rows), None
+
+
+class _OwnRowsOfSum(torch.autograd.Function):
+    """The gradient of :class:`_GatherRows`, whose own gradient is that again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, group: Any, rows: int) -> Tensor:
+        ctx.group = group
         total = grad.contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        start = dist.get_rank(ctx.group) * ctx.rows
-        return total[start : start + ctx.rows], None
+        dist.all_reduce(total, group=group)
+        start = dist.get_rank(group) * rows
+        return total[start : start + rows]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _GatherRows.apply(grad, ctx.group), None, None
 
 
 def _all_rows(x: Tensor, group: Any) -> Tensor:
@@ -35,7 +48,7 @@ def gather_rows(x: Tensor, group: Any = None) -> Tensor:
     The gradient is that of the sum of all ranks' losses. So when every rank computes the loss of the whole
     batch and the parameters' gradients are averaged over ranks, as DDP does, the result is the gradient of
     one process that holds the whole batch. (Without averaging it is that gradient times the number of
-    ranks.)
+    ranks.) So are gradients of gradients.
 
     Args:
         x: (B, ...); every rank gives the same shape and dtype.

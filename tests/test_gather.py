@@ -62,6 +62,11 @@ def train(model: nn.Module, rows: slice) -> dict[str, Tensor]:
     return found
 
 
+def mixed(x: Tensor) -> Tensor:
+    """A number in which each row meets every other."""
+    return (x.sum(0) ** 3).sum() + (x @ x.T).sin().sum()
+
+
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
@@ -70,6 +75,10 @@ def worker(rank: int, folder: str) -> None:
     x = batch(0)[0][rows].requires_grad_()
     (torch.arange(12.0).double()[:, None] * gather_rows(x)).sum().backward()
     found["gradient"] = x.grad
+    x = batch(0)[0][rows].requires_grad_()
+    (gradient,) = torch.autograd.grad(mixed(gather_rows(x)) / 2, x, create_graph=True)  # halves: ranks are summed
+    gradient.square().sum().backward()
+    found["second"] = x.grad
     for i, options in enumerate(VARIANTS):
         model = DistributedDataParallel(Model(options, gather=True))
         found[str(i)] = train(model, rows)
@@ -113,6 +122,13 @@ def test_gathered_rows_are_in_rank_order_and_gradients_are_summed_over_ranks(ran
         assert torch.equal(rank["labels"], batch(0)[1])
         weights = 2 * torch.arange(6.0 * i, 6.0 * i + 6).double()
         assert torch.equal(rank["gradient"], weights[:, None].expand(6, 5))
+
+
+def test_gradients_of_gradients_are_those_of_one_process(ranks: list[Any]) -> None:
+    x = batch(0)[0].requires_grad_()
+    (gradient,) = torch.autograd.grad(mixed(x), x, create_graph=True)
+    gradient.square().sum().backward()
+    torch.testing.assert_close(torch.cat([rank["second"] for rank in ranks]), x.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_without_a_process_group_the_rows_are_returned() -> None:

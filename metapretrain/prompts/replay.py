@@ -39,7 +39,11 @@ class Replay:
         """What the function returns for tensors on one device; the result is the caller's own."""
         if not self.possible or not given[0].is_cuda:
             return self.function(*given)
-        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in given)
+        with torch.cuda.device(given[0].device):  # a graph belongs to the current one
+            return self._replayed(given)
+
+    def _replayed(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        key = tuple((tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in given)
         if key not in self.recorded:
             self.seen[key] = self.seen.get(key, 0) + 1
             if self.seen[key] <= WARMUPS or len(self.recorded) >= MOST or not self._record(key, given):
@@ -56,7 +60,7 @@ class Replay:
             self.possible = False
             self.recorded.clear()
             torch.cuda.synchronize()
-            log.warning("steps are not recorded as CUDA graphs: %s", str(error).splitlines()[0])
+            log.warning("steps are not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
         return self.possible
 
 

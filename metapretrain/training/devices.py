@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.devices import check_device, check_precision
+from metapretrain.errors import InputError
 
 
 def make_accelerator(device: str, precision: str, *, unused_parameters: bool = False) -> Any:
@@ -36,13 +37,20 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
     check_precision(precision, device)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
-    # accelerate keeps one state a process; a second phase may want another precision
-    AcceleratorState._reset_state()
-    return Accelerator(
+    # accelerate keeps one state a process; a second phase may want another precision or device
+    AcceleratorState._reset_state(reset_partial_state=not _has_group())
+    found = Accelerator(
         cpu=device == "cpu",
         mixed_precision="no" if precision == "fp32" else precision,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=unused_parameters)],
     )
+    if device != "auto" and found.device.type != device.partition(":")[0]:
+        raise InputError(f"the processes compute on {found.device.type} already; for {device} start them anew")
+    return found
+
+
+def _has_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def mixed_precision(device: str | torch.device, precision: str) -> torch.autocast:
@@ -86,7 +94,8 @@ def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()) or not tensors:
         return list(tensors)
-    flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
+    widest = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    flat = torch.cat([tensor.detach().reshape(-1).to(widest) for tensor in tensors])
     distributed.all_reduce(flat)
     parts = (flat / distributed.get_world_size()).split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]

@@ -15,8 +15,8 @@ from metapretrain.gather import gather_rows
 class _OverRanks(nn.modules.batchnorm._BatchNorm):
     """BatchNorm whose mean and variance in training are those of all ranks' rows, with their gradients.
 
-    Every rank gives as many rows. In evaluation, and in a single process, it is torch's. `nn.SyncBatchNorm` is the same
-    for GPUs; this one also runs on a CPU, where it is tested against one process.
+    In evaluation, and in a single process, it is torch's. `nn.SyncBatchNorm` is the same for GPUs; this one also runs
+    on a CPU, where it is tested against one process.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -27,11 +27,14 @@ class _OverRanks(nn.modules.batchnorm._BatchNorm):
         if input.shape[1] != self.num_features:
             raise ValueError(f"expected {self.num_features} channels, got input of shape {tuple(input.shape)}")
         values = input if input.dtype == torch.float64 else input.float()
-        own = torch.stack(torch.var_mean(values, [0, *range(2, input.dim())], correction=0))
-        variances, means = _gather()(own[None]).unbind(1)  # (ranks, C) each
-        mean = means.mean(0)
-        variance = (variances + (means - mean).square()).mean(0)
-        self._track(mean, variance, len(means) * values.numel() // values.shape[1])
+        variance, mean = torch.var_mean(values, [0, *range(2, input.dim())], correction=0)
+        count = torch.full_like(mean, values.numel() / len(mean))
+        variances, means, counts = _gather()(torch.stack([variance, mean, count])[None]).unbind(1)  # (ranks, C) each
+        total = counts.sum(0)
+        share = counts / total
+        mean = (share * means).sum(0)
+        variance = (share * (variances + (means - mean).square())).sum(0)
+        self._track(mean, variance, total)
         shape = (-1, *[1] * (input.dim() - 2))
         scale = (variance + self.eps).rsqrt()
         if self.affine:
@@ -42,7 +45,7 @@ class _OverRanks(nn.modules.batchnorm._BatchNorm):
         return normalised.to(input.dtype)
 
     @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         share: Any = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)

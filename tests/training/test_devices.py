@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from metapretrain.devices import PRECISIONS
-from metapretrain.training.devices import mixed_precision
+from metapretrain.training.devices import make_accelerator, mixed_precision
+
+
+def test_another_device_is_not_that_of_an_earlier_phase() -> None:
+    from accelerate import PartialState
+
+    assert make_accelerator("cpu", "fp32").device.type == "cpu"
+    PartialState._shared_state["device"] = torch.device("meta")  # as if that had been on another one
+    assert make_accelerator("cpu", "fp32").device.type == "cpu"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
