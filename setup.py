@@ -81,7 +81,7 @@ setup(
     license_files=["LICENSE"],
     packages=find_packages(include=["metapretrain", "metapretrain.*"]),
     package_data={"metapretrain": ["py.typed"]},
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.14",
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["metapretrain = metapretrain.cli:main"]},

@@ -9,6 +9,7 @@ Needs a browser (Debian: apt-get install chromium) and nothing else that the pro
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import socket
 import subprocess
@@ -33,17 +34,20 @@ def free_port() -> int:
 
 
 def wait_until_ready(address: str, runs: int, seconds: float = 60) -> None:
-    """Wait until TensorBoard has read that many runs."""
+    """Wait until TensorBoard has read that many runs, and found the points of its projector, which it does last."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
             with urllib.request.urlopen(f"{address}/data/runs", timeout=5) as answer:
-                if answer.read().count(b'",') + 1 >= runs:
-                    return
+                found = len(json.load(answer))
+            with urllib.request.urlopen(f"{address}/data/plugins_listing", timeout=5) as answer:
+                projector = json.load(answer).get("projector", {}).get("enabled", False)
+            if found >= runs and projector:
+                return
         except OSError:  # it does not listen yet
             pass
         time.sleep(0.5)
-    raise SystemExit(f"TensorBoard did not show {runs} runs in {seconds:.0f} s")
+    raise SystemExit(f"TensorBoard did not show {runs} runs and their points in {seconds:.0f} s")
 
 
 def screenshot(browser: str, address: str, file: Path, size: str) -> None:
