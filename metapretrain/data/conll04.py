@@ -70,7 +70,7 @@ def load_conll04(folder: str | Path) -> dict[str, Relations]:
     root = Path(folder).expanduser()
     root = root / "conll04" if (root / "conll04").is_dir() else root
     file = root / "conll04.json"
-    text, _ = decode_text(file, "utf-8", "refuse")
+    text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT}")
     parts = parse_json(text, file, 1)
     missing = [part for part in PARTS.values() if not isinstance(parts, dict) or not parts.get(part)]
     if missing:

@@ -73,7 +73,7 @@ def begin_tags(tags: list[str]) -> list[str]:
 
 
 def _read(file: Path, split: str) -> Tagged:
-    text, _ = decode_text(file, "utf-8", "refuse")
+    text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT}")
     words: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]
     for number, line in enumerate(text.split("\n"), 1):

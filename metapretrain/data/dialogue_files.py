@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from metapretrain.data.archives import untar_texts
 from metapretrain.data.dialogues import Dialogue, Dialogues
 from metapretrain.data.images import file_record
 from metapretrain.data.text_records import decode_text, parse_json
@@ -44,7 +44,7 @@ def load_dailydialog_pp(folder: str | Path) -> dict[str, Dialogues]:
     root = _folder(folder, "dailydialog_pp")
     parts = {}
     for split, name in DAILY_PARTS.items():
-        text, _ = decode_text(root / name, "utf-8", "refuse")
+        text, _ = decode_text(root / name, "utf-8", "refuse", f"expected {LAYOUT_DAILY}")
         lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
         rows = [_daily(line, f"{root / name}, line {number}", split != "train") for number, line in lines]
         parts[split] = Dialogues(rows, split, {name: file_record(root / name, None)})
@@ -66,16 +66,10 @@ def load_mutual(folder: str | Path) -> dict[str, Dialogues]:
     if not file.is_file():
         raise InputError(f"{file} does not exist; expected {LAYOUT_MUTUAL}")
     found: dict[str, list[tuple[str, Dialogue]]] = {"train": [], "dev": []}
-    try:
-        with tarfile.open(file) as archive:
-            for member in archive:
-                names = Path(member.name).parts
-                opened = archive.extractfile(member) if member.isfile() else None
-                if opened is not None and len(names) == 4 and names[2] in found and names[3].endswith(".txt"):
-                    text = opened.read().decode("utf-8")
-                    found[names[2]].append((names[3], _mutual(text, f"{file}, {member.name}")))
-    except (tarfile.TarError, UnicodeDecodeError, OSError, EOFError) as error:
-        raise InputError(f"{file}: {error}; expected {LAYOUT_MUTUAL}") from error
+    for name, text in untar_texts(file, LAYOUT_MUTUAL):
+        names = Path(name).parts
+        if len(names) == 4 and names[2] in found:
+            found[names[2]].append((names[3], _mutual(text, f"{file}, {name}")))
     if not all(found.values()):
         raise InputError(f"{file} must hold dialogues of train and dev; expected {LAYOUT_MUTUAL}")
     files = {file.name: file_record(file, None)}

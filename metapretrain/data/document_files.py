@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from metapretrain.data.archives import unzip_text
 from metapretrain.data.documents import Documents
 from metapretrain.data.images import file_record
 from metapretrain.data.text_records import decode_text
@@ -48,11 +48,7 @@ def read_ptb_documents(folder: str | Path, split: str = "train") -> Documents:
         text, _ = decode_text(file, "utf-8", "refuse")
     elif archive.is_file():
         file = archive
-        try:
-            with zipfile.ZipFile(archive) as opened:
-                text = opened.read(name).decode("utf-8")
-        except (zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
-            raise InputError(f"{archive}: {error}; it must hold {name} in UTF-8") from error
+        text = unzip_text(archive, name)
     else:
         raise InputError(f"{root} must hold ptb.zip or {name}")
     sentences = [line.split() for line in text.split("\n") if line.strip()]
@@ -71,14 +67,16 @@ def read_wikitext2_documents(folder: str | Path, part: str = "valid") -> Documen
         InputError: the file is missing, or no heading of an article is in it.
     """
     file = _folder(folder, "wikitext-2") / f"{part}.txt"
+    if not file.exists():
+        raise InputError(f"{folder} must hold wikitext-2/{part}.txt, articles of WikiText-2 under lines ' = Title = '")
     text, _ = decode_text(file, "utf-8", "refuse")
-    articles: list[list[list[str]]] = []
+    articles: list[list[list[str]]] = [[]]  # the first: text above any title, where a damaged file lost its own
     for line in text.split("\n"):
         if _TITLE.match(line.rstrip("\r")):
             articles.append([])
-        elif line.strip() and not line.lstrip().startswith("=") and articles:
+        elif line.strip() and not line.lstrip().startswith("="):
             articles[-1] += [[_sign(word) for word in sentence] for sentence in _sentences(line.split())]
-    if not articles:
+    if len(articles) == 1:
         raise InputError(f"{file}: no article begins in it; expected lines such as ' = Title = '")
     kept = [article for article in articles if article]
     return Documents(kept, part, {}, {file.name: file_record(file, None)})
@@ -96,7 +94,7 @@ def read_gutenberg(path: str | Path) -> Documents:
         InputError: the file is missing, or has no heading of a chapter.
     """
     file = Path(path).expanduser()
-    text, _ = decode_text(file, "utf-8", "refuse")
+    text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT_GUTENBERG}")
     lines = text.replace("\r", "").split("\n")
     begin = next((row + 1 for row, line in enumerate(lines) if line.startswith("*** START")), 0)
     end = next((row for row, line in enumerate(lines) if line.startswith("*** END")), len(lines))

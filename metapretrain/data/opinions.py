@@ -91,6 +91,8 @@ def _semeval(file: Path, split: str, neutral: bool) -> TextSet:
         root = ElementTree.parse(file).getroot()
     except ElementTree.ParseError as error:
         raise InputError(f"{file}, line {error.position[0]}: malformed XML: {error}") from error
+    except (LookupError, ValueError) as error:
+        raise InputError(f"{file}: the encoding that its first line names cannot be read: {error}") from error
     counts: dict[str, int] = {} if neutral else {"neutral": 0}
     records = _semeval_records(root, counts, neutral)
     return name_rows(collect_rows(records, file, THREE if neutral else TWO, split, counts), file.name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from metapretrain.data.archives import unzip_text
 from metapretrain.data.images import file_record
 from metapretrain.data.sentence_files import find_folder
 from metapretrain.data.text_overlap import normalise_text
@@ -40,11 +40,7 @@ def read_ptb(folder: str | Path) -> TextSet:
         text, _ = decode_text(file, "utf-8", "refuse")
     else:
         file = find_folder(root, (), ("ptb.zip",), LAYOUT_PTB) / "ptb.zip"
-        try:
-            with zipfile.ZipFile(file) as archive:
-                text = archive.read("ptb.train.txt").decode("utf-8")
-        except (zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: {error}; it must hold ptb.train.txt in UTF-8") from error
+        text = unzip_text(file, "ptb.train.txt")
     return _kept("ptb", text.split("\n"), [file])
 
 

@@ -109,7 +109,7 @@ def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[s
     names = [f"{stem}.{part}" for part in ("context", "question", "answer", "span")]
     lines = []
     for name in names:
-        text, _ = decode_text(folder / name, "utf-8", "refuse")
+        text, _ = decode_text(folder / name, "utf-8", "refuse", f"expected {LAYOUT}")
         lines.append([line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")])
     counts = {name: len(part) for name, part in zip(names, lines, strict=True)}
     if len(set(counts.values())) > 1:
@@ -134,7 +134,7 @@ def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[s
 
 
 def _xquad(file: Path) -> Questions:
-    text, _ = decode_text(file, "utf-8", "refuse")
+    text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT}")
     whole, rows, lost = parse_json(text, file, 1), [], 0
     try:
         paragraphs = [paragraph for article in whole["data"] for paragraph in article["paragraphs"]]

@@ -18,23 +18,42 @@ NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
 Record = tuple[str, dict[str, Any]]  # where it begins, its values by column
 
 
-def decode_text(path: Path, encoding: str, undecodable: str) -> tuple[str, int]:
+def decode_text(
+    path: Path, encoding: str, undecodable: str, expected: str = "name a CSV, TSV, JSONL or JSON file"
+) -> tuple[str, int]:
     """Return the text of a file, without a byte order mark, and the number of lines that were not in `encoding`.
 
     Args:
         path: of the file.
         encoding: such as ``"utf-8"``.
         undecodable: ``"refuse"``, ``"replace"`` their wrong bytes by U+FFFD, or read those lines as ``"latin-1"``.
+        expected: what to do where there is no such file.
 
     Raises:
-        InputError: no such file, it is empty, the encoding is unknown, or a line is not in it and is refused.
+        InputError: no such file, or as :func:`decode_bytes`.
     """
-    one_of("choice for undecodable lines", undecodable, ("refuse", "replace", "latin-1"))
     try:
         raw = path.read_bytes()
     except OSError as error:
         what = "is a folder" if path.is_dir() else "cannot be read" if path.exists() else "does not exist"
-        raise InputError(f"{path} {what}: name a CSV, TSV, JSONL or JSON file") from error
+        raise InputError(f"{path} {what}: {expected}") from error
+    return decode_bytes(raw, str(path), encoding, undecodable)
+
+
+def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tuple[str, int]:
+    """Return what :func:`decode_text` does, of bytes.
+
+    Args:
+        raw: the bytes.
+        where: they are from, as errors name it.
+        encoding: as in :func:`decode_text`.
+        undecodable: as in :func:`decode_text`.
+
+    Raises:
+        InputError: they are empty or hold a NUL character, the encoding is unknown, or a line is not in it and is
+            refused.
+    """
+    one_of("choice for undecodable lines", undecodable, ("refuse", "replace", "latin-1"))
     try:
         text = raw.decode(encoding)
         wrong = []
@@ -49,14 +68,17 @@ def decode_text(path: Path, encoding: str, undecodable: str) -> tuple[str, int]:
     if wrong and undecodable == "refuse":
         more = f" and {len(wrong) - 1} more line{'s' * (len(wrong) > 2)}" if len(wrong) > 1 else ""
         raise InputError(
-            f"{path}, line {wrong[0]}{more}: not {encoding}; save the file as UTF-8, name its encoding "
+            f"{where}, line {wrong[0]}{more}: not {encoding}; save the file as UTF-8, name its encoding "
             "(encoding='latin-1'), or pass undecodable='replace'"
         )
     text = text.removeprefix("\ufeff")
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise InputError(f"{where}, line {line}: a NUL character, as in UTF-16 or UTF-32; save the file as UTF-8")
     if "\n" not in text:
         text = text.replace("\r", "\n")  # line ends of old Macs
     if not text.strip():
-        raise InputError(f"{path} is empty")
+        raise InputError(f"{where} is empty")
     return text, len(wrong)
 
 

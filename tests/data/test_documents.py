@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,43 @@ def test_ptb_in_blocks(tmp_path: Path) -> None:
     assert read_ptb_documents(tmp_path, "validation").documents == [[["one", "line"]]]
 
 
+def test_damages_of_a_zip_are_told_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "ptb.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("ptb.train.txt"), "a line of it\n" * 40, zipfile.ZIP_DEFLATED)
+    whole = file.read_bytes()
+    words, refused = read_ptb_documents(tmp_path).documents, []
+    for place in range(len(whole)):
+        for value in {0, 9, 12, 14, 255, whole[place] ^ 1, whole[place] ^ 128}:
+            file.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            try:
+                assert read_ptb_documents(tmp_path).documents == words
+            except InputError as error:
+                refused.append(error)
+    assert all(str(error).startswith(f"{file}: ") and "\n" not in str(error) for error in refused)
+    told = {type(error.__cause__) for error in refused}
+    assert {zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError, OSError} <= told
+
+
+def test_text_of_a_zip_is_decoded_as_that_of_a_file(tmp_path: Path) -> None:
+    told = {b"\xef\xbb\xbfa line\n": "", b"a\n\xff\n": "line 2: not utf-8", b"a\n\0": "line 2: a NUL"}
+    for content, refused in told.items():
+        with zipfile.ZipFile(tmp_path / "ptb.zip", "w") as archive:
+            archive.writestr("ptb.train.txt", content)
+        if refused:
+            with pytest.raises(InputError, match=rf"ptb\.zip, ptb\.train\.txt, {refused}"):
+                read_ptb_documents(tmp_path)
+        else:
+            assert read_ptb_documents(tmp_path).documents == [[["a", "line"]]]
+
+
+def test_missing_texts_are_named_with_their_folders(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"^{tmp_path} must hold wikitext-2/test\.txt"):
+        read_wikitext2_documents(tmp_path, "test")
+    with pytest.raises(InputError, match=r"does not exist: expected .* such as ptb/warandpeace\.txt"):
+        read_gutenberg(tmp_path / "warandpeace.txt")
+
+
 def test_wikitext_articles_and_sentences(tmp_path: Path) -> None:
     text = (
         " \n = Lobster = \n \n A lobster is 2 @.@ 5 m . It <unk> ? Yes \n \n = = Name = = \n \n It \n"
@@ -36,6 +74,8 @@ def test_wikitext_articles_and_sentences(tmp_path: Path) -> None:
     found = read_wikitext2_documents(tmp_path).documents
     assert found[0] == [["A", "lobster", "is", "2", ".", "5", "m", "."], ["It", "<unk>", "?"], ["Yes"], ["It"]]
     assert found[1] == [["Boats", "-", "big", "."]] and len(found) == 2
+    (tmp_path / "valid.txt").write_text(text.replace(" = Lobster = ", ""))
+    assert read_wikitext2_documents(tmp_path).documents == found
     (tmp_path / "test.txt").write_text("no heading\n")
     with pytest.raises(InputError, match="no article begins in it"):
         read_wikitext2_documents(tmp_path, "test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
@@ -120,6 +121,12 @@ def test_mutual_turns_options_and_answers(tmp_path: Path) -> None:
     pack("B")
     (row,) = load_mutual(tmp_path)["validation"].dialogues
     assert row.context == ["m : hi .", "f : what ?"] and (row.right, row.wrong) == (["m : b"], ["m : a"])
+    whole = (tmp_path / "mutual.tar.gz").read_bytes()
+    for damaged in (b"no archive", gzip.compress(b"no archive" * 60), whole[:-9], whole[:60] + b"\0\0" + whole[62:]):
+        (tmp_path / "mutual.tar.gz").write_bytes(damaged)
+        with pytest.raises(InputError, match=r"mutual\.tar\.gz: .*; expected mutual") as refused:
+            load_mutual(tmp_path)
+        assert "\n" not in str(refused.value)
     pack("C")
     with pytest.raises(InputError, match=r"train_1\.txt: the answer must be a letter of one of 2 options, got 'C'"):
         load_mutual(tmp_path)

@@ -173,6 +173,10 @@ def test_semeval_with_and_without_neutral_sentences(tmp_path: Path) -> None:
     write(gold, "<Reviews>\n<Review>\n</Reviews>")
     with pytest.raises(InputError, match=r"gold, line 3: malformed XML"):
         load_sentiment("semeval-laptop", tmp_path)
+    for encoding in ("UDF-8", "UTF-7"):
+        write(gold, f'<?xml version="1.0" encoding="{encoding}"?>\n<Reviews/>')
+        with pytest.raises(InputError, match="gold: the encoding that its first line names cannot be read"):
+            load_sentiment("semeval-laptop", tmp_path)
     with pytest.raises(InputError, match="lacks ABSA16_Restaurants_Train"):
         load_sentiment("semeval-restaurant", tmp_path)
 

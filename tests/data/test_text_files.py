@@ -174,6 +174,16 @@ def test_other_encodings_are_read_or_replaced(tmp_path: Path) -> None:
         read_texts(path, undecodable="replaced", **COLUMNS)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+def test_nul_characters_are_refused(encoding: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "text,label\nfine,1\n".encode(encoding))
+    with pytest.raises(InputError, match=rf"{path.name}, line 1: a NUL character, as in UTF-16"):
+        read_texts(path, **COLUMNS)
+    assert read_texts(path, encoding=encoding, **COLUMNS).first == ["fine"]
+    with pytest.raises(InputError, match=rf"{path.name}, line 3: a NUL character"):
+        read_texts(write(tmp_path, b"text,label\nfine,1\nno\0,0\n"), undecodable="replace", **COLUMNS)
+
+
 def test_quotes_may_be_plain_characters(tmp_path: Path) -> None:
     path = write(tmp_path, 'label\ttext\n1\t"open\n0\ta "b" c"\n')
     assert read_texts(path, quotes=False, **COLUMNS).first == ['"open', 'a "b" c"']

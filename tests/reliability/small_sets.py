@@ -1,12 +1,16 @@
-"""Every data set that the package reads, a few rows in its publisher's format, and what a reader makes of it."""
+"""Every data set that is read from files: a few rows in its publisher's format, and what a reader makes of them."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import tarfile
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +20,20 @@ from PIL import Image
 from metapretrain.data.conll04 import load_conll04
 from metapretrain.data.conll2003 import load_conll2003
 from metapretrain.data.cs224n import load_cs224n, load_qqp
+from metapretrain.data.dialogue_files import load_dailydialog_pp, load_mutual
+from metapretrain.data.dialogues import Dialogues
+from metapretrain.data.document_files import read_ptb_documents, read_wikitext2_documents
+from metapretrain.data.documents import Documents
 from metapretrain.data.glue import load_glue
 from metapretrain.data.image_folder import load_image_folder
 from metapretrain.data.images import ImageSet
+from metapretrain.data.language_sets import load_book
 from metapretrain.data.omniglot import load_omniglot
-from metapretrain.data.sentiment import load_sentiment
+from metapretrain.data.sentiment import load_plain, load_sentiment
 from metapretrain.data.squad import load_squad
 from metapretrain.data.stl10 import load_stl10
-from metapretrain.data.superglue import load_wic
+from metapretrain.data.superglue import load_cb, load_copa, load_wic
+from metapretrain.data.text_files import read_texts
 from metapretrain.data.texts import TextSet, TextTask
 
 Files = dict[str, bytes]
@@ -54,6 +64,10 @@ def _rows(found: Any) -> Iterator[str]:
     elif isinstance(found, ImageSet):
         for image, label in zip(found.images, found.labels.tolist(), strict=True):
             yield f"{found.classes[label]} {image.numpy().tobytes()!r}"
+    elif isinstance(found, Documents):
+        yield from (repr(sentence) for document in found.documents for sentence in document)
+    elif isinstance(found, Dialogues):
+        yield from map(repr, found.dialogues)
     elif isinstance(found, dict | list | tuple):
         for part in found.values() if isinstance(found, dict) else found:
             yield from _rows(part)
@@ -124,6 +138,10 @@ def glue(name: str) -> Files:
 def sentiment(name: str) -> Files:
     """The sets of the prompts benchmark."""
     train, test = (list(enumerate(sentences(split))) for split in ("train", "test"))
+    if name == "amazon5-kindle":
+        return {"amazon5/kindle15k.tsv": table("\tsentence\tsentiment", [(n, t, n % 2) for n, t in train])}
+    if name == "sst5":
+        return {f"cs224n/{file}": data for file, data in cs224n().items() if "sst" in file}
     if name == "yelp5":
         return {f"{f}.csv": "".join(f'"{n % 5 + 1}","{text}"\n' for n, text in rows).encode()
                 for f, rows in (("train", train), ("test", test))}  # fmt: skip
@@ -147,7 +165,10 @@ def sentiment(name: str) -> Files:
         f'<sentence id="{n}">\n<text>{text}</text>'
         f'<Opinions><Opinion category="A#B" polarity="{told[n % 3]}"/></Opinions></sentence>\n'
         for n, text in rows) + "</sentences></Review></Reviews>" for rows in (train, test)]  # fmt: skip
-    names = ("ABSA16_Laptops_Train_SB1_v2.xml", "EN_LAPT_SB1_TEST_.xml.gold")
+    names = {
+        "semeval-laptop": ("ABSA16_Laptops_Train_SB1_v2.xml", "EN_LAPT_SB1_TEST_.xml.gold"),
+        "semeval-restaurant": ("ABSA16_Restaurants_Train_SB1_v2.xml", "EN_REST_SB1_TEST.xml.gold"),
+    }[name]
     return {f: text.encode() for f, text in zip(names, texts, strict=True)}
 
 
@@ -187,6 +208,106 @@ def wic() -> Files:
     return {"WiC/train.jsonl": lines[0], "WiC/FewGLUE_32dev/val.jsonl": lines[1]}
 
 
+def json_lines(rows: list[dict[str, Any]]) -> bytes:
+    """A record a line."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def cb() -> Files:
+    """A premise and a hypothesis a line."""
+    told = ("entailment", "contradiction", "neutral")
+    return {f"superglue/CB/{part}.jsonl": json_lines(
+        [{"premise": t, "hypothesis": f"b {t}", "label": told[n % 3], "idx": n} for n, t in enumerate(sentences(part))]
+    ) for part in ("train", "val")}  # fmt: skip
+
+
+def copa() -> Files:
+    """A premise and two choices a line."""
+    told = ("cause", "effect")
+    return {f"superglue/COPA/{part}.jsonl": json_lines(
+        [{"premise": t, "choice1": f"a {t}", "choice2": f"b {t}", "question": told[n % 2], "label": n // 2 % 2}
+         for n, t in enumerate(sentences(part))]
+    ) for part in ("train", "val")}  # fmt: skip
+
+
+def dialogues() -> Files:
+    """DailyDialog++: no wrong responses in the training part."""
+    files: Files = {}
+    for part in ("data_positives", "dev", "test"):
+        rows = [{"context": [f"{t} you said ?", f"I said {t} ."], "positive_responses": [f"And {t} it is ."]}
+                for t in sentences(part)]  # fmt: skip
+        wrong = {f"{kind}_negative_responses": [f"No {kind} thing ."] for kind in ("adversarial", "random")}
+        files[f"dailydialog_pp/{part}.json"] = json_lines([row | (wrong if part != "data_positives" else {})
+                                                           for row in rows])  # fmt: skip
+    return files
+
+
+def mutual() -> Files:
+    """A dialogue a file of an archive."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for part in ("train", "dev"):
+            for n, text in enumerate(sentences("Ann", 6)):
+                row = {"answers": "ABCD"[n % 4], "options": [f"f : {c} {n}" for c in "wxyz"], "article": f"m : {text}"}
+                about, content = tarfile.TarInfo(f"data/mutual/{part}/{part}_{n}.txt"), as_json(row)
+                about.size = len(content)
+                archive.addfile(about, io.BytesIO(content))
+    return {"mutual/mutual.tar.gz": gzip.compress(packed.getvalue(), mtime=0)}
+
+
+def ptb() -> Files:
+    """A sentence a line."""
+    return {"ptb/ptb.train.txt": "".join(f" {text} of the n.y. bank \n" for text in sentences("mr. ann")).encode()}
+
+
+def zipped(files: Files, name: str) -> Files:
+    """The same in one archive."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file, data in files.items():
+            archive.writestr(zipfile.ZipInfo(Path(file).name), data, zipfile.ZIP_DEFLATED)
+    return {name: packed.getvalue()}
+
+
+def wikitext() -> Files:
+    """Articles of two sentences a paragraph."""
+    files: Files = {}
+    for part in ("valid", "test"):
+        texts = [f"{text} is in it . It is @-@ so {text} ! " for text in sentences(part.title())]
+        articles = [f" \n = Title {n} = \n \n {text}\n \n = = Part = = \n \n {more}\n"
+                    for n, (text, more) in enumerate(zip(texts[::2], texts[1::2], strict=True))]  # fmt: skip
+        files[f"wikitext-2/{part}.txt"] = "".join(articles).encode()
+    return files
+
+
+def book() -> Files:
+    """Two chapters after a table of contents."""
+    start, end = (f"*** {word} OF THE PROJECT GUTENBERG EBOOK ***\n" for word in ("START", "END"))
+    chapters = [f"CHAPTER {n}\n\n" + "".join(f"{text} or so.\n\n" for text in sentences(f"Ann {n}", 12))
+                for n in ("I", "II")]  # fmt: skip
+    contents = "    CONTENTS\n    CHAPTER I\n    CHAPTER II\n\n"
+    return {"ptb/warandpeace.txt": f"Header\n{start}{contents}{''.join(chapters)}{end}Licence.\n".encode()}
+
+
+def own_texts(suffix: str) -> Files:
+    """A table, or JSON lines, with columns of one's own."""
+    rows = list(enumerate(sentences("my")))
+    if suffix == "jsonl":
+        return {"reviews.jsonl": json_lines([{"review": text, "stars": n % 2} for n, text in rows])}
+    return {"reviews.csv": ("review,stars\n" + "".join(f'"{text}, I say",{n % 2}\n' for n, text in rows)).encode()}
+
+
+def read_own(suffix: str, folder: Path) -> TextSet:
+    """As `docs/own-text-tasks.md` has it."""
+    return read_texts(folder / f"reviews.{suffix}", text="review", label="stars", classes=("bad", "good"))
+
+
+def read_wikitext(folder: Path) -> list[Any]:
+    """By both readers."""
+    parts = [read_wikitext2_documents(folder, part) for part in ("valid", "test")]
+    return [load_plain("wikitext-2", folder), *parts]
+
+
 def stl10() -> Files:
     """Two binary files."""
     images = np.random.default_rng(0).integers(0, 256, (4, 3, 96, 96), dtype=np.uint8)
@@ -222,11 +343,23 @@ SETS: dict[str, SmallSet] = {
     "qqp": SmallSet(qqp(), load_qqp),
     **{name: SmallSet(glue(name), lambda f, n=name: load_glue(n, f)) for name in ("rte", "mrpc", "cola", "qnli")},
     **{name: SmallSet(sentiment(name), lambda f, n=name: load_sentiment(n, f))
-       for name in ("yelp5", "amazon5", "amazon2", "sst2", "sentihood", "semeval-laptop")},
+       for name in ("yelp5", "amazon5", "amazon2", "amazon5-kindle", "sst5", "sst2", "sentihood", "semeval-laptop",
+                    "semeval-restaurant")},
     "conll2003": SmallSet(conll2003(), load_conll2003, 2),  # two sentences become one, or one two
     "conll04": SmallSet(conll04(), load_conll04),
     "squad": SmallSet(squad(), load_squad, 6),  # questions of one context
     "wic": SmallSet(wic(), load_wic),
+    "cb": SmallSet(cb(), load_cb),
+    "copa": SmallSet(copa(), load_copa),
+    "dailydialog": SmallSet(dialogues(), lambda folder: load_plain("dailydialog", folder), 3),  # utterances of a line
+    "dailydialog-pp": SmallSet(dialogues(), load_dailydialog_pp),
+    "mutual": SmallSet(mutual(), load_mutual),
+    "ptb": SmallSet(ptb(), lambda folder: [load_plain("ptb", folder), read_ptb_documents(folder)], 2),
+    "ptb-zip": SmallSet(zipped(ptb(), "ptb/ptb.zip"),
+                        lambda folder: [load_plain("ptb", folder), read_ptb_documents(folder)], 2),
+    "wikitext-2": SmallSet(wikitext(), read_wikitext, 4),  # two sentences a line, twice
+    "gutenberg": SmallSet(book(), load_book, 2),  # without its mark of the end a book has the licence, too
+    **{f"own-{suffix}": SmallSet(own_texts(suffix), partial(read_own, suffix)) for suffix in ("csv", "jsonl")},
     "stl10": SmallSet(stl10(), lambda folder: load_stl10(folder, "train")),
     "omniglot": SmallSet(omniglot(), lambda folder: load_omniglot(folder, "train", workers=1), 4),  # turned four ways
     "image-folder": SmallSet(image_folder(), lambda folder: load_image_folder(folder, "train", 8, workers=1)),

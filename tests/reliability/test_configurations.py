@@ -1,4 +1,4 @@
-"""Any command line of a benchmark ends as a finished run or as one clear line with status 2, never a traceback."""
+"""Any command line of five benchmarks ends as a finished run or as one clear line with status 2, never a traceback."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import metapretrain
-from benchmarks import run_prompts, run_schedule, run_stl10, run_text
+from benchmarks import run_fewshot, run_prompts, run_schedule, run_stl10, run_text
 from metapretrain.errors import InputError
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import SoftPrompt, write_adapter
@@ -23,6 +23,7 @@ from tests.reliability.lengths import lengths
 SMOKE = ["--smoke", "--device", "cpu", "--no-figures"]
 RUNS: dict[str, tuple[Any, list[str]]] = {
     "images": (run_stl10.main, ["--dataset", "digits", "--methods", "supervised-mlp"]),
+    "few-shot": (run_fewshot.main, ["--settings", "2w1s", "--methods", "maml", "--validation-episodes", "2"]),
     "texts": (run_text.main, ["--methods", "cosine"]),
     "prompts": (run_prompts.main, ["--methods", "pt", "--sets", "sst2"]),
     "schedule": (run_schedule.main, ["--methods", "uniform", "--settings", "agnostic"]),
