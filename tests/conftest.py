@@ -1,13 +1,27 @@
-"""What tests of runs by several processes share."""
+"""What tests that start processes share, and how hypothesis draws."""
 
 from __future__ import annotations
 
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_import_this_checkout() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        yield
 
 
 def free_port() -> int:
@@ -15,7 +29,7 @@ def free_port() -> int:
     for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))
             except OSError:
                 continue
             return port
@@ -33,7 +47,8 @@ def ranks() -> Callable[[int], list[dict[str, str]]]:
     """A function from a number of processes to the environment of each, one thread in all of them."""
 
     def environments(world: int) -> list[dict[str, str]]:
-        usual = {**os.environ, "OMP_NUM_THREADS": "1"}
+        outer = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+        usual = {name: value for name, value in os.environ.items() if name not in outer} | {"OMP_NUM_THREADS": "1"}
         if world == 1:
             return [usual]
         group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

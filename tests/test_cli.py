@@ -46,7 +46,7 @@ def show(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def run_python(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def write_run(folder: Path, method: str, seed: int, right: int, n: int = 20) -> Path:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import run_fewshot
 import run_prompts
 import run_schedule
 import run_stl10
@@ -31,14 +32,22 @@ def test_a_run_of_one_process_says_what_to_do_instead(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "words", "folders"),  # the row, and its pretraining where there is one
     [
-        (run_stl10, ["--dataset", "digits", "--methods", "prl-query-frozen-linear"]),
-        (run_text, ["--recipe", "strong", "--methods", "proto"]),
+        (run_stl10, ["--dataset", "digits", "--methods", "prl-query-frozen-linear"], 2),
+        (run_text, ["--recipe", "strong", "--methods", "proto"], 2),
+        (run_fewshot, ["--methods", "maml", "--settings", "5w1s", "--queries", "3", "--image-size", "16"], 1),
     ],
 )
-def test_two_machines_train_one_run(script: ModuleType, words: list[str], tmp_path: Path, port: int) -> None:
-    machines = []
+def test_two_machines_train_one_run(
+    script: ModuleType,
+    words: list[str],
+    folders: int,
+    tmp_path: Path,
+    port: int,
+    ranks: Callable[[int], list[dict[str, str]]],
+) -> None:
+    (usual,), machines = ranks(1), []
     for number in (0, 1):
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--node_rank",
@@ -46,11 +55,10 @@ def test_two_machines_train_one_run(script: ModuleType, words: list[str], tmp_pa
             "--local_addr", "127.0.0.1", str(script.__file__), *words, "--smoke", "--device", "cpu", "--out",
             str(tmp_path / "runs"),
         ]  # fmt: skip
-        usual = {**os.environ, "OMP_NUM_THREADS": "1"}
         machines.append(subprocess.Popen(command, env=usual, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     shown = [process.communicate(timeout=300) for process in machines]
     assert [process.returncode for process in machines] == [0, 0], shown
     assert sum("tensorboard --logdir" in text for text, _ in shown) == 1  # one of them prints the table
     results = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/*/*/result.json")]
-    assert [result["processes"] for result in results] == [2, 2]  # the row, and its pretraining
+    assert [result["processes"] for result in results] == [2] * folders
     assert {result["status"] for result in results} == {"complete"}

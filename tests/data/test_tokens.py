@@ -101,7 +101,7 @@ def test_no_rows_give_no_tokens(tokenizer: Any) -> None:
         Tokens.from_rows([[1], []])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     chosen=st.lists(st.integers(0, 7), min_size=1, max_size=6),

@@ -23,7 +23,7 @@ def lists(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(1, 400), size=st.integers(1, 50), seed=st.integers(0, 2**64 - 1), drop=st.booleans())
 def test_an_epoch_visits_every_row_once(n: int, size: int, seed: int, drop: bool) -> None:
     if drop and size > n:
@@ -69,7 +69,7 @@ def test_ranks_together_hold_the_batches_of_one_process(labels: Any) -> None:
     assert [joined(parts) for parts in zip(*ranks, strict=True)] == alone
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     size=st.integers(1, 30),

@@ -18,7 +18,7 @@ def bits(seed: int = 0, block: int = 0) -> Bits:
     return Bits(seed, Use.EPISODES, 0, block)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 400), min_size=1, max_size=20),
     count=st.integers(1, 40),
@@ -34,7 +34,7 @@ def test_distinct_draws_are_distinct_and_in_range(sizes: list[int], count: int, 
         assert max(lane) < size
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), seed=st.integers(0, 2**64 - 1))
 def test_permutations_hold_each_number_once(sizes: list[int], seed: int) -> None:
     orders = permutations(bits(seed), np.array(sizes))

@@ -36,7 +36,7 @@ def check(plan: EpisodePlan, labels: np.ndarray, ways: int, shots: int, queries:
     assert len(plan.support) == ways * shots
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(2, 30), min_size=3, max_size=12),
     ways=st.integers(1, 3),

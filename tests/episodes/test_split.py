@@ -16,7 +16,7 @@ from metapretrain.errors import InputError
 from metapretrain.protonet.split import stratified_queries
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     labels=st.lists(st.integers(-3, 5), min_size=2, max_size=40),
     fraction=st.floats(0.001, 0.999),
@@ -31,7 +31,7 @@ def test_random_split_is_a_partition_of_the_nearest_size(
     assert support.tolist() == sorted(support.tolist())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     counts=st.lists(st.integers(1, 12), min_size=1, max_size=6).filter(lambda counts: max(counts) > 1),
     fraction=st.floats(0.001, 0.999),

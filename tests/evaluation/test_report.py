@@ -233,7 +233,7 @@ def test_the_same_table_from_a_bundle(tmp_path: Path, make_run: MakeRun) -> None
     path = bundle(collect(tmp_path / "runs").results, tmp_path / "docs" / "results" / "stl10.json")
     assert write(path, tmp_path / "again") == text
     for name in ("table.md", "table.csv", "table.json"):
-        assert (tmp_path / "again" / name).read_text() == (tmp_path / "runs" / "report" / name).read_text()
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "runs" / "report" / name).read_bytes()
     assert write(tmp_path / "runs") == text  # a report beside the runs does not feed on itself
 
 
@@ -255,7 +255,7 @@ def test_three_formats_tell_the_same(tmp_path: Path, make_run: MakeRun) -> None:
     assert float(records[1]["difference_1_seeds_half_width"]) == difference["half_width"]
     assert records[0]["difference_1_seeds"] == ""
     assert records[2]["test"] == ""
-    assert "| simclr | +2.38 ± 1.59 |" in (folder / "table.md").read_text()
+    assert "| simclr | +2.38 ± 1.59 |" in (folder / "table.md").read_text(encoding="utf-8")
 
 
 def test_only_incomplete_runs(tmp_path: Path, make_run: MakeRun) -> None:

@@ -49,7 +49,7 @@ def test_standard_mode_equals_the_papers_pseudocode(distance: str, smoothing: fl
     torch.testing.assert_close(value_and_gradient(loss, z, y), expected, rtol=1e-10, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     y=st.lists(st.integers(-3, 3), min_size=2, max_size=16),
     seed=st.integers(0, 99),
@@ -96,7 +96,7 @@ def test_all_points_equal_gives_log_classes_and_finite_gradients() -> None:
         assert gradient.isfinite().all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(y=st.lists(st.integers(0, 4), min_size=2, max_size=12), order=st.randoms(use_true_random=False))
 def test_row_order_and_label_names_do_not_matter(y: list[int], order: Any) -> None:
     z, shuffled = rows(len(y)), list(range(len(y)))

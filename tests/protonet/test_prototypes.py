@@ -16,14 +16,14 @@ from metapretrain.protonet.prototypes import _by_product, _by_rows, _by_segments
 LABELS = st.lists(st.integers(-5, 5) | st.sampled_from([300, -(2**62), 2**62]), min_size=1, max_size=20)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(y=LABELS)
 def test_dense_ids_are_the_inverse_of_unique(y: list[int]) -> None:
     expected = torch.unique(torch.tensor(y), return_inverse=True)[1]
     assert torch.equal(dense_ids(torch.tensor(y)), expected)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(y=st.lists(st.integers(-1, 5), min_size=1, max_size=20), seed=st.integers(0, 1000))
 def test_prototypes_are_the_means_of_the_classes(y: list[int], seed: int) -> None:
     z = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -57,7 +57,7 @@ def test_prototypes_pass_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda z: prototypes(z, y, 4)[0], z)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(y=st.lists(st.integers(0, 5), min_size=1, max_size=20), seed=st.integers(0, 1000))
 def test_all_ways_to_sum_have_the_same_result(y: list[int], seed: int) -> None:
     z = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True)

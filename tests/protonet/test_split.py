@@ -21,7 +21,7 @@ def test_mix_gives_the_first_published_output_of_splitmix64() -> None:
     assert slow.mix((1234567 + gamma) & slow.MASK) == 6457827717110365317
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(-(2**63), 2**64), call=st.integers(0, 2**31), rows=st.integers(1, 40))
 def test_keys_equal_plain_python(seed: int, call: int, rows: int) -> None:
     assert keys(seed, call, rows).tolist() == slow.keys(seed, call, rows)
@@ -55,7 +55,7 @@ def test_neither_side_is_empty(rows: int, fraction: float, expected: int) -> Non
     assert len(random_queries(keys(0, 0, rows), fraction).unique()) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     y=st.lists(st.integers(0, 4), min_size=2, max_size=24),
     fraction=st.sampled_from([0.125, 0.25, 0.5, 0.875]),

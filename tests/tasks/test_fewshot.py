@@ -213,7 +213,11 @@ leave_ranks()
 def run(environments: list[dict[str, str]], out: Path) -> dict[str, torch.Tensor]:
     command = [sys.executable, "-c", SCRIPT, str(out)]
     processes = [subprocess.Popen(command, env=env) for env in environments]
-    assert {process.wait(timeout=120) for process in processes} == {0}
+    try:
+        assert {process.wait(timeout=120) for process in processes} == {0}
+    finally:
+        for process in processes:
+            process.kill()
     return load_file(out)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from metapretrain.data.images import ImageSet
@@ -42,7 +42,6 @@ class Sized(ImageSet):
 @given(
     epochs=st.integers(1, 400), share=st.floats(0.01, 0.99), batch=st.integers(2, 600), n=st.integers(2, 9000)
 )
-@settings(deadline=None)
 def test_every_row_passes_the_same_number_of_images(epochs: int, share: float, batch: int, n: int) -> None:
     recipe = dataclasses.replace(RECIPE, epochs=epochs, pretrain_share=share, batch_size=batch)
     data = ImageData(Sized(n), Sized(0), Sized(0), (0.5,), (0.5,))

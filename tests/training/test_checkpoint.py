@@ -155,7 +155,7 @@ nest = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nest)
 def test_any_nest_goes_through_json_unchanged(state: Any) -> None:
     files_ = checkpoint._encode(1, state)

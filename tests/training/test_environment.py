@@ -105,13 +105,16 @@ def test_doctor_finds_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def git(folder: Path, *words: str) -> str:
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return subprocess.run(
-        ["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True
+        ["git", *who, *words], cwd=folder, env=env, capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs Git")
 def test_commit_is_that_of_the_package_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:  # what a Git hook sets
+        monkeypatch.delenv(name)
     package = tmp_path / "repo" / "metapretrain"
     (package / "training").mkdir(parents=True)
     (package / "errors.py").write_text("")

@@ -1,7 +1,6 @@
 """The loop: exact resumes, honest failures, and the same result over ranks."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -20,7 +19,7 @@ from metapretrain.training.run_folder import read_metrics
 class Toy(nn.Module):
     """Dropout, BatchNorm and two parameter shapes: everything whose state a resume has to restore."""
 
-    def __init__(self, slow: float = 0.0, poison_at: int | None = None) -> None:
+    def __init__(self, hang_at: int | None = None, poison_at: int | None = None) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(5)
         self.x = torch.randn(64, 6, generator=generator)
@@ -33,11 +32,12 @@ class Toy(nn.Module):
             for part in self.model:
                 if hasattr(part, "reset_parameters"):
                     part.reset_parameters()
-        self.slow, self.poison_at, self.calls = slow, poison_at, 0
+        self.hang_at, self.poison_at, self.calls = hang_at, poison_at, 0
 
     def forward(self, batches):
         self.calls += 1
-        time.sleep(self.slow)
+        if self.calls == self.hang_at:
+            time.sleep(600)
         loss = {
             name: nn.functional.cross_entropy(self.model(self.x[rows]), self.y[rows])
             for name, rows in batches.items()
@@ -116,7 +116,7 @@ import sys; sys.path.insert(0, {tests!r})
 import torch
 from test_loop import Toy, settings, stream
 from metapretrain.training import RunFolder, train
-toy = Toy(slow=0.02)
+toy = Toy(hang_at={hang_at})
 with RunFolder.open({folder!r}, {{"method": "toy"}}, resume=True) as run:
     train(toy, stream(), settings(checkpoint_every=4), run=run)
 torch.save(toy.state_dict(), {end!r})
@@ -124,20 +124,22 @@ torch.save(toy.state_dict(), {end!r})
 
 
 def test_kill_9_then_resume_ends_with_the_same_bits(tmp_path):
-    def start(name):
+    def start(hang_at=None):
         script = SCRIPT.format(
-            tests=os.path.dirname(__file__), folder=str(tmp_path / name), end=str(tmp_path / f"{name}.pt")
+            tests=os.path.dirname(__file__), folder=str(tmp_path / "cut"), end=str(tmp_path / "cut.pt"), hang_at=hang_at
         )
         return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
 
-    process = start("cut")
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "cut").glob("checkpoint/step-*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "cut.pt").exists(), "it was killed too late to test anything"
-    assert start("cut").wait() == 0
+    process, deadline, found = start(hang_at=7), time.monotonic() + 120, []
+    try:
+        while not found and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            found = list((tmp_path / "cut").glob("checkpoint/step-*"))
+    finally:
+        process.kill()
+        process.wait()
+    assert found and not (tmp_path / "cut.pt").exists()
+    assert start().wait(timeout=120) == 0
     whole = Toy()
     train(whole, stream(), settings())
     assert same(weights(whole), torch.load(tmp_path / "cut.pt"))

@@ -58,7 +58,11 @@ assert not [name for name in names if "gloo" in name], names  # what still ran m
 def ended(command, environments):
     """Exit statuses of a process an environment."""
     processes = [subprocess.Popen(command, env=env) for env in environments]
-    return [process.wait(timeout=120) for process in processes]
+    try:
+        return [process.wait(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def run(kind, encoder, environments, out):
