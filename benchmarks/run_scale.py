@@ -208,7 +208,7 @@ def stored_rows(file: Path, here: Mapping[str, Any]) -> list[dict[str, Any]]:
         InputError: it is no file of this script's, a row is damaged, or was measured elsewhere or with other versions.
     """
     try:
-        stored = json.loads(file.read_text())
+        stored = json.loads(file.read_text(encoding="utf-8"))
         rows: list[dict[str, Any]] = stored["rows"]
         where = {name: stored[name] for name in ("hardware", "versions")}
         scaling_table({**where, "rows": rows})  # what cannot be shown is told before hours of measuring
@@ -277,7 +277,7 @@ def read(launch: Launch, batch: int, folder: Path) -> list[dict[str, Any]]:
     work = WORK[launch.work]
     results: dict[tuple[str, int], dict[str, Any]] = {}
     for file in folder.glob("*/*/*/result.json"):
-        result = json.loads(file.read_text())
+        result = json.loads(file.read_text(encoding="utf-8"))
         results[result["method"], result["seed"]] = result
         if result.get("processes", 1) != launch.processes:
             raise InputError(f"{file} is of another number of processes than {launch.processes}")

@@ -188,7 +188,7 @@ def version_of(package: str) -> str | None:
 
 def _lines(path: str) -> list[str]:
     file = Path(path)
-    return file.read_text().splitlines() if file.is_file() else []
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
 
 
 if __name__ == "__main__":

@@ -50,11 +50,11 @@ def score_table(root: Path, pattern: str, main: str, read: Callable[[Any], tuple
     found: dict[str, Scores] = {}
     for file in root.glob(pattern):
         try:
-            trial = read(json.loads(file.read_text()))
+            trial = read(json.loads(file.read_text(encoding="utf-8")))
             if trial is not None:
                 found[trial[0]] = {**trial[1], main: float(trial[1][main])}
         except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
             raise InputError(f"{file} is no result of a trial ({error!r}); remove its folder and --resume") from None
     best = sorted(found.items(), key=lambda item: -item[1][main])
-    (root / "tuning.json").write_text(json.dumps(dict(best), indent=1) + "\n")
+    (root / "tuning.json").write_text(json.dumps(dict(best), indent=1) + "\n", encoding="utf-8")
     return "\n".join(f"{name}: {values}" for name, values in best)

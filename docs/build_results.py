@@ -45,11 +45,11 @@ def table(name: str) -> str:
 def table_of(name: str, file: Path) -> str:
     """Return the Markdown of the result file `file`; its kind is told by its name."""
     if name.endswith("-tuning"):
-        return tuning(name, json.loads(file.read_text()))
+        return tuning(name, json.loads(file.read_text(encoding="utf-8")))
     if name.startswith("speed-"):
-        return speed(json.loads(file.read_text()))
+        return speed(json.loads(file.read_text(encoding="utf-8")))
     if name == "scale":
-        return scaling_table(json.loads(file.read_text()))
+        return scaling_table(json.loads(file.read_text(encoding="utf-8")))
     if name.endswith("-sweeps"):
         return sweeps(collect(file).results)
     text = build_table(collect(file)).markdown()

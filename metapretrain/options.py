@@ -151,9 +151,9 @@ def _stop_printing() -> None:
 
 def _escape_what_cannot_be_shown() -> None:
     if sys.stderr is None:  # closed by the caller (`2>&-`): progress bars write to it
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+        if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -8,19 +8,20 @@ from pathlib import Path
 import metapretrain
 
 PACKAGE = Path(metapretrain.__file__).parent
-LEAVES = {"errors", "devices", "extras", "gather", "tensors"}
+LEAVES = {"errors", "devices", "extras", "gather", "paths", "tensors"}
 MAY_IMPORT = {
     "errors": set(),
     "devices": {"errors"},
     "extras": {"errors"},
     "gather": set(),
+    "paths": set(),
     "tensors": {"errors"},
     "episodes": {"errors", "extras"},
     "protonet": {"errors", "gather"},
     "maml": {"errors", "extras"},
     "prompts": {"errors", "extras", "maml", "tensors"},
     "scheduling": {"errors"},
-    "data": {"errors"},
+    "data": {"errors", "paths"},
     "training": LEAVES | {"episodes"},
     "models": LEAVES | {"data", "maml", "training"},
     "evaluation": LEAVES | {"data", "episodes", "models", "protonet", "training"},

@@ -9,6 +9,7 @@ from typing import Any
 from metapretrain.data.images import file_record
 from metapretrain.data.text_records import decode_text, parse_json
 from metapretrain.errors import InputError
+from metapretrain.paths import user_path
 
 RELATIONS = ("Kill", "Live_In", "Located_In", "OrgBased_In", "Work_For")
 PARTS = {"train": "train", "validation": "dev", "test": "test"}
@@ -67,7 +68,7 @@ def load_conll04(folder: str | Path) -> dict[str, Relations]:
         ...
         metapretrain.errors.InputError: no-such-folder/conll04.json does not exist: ...
     """
-    root = Path(folder).expanduser()
+    root = user_path(folder)
     root = root / "conll04" if (root / "conll04").is_dir() else root
     file = root / "conll04.json"
     text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT}")

@@ -9,6 +9,7 @@ from typing import Any
 from metapretrain.data.images import file_record
 from metapretrain.data.text_records import decode_text
 from metapretrain.errors import InputError
+from metapretrain.paths import user_path
 
 ENTITIES = ("PER", "ORG", "LOC", "MISC")
 TAGS = ("O", *(f"{begin}-{kind}" for kind in ENTITIES for begin in "BI"))
@@ -52,7 +53,7 @@ def load_conll2003(folder: str | Path) -> dict[str, Tagged]:
         ...
         metapretrain.errors.InputError: no-such-folder/eng.train does not exist: ...
     """
-    root = Path(folder).expanduser()
+    root = user_path(folder)
     root = root / "conll2003" if (root / "conll2003").is_dir() else root
     return {split: _read(root / name, split) for split, name in PARTS.items()}
 

@@ -12,6 +12,7 @@ from metapretrain.data.text_files import read_texts
 from metapretrain.data.text_overlap import overlap, pair_keys
 from metapretrain.data.texts import TextSet, TextTask, hold_out
 from metapretrain.errors import InputError
+from metapretrain.paths import user_path
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def load_qqp(folder: str | Path) -> TextSet:
     Raises:
         InputError: none of the files is there, or a row cannot be used.
     """
-    given = Path(folder).expanduser()
+    given = user_path(folder)
     root = given / "qqp" if (given / "qqp").is_dir() else given
     common: dict[str, Any] = {"kind": "pair-classification", "classes": PARA_CLASSES, "label": "label"}
     table: dict[str, Any] = {"text": "question1", "pair": "question2", "id": "id", "format": "tsv", **common}

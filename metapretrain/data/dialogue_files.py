@@ -12,6 +12,7 @@ from metapretrain.data.dialogues import Dialogue, Dialogues
 from metapretrain.data.images import file_record
 from metapretrain.data.text_records import decode_text, parse_json
 from metapretrain.errors import InputError
+from metapretrain.paths import user_path
 
 DAILY_PARTS = {"train": "data_positives.json", "validation": "dev.json", "test": "test.json"}
 LAYOUT_DAILY = (
@@ -87,7 +88,7 @@ def join_dialogues(parts: Iterable[Dialogues], split: str) -> Dialogues:
 
 
 def _folder(folder: str | Path, name: str) -> Path:
-    root = Path(folder).expanduser()
+    root = user_path(folder)
     return root / name if (root / name).is_dir() else root
 
 

@@ -11,6 +11,7 @@ from metapretrain.data.documents import Documents
 from metapretrain.data.images import file_record
 from metapretrain.data.text_records import decode_text
 from metapretrain.errors import InputError
+from metapretrain.paths import user_path
 
 PTB_PARTS = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
 BLOCK = 20  # sentences of PTB that count as a document: its articles are not marked
@@ -93,7 +94,7 @@ def read_gutenberg(path: str | Path) -> Documents:
     Raises:
         InputError: the file is missing, or has no heading of a chapter.
     """
-    file = Path(path).expanduser()
+    file = user_path(path)
     text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT_GUTENBERG}")
     lines = text.replace("\r", "").split("\n")
     begin = next((row + 1 for row, line in enumerate(lines) if line.startswith("*** START")), 0)
@@ -128,7 +129,7 @@ def join_documents(parts: Sequence[Documents], split: str = "train") -> Document
 
 
 def _folder(folder: str | Path, name: str) -> Path:
-    root = Path(folder).expanduser()
+    root = user_path(folder)
     return root / name if (root / name).is_dir() else root
 
 

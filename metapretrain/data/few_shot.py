@@ -14,6 +14,7 @@ from metapretrain.data.image_folder import load_image_folder
 from metapretrain.data.images import ImageSet
 from metapretrain.data.omniglot import load_omniglot
 from metapretrain.errors import InputError, one_of
+from metapretrain.paths import user_path
 
 FEW_SHOT_DATA = ("omniglot", "image-folder", "made")
 PARTS = ("train", "validation", "test")
@@ -108,7 +109,7 @@ def load_few_shot(name: str, data_dir: str | Path | None, image_size: int | None
         raise InputError(f"{name} needs its folder: --data-dir DIR")
     if name == "omniglot":
         return FewShotData.of({part: load_omniglot(data_dir, part, image_size or 28) for part in PARTS})
-    return FewShotData.of(_folder_parts(Path(data_dir).expanduser(), image_size or 84))
+    return FewShotData.of(_folder_parts(user_path(data_dir), image_size or 84))
 
 
 def _folder_parts(root: Path, size: int) -> dict[str, ImageSet]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from metapretrain.data.images import ImageSet
 from metapretrain.data.splits import validation_split
 from metapretrain.errors import InputError, one_of
+from metapretrain.paths import user_path
 
 SPLITS = ("train", "test")
 ALL = "all"  # both splits together, for an evaluation of classes that no training saw
@@ -50,7 +51,7 @@ def load_image_folder(
     """
     classes, paths, labels = list_images(data_dir, split)
     images, files = decode(paths, split, image_size, channels, workers)
-    name = Path(data_dir).expanduser().resolve().name
+    name = user_path(data_dir).resolve().name
     return ImageSet(images, labels, classes, name, split, files)
 
 
@@ -99,7 +100,7 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
         InputError: as :func:`load_image_folder`, but for images that cannot be decoded.
     """
     one_of("split", split, (*SPLITS, ALL))
-    root = Path(data_dir).expanduser()
+    root = user_path(data_dir)
     if not root.is_dir():
         what = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
         raise InputError(f"{what}: name a folder with one subfolder of images a class")

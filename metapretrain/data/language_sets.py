@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from metapretrain.data import conll04, conll2003, dialogue_files, document_files, glue, squad, superglue
 from metapretrain.data.documents import Documents
+from metapretrain.paths import user_path
 
 BOOK = "warandpeace.txt"
 
@@ -28,7 +29,7 @@ def load_book(folder: str | Path) -> dict[str, Documents]:
     Raises:
         InputError: there is none, or no chapter is in it.
     """
-    root = Path(folder).expanduser()
+    root = user_path(folder)
     root = root / "ptb" if (root / "ptb").is_dir() else root
     return {"train": document_files.read_gutenberg(root / BOOK)}
 

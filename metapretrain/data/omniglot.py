@@ -12,6 +12,7 @@ from metapretrain.data.image_folder import decode
 from metapretrain.data.images import ImageSet
 from metapretrain.data.text_records import decode_text
 from metapretrain.errors import InputError, one_of
+from metapretrain.paths import user_path
 
 SPLITS = ("train", "validation", "trainval", "test")
 SPLIT_FILES = {"train": "train.txt", "validation": "val.txt", "trainval": "trainval.txt", "test": "test.txt"}
@@ -105,7 +106,7 @@ def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
         InputError: no split file, a malformed line, or a class that is named twice.
     """
     name = SPLIT_FILES[one_of("split", split, SPLITS)]
-    root = Path(data_dir).expanduser()
+    root = user_path(data_dir)
     places = [place / folder for place in (root, root.parent) for folder in ("omniglot-splits", "splits")]
     file = next((place / name for place in places if (place / name).is_file()), None)
     if file is None:
@@ -157,7 +158,7 @@ def _check_apart(parts: dict[str, list[tuple[str, int]]]) -> None:
 
 
 def _image_root(data_dir: str | Path) -> Path:
-    root = Path(data_dir).expanduser()
+    root = user_path(data_dir)
     for place in (root, root / "omniglot-py"):
         if all((place / part).is_dir() for part in PARTS):
             return place

@@ -19,6 +19,7 @@ from metapretrain.data.text_overlap import pair_keys
 from metapretrain.data.text_records import Record
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
+from metapretrain.paths import user_path
 
 Parts = tuple[TextSet, TextSet]  # training and test part
 HELD_BACK = 6  # where a publisher has no test part, one row in so many is held back
@@ -30,7 +31,7 @@ def find_folder(folder: str | Path, names: Sequence[str], files: Sequence[str], 
     Raises:
         InputError: there is none; the files that lack are named.
     """
-    given = Path(folder).expanduser()
+    given = user_path(folder)
     if not given.is_dir():
         what = f"{given} is a file, not a folder" if given.exists() else f"no folder {given}"
         raise InputError(f"{what}: it must hold {layout}")

@@ -11,6 +11,7 @@ from typing import Any
 from metapretrain.data.images import file_record
 from metapretrain.data.text_records import decode_text, parse_json
 from metapretrain.errors import InputError
+from metapretrain.paths import user_path
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Questions]:
     Raises:
         InputError: a file is missing, or a line cannot be used.
     """
-    root = Path(folder).expanduser()
+    root = user_path(folder)
     root = root / "squad" if (root / "squad").is_dir() else root
     if not root.is_dir():
         raise InputError(f"no folder {root}: it must hold {LAYOUT}")

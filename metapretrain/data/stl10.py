@@ -15,6 +15,7 @@ from torch import Tensor
 
 from metapretrain.data.images import UNLABELLED, ImageSet, file_record
 from metapretrain.errors import InputError, one_of
+from metapretrain.paths import user_path
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def find_folder(data_dir: str | Path, split: str = "train") -> Path:
     Raises:
         InputError: it does not exist, is empty, or lacks a file of the split (named).
     """
-    given = Path(data_dir).expanduser()
+    given = user_path(data_dir)
     if not given.is_dir():
         what = "is a file, not a folder" if given.exists() else None
         line = f"{given} {what}" if what else f"no folder {given}"
@@ -103,7 +104,7 @@ def download_stl10(data_dir: str | Path) -> Path:
     """
     from torchvision.datasets import STL10
 
-    root = Path(data_dir).expanduser()
+    root = user_path(data_dir)
     root = root.parent if root.name == STL10.base_folder else root
     try:
         root.mkdir(parents=True, exist_ok=True)

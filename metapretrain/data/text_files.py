@@ -11,6 +11,7 @@ from metapretrain.data.text_columns import Columns
 from metapretrain.data.text_records import decode_text, find_column, read_records
 from metapretrain.data.texts import KINDS, TextSet
 from metapretrain.errors import InputError, one_of
+from metapretrain.paths import user_path
 
 
 def read_texts(
@@ -68,7 +69,7 @@ def read_texts(
         (['fine work', 'no'], [1, 0], {'unlabelled': 1})
     """
     _check_kind(kind, pair)
-    file = Path(path).expanduser()
+    file = user_path(path)
     content, wrong = decode_text(file, encoding, undecodable)
     columns = Columns(str(file), text, pair, label, id, kind, tuple(classes), low, high)
     if header is not None:

