@@ -58,7 +58,7 @@ class MetaGraph:
             losses: Tensor = self.step.backward(*batch)
             return losses
         key = layout(batch)
-        with torch.cuda.device(leaves[0].device):  # a graph belongs to the current one
+        with torch.cuda.device_of(leaves[0]):  # a graph belongs to the current one
             if key not in self._recorded:
                 self._recorded[key] = _Recorded(self.learner, self.step, batch)
             return self._recorded[key](leaves)

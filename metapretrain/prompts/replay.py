@@ -39,7 +39,7 @@ class Replay:
         """What the function returns for tensors on one device; the result is the caller's own."""
         if not self.possible or not given[0].is_cuda:
             return self.function(*given)
-        with torch.cuda.device(given[0].device):  # a graph belongs to the current one
+        with torch.cuda.device_of(given[0]):  # a graph belongs to the current one
             return self._replayed(given)
 
     def _replayed(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

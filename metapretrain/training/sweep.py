@@ -6,7 +6,9 @@ import os
 import queue
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -87,10 +89,13 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
         except KeyboardInterrupt:
             with lock:
                 stopped.set()
-                for process in running:
+                ending = list(running)
+                for process in ending:
                     process.terminate()
-            for thread in threads:
-                thread.join(timeout=STOP_SECONDS)
+            until = time.monotonic() + STOP_SECONDS
+            for process in ending:  # not by the threads: Python to 3.12 takes one for dead whose join was interrupted
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=max(0.0, until - time.monotonic()))
             with lock:
                 for process in running:
                     process.kill()

@@ -71,11 +71,13 @@ def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         job = '''if True:
             import os, signal, sys, time
-            signal.signal(signal.SIGTERM, lambda *_: (open("ended-%s", "w"), sys.exit(1)))
-            with open("pid-%s", "w") as file:
+            name = "%s"
+            took = 1 if name == "a" else 0  # the first one to be joined is not the first to end
+            signal.signal(signal.SIGTERM, lambda *_: (time.sleep(took), open("ended-" + name, "w"), sys.exit(1)))
+            with open("pid-" + name, "w") as file:
                 file.write(str(os.getpid()))
             time.sleep(300)'''
-        jobs = {{name: [sys.executable, "-S", "-c", job % (name, name)] for name in "abcd"}}
+        jobs = {{name: [sys.executable, "-S", "-c", job % name] for name in "abcd"}}
         run_jobs(jobs, [{{}}, {{}}], Path({str(tmp_path)!r}) / "logs")
     """
     process = subprocess.Popen(
