@@ -178,8 +178,8 @@ class PromptedModel(nn.Module):
         """Write the prompt (L, D) as a PEFT adapter, and template and label words beside it.
 
         Raises:
-            InputError: the prompt is not (L, D) of finite numbers, or the folder cannot be written; what stood there
-                before stays.
+            InputError: the prompt is not (L, D) of finite numbers (what stood there before stays), or the folder cannot
+                be written.
         """
         fits = isinstance(prompt, Tensor) and prompt.ndim == 2 and len(prompt) and prompt.shape[1] == self.features
         if not fits or not prompt.is_floating_point():

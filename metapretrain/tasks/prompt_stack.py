@@ -219,8 +219,8 @@ class Stack:
                     state.best_step, state.since = state.step, 0
             patience = self.tuning.patience
             state.done = state.step >= self.total(job) or (patience is not None and state.since >= patience)
-            if not (sound and finite):
-                state.diverged = True
+            state.diverged = not sound
+            if state.diverged:
                 state.done = state.done or not finite  # it stays so
                 log.warning(
                     "prompt %s diverged by step %d: that of step %d is kept; lower its lr", job.name, state.step,

@@ -43,7 +43,7 @@ def test_damages_of_a_zip_are_told_in_one_line(tmp_path: Path) -> None:
                 refused.append(error)
     assert all(str(error).startswith(f"{file}: ") and "\n" not in str(error) for error in refused)
     told = {type(error.__cause__) for error in refused}
-    assert {zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError, OSError} <= told
+    assert {zipfile.BadZipFile, zlib.error, KeyError} <= told  # the other kinds are those of a Python version
 
 
 def test_text_of_a_zip_is_decoded_as_that_of_a_file(tmp_path: Path) -> None:
