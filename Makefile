@@ -47,6 +47,7 @@ reliability: $(STAMP)
 
 lint: $(STAMP)
 	@"$(BIN)/python" -m ruff check $(ARGS) .
+	@"$(BIN)/python" -m ruff format --check -q .
 
 types: $(STAMP)
 	@"$(BIN)/python" -m mypy $(ARGS)

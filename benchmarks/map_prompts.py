@@ -17,13 +17,12 @@ from dataclasses import replace
 import run_prompts
 
 from metapretrain.episodes.groups import group_agreement
-from metapretrain.evaluation.canvas import save_figure
-from metapretrain.evaluation.figures import tsne_figure
+from metapretrain.experiments.command import machine_of
+from metapretrain.experiments.prompts.data import PromptInputs
+from metapretrain.experiments.prompts.recipe import GROUPINGS
+from metapretrain.files import write_file
 from metapretrain.options import Parser, main_guard, positive_int
-from metapretrain.tasks.prompt_inputs import PromptInputs
-from metapretrain.tasks.prompt_methods import GROUPINGS
-from metapretrain.tasks.table import machine_of
-from metapretrain.training.files import write_file
+from metapretrain.report.figures import save_figure, tsne_figure
 
 VALUES = (3, 6, 10)
 

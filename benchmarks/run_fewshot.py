@@ -17,18 +17,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from metapretrain.arguments import option_type
 from metapretrain.data.few_shot import FEW_SHOT_DATA, FewShotData, load_few_shot
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
-from metapretrain.models.backbones import BACKBONES
-from metapretrain.options import Parser, common_options, main_guard, pixels, positive_int
-from metapretrain.tasks.fewshot import Learning
-from metapretrain.tasks.fewshot_runs import FewShot, Pretrained
-from metapretrain.tasks.holders import HOLDERS, held_by
-from metapretrain.tasks.machine import Machine
-from metapretrain.tasks.recipes import override
-from metapretrain.tasks.table import machine_of, run_table
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.fewshot.experiment import FewShot, Pretrained
+from metapretrain.experiments.fewshot.learning import HOLDERS, Learning, held_by
+from metapretrain.experiments.recipe import override
+from metapretrain.models.encoders import BACKBONES
+from metapretrain.options import Parser, common_options, main_guard, option_type, pixels, positive_int
 
 SETTINGS = ("5w1s", "5w5s", "20w1s", "20w5s")
 ENCODER = "encoder"
@@ -76,8 +74,15 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--encoder", type=Path, metavar="RUN", help="score the encoder of a finished run; alone unless --methods")
     add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
     add("--validation-episodes", type=positive_int, default=200, help="default: 200")
-    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
-        help="change the methods: updates=1000 lr=0.002")  # fmt: skip
+    add(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="change the methods: updates=1000 lr=0.002",
+    )
     add("--compile", action="store_true", help="compile the meta-steps of MAML and its kin (GPU; minutes at first)")
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--no-figures", action="store_true", help="draw no curves")
@@ -109,10 +114,18 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
         rows[ENCODER] = Pretrained(options.encoder)
     suffix = "".join(f"-{part}" for part in (options.tag, "smoke" * options.smoke) if part)
     table = FewShot(
-        options.dataset, data, EpisodeSpec(ways, shots, options.queries), options.backbone, machine, options.out,
-        episodes["test"], episodes["validation"], options.resume, suffix,
+        options.dataset,
+        data,
+        EpisodeSpec(ways, shots, options.queries),
+        options.backbone,
+        machine,
+        options.out,
+        episodes["test"],
+        episodes["validation"],
+        options.resume,
+        suffix,
         None if options.no_figures else options.seeds[0],
-    )  # fmt: skip
+    )
     return table, rows
 
 

@@ -17,24 +17,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from metapretrain.data.sentence_files import concatenate
-from metapretrain.data.sentiment import (
-    DOWNSTREAM,
-    PAIRS,
-    PLAIN,
-    PRETRAINING,
-    load_plain,
-    load_sentiment,
-    made_sentiment,
-)
+from metapretrain.data.made import made_sentiment
+from metapretrain.data.published import concatenate
+from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PLAIN, PRETRAINING, load_plain, load_sentiment
 from metapretrain.errors import InputError
+from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
+from metapretrain.experiments.prompts.experiment import PromptExperiment
+from metapretrain.experiments.prompts.recipe import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
+from metapretrain.experiments.recipe import override
 from metapretrain.options import Parser, common_options, main_guard, names, positive_int
-from metapretrain.tasks.prompt_data import NO_TEXTS, PromptData
-from metapretrain.tasks.prompt_experiment import PromptExperiment
-from metapretrain.tasks.prompt_methods import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
-from metapretrain.tasks.recipes import override
-from metapretrain.tasks.schedules import refuse_two_schedules
-from metapretrain.tasks.table import machine_of, run_table
+from metapretrain.scheduling.named import refuse_two_schedules
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +47,22 @@ METHODS = {
     "metapt-pseudo": PromptMethod(objective="meta", grouping="kmeans", source="pseudo"),
 }
 TRIAL = PromptRecipe(
-    model="tiny", embedder="tiny", length=5, max_length=40, reads=80, rows=100, validations=2, held_out=1,
-    examples=10, validation=10, test_rows=20, meta=Meta(clusters=5, shots=2), mixed=Tuning(epochs=5),
-    tune=Tuning(epochs=2), full=Tuning(lr=1e-3, epochs=1),
-)  # fmt: skip
+    model="tiny",
+    embedder="tiny",
+    length=5,
+    max_length=40,
+    reads=80,
+    rows=100,
+    validations=2,
+    held_out=1,
+    examples=10,
+    validation=10,
+    test_rows=20,
+    meta=Meta(clusters=5, shots=2),
+    mixed=Tuning(epochs=5),
+    tune=Tuning(epochs=2),
+    full=Tuning(lr=1e-3, epochs=1),
+)
 
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
@@ -71,17 +76,41 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--reads", type=positive_int, metavar="N", help="pretraining examples read, with equal budgets (40000)")
     add("--draw", choices=("stratified", "random"), default="stratified", help="of the few examples")
     known = (*DOWNSTREAM, *PAIRS)
-    add("--sets", type=names("set", known), default=list(DOWNSTREAM), metavar="A,B|all",
-        help=f"{', '.join(known)} (default: those of one sentence)")  # fmt: skip
-    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
-        help="change the recipe: meta.inner_lr=0.5 examples=640 rows=1000")  # fmt: skip
-    add("--schedule", metavar="NAME", help="which meta tasks a step takes, in place of all: uniform, proportional, "
-        "round-robin, utility, exp3, fixed:task-0, with options (docs/prompts.md)")  # fmt: skip
+    add(
+        "--sets",
+        type=names("set", known),
+        default=list(DOWNSTREAM),
+        metavar="A,B|all",
+        help=f"{', '.join(known)} (default: those of one sentence)",
+    )
+    add(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="change the recipe: meta.inner_lr=0.5 examples=640 rows=1000",
+    )
+    add(
+        "--schedule",
+        metavar="NAME",
+        help="which meta tasks a step takes, in place of all: uniform, proportional, "
+        "round-robin, utility, exp3, fixed:task-0, with options (docs/prompts.md)",
+    )
     add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
-    add("--cache", type=Path, metavar="DIR",
-        help="where a converted model is kept (default: the user's cache), and the meta tasks of LDA")  # fmt: skip
-    add("--pretrained", type=Path, metavar="DIR",
-        help="a table's folder: pretrained prompts that are there, of the same choices, are copied")  # fmt: skip
+    add(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        help="where a converted model is kept (default: the user's cache), and the meta tasks of LDA",
+    )
+    add(
+        "--pretrained",
+        type=Path,
+        metavar="DIR",
+        help="a table's folder: pretrained prompts that are there, of the same choices, are copied",
+    )
     add("--rows-per-pass", type=positive_int, default=64, metavar="N", help="rows through the model at once (64)")
     add("--tasks-per-pass", type=positive_int, metavar="N", help="meta tasks through the model at once (all)")
     add("--no-figures", action="store_true", help="draw no curves")
@@ -144,10 +173,20 @@ def experiment_of(options: Namespace) -> PromptExperiment:
     data = data_of(options, recipe)
     dataset, name = names_of(options, recipe)
     return PromptExperiment(
-        "prompts", dataset, name, recipe, data, machine, options.out,
-        None if options.no_figures or options.validate else options.seeds[0], options.resume, cache=options.cache,
-        rows_per_pass=options.rows_per_pass, tasks_per_pass=options.tasks_per_pass, lender=options.pretrained,
-    )  # fmt: skip
+        "prompts",
+        dataset,
+        name,
+        recipe,
+        data,
+        machine,
+        options.out,
+        None if options.no_figures or options.validate else options.seeds[0],
+        options.resume,
+        cache=options.cache,
+        rows_per_pass=options.rows_per_pass,
+        tasks_per_pass=options.tasks_per_pass,
+        lender=options.pretrained,
+    )
 
 
 @main_guard

@@ -25,11 +25,11 @@ from typing import Any
 
 from run_speed import surroundings
 
-from metapretrain.devices import check_device
+from metapretrain.checks import check_device
 from metapretrain.errors import InputError
-from metapretrain.evaluation.scaling import scaling_table
+from metapretrain.files import write_file
 from metapretrain.options import Parser, add_device_options, add_int_list, main_guard, names
-from metapretrain.training.files import write_file
+from metapretrain.report.scaling import scaling_table
 from metapretrain.training.sweep import slots
 
 HERE = Path(__file__).resolve().parent
@@ -56,19 +56,35 @@ class Work:
 
 WORK = {
     "images": Work(
-        "run_stl10.py", {"prl-query-frozen-linear": "pretrain-prl-query", "simclr": "pretrain-simclr"},
-        "--recipe strong --set batch_size=512 epochs=16", "--dataset digits --set batch_size=64 epochs=2",
-        "stl10", "images", "images_per_s",
+        "run_stl10.py",
+        {"prl-query-frozen-linear": "pretrain-prl-query", "simclr": "pretrain-simclr"},
+        "--recipe strong --set batch_size=512 epochs=16",
+        "--dataset digits --set batch_size=64 epochs=2",
+        "stl10",
+        "images",
+        "images_per_s",
     ),
     "tasks": Work(
-        "run_fewshot.py", {"maml": None}, "--settings 5w1s --set tasks=64 updates=200 validations=1",
-        "--set tasks=4 updates=8", "omniglot", "tasks", "updates_per_s", mixed=False,
+        "run_fewshot.py",
+        {"maml": None},
+        "--settings 5w1s --set tasks=64 updates=200 validations=1",
+        "--set tasks=4 updates=8",
+        "omniglot",
+        "tasks",
+        "updates_per_s",
+        mixed=False,
     ),
     "tokens": Work(
-        "run_text.py", {"proto": None}, "--recipe strong --set batch_size=192 epochs=2", "--set batch_size=16",
-        "cs224n", "tokens", "tokens_per_s", "overall",
+        "run_text.py",
+        {"proto": None},
+        "--recipe strong --set batch_size=192 epochs=2",
+        "--set batch_size=16",
+        "cs224n",
+        "tokens",
+        "tokens_per_s",
+        "overall",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -287,12 +303,17 @@ def read(launch: Launch, batch: int, folder: Path) -> list[dict[str, Any]]:
     for method, pretraining in work.rows.items():
         rows = [results[method, seed] for seed in launch.seeds]
         timed = [results[pretraining or method, seed] for seed in launch.seeds]
-        found.append({
-            "row": method, **about, "metric": work.metric, "seeds": list(launch.seeds),
-            "values": [row["metrics"][work.metric] for row in rows],
-            "rates": [round(result[work.rate] * times, 1) for result in timed],
-            "wall_s": [round(row["wall_s"] + row.get("pretrain_wall_s", 0.0), 2) for row in rows],
-        })  # fmt: skip
+        found.append(
+            {
+                "row": method,
+                **about,
+                "metric": work.metric,
+                "seeds": list(launch.seeds),
+                "values": [row["metrics"][work.metric] for row in rows],
+                "rates": [round(result[work.rate] * times, 1) for result in timed],
+                "wall_s": [round(row["wall_s"] + row.get("pretrain_wall_s", 0.0), 2) for row in rows],
+            }
+        )
     return found
 
 

@@ -18,30 +18,55 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metapretrain.arguments import names, positive_int
 from metapretrain.errors import InputError, one_of
-from metapretrain.models.scratch_encoders import SIZES, Encoders
-from metapretrain.options import Parser, common_options, main_guard
-from metapretrain.tasks.pretraining import PretrainingTask, load_schedule_tasks, made_schedule_tasks, schedule_texts
-from metapretrain.tasks.recipes import override
-from metapretrain.tasks.schedule_data import ScheduleData
-from metapretrain.tasks.schedule_experiment import ScheduleExperiment
-from metapretrain.tasks.schedule_methods import FIXED, SCHEDULERS, SETTINGS, ScheduleMethod, ScheduleRecipe, rows_of
-from metapretrain.tasks.table import machine_of, run_table
+from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.recipe import override
+from metapretrain.experiments.schedule.data import SIZES, Encoders, ScheduleData
+from metapretrain.experiments.schedule.experiment import ScheduleExperiment
+from metapretrain.experiments.schedule.recipe import (
+    FIXED,
+    SCHEDULERS,
+    SETTINGS,
+    ScheduleMethod,
+    ScheduleRecipe,
+    rows_of,
+)
+from metapretrain.experiments.schedule.tasks import (
+    PretrainingTask,
+    load_schedule_tasks,
+    made_schedule_tasks,
+    schedule_texts,
+)
+from metapretrain.options import Parser, common_options, main_guard, names, positive_int
 
 SOURCES = (
-    "masked-lm", "capitalisation", "token-document", "reordering", "sentence-distance", "response-selection",
-    "span-selection", "cloze-qa",
-)  # fmt: skip
+    "masked-lm",
+    "capitalisation",
+    "token-document",
+    "reordering",
+    "sentence-distance",
+    "response-selection",
+    "span-selection",
+    "cloze-qa",
+)
 TARGETS = ("conll04", "rte", "squad")
 DOWNSTREAM = ("wic", "mrpc", "qnli", "cola", "conll2003")
 
 # "paper": utilities are raw sums of losses. "relative": each target's losses are divided by their mean first.
 RECIPES = {"paper": ScheduleRecipe(), "relative": ScheduleRecipe(normalise="relative")}
 SMOKE = {
-    "updates": 12, "batch_size": 8, "encoder": "tiny", "block": 4, "epsilon": 0.0, "floor": 0.0, "head_updates": 1,
-    "target_batches": 1, "evaluations": 2, "finetune_updates": 4, "finetune_batch": 8,
-}  # fmt: skip
+    "updates": 12,
+    "batch_size": 8,
+    "encoder": "tiny",
+    "block": 4,
+    "epsilon": 0.0,
+    "floor": 0.0,
+    "head_updates": 1,
+    "target_batches": 1,
+    "evaluations": 2,
+    "finetune_updates": 4,
+    "finetune_batch": 8,
+}
 
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
@@ -49,17 +74,28 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     parser = Parser(description=__doc__)
     common_options(parser, "schedule")
     add = parser.add_argument
-    add("--methods", default=",".join(SCHEDULERS), metavar="A,B|all",
+    add(
+        "--methods",
+        default=",".join(SCHEDULERS),
+        metavar="A,B|all",
         help=f"{', '.join(SCHEDULERS)}, fixed:SOURCE, or fixed for one row each; all: these too; "
-        "uniform-block50: a decision every 50 updates")  # fmt: skip
+        "uniform-block50: a decision every 50 updates",
+    )
     add("--settings", type=names("setting", SETTINGS), default=list(SETTINGS), metavar="A,B", help="aware, agnostic")
     add("--recipe", choices=tuple(RECIPES), default="paper", help="paper (default) or relative")
     add("--encoder", metavar="NAME", help=f"{', '.join(SIZES)} from scratch (default: small), minilm, tiny, a folder")
     for what, usual in (("sources", SOURCES), ("targets", TARGETS), ("downstream", DOWNSTREAM)):
         add(f"--{what}", metavar="A,B", help=f"default: {','.join(usual)}")
     add("--max-length", type=positive_int, default=128, metavar="TOKENS", help="of a sequence (default: 128)")
-    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
-        help="change the recipe: updates=2000 alpha=0.1")  # fmt: skip
+    add(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="change the recipe: updates=2000 alpha=0.1",
+    )
     add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
     add("--no-figures", action="store_true", help="draw no curves")
     add("--job", action="store_true", help="one of several side by side: print no table")
@@ -67,9 +103,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     return options
 
 
-def rows_named(
-    text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence[str]
-) -> dict[str, ScheduleMethod]:
+def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence[str]) -> dict[str, ScheduleMethod]:
     """The rows that `--methods` and `--settings` name, such as `uniform`, `uniform-aware`, `fixed` or `fixed:SOURCE`.
 
     `uniform-block50` is `uniform` with a decision every 50 updates.
@@ -147,9 +181,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "-".join(filter(None, [options.recipe, encoder, options.tag, "smoke" * options.smoke]))
     figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = ScheduleExperiment(
-        "schedule", "made" if options.smoke else "texts", name, recipe, data, machine, options.out, figures,
-        options.resume, make_encoder=encoders,
-    )  # fmt: skip
+        "schedule",
+        "made" if options.smoke else "texts",
+        name,
+        recipe,
+        data,
+        machine,
+        options.out,
+        figures,
+        options.resume,
+        make_encoder=encoders,
+    )
     return run_table(experiment, rows, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
 
 

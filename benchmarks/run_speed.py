@@ -24,8 +24,8 @@ from typing import Any
 from speed_measure import Result, Settings, measure
 
 from metapretrain.errors import InputError
+from metapretrain.files import write_file
 from metapretrain.options import Parser, main_guard, names, positive_int
-from metapretrain.training.files import write_file
 
 BYTES = "MiB"  # the unit of rows that are not timed
 

@@ -17,17 +17,17 @@ from dataclasses import replace
 
 import torch
 
-from metapretrain.arguments import option_type
 from metapretrain.data.images import resized
 from metapretrain.data.registry import DATASETS, load_images
 from metapretrain.errors import InputError, one_of
-from metapretrain.evaluation.figures import REDUCERS, check_reducer
-from metapretrain.options import Parser, common_options, main_guard, pixels
-from metapretrain.tasks.experiment import Experiment
-from metapretrain.tasks.images import SCHEDULED, ImageData, Method
-from metapretrain.tasks.recipes import Phase, Proto, Recipe, override
-from metapretrain.tasks.schedules import refuse_two_schedules
-from metapretrain.tasks.table import machine_of, run_table
+from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.images.data import ImageData
+from metapretrain.experiments.images.experiment import Experiment
+from metapretrain.experiments.images.training import SCHEDULED, Method
+from metapretrain.experiments.recipe import Phase, Proto, Recipe, override
+from metapretrain.options import Parser, common_options, main_guard, option_type, pixels
+from metapretrain.report.figures import REDUCERS, check_reducer
+from metapretrain.scheduling.named import refuse_two_schedules
 
 # A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same
 # pretraining share it. The poster does not say how SimCLR was fine-tuned: both ways are run.
@@ -80,8 +80,10 @@ IMAGES = tuple(name for name in DATASETS if name != "omniglot")
 def dataset_of(text: str) -> str:
     """The name of a data set whose test images are of its training classes."""
     if text == "omniglot":
-        raise InputError("omniglot's test classes are not among its training classes: run benchmarks/run_fewshot.py, "
-                         f"or name one of {', '.join(IMAGES)}")  # fmt: skip
+        raise InputError(
+            "omniglot's test classes are not among its training classes: run benchmarks/run_fewshot.py, "
+            f"or name one of {', '.join(IMAGES)}"
+        )
     return one_of("dataset", text, IMAGES)
 
 
@@ -107,8 +109,12 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         dest="changes",
         help="change the recipe: prl.lr=0.2",
     )
-    add("--schedule", metavar="NAME", help=f"rows {', '.join(SCHEDULED_ROWS)}: several objectives, one an update, by "
-        "uniform, proportional, round-robin, utility, exp3 or fixed:OBJECTIVE; utility:alpha=0.05 sets an option")
+    add(
+        "--schedule",
+        metavar="NAME",
+        help=f"rows {', '.join(SCHEDULED_ROWS)}: several objectives, one an update, by "
+        "uniform, proportional, round-robin, utility, exp3 or fixed:OBJECTIVE; utility:alpha=0.05 sets an option",
+    )
     add("--validate", action="store_true", help="leave the test images alone: for choosing a recipe")
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
@@ -135,8 +141,10 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
 
         download_stl10(options.data_dir)
     if options.dataset == "stl10" and not options.data_dir:
-        raise InputError(f"stl10 needs a data folder (--data-dir, with --download to fetch it): "
-                         f"{DATASETS['stl10'].layout}; --dataset digits needs none")  # fmt: skip
+        raise InputError(
+            f"stl10 needs a data folder (--data-dir, with --download to fetch it): "
+            f"{DATASETS['stl10'].layout}; --dataset digits needs none"
+        )
     parts = [
         load_images(options.dataset, options.data_dir, split, options.image_size)
         for split in ("train", "test")[: 1 if options.validate else 2]
@@ -159,18 +167,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = machine_of(options)
     recipe = RECIPES[options.recipe]
     if options.smoke:
-        recipe = replace(
-            recipe, encoder="small-conv", epochs=2, pretrain_share=0.5, batch_size=64, validation=40
-        )
+        recipe = replace(recipe, encoder="small-conv", epochs=2, pretrain_share=0.5, batch_size=64, validation=40)
     recipe = override(replace(recipe, scheduler=options.schedule or ""), options.changes)
     data = data_of(options, recipe)
     schedule = re.sub(r"[^\w.+-]", "-", options.schedule or "")
     name = "-".join(filter(None, [options.recipe, schedule, options.tag, "smoke" * options.smoke]))
     figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = Experiment(
-        "stl10", options.dataset, name, recipe, data, machine, options.out, figures, options.resume,
-        map_points=200 if options.smoke else 1000, reducer=options.reducer,
-    )  # fmt: skip
+        "stl10",
+        options.dataset,
+        name,
+        recipe,
+        data,
+        machine,
+        options.out,
+        figures,
+        options.resume,
+        map_points=200 if options.smoke else 1000,
+        reducer=options.reducer,
+    )
     given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]
     return run_table(experiment, METHODS | SCHEDULED_ROWS, options, [__file__, *given])
 

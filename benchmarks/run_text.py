@@ -19,15 +19,15 @@ from pathlib import Path
 
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
-from metapretrain.evaluation.figures import REDUCERS, check_reducer
+from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.recipe import Proto, override
+from metapretrain.experiments.text.data import TextData
+from metapretrain.experiments.text.experiment import TextExperiment
+from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe
+from metapretrain.experiments.text.streams import POLICIES
 from metapretrain.options import Parser, common_options, main_guard
-from metapretrain.tasks.recipes import Proto, override
-from metapretrain.tasks.schedules import refuse_two_schedules
-from metapretrain.tasks.table import machine_of, run_table
-from metapretrain.tasks.text_data import TextData
-from metapretrain.tasks.text_experiment import TextExperiment
-from metapretrain.tasks.text_methods import STS_HEADS, TextMethod, TextPhase, TextRecipe
-from metapretrain.tasks.text_streams import POLICIES
+from metapretrain.report.figures import REDUCERS, check_reducer
+from metapretrain.scheduling.named import refuse_two_schedules
 
 log = logging.getLogger("metapretrain.run_text")
 
@@ -61,9 +61,17 @@ PAPER = TextRecipe(epochs=20, joint=PLAIN, pretrain=PLAIN, finetune=PLAIN, froze
 DECAYED = TextPhase(lr=1e-4, schedule="linear", warmup=0.06, clip=1.0)
 SQUARED = Proto(distance="sqeuclidean", temperature=8.0, query_fraction=0.5)
 STRONG = TextRecipe(
-    epochs=6, joint=replace(DECAYED, label_smoothing=0.1), pretrain=DECAYED, finetune=DECAYED, pretrain_share=0.25,
-    frozen=TextPhase(lr=1e-3, schedule="linear"), scheduler="proportional", multiple=16, proto=SQUARED, query=SQUARED,
-)  # fmt: skip
+    epochs=6,
+    joint=replace(DECAYED, label_smoothing=0.1),
+    pretrain=DECAYED,
+    finetune=DECAYED,
+    pretrain_share=0.25,
+    frozen=TextPhase(lr=1e-3, schedule="linear"),
+    scheduler="proportional",
+    multiple=16,
+    proto=SQUARED,
+    query=SQUARED,
+)
 RECIPES = {"paper": PAPER, "strong": STRONG}
 
 
@@ -77,12 +85,24 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--encoder", metavar="NAME", help="minilm (default), bert-tiny, tiny, package:NAME, a folder or a hub model")
     add("--pooling", choices=("auto", "mean", "cls"), help="of the encoder's last states (default: its own)")
     add("--policy", choices=POLICIES, help="an epoch is the longest loader (default) or the shortest")
-    add("--schedule", metavar="NAME", dest="scheduler", help="one task an update, in place of a batch of each: "
-        "uniform, proportional, round-robin, utility, exp3 or fixed:TASK; utility:alpha=0.05 sets an option")
+    add(
+        "--schedule",
+        metavar="NAME",
+        dest="scheduler",
+        help="one task an update, in place of a batch of each: "
+        "uniform, proportional, round-robin, utility, exp3 or fixed:TASK; utility:alpha=0.05 sets an option",
+    )
     add("--loss-weights", metavar="TASK=W,...", help="such as sst=1,para=0.5,sts=1, in all rows but weighted-*")
     add("--sts-head", choices=STS_HEADS, help="of weighted-* and proto-separate (default: cosine)")
-    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes",
-        help="change the recipe: joint.lr=2e-5")  # fmt: skip
+    add(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="change the recipe: joint.lr=2e-5",
+    )
     add("--validate", action="store_true", help="leave the dev parts alone: for choosing a recipe")
     add("--compile", action="store_true", help="compile the encoder (GPU); pcgrad, which goes back twice, is not")
     add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
@@ -101,9 +121,16 @@ def recipe_of(options: Namespace) -> TextRecipe:
     if options.smoke:
         quick = TextPhase(lr=3e-3)
         recipe = replace(
-            recipe, epochs=2, batch_size=16, pool=2, encoder="tiny", joint=quick, pretrain=quick, finetune=quick,
+            recipe,
+            epochs=2,
+            batch_size=16,
+            pool=2,
+            encoder="tiny",
+            joint=quick,
+            pretrain=quick,
+            finetune=quick,
             frozen=quick,
-        )  # fmt: skip
+        )
     names = ("encoder", "pooling", "policy", "scheduler", "loss_weights", "sts_head")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return override(replace(recipe, **given), options.changes)
@@ -112,7 +139,7 @@ def recipe_of(options: Namespace) -> TextRecipe:
 def tasks_of(options: Namespace, recipe: TextRecipe) -> list[TextTask]:
     """Read the tasks, or make small ones for a smoke run."""
     if options.smoke:
-        from metapretrain.data.made_texts import made_tasks
+        from metapretrain.data.made import made_tasks
 
         return made_tasks(rows=64)
     if options.data_dir is None:

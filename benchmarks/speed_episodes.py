@@ -12,9 +12,7 @@ from speed_contenders import Contender, Missing
 from torch.nn.functional import cross_entropy
 
 from metapretrain.episodes import EpisodeLoader, EpisodeSampler, EpisodeSpec
-from metapretrain.episodes.labels import read_groups, read_labels
-from metapretrain.episodes.planner import Planner
-from metapretrain.episodes.sampler import BLOCK
+from metapretrain.episodes.sampler import BLOCK, Planner, read_groups, read_labels
 from metapretrain.protonet import ProtoLoss
 
 

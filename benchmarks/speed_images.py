@@ -152,8 +152,9 @@ def training() -> list[Contender]:
 def training_steps(batch: int, compiled: bool, graph: bool) -> Callable[[int], None]:
     """Updates by the engine of the training loop, batches drawn as it draws them."""
     from metapretrain.episodes import ShuffledBatches, TaskStream
+    from metapretrain.experiments.images.data import Images
+    from metapretrain.experiments.images.objectives import Step, Supervised
     from metapretrain.models import build_encoder, build_head
-    from metapretrain.tasks.objectives import Images, Step, Supervised
     from metapretrain.training import TrainSettings
     from metapretrain.training.devices import compile_parts, make_accelerator
     from metapretrain.training.engine import WARMUP_UPDATES, Engine, build_optimizer

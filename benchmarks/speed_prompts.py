@@ -45,16 +45,27 @@ class PromptWork:
         torch.manual_seed(0)
         if self.kind == "t5":
             config = T5Config(
-                vocab_size=self.vocabulary, d_model=self.features, d_kv=self.features // self.heads, d_ff=self.inner,
-                num_layers=self.layers, num_heads=self.heads,
-            )  # fmt: skip
+                vocab_size=self.vocabulary,
+                d_model=self.features,
+                d_kv=self.features // self.heads,
+                d_ff=self.inner,
+                num_layers=self.layers,
+                num_heads=self.heads,
+            )
             config.decoder_start_token_id = 0
             return T5ForConditionalGeneration(config)
-        return LlamaForCausalLM(LlamaConfig(
-            vocab_size=self.vocabulary, hidden_size=self.features, intermediate_size=self.inner,
-            num_hidden_layers=self.layers, num_attention_heads=self.heads, num_key_value_heads=max(1, self.heads // 3),
-            max_position_embeddings=2048, tie_word_embeddings=True,
-        ))  # fmt: skip
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=self.vocabulary,
+                hidden_size=self.features,
+                intermediate_size=self.inner,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                num_key_value_heads=max(1, self.heads // 3),
+                max_position_embeddings=2048,
+                tie_word_embeddings=True,
+            )
+        )
 
     def rows(self, seed: int, device: str) -> PromptBatch:
         """Rows (K, m) of random tokens."""
@@ -150,9 +161,13 @@ def outer_steps(work: PromptWork) -> list[Contender]:
             return f"{peaks[name]:.1f} GiB" if name in peaks else ""
 
         return Contender(
-            name, lambda: timed(name, way, chunk, context), way is not task_by_task, device_clock(),
-            difference if context is nullcontext else None, note=memory,
-        )  # fmt: skip
+            name,
+            lambda: timed(name, way, chunk, context),
+            way is not task_by_task,
+            device_clock(),
+            difference if context is nullcontext else None,
+            note=memory,
+        )
 
     bf16 = functools.partial(torch.autocast, "cuda", dtype=torch.bfloat16)
     return [

@@ -30,13 +30,17 @@ def images(rank: int, world: int) -> tuple[Any, Any, int]:
     from metapretrain.data.augment import make_augmentation
     from metapretrain.data.images import ImageSet
     from metapretrain.episodes import ShuffledBatches
+    from metapretrain.experiments.images.data import Images
+    from metapretrain.experiments.images.objectives import PRL, Step
     from metapretrain.models import build_encoder
     from metapretrain.protonet import ProtoLoss
-    from metapretrain.tasks.objectives import PRL, Images, Step
 
     batch = here(32, 512)
-    data = ImageSet(torch.randint(0, 256, (2 * batch, 3, 96, 96), dtype=torch.uint8), torch.arange(2 * batch) % 10,
-                    list("abcdefghij"))  # fmt: skip
+    data = ImageSet(
+        torch.randint(0, 256, (2 * batch, 3, 96, 96), dtype=torch.uint8),
+        torch.arange(2 * batch) % 10,
+        list("abcdefghij"),
+    )
     source = Images(data, make_augmentation("strong", 96, 3, (0.45, 0.44, 0.40), (0.26, 0.26, 0.27)))
     proto = ProtoLoss("query", num_classes=10, gather=world > 1)
     encoder = build_encoder("resnet18", channels=3, image_size=96)
@@ -48,8 +52,7 @@ def tasks(rank: int, world: int) -> tuple[Any, Any, int]:
     """Second-order MAML: conv4 on 28 x 28, 5-way 1-shot, one inner step."""
     from metapretrain.data.few_shot import load_few_shot
     from metapretrain.episodes import EpisodeSpec
-    from metapretrain.tasks.fewshot import Learning, TaskBatches, build_learner
-    from metapretrain.tasks.fewshot_step import EPISODES, MetaStep
+    from metapretrain.experiments.fewshot.learning import EPISODES, Learning, MetaStep, TaskBatches, build_learner
 
     data, spec, number = load_few_shot("made", None, 28), EpisodeSpec(5, 1, 5), here(8, 64)
     learner = build_learner(Learning("maml", updates=1, tasks=number), "conv4", data, 5, 0)
@@ -61,12 +64,11 @@ def tokens(rank: int, world: int) -> tuple[Any, Any, int]:
     """Three text tasks with a head each, as of the row text-train."""
     from speed_text import LENGTHS, MULTIPLE, new_encoder, random_rows, size
 
-    from metapretrain.data.made_texts import made_tasks
+    from metapretrain.data.made import made_tasks
     from metapretrain.data.tokens import Tokens
-    from metapretrain.tasks.text_methods import TextMethod
-    from metapretrain.tasks.text_objectives import Labels, TextRows, build_heads
-    from metapretrain.tasks.text_step import TextStep
-    from metapretrain.tasks.text_streams import TextStream
+    from metapretrain.experiments.text.objectives import Labels, TextRows, TextStep, build_heads
+    from metapretrain.experiments.text.recipe import TextMethod
+    from metapretrain.experiments.text.streams import TextStream
 
     rows = {name: Tokens.from_rows(random_rows(name, size().rows)) for name in LENGTHS}
     made, encoder = made_tasks(rows=size().rows), new_encoder()
@@ -101,8 +103,15 @@ def group(kind: str, world: int, eager: bool = False) -> Callable[[int], None]:
         port = str(probe.getsockname()[1])
     running = []
     for rank in map(str, range(world)):
-        env = {**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world), "MASTER_PORT": port,
-               "MASTER_ADDR": "127.0.0.1", **here({"OMP_NUM_THREADS": "1"}, {})}  # fmt: skip
+        env = {
+            **os.environ,
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": str(world),
+            "MASTER_PORT": port,
+            "MASTER_ADDR": "127.0.0.1",
+            **here({"OMP_NUM_THREADS": "1"}, {}),
+        }
         command = [sys.executable, __file__, kind, *["eager"] * eager]
         running.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
@@ -120,10 +129,10 @@ def group(kind: str, world: int, eager: bool = False) -> Callable[[int], None]:
 
 def serve(kind: str, eager: bool = False) -> None:
     """One process of a group."""
+    from metapretrain.distributed import share_norms
     from metapretrain.training.devices import make_accelerator
     from metapretrain.training.engine import Engine, build_optimizer
     from metapretrain.training.settings import TrainSettings
-    from metapretrain.training.shared_norms import share_norms
 
     precision = here("fp32", "bf16") if kind != "tasks" else "fp32"
     accelerator = make_accelerator("auto", precision)

@@ -12,8 +12,8 @@ from speed_contenders import Contender, Missing, device_clock, wait
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from metapretrain.draws import generator
 from metapretrain.scheduling import UtilityScheduler, agreement, probe_units
-from metapretrain.scheduling.draws import generator
 
 CLASSES, VOCABULARY = 4, 30522
 DRAWS = 2  # decisions whose utilities are compared
@@ -44,10 +44,14 @@ class DecisionWork:
         from transformers import BertConfig, BertModel
 
         config = BertConfig(
-            vocab_size=VOCABULARY, hidden_size=self.features, num_hidden_layers=self.layers,
-            num_attention_heads=max(1, self.features // 64), intermediate_size=4 * self.features,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        )  # fmt: skip
+            vocab_size=VOCABULARY,
+            hidden_size=self.features,
+            num_hidden_layers=self.layers,
+            num_attention_heads=max(1, self.features // 64),
+            intermediate_size=4 * self.features,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
         torch.manual_seed(0)
         with torch.device(self.device):  # BERT-base takes seconds to draw on a CPU, and a row needs a dozen
             heads = nn.ModuleDict({name: nn.Linear(self.features, CLASSES) for part in self.names for name in part})
@@ -93,9 +97,11 @@ def as_written(work: DecisionWork, model: Any, number: int) -> dict[str, float]:
     weights = list(model.parameters())
     kept = [p.detach().clone() for p in weights]
     looked_at = [
-        (probe, probe.sample(random)) for probe in targets for random in [generator(0, number, "target", probe.name)]
+        (probe, probe.sample(random))
+        for probe in targets
+        for random in [generator(0, number, "target", probe.name)]
         for _ in range(work.samples)
-    ]  # fmt: skip
+    ]
     found = {}
     for source in sources:
         random = generator(0, number, "source", source.name)
@@ -128,9 +134,15 @@ def by_scheduler(work: DecisionWork, utility: str, how: str, layers: int = 0) ->
 
         moved = model if not layers else [*model["heads"].parameters(), *last_layers(model, layers)]
         scheduler = UtilityScheduler(
-            sources, targets, moved, alpha=work.alpha, samples=work.samples, updates=1, utility=utility,
+            sources,
+            targets,
+            moved,
+            alpha=work.alpha,
+            samples=work.samples,
+            updates=1,
+            utility=utility,
             target_losses=joint if how == "target_losses" else None,
-        )  # fmt: skip
+        )
         return lambda number: dict(scheduler.choose().utilities)
 
     return make
@@ -197,10 +209,14 @@ def decision(work: DecisionWork) -> list[Contender]:
     third = max(1, work.layers // 3)
     return [
         Contender(f"Algorithm 1 as written: {units} passes", lambda: timed(written), False, device_clock()),
-        contender("exact"), contender("exact", "loss_many"), contender("exact", "target_losses"),
-        contender("taylor"), contender("taylor", "loss_many"), contender("taylor", "loss_many", third),
+        contender("exact"),
+        contender("exact", "loss_many"),
+        contender("exact", "target_losses"),
+        contender("taylor"),
+        contender("taylor", "loss_many"),
+        contender("taylor", "loss_many", third),
         *([] if work.bf16 else [contender(*how, bf16=True) for how in QUICKEST]),
-    ]  # fmt: skip
+    ]
 
 
 def above_mean(utilities: Mapping[str, float]) -> Tensor:

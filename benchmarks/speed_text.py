@@ -15,14 +15,13 @@ import torch
 from speed_contenders import Contender, Missing, device_clock, wait
 from torch import Tensor
 
-from metapretrain.data.made_texts import made_tasks
+from metapretrain.data.made import made_tasks
 from metapretrain.data.tokens import Tokens
+from metapretrain.experiments.text.objectives import Labels, TextRows, TextStep, build_heads
+from metapretrain.experiments.text.recipe import TextMethod
+from metapretrain.experiments.text.streams import TextStream
+from metapretrain.models.scratch import tiny_tokenizer
 from metapretrain.models.text_encoders import TextEncoder
-from metapretrain.models.tiny_text import tiny_tokenizer
-from metapretrain.tasks.text_methods import TextMethod
-from metapretrain.tasks.text_objectives import Labels, TextRows, build_heads
-from metapretrain.tasks.text_step import TextStep
-from metapretrain.tasks.text_streams import TextStream
 from metapretrain.training import TrainSettings
 from metapretrain.training.engine import WARMUP_UPDATES, Engine, build_optimizer
 
@@ -41,10 +40,30 @@ class Size:
     model: Mapping[str, Any]
 
 
-GPU = Size(2048, 64, 256, {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
-                           "intermediate_size": 1536, "vocab_size": 30522})  # fmt: skip
-CPU = Size(96, 16, 16, {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
-                        "intermediate_size": 512, "vocab_size": 2000})  # fmt: skip
+GPU = Size(
+    2048,
+    64,
+    256,
+    {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+        "vocab_size": 30522,
+    },
+)
+CPU = Size(
+    96,
+    16,
+    16,
+    {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 512,
+        "vocab_size": 2000,
+    },
+)
 
 
 def size() -> Size:
@@ -105,8 +124,15 @@ class Work:
     def stream(self, fixed: bool) -> Iterator[dict[str, Any]]:
         """Batches without end: of rows of similar length, or of any rows with the longest row's width."""
         batches = size().rows // size().batch
-        stream = TextStream(self.tokens, size().batch, "longest", seed=0, steps=10**9, pool=1 if fixed else batches,
-                            multiple=LONGEST if fixed else MULTIPLE)  # fmt: skip
+        stream = TextStream(
+            self.tokens,
+            size().batch,
+            "longest",
+            seed=0,
+            steps=10**9,
+            pool=1 if fixed else batches,
+            multiple=LONGEST if fixed else MULTIPLE,
+        )
         return iter(stream)
 
     def collated(self, grouped: bool, batch: int, workers: int = 0, shuffle: bool = True) -> list[Any]:
@@ -122,11 +148,18 @@ class Work:
                 from transformers.trainer_pt_utils import LengthGroupedSampler
 
                 sampler = LengthGroupedSampler(batch, lengths=[len(row) for row in rows])
-            loaders.append(DataLoader(
-                data, batch, shuffle=shuffle and not grouped, sampler=sampler, num_workers=workers,
-                collate_fn=DataCollatorWithPadding(tiny_tokenizer()), persistent_workers=workers > 0,
-                pin_memory=torch.cuda.is_available(),
-            ))  # fmt: skip
+            loaders.append(
+                DataLoader(
+                    data,
+                    batch,
+                    shuffle=shuffle and not grouped,
+                    sampler=sampler,
+                    num_workers=workers,
+                    collate_fn=DataCollatorWithPadding(tiny_tokenizer()),
+                    persistent_workers=workers > 0,
+                    pin_memory=torch.cuda.is_available(),
+                )
+            )
         return loaders
 
 
@@ -199,7 +232,7 @@ def training() -> list[Contender]:
 
 def embedding() -> list[Contender]:
     """Embeddings of all rows, without gradients."""
-    from metapretrain.tasks.text_embedding import embed_tokens
+    from metapretrain.experiments.text.training import embed_tokens
 
     work = Work()
     work.encoder.eval()

@@ -17,11 +17,10 @@ from typing import Any
 import run_prompts
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.canvas import save_figure
-from metapretrain.evaluation.sweep_figures import sweep_figure
+from metapretrain.experiments.prompts.recipe import PromptRecipe
+from metapretrain.files import read_json
 from metapretrain.options import Parser, folder_part, main_guard
-from metapretrain.tasks.prompt_methods import PromptRecipe
-from metapretrain.training.files import read_json
+from metapretrain.report.figures import save_figure, sweep_figure
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,23 @@ from metapretrain.options import Parser, common_options, main_guard, names
 
 # Recipe "strong" before the trials: a trial changes one choice or two of it. `P.` stands for the phase of the row.
 BASE = [
-    "supervised.weight_decay=5e-4", "prl.lr=0.1", "prl.weight_decay=5e-4", "unfrozen.lr=0.01",
-    "unfrozen.weight_decay=5e-4", "pretrain_share=0.9", "proto.query_fraction=0.25",
-]  # fmt: skip
+    "supervised.weight_decay=5e-4",
+    "prl.lr=0.1",
+    "prl.weight_decay=5e-4",
+    "unfrozen.lr=0.01",
+    "unfrozen.weight_decay=5e-4",
+    "pretrain_share=0.9",
+    "proto.query_fraction=0.25",
+]
 ROWS = {"supervised": "supervised-resnet18", "prl": "prl-query-frozen-linear"}
 FIRST = {
-    "base": [], "lr-low": ["P.lr=0.05"], "lr-high": ["P.lr=0.2"], "decay": ["P.weight_decay=1e-3"],
-    "heavy": ["P.augment=heavy"], "unsmoothed": ["P.label_smoothing=0"],
-}  # fmt: skip
+    "base": [],
+    "lr-low": ["P.lr=0.05"],
+    "lr-high": ["P.lr=0.2"],
+    "decay": ["P.weight_decay=1e-3"],
+    "heavy": ["P.augment=heavy"],
+    "unsmoothed": ["P.label_smoothing=0"],
+}
 TRIALS: dict[str, dict[str, dict[str, list[str]]]] = {
     "first": {
         "supervised": {**FIRST, "batch-256": ["batch_size=256", "P.lr=0.2"]},
@@ -62,10 +71,7 @@ def trials(rounds: Sequence[str]) -> dict[str, list[str]]:
         for phase, changes in TRIALS[turn].items():
             for tag, chosen in changes.items():
                 row = ROWS[phase].replace("frozen", "unfrozen") if tag.startswith("unfrozen") else ROWS[phase]
-                settings = [
-                    f"epochs={EPOCHS[turn]}",
-                    *(change.replace("P.", f"{phase}.", 1) for change in chosen),
-                ]
+                settings = [f"epochs={EPOCHS[turn]}", *(change.replace("P.", f"{phase}.", 1) for change in chosen)]
                 name = f"{turn}-{phase}-{tag}"
                 found[name] = ["--methods", row, "--tag", f"tune-{name}", "--set", *settings]
     return found

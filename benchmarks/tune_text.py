@@ -19,9 +19,14 @@ from metapretrain.options import Parser, common_options, main_guard
 
 # What the trials start from and change; recipe "strong" is what they chose.
 START = (
-    "scheduler=", "multiple=8", "pretrain_share=0.5", "joint.lr=5e-5", "joint.label_smoothing=0", "pretrain.lr=5e-5",
+    "scheduler=",
+    "multiple=8",
+    "pretrain_share=0.5",
+    "joint.lr=5e-5",
+    "joint.label_smoothing=0",
+    "pretrain.lr=5e-5",
     "finetune.lr=5e-5",
-)  # fmt: skip
+)
 # One task an update, each as often as it has rows: a batch of each in every update goes through SST five times as often
 # as through PARA. Updates are as many, and have the rows of one task.
 PROPORTIONAL = ("scheduler=proportional", "multiple=16")
@@ -104,8 +109,12 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     parser = Parser(description=__doc__)
     common_options(parser, "text", methods=PROTOTYPES, tag=False)
-    parser.add_argument("--trials", choices=tuple(SETS), default="recipe", help="what is tried: the recipe's phases "
-        "(default), or query rows and distance, with fewer updates")  # fmt: skip
+    parser.add_argument(
+        "--trials",
+        choices=tuple(SETS),
+        default="recipe",
+        help="what is tried: the recipe's phases (default), or query rows and distance, with fewer updates",
+    )
     parser.add_argument("--qqp", type=Path, metavar="DIR", help="more paraphrases for training: GLUE's QQP files")
     parser.add_argument("--encoder", metavar="NAME", help="see run_text.py")
     options: Namespace = parser.parse_args(argv)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.columns import layout_of
-from metapretrain.evaluation.report import build_table
-from metapretrain.evaluation.results import collect
-from metapretrain.evaluation.scaling import scaling_table
+from metapretrain.files import write_file
 from metapretrain.options import main_guard
-from metapretrain.training.files import write_file
+from metapretrain.report.layouts import layout_of
+from metapretrain.report.results import collect
+from metapretrain.report.scaling import scaling_table
+from metapretrain.report.table import build_table
 
 DOCS = Path(__file__).resolve().parent
 

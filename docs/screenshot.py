@@ -54,10 +54,16 @@ def screenshot(browser: str, address: str, file: Path, size: str) -> None:
     """Write what the browser shows at `address` after 20 seconds of the page's own time."""
     with tempfile.TemporaryDirectory() as profile:
         options = [
-            "--headless", "--no-sandbox", "--hide-scrollbars", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
-            f"--user-data-dir={profile}", f"--window-size={size}", "--virtual-time-budget=20000",
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--use-angle=swiftshader",
+            "--enable-unsafe-swiftshader",
+            f"--user-data-dir={profile}",
+            f"--window-size={size}",
+            "--virtual-time-budget=20000",
             f"--screenshot={file}",
-        ]  # fmt: skip
+        ]
         subprocess.run([browser, *options, address], check=True, capture_output=True, timeout=180)
     with Image.open(file) as picture:
         small = picture.convert("RGB").quantize(64)  # a few flat colours: a third of the bytes

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from metapretrain.errors import InputError
     from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes
+    from metapretrain.experiments.saved import load
     from metapretrain.maml import (
         ANIL,
         FOMAML,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
         Uniform,
         UtilityScheduler,
     )
-    from metapretrain.tasks.saved import load
     from metapretrain.training.loop import train
     from metapretrain.training.run_folder import RunFolder
     from metapretrain.training.settings import TrainSettings
@@ -102,7 +102,7 @@ _HOME = {
     "from_taskset": "episodes",
     "functional": "maml",
     "group_tasks": "episodes",
-    "load": "tasks.saved",
+    "load": "experiments.saved",
     "meta_backward": "maml",
     "meta_loss": "maml",
     "proto_logits": "protonet",

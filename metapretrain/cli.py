@@ -1,14 +1,198 @@
-"""The command `metapretrain`: subcommands, options and help; `metapretrain.commands` carries them out."""
+"""The command `metapretrain`: its subcommands; imports wait until one runs, so that help is quick."""
 
 from __future__ import annotations
 
+import logging
 from argparse import SUPPRESS, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from metapretrain import __version__, commands
-from metapretrain.arguments import Parser, add_int_list, named_file, nonnegative_int, positive_int
-from metapretrain.options import add_device_options, common_options, main_guard
+from metapretrain import __version__
+from metapretrain.checks import check_device
+from metapretrain.errors import InputError, one_of
+from metapretrain.options import (
+    Parser,
+    add_device_options,
+    add_int_list,
+    common_options,
+    main_guard,
+    named_file,
+    nonnegative_int,
+    positive_int,
+)
+
+if TYPE_CHECKING:
+    from metapretrain.data.images import ImageSet
+    from metapretrain.data.registry import DatasetInfo, TextDatasetInfo
+
+
+def run_demo(options: Namespace) -> int:
+    """Train the demo's methods on digits and show their table."""
+    from metapretrain.experiments.images.demo import main
+
+    return main(options)
+
+
+def run_doctor(options: Namespace) -> int:
+    """Show versions, devices and what is missing."""
+    from metapretrain.training.environment import doctor as report
+
+    print(report())
+    return 0
+
+
+def run_data(options: Namespace) -> int:
+    """List the data sets, or describe, download and check one."""
+    from metapretrain.data.registry import DATASETS, TEXT_DATASETS
+
+    known = DATASETS | TEXT_DATASETS
+    if options.name is None:
+        if options.download:
+            raise InputError(f"name the data set first: {', '.join(known)}")
+        if options.data_dir is not None:
+            return _check_all(options.data_dir, known)
+        print("\n\n".join(_described(info) for info in known.values()))
+        print("\nYour own texts are tables with columns that you name: docs/own-text-tasks.md")
+        print("\nWhat a folder holds: metapretrain data --data-dir DIR; one set: metapretrain data NAME --data-dir DIR")
+        return 0
+    info = known[one_of("data set", options.name, known)]
+    if options.download:
+        _download(info.name, options)
+    if options.data_dir is None and info.needs_folder:
+        print(_described(info))
+        return 0
+    print(info.check(options.data_dir))
+    return 0
+
+
+def _described(info: DatasetInfo | TextDatasetInfo) -> str:
+    lines = {"source": info.source, "terms": info.terms, "layout": info.layout, "for": info.read_by}
+    return "\n".join([info.name, *(f"  {name:7} {text}" for name, text in lines.items())])
+
+
+def _check_all(folder: Path, known: Mapping[str, DatasetInfo | TextDatasetInfo]) -> int:
+    """Show which data sets can be read from a folder."""
+    if not folder.is_dir():
+        raise InputError(f"no such folder: {folder}")
+    missing = []
+    with _errors_alone():
+        for info in known.values():
+            if info.needs_folder:
+                try:
+                    print(info.check(folder))
+                except (InputError, OSError):  # a folder of another set that may not be read hides no set
+                    missing.append(info.name)
+    if missing:
+        print(f"cannot be read from {folder}: {', '.join(missing)} (metapretrain data NAME --data-dir DIR says why)")
+    return 0
+
+
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    """Log no counts of files and no rows that are left out: of all sets they would hide what is printed."""
+    logger = logging.getLogger("metapretrain")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _download(name: str, options: Namespace) -> None:
+    from metapretrain.data.stl10 import download_stl10
+
+    if name != "stl10":
+        raise InputError(f"--download is for stl10; {name} has nothing to download")
+    if options.data_dir is None:
+        raise InputError("--download needs --data-dir, the folder to download into")
+    download_stl10(options.data_dir)
+
+
+def run_report(options: Namespace) -> int:
+    """Write the table of a folder of runs in three formats and show one."""
+    from metapretrain.report.results import bundle, collect
+    from metapretrain.report.table import build_table, write
+
+    text = write(options.runs, options.out)
+    if options.bundle is not None:
+        bundle(collect(options.runs).results, options.bundle)
+    if options.format != "markdown":
+        table = build_table(collect(options.runs))
+        text = table.csv() if options.format == "csv" else table.json()
+    print(text, end="" if text.endswith("\n") else "\n")
+    return 0
+
+
+def run_plot(options: Namespace) -> int:
+    """Draw the curves and the comparison of a folder of runs."""
+    from metapretrain.report.figures import plot as draw
+    from metapretrain.report.figures import redraw_maps
+
+    maps = redraw_maps(options.runs, options.reducer) if options.reducer is not None else []
+    for path in [*draw(options.runs, options.out, options.metrics), *maps]:
+        print(path)
+    return 0
+
+
+def run_corrupt(options: Namespace) -> int:
+    """Add accuracy under standard corruptions to the results of finished runs: a line each."""
+    from metapretrain.data.registry import load_images
+    from metapretrain.evaluation.robustness import corrupt_runs
+
+    def images(dataset: str, size: int) -> ImageSet:
+        return load_images(dataset, options.data_dir, "test", size)
+
+    for run, scores in corrupt_runs(options.runs, images, check_device(options.device)):
+        clean, corrupted = scores["corrupt_clean_accuracy"], scores["corrupt_accuracy"]
+        print(f"{run}: {corrupted:.2%} under corruption, {clean:.2%} of the same images without")
+    print(f"now in the results; the table: metapretrain report {options.runs}")
+    return 0
+
+
+def run_predict(options: Namespace) -> int:
+    """Classify image files with a run's model, a line ``file TAB class`` each; or tables of texts, a file each."""
+    named = [(name, getattr(options, name)) for name in ("sst", "para", "sts")]
+    named = [(name, file) for name, file in named if file is not None] + options.texts
+    tables = dict(named)
+    if len(tables) < len(named):
+        raise InputError(f"one file a task, but there are several of one: {', '.join(name for name, _ in named)}")
+    if bool(tables) == bool(options.files):
+        raise InputError("give image files, or texts such as --sst FILE or --texts TASK=FILE")
+    if tables:
+        from metapretrain.experiments.text.saved import predict_files
+
+        device = check_device(options.device)
+        for path in predict_files(options.run, tables, options.out, device, model=options.model):
+            print(path)
+        return 0
+    from metapretrain.data.image_folder import read_images
+    from metapretrain.models.saved import load
+
+    model = load(options.run, device=check_device(options.device))
+    images = read_images(options.files, model.image_size, channels=model.channels)
+    for path, label in zip(options.files, model.predict(images).tolist(), strict=True):
+        print(f"{path}\t{model.classes[label]}")
+    return 0
+
+
+def run_few_shot(options: Namespace) -> int:
+    """Show the k-shot accuracy of a run's encoder on a folder of images."""
+    from metapretrain import EpisodeSpec
+    from metapretrain.data.image_folder import load_image_folder
+    from metapretrain.evaluation.episodes import few_shot_accuracy
+    from metapretrain.models.saved import load
+
+    model = load(options.run, device=check_device(options.device))
+    images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
+    for shots in options.shots:
+        spec = EpisodeSpec(options.ways, shots, options.queries)
+        result = few_shot_accuracy(model.encode, images, spec, options.episodes, options.seed)
+        print(f"{options.ways}-way {shots}-shot  {result}")
+    return 0
+
 
 REDUCERS = ("tsne", "umap")  # as in evaluation.figures
 DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
@@ -42,11 +226,16 @@ EXAMPLES = {
     "demo": ("demo", "demo --smoke --methods supervised,prl-query --seeds 0"),
     "data": ("data", "data stl10 --data-dir data/stl10", "data --data-dir data"),
     "report": (
-        "report runs/stl10", "report runs/text", "report runs/fewshot", "report runs/prompts",
-        "report runs/schedule --format csv", "report runs/stl10 --bundle stl10.json",
+        "report runs/stl10",
+        "report runs/text",
+        "report runs/fewshot",
+        "report runs/prompts",
+        "report runs/schedule --format csv",
+        "report runs/stl10 --bundle stl10.json",
     ),
     "plot": (
-        "plot runs/stl10", "plot runs/text --metrics validation/sst_accuracy train/loss_sst",
+        "plot runs/stl10",
+        "plot runs/text --metrics validation/sst_accuracy train/loss_sst",
         "plot runs/stl10/stl10-paper/prl-query-frozen-linear-s0 --reducer umap --out figures",
     ),
     "corrupt": ("corrupt runs/stl10 --data-dir data/stl10",),
@@ -58,7 +247,7 @@ EXAMPLES = {
     ),
     "few-shot": ("few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5",),
     "doctor": ("doctor",),
-}  # fmt: skip
+}
 
 
 def build_parser() -> Parser:
@@ -74,41 +263,47 @@ def build_parser() -> Parser:
         sub.set_defaults(command=run)
         return sub
 
-    demo = subcommand("demo", commands.demo, "pretraining methods side by side on small images")
+    demo = subcommand("demo", run_demo, "pretraining methods side by side on small images")
     common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2), data_dir=False, tag=False)
     demo.add_argument("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
     demo.add_argument("--job", action="store_true", help=SUPPRESS)  # one of several side by side
-    _data(subcommand("data", commands.data, "the data sets: source, terms and layout; checks a folder"))
-    _report(subcommand("report", commands.report, "the table of a folder of runs, with intervals"))
-    plot = subcommand("plot", commands.plot, "the curves and the comparison of a folder of runs")
+    _data(subcommand("data", run_data, "the data sets: source, terms and layout; checks a folder"))
+    _report(subcommand("report", run_report, "the table of a folder of runs, with intervals"))
+    plot = subcommand("plot", run_plot, "the curves and the comparison of a folder of runs")
     plot.add_argument("runs", type=Path, metavar="RUNS", help="a run's folder or one with runs below it")
     plot.add_argument("--out", type=Path, metavar="DIR", help="default: figures, beside the runs")
     plot.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="such as validation/accuracy")
     plot.add_argument("--reducer", choices=REDUCERS, help="also map each run's embeddings again, by this method")
-    corrupt = subcommand("corrupt", commands.corrupt, "accuracy under corruptions, added to the results of runs")
+    corrupt = subcommand("corrupt", run_corrupt, "accuracy under corruptions, added to the results of runs")
     corrupt.add_argument("runs", type=Path, metavar="RUNS", help="a finished run's folder or one with runs below it")
     corrupt.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add_device_options(corrupt, precision=False)
-    _predict(subcommand("predict", commands.predict, "classify images or texts with a run's model"))
-    _few_shot(subcommand("few-shot", commands.few_shot, "k-shot accuracy of a run's encoder on your images"))
-    subcommand("doctor", commands.doctor, "versions, devices and what is missing")
+    _predict(subcommand("predict", run_predict, "classify images or texts with a run's model"))
+    _few_shot(subcommand("few-shot", run_few_shot, "k-shot accuracy of a run's encoder on your images"))
+    subcommand("doctor", run_doctor, "versions, devices and what is missing")
     return parser
 
 
 def _data(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show this data set only")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR",
-                        help="check whether NAME can be read from DIR, or which sets can")  # fmt: skip
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="check whether NAME can be read from DIR, or which sets can"
+    )
     parser.add_argument("--download", action="store_true", help="first fetch NAME into DIR")
 
 
 def _report(parser: Parser) -> None:
     parser.add_argument("runs", type=Path, metavar="RUNS", help="a folder with runs below it")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where it is written (default: RUNS/report)")
-    parser.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown",
-                        help="what is shown; all three are written (default: markdown)")  # fmt: skip
-    parser.add_argument("--bundle", type=Path, metavar="FILE",
-                        help="keep all results in one small file: enough for this report")  # fmt: skip
+    parser.add_argument(
+        "--format",
+        choices=("markdown", "csv", "json"),
+        default="markdown",
+        help="what is shown; all three are written (default: markdown)",
+    )
+    parser.add_argument(
+        "--bundle", type=Path, metavar="FILE", help="keep all results in one small file: enough for this report"
+    )
 
 
 def _predict(parser: Parser) -> None:
@@ -116,11 +311,19 @@ def _predict(parser: Parser) -> None:
     add("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a saved prompt")
     add("files", type=Path, nargs="*", metavar="FILE", help="image files")
     for task in ("sst", "para", "sts"):
-        add(f"--{task}", type=Path, metavar="FILE",
-            help=f"texts of task {task}: a table with id and sentence, or sentence1 and sentence2")  # fmt: skip
+        add(
+            f"--{task}",
+            type=Path,
+            metavar="FILE",
+            help=f"texts of task {task}: a table with id and sentence, or sentence1 and sentence2",
+        )
     add("--texts", type=named_file, action="append", default=[], metavar="TASK=FILE", help="texts of another task")
-    add("--out", type=Path, metavar="DIR",
-        help="where predictions of texts are written (RUN/predictions, or RUN/own-texts of prompts)")  # fmt: skip
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where predictions of texts are written (RUN/predictions, or RUN/own-texts of prompts)",
+    )
     add("--model", metavar="NAME", help="the language model of prompts (default: the one that the run or prompt names)")
     add_device_options(parser, precision=False)
 

@@ -1,4 +1,7 @@
-"""The options that all scripts share, and the guard around `main`."""
+"""Command lines: a parser whose errors are one line, types of option values, and the options of all scripts.
+
+An error says what was given, what is allowed and the nearest valid name; the exit status is 2.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,249 @@ import argparse
 import atexit
 import functools
 import logging
+import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
-from metapretrain.arguments import (
-    Parser,
-    add_int_list,
-    folder_part,
-    fraction,
-    int_list,
-    names,
-    nonnegative_int,
-    option_type,
-    pixels,
-    place_count,
-    positive_float,
-    positive_int,
-)
-from metapretrain.devices import DEVICES, PRECISIONS, check_device, check_device_name, check_precision, leave_ranks
-from metapretrain.errors import InputError
+from metapretrain.checks import DEVICES, PRECISIONS, check_device, check_device_name, check_precision, leave_ranks
+from metapretrain.errors import InputError, one_of
+
+Value = TypeVar("Value")
+MOST_PLACES, MOST_PIXELS = 1000, 4096
+
+
+class Parser(argparse.ArgumentParser):
+    """An `argparse.ArgumentParser` whose errors are one line with the nearest valid name, exit status 2.
+
+    Options are never abbreviated: an abbreviation that works today is ambiguous after the next option.
+
+    Example:
+        >>> parser = Parser(prog="demo")
+        >>> _ = parser.add_argument("--ways", type=positive_int)
+        >>> parser.parse_args(["--ways", "5"]).ways
+        5
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **settings)
+        self.set_defaults(**{_CHOSEN: self})
+
+    def error(self, message: str) -> NoReturn:
+        """Print `message` as one line on stderr and exit with status 2."""
+        message = re.sub(r"^argument (\S+?)(?:/\S+)?: ", r"\1: ", " ".join(message.split()))
+        sys.stderr.write(f"error: {message}\n")
+        sys.exit(2)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse `args`; an option that does not exist is an error that names the nearest one that does."""
+        found, extra = self.parse_known_args(args, namespace)
+        chosen: Parser = found.__dict__.pop(_CHOSEN)
+        if extra:
+            chosen.error(chosen._unknown(extra))
+        return found
+
+    def _unknown(self, extra: list[str]) -> str:
+        given = next((text for text in extra if text.startswith("-")), None)
+        if given is None:
+            return f"unexpected argument {extra[0]!r}; see {self.prog} --help"
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        return _line_of("option", given.partition("=")[0], options)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse's own check prints every choice but not the nearest one; subcommands come through here too.
+        if action.choices is not None and value not in action.choices:
+            what = "command" if action.nargs == argparse.PARSER else action.dest.replace("_", " ")
+            raise argparse.ArgumentError(None, _line_of(what, str(value), map(str, action.choices)))
+
+
+_CHOSEN = "_parser"  # the (sub)parser whose options were read: it knows the valid names
+
+
+def _line_of(what: str, given: str, allowed: Iterable[str]) -> str:
+    try:
+        one_of(what, given, allowed)
+    except InputError as error:
+        return str(error)
+    raise AssertionError(f"{given!r} is a valid {what}")
+
+
+def option_type(convert: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Make `convert` usable as an argparse type: argparse replaces the text of a ValueError by its own."""
+
+    @functools.wraps(convert)
+    def converted(text: str) -> Value:
+        try:
+            return convert(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return converted
+
+
+def _whole(text: str, lowest: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise InputError(f"expected a whole number of at least {lowest}, given {text!r}") from None
+    if value < lowest:
+        raise InputError(f"expected a whole number of at least {lowest}, given {value}")
+    return value
+
+
+def _real(text: str, expected: str, allowed: Callable[[float], bool]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and allowed(value)):
+        raise InputError(f"expected {expected}, given {text!r}")
+    return value
+
+
+@option_type
+def positive_int(text: str) -> int:
+    """Whole number of at least 1.
+
+    Example:
+        >>> positive_int("3")
+        3
+    """
+    return _whole(text, 1)
+
+
+@option_type
+def nonnegative_int(text: str) -> int:
+    """Whole number of at least 0."""
+    return _whole(text, 0)
+
+
+@option_type
+def positive_float(text: str) -> float:
+    """Finite number above 0."""
+    return _real(text, "a number above 0", lambda value: value > 0)
+
+
+@option_type
+def fraction(text: str) -> float:
+    """Number strictly between 0 and 1.
+
+    Example:
+        >>> fraction("0.25")
+        0.25
+    """
+    return _real(text, "a number between 0 and 1, both excluded", lambda value: 0 < value < 1)
+
+
+@option_type
+def folder_part(text: str) -> str:
+    """Part of a folder's name: letters, digits and ``. _ + -``; it may be empty.
+
+    Example:
+        >>> folder_part("lr-0.1")
+        'lr-0.1'
+    """
+    if re.fullmatch(r"[\w.+-]*", text) is None:
+        raise InputError(f"part of a folder's name: letters, digits and . _ + -, not {text!r}")
+    return text
+
+
+@option_type
+def named_file(text: str) -> tuple[str, Path]:
+    """A name and a file, as ``NAME=FILE``.
+
+    Example:
+        >>> named_file("topic=questions.csv")
+        ('topic', PosixPath('questions.csv'))
+    """
+    name, equals, file = text.partition("=")
+    if not name or not equals or not file:
+        raise InputError(f"expected NAME=FILE, given {text!r}")
+    return name, Path(file)
+
+
+@option_type
+def int_list(text: str) -> list[int]:
+    """Whole numbers of at least 0 between commas or spaces, each once.
+
+    Example:
+        >>> int_list("0,1,2")
+        [0, 1, 2]
+    """
+    values = [_whole(part, 0) for part in text.replace(",", " ").split()]
+    if not values:
+        raise InputError("expected one or more whole numbers, given none")
+    for value in values:
+        if values.count(value) > 1:
+            raise InputError(f"{value} is given {values.count(value)} times")
+    return values
+
+
+def names(what: str, allowed: Iterable[str]) -> Callable[[str], list[str]]:
+    """The type of an option that takes names between commas, or ``all``; the order is kept, each name once.
+
+    Example:
+        >>> names("method", ["prl", "simclr", "supervised"])("supervised,prl")
+        ['supervised', 'prl']
+    """
+    known = tuple(allowed)
+
+    @option_type
+    def parse(text: str) -> list[str]:
+        given = [part.strip() for part in text.split(",") if part.strip()]
+        if not given:
+            raise InputError(f"expected names between commas or 'all', given {text!r}")
+        for name in given:
+            one_of(what, name, (*known, "all"))
+        return list(known) if "all" in given else list(dict.fromkeys(given))
+
+    return parse
+
+
+class _IntListAction(argparse.Action):
+    """``--seeds 0 1 2`` and ``--seeds 0,1,2`` alike."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        try:
+            setattr(namespace, self.dest, int_list(" ".join(values)))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+
+
+@option_type
+def place_count(text: str) -> int:
+    """Whole number of 1 to 1000: jobs on one device."""
+    value = _whole(text, 1)
+    if value > MOST_PLACES:
+        raise InputError(f"expected a whole number of 1 to {MOST_PLACES}, given {value}")
+    return value
+
+
+@option_type
+def pixels(text: str) -> int:
+    """Whole number of 8 to 4096: height and width of images.
+
+    Example:
+        >>> pixels("96")
+        96
+    """
+    value = _whole(text, 8)
+    if value > MOST_PIXELS:
+        raise InputError(f"expected a whole number of 8 to {MOST_PIXELS}, given {value}")
+    return value
+
+
+def add_int_list(parser: argparse.ArgumentParser, name: str, default: Sequence[int], help: str) -> None:
+    """Add an option that takes whole numbers between spaces or commas, such as ``--seeds 0 1 2``."""
+    parser.add_argument(name, nargs="+", action=_IntListAction, default=list(default), metavar="N", help=help)
+
 
 __all__ = [
     "DEVICES",

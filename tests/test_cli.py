@@ -19,9 +19,9 @@ from PIL import Image
 import metapretrain
 from metapretrain import cli
 from metapretrain.cli import build_parser, main
-from metapretrain.evaluation import figures
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.models import saved
+from metapretrain.report import figures
 
 COMMANDS = ("demo", "data", "report", "plot", "corrupt", "predict", "few-shot", "doctor")
 
@@ -55,10 +55,17 @@ def write_run(folder: Path, method: str, seed: int, right: int, n: int = 20) -> 
     labels = np.zeros(n, np.int64)
     write_predictions(run / "predictions.csv", labels, (np.arange(n) >= right).astype(np.int64))
     result = {
-        "schema": 1, "status": "complete", "benchmark": "stl10", "dataset": "stl10", "recipe": "paper",
-        "method": method, "seed": seed, "metrics": {"test_accuracy": right / n}, "counts": {"test": n},
+        "schema": 1,
+        "status": "complete",
+        "benchmark": "stl10",
+        "dataset": "stl10",
+        "recipe": "paper",
+        "method": method,
+        "seed": seed,
+        "metrics": {"test_accuracy": right / n},
+        "counts": {"test": n},
         "budget": {"encoder_passes": 100},
-    }  # fmt: skip
+    }
     (run / "result.json").write_text(json.dumps(result))
     lines = [
         {"step": step, "split": split, "name": "loss", "value": seed + 1 / step}
@@ -115,9 +122,7 @@ def test_without_arguments_it_says_what_there_is_and_what_to_do_next(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_each_command_has_examples_that_parse(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_of_each_command_has_examples_that_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
@@ -186,9 +191,9 @@ def test_device_that_is_not_there_is_one_line(
 
 def test_demo_gets_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Namespace] = []
-    stand_in = types.ModuleType("metapretrain.demo")
+    stand_in = types.ModuleType("metapretrain.experiments.images.demo")
     monkeypatch.setattr(stand_in, "main", lambda options: given.append(options) or 0, raising=False)
-    monkeypatch.setitem(sys.modules, "metapretrain.demo", stand_in)
+    monkeypatch.setitem(sys.modules, "metapretrain.experiments.images.demo", stand_in)
     assert main(["demo", "--methods", "supervised,simclr", "--seeds", "4", "--smoke"]) == 0
     (options,) = given
     assert (options.methods, options.seeds, options.smoke) == (["supervised", "simclr"], [4], True)

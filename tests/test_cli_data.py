@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from metapretrain.data import sentiment
-from metapretrain.data.registry import DATASETS
-from metapretrain.data.text_registry import PLACES, TEXT_DATASETS
+from metapretrain.data.registry import DATASETS, PLACES, TEXT_DATASETS
 from metapretrain.errors import InputError
-from metapretrain.tasks.pretraining.registry import TASKS
+from metapretrain.experiments.schedule.tasks.registry import TASKS
 from tests.test_cli import show, write_image
 
 

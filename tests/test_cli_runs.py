@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from metapretrain.training.projector import write_embedding
+from metapretrain.training.logs import write_embedding
 from tests.test_cli import refuse, show, write_run
 
 

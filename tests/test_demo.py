@@ -11,8 +11,8 @@ import torch
 from metapretrain import load
 from metapretrain.cli import DEMO_METHODS, main
 from metapretrain.data.registry import load_images
-from metapretrain.demo import METHODS
-from metapretrain.evaluation.results import collect
+from metapretrain.experiments.images.demo import METHODS
+from metapretrain.report.results import collect
 
 SMOKE = ["demo", "--smoke", "--device", "cpu", "--seeds", "0", "2"]
 
@@ -33,9 +33,12 @@ def test_smoke_ends_with_a_table_figures_and_the_tensorboard_command(
     figures = [Path(line.split(None, 1)[1]) for line in shown.splitlines() if line.startswith("figure ")]
     names = {path.relative_to(root).as_posix() for path in figures}
     assert names == {
-        "figures/curves.png", "figures/comparison.png", "supervised-s0/figures/confusion.png",
-        "prl-query-s0/figures/confusion.png", "pretrain-prl-query-s0/figures/tsne.png",
-    }  # fmt: skip
+        "figures/curves.png",
+        "figures/comparison.png",
+        "supervised-s0/figures/confusion.png",
+        "prl-query-s0/figures/confusion.png",
+        "pretrain-prl-query-s0/figures/tsne.png",
+    }
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures)
     assert shown.rstrip().splitlines()[-1] == f"curves   tensorboard --logdir {root}"
     results = collect(root).results

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from metapretrain.evaluation.results import collect
+from metapretrain.report.results import collect
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

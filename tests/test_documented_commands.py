@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 
 from metapretrain.cli import main as metapretrain
-from metapretrain.models.packages import ALIASES
+from metapretrain.models.hub import ALIASES
 from tests.test_docs import DOCS, ROOT, blocks, load_script
 
 CPU = ["--device", "cpu", "--precision", "fp32"]
@@ -87,9 +87,13 @@ class Checks:
     def check(self, line: str) -> None:
         words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
         kinds = {
-            "metapretrain": self.metapretrain, "python": self.script, "make": self.make, "pip": self.pip,
-            "accelerate": self.accelerate, "torchrun": self.torchrun,
-        }  # fmt: skip
+            "metapretrain": self.metapretrain,
+            "python": self.script,
+            "make": self.make,
+            "pip": self.pip,
+            "accelerate": self.accelerate,
+            "torchrun": self.torchrun,
+        }
         assert words[0] in kinds, f"no test knows how to check {line!r}"
         kinds[words[0]](words[1:])
 
@@ -200,9 +204,7 @@ def without_data(options: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_a_page(
-    page: str, here: Path, smoke_runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_of_a_page(page: str, here: Path, smoke_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = Checks(page, smoke_runs)
     if page in OWN_RUNS:
         names: dict[str, object] = {"__name__": "documented"}

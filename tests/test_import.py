@@ -15,8 +15,16 @@ import metapretrain
 from metapretrain import _HOME
 
 HEAVY = {
-    "accelerate", "gym", "higher", "learn2learn", "matplotlib", "sklearn", "tensorboard", "torchvision", "transformers",
-}  # fmt: skip
+    "accelerate",
+    "gym",
+    "higher",
+    "learn2learn",
+    "matplotlib",
+    "sklearn",
+    "tensorboard",
+    "torchvision",
+    "transformers",
+}
 ROOT = Path(__file__).parent.parent
 
 
@@ -43,7 +51,7 @@ def test_core_packages_import_no_framework(package: str) -> None:
 
 
 def test_text_prompts_and_schedules_import_no_framework() -> None:
-    kinds = ("models.text_encoders", *(f"tasks.{kind}_experiment" for kind in ("text", "prompt", "schedule")))
+    kinds = ("models.text_encoders", *(f"experiments.{kind}.experiment" for kind in ("text", "prompts", "schedule")))
     imports = ", ".join(f"metapretrain.{kind}" for kind in kinds)
     modules = run(f"import sys, {imports}; print(*sys.modules)").stdout.split()
     assert not {*HEAVY, "torch._dynamo"} & set(modules)

@@ -62,12 +62,12 @@ def test_second_make_skips_the_set_up(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert "installing" in first.stdout
     asked = (tmp_path / "log").read_text().splitlines()
-    assert [line.split()[2] for line in asked] == ["install", "install", "install", "check"]
+    assert [line.split()[2] for line in asked] == ["install", "install", "install", "check", "format"]
     assert "-e .[dev,learn2learn]" in asked[1]
-    assert '--no-deps --config-settings=--build-option=build_ext learn2learn==0.2.0' in asked[2]
+    assert "--no-deps --config-settings=--build-option=build_ext learn2learn==0.2.0" in asked[2]
     second = run("make", "lint", f"VENV={venv}")
     assert second.stdout == ""
-    assert (tmp_path / "log").read_text().splitlines() == [*asked, asked[-1]]
+    assert (tmp_path / "log").read_text().splitlines() == [*asked, *asked[-2:]]
 
 
 def test_extra_arguments_reach_pip(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_failed_build_of_learn2learn_is_left_out_in_one_line(tmp_path: Path) -> 
 
 def test_python_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
     old = tmp_path / "python"
-    old.write_text("#!/bin/sh\ncase \"$*\" in *python_version*) echo 3.9.1 ;; *) exit 1 ;; esac\n")
+    old.write_text('#!/bin/sh\ncase "$*" in *python_version*) echo 3.9.1 ;; *) exit 1 ;; esac\n')
     old.chmod(0o755)
     done = run("sh", SETUP, tmp_path / "env", tmp_path / "stamp", old)
     assert_one_line(done, f"PYTHON={old} is 3.9.1", "3.11, 3.12 or 3.13")

@@ -13,18 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from metapretrain.checks import check_device, check_precision
 from metapretrain.errors import InputError
-from metapretrain.options import (
-    Parser,
-    check_device,
-    check_precision,
-    common_options,
-    fraction,
-    main_guard,
-    names,
-    positive_float,
-    positive_int,
-)
+from metapretrain.options import Parser, common_options, fraction, main_guard, names, positive_float, positive_int
 
 METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
 

@@ -2,24 +2,24 @@
 
 from metapretrain.data.augment import AUGMENTATIONS, BatchAugment, make_augmentation
 from metapretrain.data.cs224n import load_cs224n
-from metapretrain.data.images import ImageSet
-from metapretrain.data.made_texts import made_tasks
-from metapretrain.data.normalise import normalize
-from metapretrain.data.registry import DATASETS, DatasetInfo, load_images, validation_split
-from metapretrain.data.sentence_sets import (
+from metapretrain.data.images import ImageSet, normalize, validation_split
+from metapretrain.data.made import made_sentiment, made_tasks
+from metapretrain.data.registry import DATASETS, TEXT_DATASETS, DatasetInfo, TextDatasetInfo, load_images
+from metapretrain.data.sentiment import load_plain, load_sentiment
+from metapretrain.data.stl10 import download_stl10, load_stl10
+from metapretrain.data.tables import from_dataset, read_texts
+from metapretrain.data.texts import (
     SentenceData,
+    TextSet,
+    TextTask,
     balanced_sample,
     few_shot_draw,
     fixed_sample,
+    hold_out,
     known_texts,
+    overlap,
     without_known,
 )
-from metapretrain.data.sentiment import load_plain, load_sentiment, made_sentiment
-from metapretrain.data.stl10 import download_stl10, load_stl10
-from metapretrain.data.text_files import from_dataset, read_texts
-from metapretrain.data.text_overlap import overlap
-from metapretrain.data.text_registry import TEXT_DATASETS, TextDatasetInfo
-from metapretrain.data.texts import TextSet, TextTask, hold_out
 from metapretrain.data.tokens import Tokens, tokenize
 
 __all__ = [

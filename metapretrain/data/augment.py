@@ -1,5 +1,10 @@
 """Random augmentation of a whole batch on its device, with parameters of each image's own.
 
+Every function takes float32 images (B, C, H, W) in 0..255 and parameters (B,) on the same device, and does in
+one batched computation what torchvision's function of the same meaning does to each image with its own
+parameter. None synchronises with the device, and all shapes are static, so they can be captured in a CUDA
+graph or compiled.
+
 Order: crop, mirror, rotate and shift in one bilinear sampling; then brightness, contrast, saturation, hue;
 grey; blur; normalisation; cutout. Differences to torchvision's random transforms, per image: the four colour
 steps have this fixed order; crop boxes are not rounded to pixels and a box that would not fit is narrowed
@@ -17,18 +22,146 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from metapretrain.data import image_ops
-from metapretrain.data.normalise import normalisation
+from metapretrain.data.images import normalisation
 from metapretrain.errors import InputError, one_of
+
+MAX_VALUE = 255.0
+
+
+def per_image(parameter: Tensor) -> Tensor:
+    """Return a parameter (B,) as (B, 1, 1, 1), to be broadcast over each image."""
+    return parameter.view(-1, 1, 1, 1)
+
+
+def luminance(x: Tensor) -> Tensor:
+    """Return the grey image (B, 1, H, W) with the weights of ITU-R 601 as torchvision rounds them."""
+    if x.shape[1] == 1:
+        return x
+    red, green, blue = x.chunk(3, dim=1)
+    grey: Tensor = red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
+    return grey
+
+
+def brightness(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply each image by its factor (B,) and clamp."""
+    return (x * per_image(factor)).clamp_(0, MAX_VALUE)
+
+
+def contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """Blend each image with its own mean luminance: factor * x + (1 - factor) * mean, clamped."""
+    mean = luminance(x.mean((2, 3), keepdim=True))
+    return torch.lerp(mean, x, per_image(factor)).clamp_(0, MAX_VALUE)
+
+
+def saturation(x: Tensor, factor: Tensor) -> Tensor:
+    """Blend each image with its grey version: factor * x + (1 - factor) * grey, clamped."""
+    return torch.lerp(luminance(x), x, per_image(factor)).clamp_(0, MAX_VALUE)
+
+
+def hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Turn the hue of each RGB image by shift (B,) full turns, -0.5..0.5, exactly as in HSV.
+
+    Value and saturation stay, so the channel minimum m and the chroma c = max - m stay, and each channel
+    becomes m + c * w, where w is a trapezoid of the new hue: 1 within 60 degrees of the channel's own hue
+    (red 0, green 120, blue 240), 0 beyond 120.
+    """
+    red, green, blue = x.chunk(3, dim=1)
+    low, high = torch.aminmax(x, dim=1, keepdim=True)
+    chroma = high - low
+    sextant = torch.where(
+        high == red,
+        green - blue,
+        torch.where(high == green, (blue - red).add_(chroma, alpha=2), (red - green).add_(chroma, alpha=4)),
+    )
+    # A grey pixel has chroma 0 and numerator 0: any positive divisor gives hue 0, and c * w is 0 whatever
+    # the hue.
+    turned = torch.addcdiv(per_image(6 * shift), sextant, chroma.clamp_min(1e-6))
+    own = torch.arange(0, 6, 2, device=x.device).view(1, 3, 1, 1)
+    distance = (turned - own).remainder_(6).sub_(3).abs_()
+    return torch.addcmul(low - chroma, distance.clamp_(1, 2), chroma)
+
+
+def grayscale(x: Tensor, chosen: Tensor) -> Tensor:
+    """Replace the images chosen by a bool (B,) by their luminance, in all channels."""
+    return torch.where(per_image(chosen), luminance(x), x)
+
+
+def gaussian_blur(x: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
+    """Blur each image with a Gaussian of its own sigma (B,) in pixels, > 0, cut at an odd `kernel_size`.
+
+    The borders are reflected. Separable: a depthwise convolution along each axis. A sigma far below 1 (0.05,
+    say) leaves the image as it is.
+    """
+    batch, channels, height, width = x.shape
+    reach = kernel_size // 2
+    offsets = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
+    kernel = torch.softmax(-0.5 * (offsets / sigma.view(-1, 1)).square(), dim=1)
+    weight = kernel.repeat_interleave(channels, dim=0, output_size=batch * channels)
+    padded = functional.pad(x, (reach, reach, reach, reach), mode="reflect")
+    planes = padded.reshape(1, batch * channels, height + 2 * reach, width + 2 * reach)
+    planes = functional.conv2d(planes, weight.view(-1, 1, kernel_size, 1), groups=batch * channels)
+    planes = functional.conv2d(planes, weight.view(-1, 1, 1, kernel_size), groups=batch * channels)
+    return planes.view(batch, channels, height, width)
+
+
+def box_mask(start: Tensor, extent: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a bool mask (B, 1, H, W), True inside each image's box as far as the image reaches.
+
+    Start and extent (B, 2) are (row, column) and (height, width) in pixels: the row with index i is inside
+    when start <= i < start + extent, and so is a column.
+    """
+    index = torch.arange(max(shape), device=start.device)
+    start, end = start.unsqueeze(2), (start + extent).unsqueeze(2)
+    inside = (index >= start) & (index < end)
+    rows, columns = inside[:, 0, : shape[0]], inside[:, 1, : shape[1]]
+    return (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1)
+
+
+def crop_resize(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Cut a box out of each image, mirror it where `flip` (B,) is True, resize it to (size, size): one
+    sampling.
+
+    Start and extent (B, 2) are (row, column) and (height, width) as shares 0..1 of the image's height and
+    width; a box lies inside the image, is at least a pixel wide, and need not end between pixels. Bilinear
+    without antialiasing, borders of the box replicated: torchvision's ``resized_crop(..., antialias=False)``.
+    """
+    # Half a pixel of each axis, made on the device: copying two numbers to it would synchronise.
+    inset = torch.linspace(0.5 / x.shape[2], 0.5 / x.shape[3], 2, device=x.device).view(2, 1)
+    start, extent = start.unsqueeze(2), extent.unsqueeze(2)
+    along = torch.minimum(torch.maximum(_steps(size, x) * extent, inset), extent - inset)
+    rows, columns = (along + start).mul_(2).sub_(1).unbind(1)
+    shape = (x.shape[0], size, size)
+    columns = torch.where(flip.view(-1, 1), columns.flip(1), columns)
+    grid = torch.stack([columns.unsqueeze(1).expand(shape), rows.unsqueeze(2).expand(shape)], dim=3)
+    return functional.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def crop_rotate(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, angle: Tensor, size: int) -> Tensor:
+    """As :func:`crop_resize`, with the box turned by angle (B,) in radians, counter-clockwise as it is seen.
+
+    The box may reach out of the image, which is then continued by reflection.
+    """
+    height, width = x.shape[2:]
+    steps = _steps(size, x) - 0.5
+    across = torch.where(flip.view(-1, 1), -steps, steps) * extent[:, 1:]
+    down = steps * extent[:, :1]
+    across, down = across.unsqueeze(1), down.unsqueeze(2)
+    cosine, sine = angle.cos().view(-1, 1, 1), angle.sin().view(-1, 1, 1)
+    centre = (start + extent / 2).unsqueeze(2).unsqueeze(3)
+    columns = centre[:, 1] + cosine * across - sine * (height / width) * down
+    rows = centre[:, 0] + sine * (width / height) * across + cosine * down
+    grid = torch.stack([columns, rows], dim=3).mul_(2).sub_(1)
+    return functional.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def _steps(size: int, x: Tensor) -> Tensor:
+    """Return the centres of `size` pixels as shares of their row."""
+    return torch.linspace(0.5 / size, 1 - 0.5 / size, size, device=x.device, dtype=x.dtype)
+
 
 Range = tuple[float, float]
 UNIT = (0.0, 1.0)
-JITTER_STEPS = {
-    "brightness": image_ops.brightness,
-    "contrast": image_ops.contrast,
-    "saturation": image_ops.saturation,
-    "hue": image_ops.hue,
-}
+JITTER_STEPS = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
 JITTER = tuple(JITTER_STEPS)
 NO_BLUR = 0.02
 """A sigma whose kernel is exactly one pixel in float32."""
@@ -98,9 +231,7 @@ class BatchAugment(nn.Module):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        probabilities = {
-            "jitter_prob": jitter_prob, "grayscale_prob": grayscale_prob, "blur_prob": blur_prob
-        }  # fmt: skip
+        probabilities = {"jitter_prob": jitter_prob, "grayscale_prob": grayscale_prob, "blur_prob": blur_prob}
         _check(size, cutout, crop_scale, crop_ratio, rotate, shift, color_jitter, blur_sigma, probabilities)
         scale, offset = normalisation(mean, std)
         self.size, self.channels, self.cutout = size, len(mean), cutout
@@ -151,9 +282,7 @@ class BatchAugment(nn.Module):
         values = torch.addcmul(self.low, uniform, self.span)
         drawn = dict(zip(self.counts, values.split(list(self.counts.values()), dim=1), strict=True))
         if self.jitters and self.jitter_prob < 1:
-            drawn["jitter"] = torch.where(
-                drawn["jittered"] < self.jitter_prob, drawn["jitter"], self.identity
-            )
+            drawn["jitter"] = torch.where(drawn["jittered"] < self.jitter_prob, drawn["jitter"], self.identity)
         return drawn
 
     def apply_parameters(self, images: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
@@ -162,14 +291,14 @@ class BatchAugment(nn.Module):
         for column, name in enumerate(self.jitters):
             x = JITTER_STEPS[name](x, drawn["jitter"][:, column])
         if self.grayscale_prob:
-            x = image_ops.grayscale(x, drawn["grey"] < self.grayscale_prob)
+            x = grayscale(x, drawn["grey"] < self.grayscale_prob)
         if self.blur_prob:
             sigma = drawn["sigma"].masked_fill(drawn["blurred"] >= self.blur_prob, NO_BLUR)
-            x = image_ops.gaussian_blur(x, sigma, self.kernel_size)
+            x = gaussian_blur(x, sigma, self.kernel_size)
         x = torch.addcmul(self.offset, x, self.scale)
         if self.cutout:
             start = (drawn["cut"] * self.size).floor_() - self.cutout // 2
-            mask = image_ops.box_mask(start, torch.full_like(start, self.cutout), (self.size, self.size))
+            mask = box_mask(start, torch.full_like(start, self.cutout), (self.size, self.size))
             x = x.masked_fill(mask, 0.0)
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
@@ -188,20 +317,18 @@ class BatchAugment(nn.Module):
             start = drawn["corner"] * (1 - extent)
         flip = drawn["flip"] < 0.5 if self.flips else start[:, 0] < 0
         if not self.turns:
-            return image_ops.crop_resize(x, start, extent, flip, self.size)
+            return crop_resize(x, start, extent, flip, self.size)
         start = start - drawn["shift"]
-        return image_ops.crop_rotate(x, start, extent, flip, drawn["angle"], self.size)
+        return crop_rotate(x, start, extent, flip, drawn["angle"], self.size)
 
     def _check_batch(self, images: Tensor) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.channels:
             raise InputError(
-                f"augmentation takes uint8 images (B, {self.channels}, H, W), "
-                f"got {images.dtype} {tuple(images.shape)}"
+                f"augmentation takes uint8 images (B, {self.channels}, H, W), got {images.dtype} {tuple(images.shape)}"
             )
         if images.device != self.scale.device:
             raise InputError(
-                f"images are on {images.device}, the augmentation on {self.scale.device}: "
-                "move it with .to(device)"
+                f"images are on {images.device}, the augmentation on {self.scale.device}: move it with .to(device)"
             )
 
 
@@ -209,18 +336,31 @@ AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "plain": {"crop_scale": (0.4, 1.0), "flip": True},
     "strong": {
-        "crop_scale": (0.4, 1.0), "flip": True, "color_jitter": (0.4, 0.4, 0.4, 0.1), "grayscale_prob": 0.1,
+        "crop_scale": (0.4, 1.0),
+        "flip": True,
+        "color_jitter": (0.4, 0.4, 0.4, 0.1),
+        "grayscale_prob": 0.1,
         "cutout": 1 / 3,
     },
     "heavy": {
-        "crop_scale": (0.2, 1.0), "flip": True, "rotate": 15.0, "color_jitter": (0.6, 0.6, 0.6, 0.15),
-        "jitter_prob": 0.8, "grayscale_prob": 0.1, "blur_prob": 0.1, "cutout": 1 / 3,
+        "crop_scale": (0.2, 1.0),
+        "flip": True,
+        "rotate": 15.0,
+        "color_jitter": (0.6, 0.6, 0.6, 0.15),
+        "jitter_prob": 0.8,
+        "grayscale_prob": 0.1,
+        "blur_prob": 0.1,
+        "cutout": 1 / 3,
     },
     "simclr": {
-        "crop_scale": (0.08, 1.0), "flip": True, "color_jitter": (0.8, 0.8, 0.8, 0.2), "jitter_prob": 0.8,
-        "grayscale_prob": 0.2, "blur_prob": 0.5,
+        "crop_scale": (0.08, 1.0),
+        "flip": True,
+        "color_jitter": (0.8, 0.8, 0.8, 0.2),
+        "jitter_prob": 0.8,
+        "grayscale_prob": 0.2,
+        "blur_prob": 0.5,
     },
-}  # fmt: skip
+}
 """Settings of each preset; ``cutout`` as a share of the size. "simclr": Chen et al. (2020), appendix A."""
 
 
@@ -258,9 +398,16 @@ def _jitter_range(name: str, strength: float) -> Range:
 
 
 def _check(
-    size: int, cutout: int, crop_scale: Range | None, crop_ratio: Range, rotate: float, shift: float,
-    color_jitter: Sequence[float] | None, blur_sigma: Range, probabilities: Mapping[str, float],
-) -> None:  # fmt: skip
+    size: int,
+    cutout: int,
+    crop_scale: Range | None,
+    crop_ratio: Range,
+    rotate: float,
+    shift: float,
+    color_jitter: Sequence[float] | None,
+    blur_sigma: Range,
+    probabilities: Mapping[str, float],
+) -> None:
     def require(good: bool, what: str, given: object) -> None:
         if not good:
             raise InputError(f"augmentation: {what}, got {given!r}")
@@ -268,9 +415,7 @@ def _check(
     require(isinstance(size, int) and size >= 1, "size must be a positive integer", size)
     require(isinstance(cutout, int) and cutout >= 0, "cutout must be an integer of at least 0", cutout)
     if crop_scale is not None:
-        require(
-            0 < crop_scale[0] <= crop_scale[1] <= 1, "crop_scale must be 0 < low <= high <= 1", crop_scale
-        )
+        require(0 < crop_scale[0] <= crop_scale[1] <= 1, "crop_scale must be 0 < low <= high <= 1", crop_scale)
     require(0 < crop_ratio[0] <= crop_ratio[1], "crop_ratio must be 0 < low <= high", crop_ratio)
     require(0 < blur_sigma[0] <= blur_sigma[1], "blur_sigma must be 0 < low <= high", blur_sigma)
     require(0 <= rotate <= 180, "rotate must be 0..180 degrees", rotate)

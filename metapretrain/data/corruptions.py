@@ -56,9 +56,7 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
     if isinstance(severity, bool) or severity not in SEVERITIES:
         raise InputError(f"severity must be an integer from 1 to 5, got {severity!r}")
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise InputError(
-            f"corruption takes uint8 images (N, 1 or 3, H, W), got {images.dtype} {tuple(images.shape)}"
-        )
+        raise InputError(f"corruption takes uint8 images (N, 1 or 3, H, W), got {images.dtype} {tuple(images.shape)}")
     generator = torch.Generator().manual_seed(seed)
     result = torch.empty_like(images, device="cpu")
     for start in range(0, len(images), CHUNK):

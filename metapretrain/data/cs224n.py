@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metapretrain.data.sentence_files import concatenate, find_folder
-from metapretrain.data.text_files import read_texts
-from metapretrain.data.text_overlap import overlap, pair_keys
-from metapretrain.data.texts import TextSet, TextTask, hold_out
+from metapretrain.checks import user_path
+from metapretrain.data.published import concatenate, find_folder
+from metapretrain.data.tables import read_texts
+from metapretrain.data.texts import TextSet, TextTask, hold_out, overlap, pair_keys
 from metapretrain.errors import InputError
-from metapretrain.paths import user_path
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def load_cs224n(folder: str | Path, *, qqp: str | Path | None = None, validation
     Returns:
         ``sst`` (5 classes), ``para`` (2 classes) and ``sts`` (0..5). Counts of a training set: ``unlabelled``,
         ``duplicates``, and ``overlap_pairs`` and ``overlap_sentences`` with dev (see
-        :func:`~metapretrain.data.text_overlap.overlap`); with `qqp` also ``qqp``, the pairs read, ``qqp_undecodable``,
+        :func:`~metapretrain.data.texts.overlap`); with `qqp` also ``qqp``, the pairs read, ``qqp_undecodable``,
         ``qqp_in_dev``, ``qqp_in_validation`` and ``qqp_duplicates``.
 
     Raises:

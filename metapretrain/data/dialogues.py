@@ -1,9 +1,18 @@
-"""Dialogues with right and wrong responses to a context."""
+"""Dialogues with right and wrong responses to a context: DailyDialog++ and MuTual."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from metapretrain.checks import user_path
+from metapretrain.data.images import file_record
+from metapretrain.data.published import untar_texts
+from metapretrain.data.tables import decode_text, parse_json
+from metapretrain.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -42,3 +51,119 @@ class Dialogues:
     def __len__(self) -> int:
         """Return the number of dialogues."""
         return len(self.dialogues)
+
+
+DAILY_PARTS = {"train": "data_positives.json", "validation": "dev.json", "test": "test.json"}
+LAYOUT_DAILY = (
+    f"{', '.join(DAILY_PARTS.values())}: JSON lines of {{context, positive_responses}}, the last two with "
+    "adversarial_negative_responses and random_negative_responses"
+)
+LAYOUT_MUTUAL = "mutual.tar.gz, which holds data/mutual/{train,dev}/*.txt: JSON {article, options, answers}"
+_TURN = re.compile(r"\s+(?=[mf] : )")
+
+
+def load_dailydialog_pp(folder: str | Path) -> dict[str, Dialogues]:
+    """Read DailyDialog++; of the training dialogues those whose context is in dev or test are left out.
+
+    Args:
+        folder: holds the files, or has the folder ``dailydialog_pp`` that does.
+
+    Returns:
+        ``train`` (right responses only), ``validation`` and ``test`` (wrong responses, too: half of them share words
+        with the context).
+
+    Raises:
+        InputError: a file is missing, or lines cannot be used.
+
+    Example:
+        >>> load_dailydialog_pp("no-such-folder")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: no-such-folder/data_positives.json does not exist: ...
+    """
+    root = _folder(folder, "dailydialog_pp")
+    parts = {}
+    for split, name in DAILY_PARTS.items():
+        text, _ = decode_text(root / name, "utf-8", "refuse", f"expected {LAYOUT_DAILY}")
+        lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+        rows = [_daily(line, f"{root / name}, line {number}", split != "train") for number, line in lines]
+        parts[split] = Dialogues(rows, split, {name: file_record(root / name, None)})
+    held = {tuple(row.context) for split in ("validation", "test") for row in parts[split].dialogues}
+    kept = [row for row in parts["train"].dialogues if tuple(row.context) not in held]
+    return parts | {"train": Dialogues(kept, "train", parts["train"].files)}
+
+
+def load_mutual(folder: str | Path) -> dict[str, Dialogues]:
+    """Read MuTual's ``train`` (7,088 dialogues) and ``validation`` (886); the answers of its test are hidden.
+
+    Args:
+        folder: holds ``mutual.tar.gz``, or has the folder ``mutual`` that does.
+
+    Raises:
+        InputError: the file is missing or unreadable, or a dialogue cannot be used.
+    """
+    file = _folder(folder, "mutual") / "mutual.tar.gz"
+    if not file.is_file():
+        raise InputError(f"{file} does not exist; expected {LAYOUT_MUTUAL}")
+    found: dict[str, list[tuple[str, Dialogue]]] = {"train": [], "dev": []}
+    for name, text in untar_texts(file, LAYOUT_MUTUAL):
+        names = Path(name).parts
+        if len(names) == 4 and names[2] in found:
+            found[names[2]].append((names[3], _mutual(text, f"{file}, {name}")))
+    if not all(found.values()):
+        raise InputError(f"{file} must hold dialogues of train and dev; expected {LAYOUT_MUTUAL}")
+    files = {file.name: file_record(file, None)}
+    splits = (("train", "train"), ("validation", "dev"))
+    return {
+        split: Dialogues([row for _, row in sorted(found[part], key=_name)], split, files) for split, part in splits
+    }
+
+
+def join_dialogues(parts: Iterable[Dialogues], split: str) -> Dialogues:
+    """The dialogues of all parts, one after the other."""
+    listed = list(parts)
+    files = {name: record for part in listed for name, record in part.files.items()}
+    return Dialogues([row for part in listed for row in part.dialogues], split, files)
+
+
+def _folder(folder: str | Path, name: str) -> Path:
+    root = user_path(folder)
+    return root / name if (root / name).is_dir() else root
+
+
+def _name(row: tuple[str, Dialogue]) -> str:
+    return row[0]
+
+
+def _daily(line: str, where: str, wrong: bool) -> Dialogue:
+    item = _json(line, where)
+    kinds = ["adversarial_negative_responses", "random_negative_responses"] if wrong else []
+    columns: list[list[str]] = []
+    for name in ("context", "positive_responses", *kinds):
+        column = item.get(name)
+        if not isinstance(column, list) or not all(isinstance(text, str) for text in column):
+            raise InputError(f"{where}: {name} must be a list of texts, as in {LAYOUT_DAILY}")
+        columns.append([text for text in column if text.strip()])
+    context, right, *others = columns
+    if not context or not right:
+        raise InputError(f"{where}: a dialogue needs a context and a response")
+    return Dialogue(context, right, [text for column in others for text in column])
+
+
+def _mutual(text: str, where: str) -> Dialogue:
+    item = _json(text, where)
+    options, article, answer = item.get("options"), item.get("article"), item.get("answers")
+    if not isinstance(options, list) or not isinstance(article, str) or not article.strip():
+        raise InputError(f"{where}: expected JSON {{article, options, answers}}")
+    place = "ABCD".find(answer) if isinstance(answer, str) and len(answer) == 1 else -1
+    if not 0 <= place < len(options):
+        raise InputError(f"{where}: the answer must be a letter of one of {len(options)} options, got {answer!r}")
+    wrong = [option for number, option in enumerate(options) if number != place]
+    return Dialogue(_TURN.split(article.strip()), [options[place]], wrong)
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
+    item = parse_json(text, where)
+    if not isinstance(item, dict):
+        raise InputError(f"{where}: expected a JSON object, got {type(item).__name__}")
+    return item

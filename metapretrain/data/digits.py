@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from metapretrain.data.images import ImageSet
-from metapretrain.data.splits import validation_split
+from metapretrain.data.images import ImageSet, validation_split
 from metapretrain.errors import one_of
 
 SPLITS = ("train", "test")
@@ -36,11 +35,7 @@ def load_digits_images(split: str) -> ImageSet:
     labels = torch.from_numpy(source.target.astype(np.int64))
     rows = validation_split(labels, TEST_IMAGES, SPLIT_SEED)[SPLITS.index(split)]
     return ImageSet(
-        torch.from_numpy(pixels)[rows],
-        labels[rows],
-        [str(name) for name in source.target_names],
-        "digits",
-        split,
+        torch.from_numpy(pixels)[rows], labels[rows], [str(name) for name in source.target_names], "digits", split
     )
 
 

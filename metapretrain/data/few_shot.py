@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+from metapretrain.checks import user_path
 from metapretrain.data.image_folder import load_image_folder
 from metapretrain.data.images import ImageSet
 from metapretrain.data.omniglot import load_omniglot
 from metapretrain.errors import InputError, one_of
-from metapretrain.paths import user_path
 
 FEW_SHOT_DATA = ("omniglot", "image-folder", "made")
 PARTS = ("train", "validation", "test")

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metapretrain.data.images import ImageSet
-from metapretrain.data.splits import validation_split
+from metapretrain.checks import user_path
+from metapretrain.data.images import ImageSet, validation_split
 from metapretrain.errors import InputError, one_of
-from metapretrain.paths import user_path
 
 SPLITS = ("train", "test")
 ALL = "all"  # both splits together, for an evaluation of classes that no training saw
@@ -156,9 +155,7 @@ def _class_folders(folder: Path) -> list[str]:
 def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:
     classes = _class_folders(folder)
     if not classes:
-        raise InputError(
-            f"{folder} has no class folders: put the images of each class in a subfolder of its name"
-        )
+        raise InputError(f"{folder} has no class folders: put the images of each class in a subfolder of its name")
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -187,8 +184,10 @@ def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any,
                 # Pillow clips 16-bit grey levels to 8 bits; keep the upper byte instead.
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             if image.mode in ("I", "F"):  # Pillow would clip them to 0..255
-                raise ValueError(f"its pixels are of {'32 bits' if image.mode == 'I' else 'floating point'}; save it "
-                                 "with 8 or 16 bits a channel")  # fmt: skip
+                raise ValueError(
+                    f"its pixels are of {'32 bits' if image.mode == 'I' else 'floating point'}; save it "
+                    "with 8 or 16 bits a channel"
+                )
             if "transparency" in image.info:
                 image = image.convert("RGBA")
             image = image.convert("RGB" if channels == 3 else "L")

@@ -1,8 +1,9 @@
-"""A set of images in memory with its labels, and the checks that every reader shares."""
+"""A set of images in memory with its labels, fixed splits of it, and normalisation."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,55 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
+
+Labels = Tensor | Sequence[int] | np.ndarray[Any, Any]
+
+
+def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Split the rows of a labelled set into a training and a validation part, stratified by class.
+
+    Each class gives its share of `size` (largest remainders; ties to the lower class), drawn with a generator
+    of its own seed, so the part is the same for every seed of a run and never overlaps with training.
+
+    Args:
+        labels: integers (N,), none negative.
+        size: number of validation rows, 0 <= size < N.
+        seed: of the split itself; leave it alone to compare runs.
+
+    Returns:
+        (train rows (N - size,), validation rows (size,)), int64, ascending.
+
+    Raises:
+        InputError: labels are not integers (N,), have a -1, or `size` leaves nothing (of a class) to train
+            on.
+
+    Example:
+        >>> train, held = validation_split([0, 0, 0, 1, 1, 1], 2)
+        >>> len(train), len(held)
+        (4, 2)
+    """
+    y = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise InputError(f"labels must be integers (N,), got {y.dtype} {y.shape}")
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 0 <= size < max(len(y), 1):
+        raise InputError(f"validation size must be an integer from 0 to {max(len(y) - 1, 0)}, got {size!r}")
+    if len(y) and y.min() < 0:
+        raise InputError(f"cannot split: {int((y < 0).sum())} of {len(y)} rows have no label")
+    classes, counts = np.unique(y, return_counts=True)
+    quota = size * counts / max(len(y), 1)
+    take = np.floor(quota).astype(np.int64)
+    largest = np.argsort(-(quota - take), kind="stable")[: size - int(take.sum())]
+    take[largest] += 1
+    if size and (take >= counts).any():
+        bad = classes[np.argmax(take >= counts)]
+        raise InputError(f"validation size {size} leaves no training row of class {bad}; lower it or add rows")
+    random = np.random.Generator(np.random.Philox(seed))
+    held = np.zeros(len(y), dtype=bool)
+    for label, amount in zip(classes, take, strict=True):
+        rows = np.flatnonzero(y == label)
+        held[rows[random.random(len(rows)).argsort(kind="stable")[:amount]]] = True
+    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+
 
 UNLABELLED = -1
 
@@ -51,8 +101,7 @@ class ImageSet:
         """Check shapes, dtypes and the label range."""
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             raise InputError(
-                f"{self.name}: images must be uint8 (N, C, H, W), "
-                f"got {self.images.dtype} {tuple(self.images.shape)}"
+                f"{self.name}: images must be uint8 (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}"
             )
         if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
             raise InputError(
@@ -165,3 +214,32 @@ def file_record(path: Path, official_md5: str | None) -> dict[str, Any]:
     md5 = digest.hexdigest()
     official = None if official_md5 is None else md5 == official_md5
     return {"bytes": path.stat().st_size, "md5": md5, "official": official}
+
+
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Return uint8 images (B, C, H, W) as float32, (x / 255 - mean) / std: the transform of evaluation.
+
+    Raises:
+        InputError: mean or std do not have C values, or a std is not positive.
+
+    Example:
+        >>> normalize(torch.full((1, 1, 1, 1), 0, dtype=torch.uint8), [0.5], [0.25]).item()
+        -2.0
+    """
+    scale, offset = normalisation(mean, std)
+    if images.ndim != 4 or images.shape[1] != len(scale):
+        raise InputError(f"images (B, {len(scale)}, H, W) expected for this mean, got {tuple(images.shape)}")
+    return torch.addcmul(offset.to(images.device), images.float(), scale.to(images.device))
+
+
+def normalisation(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return (scale, offset), each (C, 1, 1), that take 0..255 to normalised values in one multiply-add."""
+    if len(mean) != len(std) or len(mean) not in (1, 3):
+        raise InputError(f"mean and std must both have 1 or 3 values, got {len(mean)} and {len(std)}")
+    if not all(value > 0 and math.isfinite(value) for value in std):
+        raise InputError(f"std must be positive, got {tuple(std)}")
+    if not all(math.isfinite(value) for value in mean):
+        raise InputError(f"mean must be finite, got {tuple(mean)}")
+    deviation = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
+    centre = torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1)
+    return (1 / (255 * deviation)).float(), (-centre / deviation).float()

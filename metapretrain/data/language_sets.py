@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from metapretrain.data import conll04, conll2003, dialogue_files, document_files, glue, squad, superglue
+from metapretrain.checks import user_path
+from metapretrain.data import conll, dialogues, documents, glue, squad
 from metapretrain.data.documents import Documents
-from metapretrain.paths import user_path
 
 BOOK = "warandpeace.txt"
 
@@ -31,7 +31,7 @@ def load_book(folder: str | Path) -> dict[str, Documents]:
     """
     root = user_path(folder)
     root = root / "ptb" if (root / "ptb").is_dir() else root
-    return {"train": document_files.read_gutenberg(root / BOOK)}
+    return {"train": documents.read_gutenberg(root / BOOK)}
 
 
 def check_language(name: str, folder: str | Path) -> str:
@@ -48,32 +48,32 @@ LANGUAGE_SETS = {
     "gutenberg": LanguageSet(
         "https://www.gutenberg.org/ebooks/2600 (War and Peace, or another book)",
         "Project Gutenberg License; in the public domain in the USA",
-        document_files.LAYOUT_GUTENBERG,
+        documents.LAYOUT_GUTENBERG,
         load_book,
     ),
     "mutual": LanguageSet(
         "https://github.com/Nealcly/MuTual",
         "none stated; cite Cui et al. (2020)",
-        dialogue_files.LAYOUT_MUTUAL,
-        dialogue_files.load_mutual,
+        dialogues.LAYOUT_MUTUAL,
+        dialogues.load_mutual,
     ),
     "dailydialog-pp": LanguageSet(
         "https://github.com/iitmnlp/DailyDialog-plusplus",
         "research use; DailyDialog is CC BY-NC-SA 4.0; cite Sai et al. (2020)",
-        dialogue_files.LAYOUT_DAILY,
-        dialogue_files.load_dailydialog_pp,
+        dialogues.LAYOUT_DAILY,
+        dialogues.load_dailydialog_pp,
     ),
     "conll04": LanguageSet(
         "https://cogcomp.seas.upenn.edu/page/resource_view/43 (in the JSON form of SpERT)",
         "research use; cite Roth and Yih (2004)",
-        conll04.LAYOUT,
-        conll04.load_conll04,
+        conll.CONLL04_LAYOUT,
+        conll.load_conll04,
     ),
     "conll2003": LanguageSet(
         "https://www.clips.uantwerpen.be/conll2003/ner/",
         "Reuters Corpus agreement (NIST): research use; not to be redistributed",
-        conll2003.LAYOUT,
-        conll2003.load_conll2003,
+        conll.LAYOUT,
+        conll.load_conll2003,
     ),
     "cola": LanguageSet(
         "https://nyu-mll.github.io/CoLA/",
@@ -90,20 +90,20 @@ LANGUAGE_SETS = {
     "wic": LanguageSet(
         "https://pilehvar.github.io/wic/",
         "CC BY-NC 4.0; cite Pilehvar and Camacho-Collados (2019)",
-        superglue.LAYOUT_WIC,
-        superglue.load_wic,
+        glue.LAYOUT_WIC,
+        glue.load_wic,
     ),
     "cb": LanguageSet(
         "https://github.com/mcdm/CommitmentBank",
         "research use; cite de Marneffe et al. (2019)",
-        superglue.LAYOUT_CB,
-        superglue.load_cb,
+        glue.LAYOUT_CB,
+        glue.load_cb,
     ),
     "copa": LanguageSet(
         "https://people.ict.usc.edu/~gordon/copa.html",
         "BSD 2-clause; cite Roemmele et al. (2011)",
-        superglue.LAYOUT_COPA,
-        superglue.load_copa,
+        glue.LAYOUT_COPA,
+        glue.load_copa,
     ),
     "squad": LanguageSet(
         "https://rajpurkar.github.io/SQuAD-explorer/ and https://github.com/google-deepmind/xquad",

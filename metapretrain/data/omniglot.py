@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from metapretrain.checks import user_path
 from metapretrain.data.image_folder import decode
 from metapretrain.data.images import ImageSet
-from metapretrain.data.text_records import decode_text
+from metapretrain.data.tables import decode_text
 from metapretrain.errors import InputError, one_of
-from metapretrain.paths import user_path
 
 SPLITS = ("train", "validation", "trainval", "test")
 SPLIT_FILES = {"train": "train.txt", "validation": "val.txt", "trainval": "trainval.txt", "test": "test.txt"}

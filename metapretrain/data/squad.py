@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metapretrain.checks import user_path
 from metapretrain.data.images import file_record
-from metapretrain.data.text_records import decode_text, parse_json
+from metapretrain.data.tables import decode_text, parse_json
 from metapretrain.errors import InputError
-from metapretrain.paths import user_path
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metapretrain.checks import user_path
 from metapretrain.data.images import UNLABELLED, ImageSet, file_record
 from metapretrain.errors import InputError, one_of
-from metapretrain.paths import user_path
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,13 @@ def load_stl10(data_dir: str | Path, split: str) -> ImageSet:
         if not record["official"]:
             logger.warning(
                 "%s is not the official STL-10 file (MD5 %s, official %s): %d of %d official %s images",
-                name, record["md5"], OFFICIAL_MD5[name], len(images), OFFICIAL_IMAGES[split], split,
-            )  # fmt: skip
+                name,
+                record["md5"],
+                OFFICIAL_MD5[name],
+                len(images),
+                OFFICIAL_IMAGES[split],
+                split,
+            )
     return ImageSet(images, labels, _classes(folder), "stl10", split, files)
 
 
@@ -86,9 +91,7 @@ def find_folder(data_dir: str | Path, split: str = "train") -> Path:
     inner = given / "stl10_binary"
     folder = inner if inner.is_dir() and not (given / _names(split)[0]).exists() else given
     if not any(folder.iterdir()):
-        raise InputError(
-            f"{folder} is empty: put STL-10's {', '.join(_names(split))} there, or download them"
-        )
+        raise InputError(f"{folder} is empty: put STL-10's {', '.join(_names(split))} there, or download them")
     missing = [name for name in _names(split) if not (folder / name).is_file()]
     if missing:
         error = _AllMissing if len(missing) == len(_names(split)) else InputError
@@ -168,9 +171,7 @@ def _read_labels(path: Path, images: int) -> Tensor:
     raw = np.fromfile(path, dtype=np.uint8)
     if len(raw) != images:
         image_file = path.name.replace("_y", "_X")
-        raise InputError(
-            f"{path} has {len(raw)} labels but {image_file} has {images} images; one is truncated"
-        )
+        raise InputError(f"{path} has {len(raw)} labels but {image_file} has {images} images; one is truncated")
     if raw.min() < 1 or raw.max() > len(CLASSES):
         raise InputError(f"{path}: labels must lie in 1..{len(CLASSES)}, got {raw.min()}..{raw.max()}")
     return torch.from_numpy(raw.astype(np.int64) - 1)

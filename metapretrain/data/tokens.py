@@ -113,10 +113,7 @@ class Tokens:
             raise InputError(f"a row of {int(sizes.max())} tokens does not fit a batch of width {len(columns)}")
         real = columns < sizes
         places = (self.starts[rows].unsqueeze(1) + columns).clamp_(max=len(self.ids) - 1)
-        batch = {
-            "input_ids": torch.where(real, self.ids[places].long(), self.pad_id),
-            "attention_mask": real.long(),
-        }
+        batch = {"input_ids": torch.where(real, self.ids[places].long(), self.pad_id), "attention_mask": real.long()}
         if self.types is not None:
             batch["token_type_ids"] = torch.where(real, self.types[places].long(), self.pad_type)
         return batch

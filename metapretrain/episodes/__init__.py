@@ -4,15 +4,11 @@ Planning an episode (which classes, which rows) is separate from reading its dat
 (seed, epoch, index, block size).
 """
 
-from metapretrain.episodes.batches import ShuffledBatches
-from metapretrain.episodes.dataset import Batch, Episode, EpisodeDataset, EpisodeLoader, identity
+from metapretrain.episodes.dataset import Batch, Episode, EpisodeDataset, EpisodeLoader, identity, split_support_query
 from metapretrain.episodes.groups import group_agreement, group_tasks, tidy_groups
 from metapretrain.episodes.interop import from_taskset, to_metadataset, to_taskset
-from metapretrain.episodes.plan import EpisodePlan
-from metapretrain.episodes.sampler import EpisodeSampler
-from metapretrain.episodes.spec import EpisodeSpec
-from metapretrain.episodes.split import split_support_query
-from metapretrain.episodes.streams import Scheduler, TaskStream
+from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler, EpisodeSpec
+from metapretrain.episodes.streams import Scheduler, ShuffledBatches, TaskStream
 
 __all__ = [
     "Batch",

@@ -1,4 +1,4 @@
-"""Reading the data of an episode: any map-style data set behind an ordinary DataLoader."""
+"""The data of an episode: any map-style data set behind an ordinary DataLoader; and a labelled batch split in two."""
 
 from __future__ import annotations
 
@@ -9,9 +9,76 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from metapretrain.episodes.plan import EpisodePlan
-from metapretrain.episodes.sampler import EpisodeSampler
+from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler
 from metapretrain.errors import InputError
+
+
+def split_support_query(
+    labels: Any, query_fraction: float = 0.25, generator: torch.Generator | None = None, *, stratified: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split the rows of a batch at random: labels (B,) -> support rows and query rows.
+
+    Both are int64, ascending and on the CPU. The random split takes the nearest number to `query_fraction` of
+    the batch; the stratified one does so in each class, which has at least one row on each side if it has
+    two. Neither side is ever empty.
+
+    Source: query prototypical pretraining, 1/4 query and 3/4 support (vision poster, "Experiments").
+
+    Raises:
+        InputError: the fraction is not between 0 and 1, the labels are not integers (B,), there are fewer
+            than two rows, or the split is stratified and no class has two.
+
+    Example:
+        >>> support, query = split_support_query(torch.zeros(8, dtype=torch.int64))
+        >>> len(support), len(query)
+        (6, 2)
+    """
+    y = _integers(labels)
+    if not isinstance(query_fraction, (int, float)):
+        raise InputError(f"query_fraction must be a number between 0 and 1, not {query_fraction!r}")
+    if not 0 < query_fraction < 1:  # also NaN, and True as 1
+        raise InputError(f"query_fraction must lie between 0 and 1, both excluded, not {query_fraction}")
+    if len(y) < 2:
+        raise InputError(f"a batch needs at least 2 rows to have a support and a query part, not {len(y)}")
+    order = torch.randperm(len(y), generator=generator, device=generator.device if generator else None).cpu()
+    if stratified:
+        is_query = _stratified(y, order, query_fraction)
+    else:
+        queries = min(max(round(query_fraction * len(y)), 1), len(y) - 1)
+        is_query = torch.zeros(len(y), dtype=torch.bool)
+        is_query[order[:queries]] = True
+    return (~is_query).nonzero().flatten(), is_query.nonzero().flatten()
+
+
+def _stratified(y: torch.Tensor, order: torch.Tensor, query_fraction: float) -> torch.Tensor:
+    _, code, count = torch.unique(y, return_inverse=True, return_counts=True)
+    if int(count.max()) < 2:
+        raise InputError(
+            f"every class of this batch of {len(y)} has one example, so no query can have a prototype;"
+            " use larger batches or fewer classes"
+        )
+    wanted = torch.round(count * query_fraction).long().clamp(min=1)
+    wanted = torch.minimum(wanted, count - 1)
+    by_class = order[torch.argsort(code[order], stable=True)]  # random order within each class
+    start = torch.cumsum(count, 0) - count
+    sorted_code = code[by_class]
+    rank = torch.arange(len(y)) - start[sorted_code]
+    is_query = torch.empty(len(y), dtype=torch.bool)
+    is_query[by_class] = rank < wanted[sorted_code]
+    return is_query
+
+
+def _integers(labels: Any) -> torch.Tensor:
+    try:
+        y = torch.as_tensor(labels).detach().cpu()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"labels must be integers (B,), not {type(labels).__name__}: {error}") from None
+    if y.ndim != 1:
+        raise InputError(f"labels must be one-dimensional (B,), not of shape {tuple(y.shape)}")
+    if len(y) and (y.is_floating_point() or y.is_complex()):
+        raise InputError(f"labels must be integers, not {str(y.dtype).removeprefix('torch.')}")
+    return y.long()
+
 
 T = TypeVar("T")
 
@@ -63,9 +130,7 @@ class Episode:
 
     def pin_memory(self) -> Episode:
         """The episode in page-locked memory; a DataLoader with pin_memory=True calls this."""
-        return Episode(
-            self.support.pin_memory(), self.query.pin_memory(), self.classes, self.index, self.group
-        )
+        return Episode(self.support.pin_memory(), self.query.pin_memory(), self.classes, self.index, self.group)
 
 
 def _each(nest: Any, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -105,9 +170,7 @@ class EpisodeDataset(Dataset[Episode]):
 
     def __init__(self, dataset: Any) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise InputError(
-                f"EpisodeDataset needs a data set with len() and indexing, not {type(dataset).__name__}"
-            )
+            raise InputError(f"EpisodeDataset needs a data set with len() and indexing, not {type(dataset).__name__}")
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -177,8 +240,7 @@ class EpisodeLoader(DataLoader[Episode]):
     def __init__(self, dataset: Any, sampler: EpisodeSampler, **options: Any) -> None:
         if len(dataset) != sampler.rows:
             raise InputError(
-                f"labels must be one a row: the sampler has {sampler.rows} labels,"
-                f" the data set {len(dataset)} rows"
+                f"labels must be one a row: the sampler has {sampler.rows} labels, the data set {len(dataset)} rows"
             )
         self.episodes = sampler
         # A new iterator would otherwise draw from the global random state.

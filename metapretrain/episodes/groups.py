@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metapretrain.episodes.checks import check_seed, whole
-from metapretrain.episodes.draws import Ints
-from metapretrain.episodes.labels import read_labels
+from metapretrain.checks import check_seed, whole
+from metapretrain.draws import Ints
+from metapretrain.episodes.sampler import read_labels
 from metapretrain.errors import InputError, one_of
 
 METHODS = ("kmeans", "label", "lda", "random")

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from metapretrain.episodes.checks import check_seed, whole
+from metapretrain.checks import check_seed, import_learn2learn, whole
+from metapretrain.draws import Bits, Use, permutations
 from metapretrain.episodes.dataset import Batch, Episode
-from metapretrain.episodes.draws import Bits, Use, permutations
 from metapretrain.episodes.sampler import EpisodeSampler
 from metapretrain.errors import InputError
-from metapretrain.extras import import_learn2learn
 
 
 def to_metadataset(x: torch.Tensor, labels: torch.Tensor) -> Any:
@@ -41,8 +40,7 @@ def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
     l2l = import_learn2learn()
     if len(dataset) != sampler.rows:
         raise InputError(
-            f"labels must be one a row: the sampler has {sampler.rows} labels,"
-            f" the data set {len(dataset)} rows"
+            f"labels must be one a row: the sampler has {sampler.rows} labels, the data set {len(dataset)} rows"
         )
     if not isinstance(dataset, l2l.data.MetaDataset):
         if not isinstance(dataset, torch.utils.data.Dataset):

@@ -1,20 +1,479 @@
-"""The sampler of episodes: episode i depends on (seed, epoch, i, block size) alone."""
+"""The sampler of episodes: episode i is a function of (seed, epoch, i, block size) alone."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Sampler
 
-from metapretrain.episodes.checks import check_rank, check_seed, whole
-from metapretrain.episodes.labels import read_groups, read_labels
-from metapretrain.episodes.plan import EpisodePlan, plan_at, plans_at
-from metapretrain.episodes.planner import PlanBlock, Planner
-from metapretrain.episodes.spec import EpisodeSpec
+from metapretrain.checks import check_rank, check_seed, whole
+from metapretrain.draws import Bits, Ints, Use, distinct, integers, permutations
 from metapretrain.errors import InputError
+
+Count = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """The size of an episode: classes (ways), and support (shots) and query examples of each class.
+
+    Each is an integer of at least 1, or a range (low, high), both included, from which every episode draws
+    uniformly; all classes of one episode have the same shots and queries. ``ways=None`` means shots + queries
+    disjoint examples of a group whatever their labels (the meta tasks of prompt pretraining).
+
+    Raises:
+        InputError: a count is not an integer, is below 1, or a range is not low <= high.
+
+    Example:
+        >>> EpisodeSpec(ways=5, shots=1, queries=15).longest
+        80
+        >>> EpisodeSpec(ways=(3, 5), shots=(1, 5), queries=10).ranges
+        ((3, 5), (1, 5), (10, 10))
+        >>> EpisodeSpec(ways=5, shots=0, queries=15)
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: shots must be at least 1, not 0
+    """
+
+    ways: Count | None
+    shots: Count
+    queries: Count
+
+    def __post_init__(self) -> None:
+        _ = self.ranges
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """(low, high) of ways, shots and queries; ways=None counts as one."""
+        ways = (1, 1) if self.ways is None else _range("ways", self.ways)
+        return ways, _range("shots", self.shots), _range("queries", self.queries)
+
+    @property
+    def per_class(self) -> int:
+        """The most examples that an episode takes from one class."""
+        _, shots, queries = self.ranges
+        return shots[1] + queries[1]
+
+    @property
+    def longest(self) -> int:
+        """The most examples that an episode holds."""
+        return self.ranges[0][1] * self.per_class
+
+
+def _range(what: str, given: Any) -> tuple[int, int]:
+    if not isinstance(given, (tuple, list)):
+        number = whole(what, given, 1)
+        return number, number
+    if len(given) != 2:
+        raise InputError(f"{what} must be an integer or a range (low, high), not {given!r}")
+    low, high = whole(f"{what}'s low", given[0], 1), whole(f"{what}'s high", given[1], 1)
+    if low > high:
+        raise InputError(f"{what} must be a range (low, high) with low <= high, not {given!r}")
+    return low, high
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Codes (N,) in 0..C-1 and the C label values they stand for, in sorted order."""
+
+    codes: Ints
+    names: tuple[Any, ...]
+
+
+def read_labels(source: Any, what: str = "labels") -> Labels:
+    """Read one label a row from a sequence, an array, a tensor or a data set.
+
+    A data set gives its `.targets` or `.labels` (torchvision), or its `.indices_to_labels` (learn2learn's
+    `MetaDataset`). Labels are integers or strings and need not be 0..C-1.
+
+    Raises:
+        InputError: there are none, they are not one-dimensional, not integers or strings, or not as many as
+            the data set has rows.
+
+    Example:
+        >>> read_labels([7, 3, 7]).names
+        (3, 7)
+        >>> read_labels(torch.tensor([0.0, 1.0]))
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: labels must be integers or strings, not float32
+    """
+    values = _as_array(_column(source, what), what)
+    if values.ndim != 1:
+        raise InputError(f"{what} must be one-dimensional, one a row, not of shape {values.shape}")
+    if not values.size:
+        raise InputError(f"{what} are empty: give one label for each row of the data set")
+    if values.dtype.kind not in "iubU":
+        raise InputError(f"{what} must be integers or strings, not {values.dtype}")
+    if values.dtype.kind == "b":
+        values = values.astype(np.int64)
+    names, codes = np.unique(values, return_inverse=True)
+    return Labels(codes.reshape(-1).astype(np.int64), tuple(names.tolist()))
+
+
+def read_groups(source: Any, rows: int) -> Labels:
+    """Read one group (domain, cluster, alphabet) a row; None puts all rows into one group.
+
+    Raises:
+        InputError: as :func:`read_labels`, or there are not `rows` of them.
+
+    Example:
+        >>> read_groups(None, 3).names
+        (None,)
+    """
+    if source is None:
+        return Labels(np.zeros(rows, dtype=np.int64), (None,))
+    groups = read_labels(source, "groups")
+    if len(groups.codes) != rows:
+        raise InputError(f"groups must be one a label: got {len(groups.codes)} groups and {rows} labels")
+    return groups
+
+
+def _column(source: Any, what: str) -> Any:
+    if isinstance(source, (torch.Tensor, np.ndarray)) or (
+        isinstance(source, Sequence) and not isinstance(source, (str, bytes))
+    ):
+        return source
+    by_index = getattr(source, "indices_to_labels", None)
+    if by_index is not None:
+        return [by_index[i] for i in range(len(source))]
+    for name in ("targets", "labels"):
+        column = getattr(source, name, None)
+        if column is not None:
+            if isinstance(source, Sized) and len(column) != len(source):
+                raise InputError(
+                    f"{what} must be one a row: {type(source).__name__} has {len(source)} rows and {len(column)} {name}"
+                )
+            return column
+    raise InputError(
+        f"{what} must be a list, an array, a tensor, or a data set with .targets or .labels,"
+        f" not {type(source).__name__}"
+    )
+
+
+def _as_array(column: Any, what: str) -> Any:
+    if isinstance(column, torch.Tensor):
+        return column.detach().cpu().numpy()
+    try:
+        values = np.asarray(column)
+    except ValueError:
+        raise InputError(f"{what} must be one-dimensional, one a row, not nested lists of unequal length") from None
+    if values.dtype.kind == "U" and not all(isinstance(value, str) for value in column):
+        raise InputError(f"{what} must be all integers or all strings, not a mixture")
+    return values
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Plans of one shape side by side: T episodes of W classes, S support and Q query rows each.
+
+    `rows` (T, S+Q), `query_y` (T, Q) or (1, Q), `support_y` likewise, `classes` (T, W) codes into
+    `class_names`, `groups` (T,) codes into `group_names`. A table of W=0 codes stands for "all classes".
+    """
+
+    index: Ints
+    rows: Ints
+    support_y: Ints
+    query_y: Ints
+    classes: Ints
+    class_names: tuple[Any, ...]
+    groups: Ints
+    group_names: tuple[Any, ...]
+
+
+class EpisodePlan(list[int]):
+    """The rows of one episode, support rows then query rows, as the list that a `batch_sampler` yields.
+
+    Attributes:
+        index: the episode's number within its epoch.
+        support_y: labels 0..W-1 of the support rows, int64 (S,).
+        query_y: labels 0..W-1 of the query rows, int64 (Q,).
+        classes: the W label values that 0..W-1 stand for; with ``ways=None`` all label values of the data.
+        group: the group that the episode was drawn from, None without groups.
+
+    All but the rows are made when they are read, so a plan costs little more than its list. Plans pickle by
+    value.
+
+    Example:
+        >>> plan = EpisodePlan.of([4, 9, 5, 8], index=0, support_y=[0, 1], query_y=[0, 1], classes=(7, 3))
+        >>> plan, plan.support, plan.query, plan.query_y.tolist()
+        ([4, 9, 5, 8], [4, 9], [5, 8], [0, 1])
+    """
+
+    __slots__ = ("_lane", "_table")
+
+    _table: PlanTable
+    _lane: int
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[int],
+        *,
+        index: int,
+        support_y: Sequence[int],
+        query_y: Sequence[int],
+        classes: Sequence[Any],
+        group: Any = None,
+    ) -> EpisodePlan:
+        """A plan from its parts.
+
+        Raises:
+            InputError: there is not one label a row.
+
+        Example:
+            see the class.
+        """
+        if len(rows) != len(support_y) + len(query_y):
+            raise InputError(
+                f"a plan needs one label a row: got {len(rows)} rows, {len(support_y)} support labels"
+                f" and {len(query_y)} query labels"
+            )
+        one = np.zeros(1, dtype=np.int64)
+        table = PlanTable(
+            index=one + index,
+            rows=np.asarray([rows], dtype=np.int64),
+            support_y=np.asarray([support_y], dtype=np.int64),
+            query_y=np.asarray([query_y], dtype=np.int64),
+            classes=np.arange(len(classes))[None],
+            class_names=tuple(classes),
+            groups=one,
+            group_names=(group,),
+        )
+        return plan_at(table, 0)
+
+    @property
+    def index(self) -> int:  # type: ignore[override]  # the design's name; list.index(row) is not needed
+        return int(self._table.index[self._lane])
+
+    @property
+    def support_y(self) -> torch.Tensor:
+        return self._labels(self._table.support_y)
+
+    @property
+    def query_y(self) -> torch.Tensor:
+        return self._labels(self._table.query_y)
+
+    def _labels(self, y: Ints) -> torch.Tensor:
+        return torch.tensor(y[self._lane if len(y) > 1 else 0])
+
+    @property
+    def classes(self) -> tuple[Any, ...]:
+        names = self._table.class_names
+        if not self._table.classes.shape[1]:
+            return names
+        return tuple(names[code] for code in self._table.classes[self._lane].tolist())
+
+    @property
+    def group(self) -> Any:
+        return self._table.group_names[self._table.groups[self._lane]]
+
+    @property
+    def support(self) -> list[int]:
+        """The support rows."""
+        return self[: self._table.support_y.shape[1]]
+
+    @property
+    def query(self) -> list[int]:
+        """The query rows."""
+        return self[self._table.support_y.shape[1] :]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        support_y, query_y = self.support_y.tolist(), self.query_y.tolist()
+        return _rebuild, (list(self), self.index, support_y, query_y, self.classes, self.group)
+
+
+def _rebuild(rows: list[int], index: int, support_y: list[int], query_y: list[int], classes: Any, group: Any) -> Any:
+    return EpisodePlan.of(rows, index=index, support_y=support_y, query_y=query_y, classes=classes, group=group)
+
+
+def plan_at(table: PlanTable, lane: int) -> EpisodePlan:
+    """The plan in one lane of a table."""
+    plan = EpisodePlan(table.rows[lane].tolist())
+    plan._table = table
+    plan._lane = lane
+    return plan
+
+
+def plans_at(tables: Sequence[PlanTable], places: Iterable[tuple[int, int]]) -> Iterator[EpisodePlan]:
+    """The plans at some (table, lane) places, in that order."""
+    rows = [table.rows for table in tables]
+    for which, lane in places:
+        plan = EpisodePlan(rows[which][lane].tolist())
+        plan._table = tables[which]
+        plan._lane = lane
+        yield plan
+
+
+logger = logging.getLogger(__name__)
+
+# Tables of plans, and the (table, lane) of each episode in order.
+PlanBlock = tuple[list[PlanTable], list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The usable classes, sorted by group: class c owns rows[start[c] : start[c] + size[c]].
+
+    Group g owns the classes first[g] : first[g] + count[g]; with ways=None a pool is a whole group. `label`
+    (K,) and `group` (G,) are codes of the labels and groups that were given.
+    """
+
+    rows: Ints
+    start: Ints
+    size: Ints
+    label: Ints
+    first: Ints
+    count: Ints
+    group: Ints
+
+
+def make_pools(labels: Labels, groups: Labels, spec: EpisodeSpec) -> Pools:
+    """Sort the rows into pools and leave out, with one logged count, what is too small for `spec`.
+
+    Raises:
+        InputError: fewer than `ways` classes remain in every group.
+
+    Example:
+        >>> from metapretrain.episodes.sampler import read_groups, read_labels
+        >>> labels = read_labels([0, 1, 0, 1, 2])
+        >>> pools = make_pools(labels, read_groups(None, 5), EpisodeSpec(ways=2, shots=1, queries=1))
+        >>> pools.size.tolist(), pools.label.tolist()
+        ([2, 2], [0, 1])
+    """
+    anything = spec.ways is None
+    codes = np.zeros_like(labels.codes) if anything else labels.codes
+    pool_of_row = groups.codes * (int(codes.max()) + 1) + codes
+    rows = np.argsort(pool_of_row, kind="stable")
+    pool, start, size = np.unique(pool_of_row[rows], return_index=True, return_counts=True)
+    group, label = np.divmod(pool, int(codes.max()) + 1)
+    ways, need = spec.ranges[0][1], spec.per_class
+    big = size >= need
+    many = np.bincount(group[big], minlength=len(groups.names)) >= ways
+    keep = big & many[group]
+    if not keep.any():
+        raise InputError(_too_small(spec, size, big, group, len(groups.names)))
+    what = "groups" if anything else "classes"
+    if not big.all():
+        logger.warning(
+            "left out %d of %d %s with fewer than %d examples (shots + queries)", (~big).sum(), len(big), what, need
+        )
+    if not many.all():
+        logger.warning("left out %d of %d groups with fewer than %d usable classes", (~many).sum(), len(many), ways)
+    used, first, count = np.unique(group[keep], return_index=True, return_counts=True)
+    return Pools(rows, start[keep], size[keep], label[keep], first, count, used)
+
+
+def _too_small(spec: EpisodeSpec, size: Ints, big: Any, group: Ints, groups: int) -> str:
+    ways, need = spec.ranges[0][1], spec.per_class
+    what = "group" if spec.ways is None else "class"
+    if not big.any():
+        return (
+            f"shots + queries = {need} is above the size of every {what}: the largest has {int(size.max())}"
+            " examples; lower shots or queries"
+        )
+    if groups > 1:
+        most = int(np.bincount(group[big]).max())
+        return (
+            f"ways = {ways}, but no group has as many classes with at least {need} examples (shots +"
+            f" queries): the best has {most}; lower ways, shots or queries"
+        )
+    if ways > len(size):
+        return f"ways = {ways} is above the number of classes, {len(size)}; lower ways"
+    return (
+        f"ways = {ways}, but only {int(big.sum())} of {len(size)} classes have at least {need} examples"
+        " (shots + queries); lower ways, shots or queries"
+    )
+
+
+class Planner:
+    """Plans episode blocks for labels and a spec; holds no state that changes.
+
+    Example:
+        >>> from metapretrain.episodes.sampler import read_groups, read_labels
+        >>> labels = read_labels([0, 0, 1, 1, 2, 2])
+        >>> planner = Planner(labels, read_groups(None, 6), EpisodeSpec(2, 1, 1), seed=0, block_size=8)
+        >>> tables, place = planner.block(epoch=0, block=3)
+        >>> tables[0].rows.shape, int(tables[0].index[0])
+        ((8, 4), 24)
+    """
+
+    def __init__(self, labels: Labels, groups: Labels, spec: EpisodeSpec, *, seed: int, block_size: int) -> None:
+        self.labels, self.groups, self.spec = labels, groups, spec
+        self.seed, self.block_size = seed, block_size
+        self.pools = make_pools(labels, groups, spec)
+
+    def block(self, epoch: int, block: int) -> PlanBlock:
+        """All episodes of one block: tables by shape, and (table, lane) of each episode in order.
+
+        Example:
+            see the class.
+        """
+        bits = Bits(self.seed, Use.EPISODES, epoch, block)
+        pools, lanes = self.pools, self.block_size
+        ways, shots, queries = (_counts(bits, lanes, low, high) for low, high in self.spec.ranges)
+        group = integers(bits, np.full(lanes, len(pools.group)))
+        chosen = distinct(bits, pools.count[group], self.spec.ranges[0][1]) + pools.first[group][:, None]
+        position = distinct(bits, pools.size[chosen].reshape(-1), self.spec.per_class)
+        rows = pools.rows.take(position + pools.start[chosen].reshape(-1, 1)).reshape(lanes, -1)
+        order = permutations(bits, ways * queries)
+        index = np.arange(lanes) + block * lanes
+
+        shape = np.stack([ways, shots, queries])
+        if (shape == shape[:, :1]).all():
+            w, s, q = shape[:, 0].tolist()
+            table = self._table((w, s, q), index, rows, order, chosen[:, :w], group)
+            return [table], [(0, lane) for lane in range(lanes)]
+        tables, place = [], [(0, 0)] * lanes
+        shapes, which = np.unique(shape, axis=1, return_inverse=True)
+        for number, (w, s, q) in enumerate(shapes.T.tolist()):
+            mine = np.flatnonzero(which.reshape(-1) == number)
+            cut = order[mine, : w * q], chosen[mine, :w]
+            tables.append(self._table((w, s, q), index[mine], rows[mine], *cut, group[mine]))
+            for lane, episode in enumerate(mine.tolist()):
+                place[episode] = (number, lane)
+        return tables, place
+
+    def _table(
+        self, shape: tuple[int, int, int], index: Ints, rows: Ints, order: Ints, chosen: Ints, group: Ints
+    ) -> PlanTable:
+        """Pick the support slots and the shuffled query slots out of rows (T, most ways * most per class)."""
+        ways, shots, queries = shape
+        slot = np.arange(ways)[:, None] * self.spec.per_class + np.arange(shots + queries)
+        support = np.broadcast_to(slot[:, :shots].reshape(-1), (len(rows), ways * shots))
+        slots = np.concatenate([support, slot[:, shots:].reshape(-1).take(order)], axis=1)
+        slots += np.arange(0, rows.size, rows.shape[1])[:, None]
+        flat = rows.reshape(-1).take(slots)
+        if self.spec.ways is None:  # labels keep one meaning over all episodes
+            y = self.labels.codes[flat]
+            support_y, query_y, classes = y[:, :shots], y[:, shots:], chosen[:, :0]
+        else:
+            support_y = np.repeat(np.arange(ways), shots)[None]
+            query_y = order // queries
+            classes = self.pools.label[chosen]
+        return PlanTable(
+            index=index,
+            rows=flat,
+            support_y=support_y,
+            query_y=query_y,
+            classes=classes,
+            class_names=self.labels.names,
+            groups=self.pools.group[group],
+            group_names=self.groups.names,
+        )
+
+
+def _counts(bits: Bits, lanes: int, low: int, high: int) -> Ints:
+    if low == high:
+        return np.full(lanes, low)
+    return integers(bits, np.full(lanes, high - low + 1)) + low
+
 
 BLOCK = 512
 

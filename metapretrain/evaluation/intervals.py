@@ -35,16 +35,8 @@ class Interval:
 
     def to_json(self) -> dict[str, float | int | None]:
         """Fields as JSON scalars, NaN as None."""
-        fields = {
-            "mean": self.mean,
-            "half_width": self.half_width,
-            "low": self.low,
-            "high": self.high,
-            "sd": self.sd,
-        }
-        return {"n": self.n} | {
-            name: value if math.isfinite(value) else None for name, value in fields.items()
-        }
+        fields = {"mean": self.mean, "half_width": self.half_width, "low": self.low, "high": self.high, "sd": self.sd}
+        return {"n": self.n} | {name: value if math.isfinite(value) else None for name, value in fields.items()}
 
 
 def check_level(level: float) -> float:
@@ -60,9 +52,7 @@ def _finite(values: ArrayLike, what: str) -> NDArray[np.float64]:
         raise InputError(f"{what} needs a list of one or more numbers; got shape {array.shape}")
     bad = np.flatnonzero(~np.isfinite(array))
     if bad.size:
-        raise InputError(
-            f"{what}: value {bad[0]} of {array.size} is {array[bad[0]]}; every value must be finite"
-        )
+        raise InputError(f"{what}: value {bad[0]} of {array.size} is {array[bad[0]]}; every value must be finite")
     return array
 
 

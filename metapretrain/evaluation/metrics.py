@@ -1,11 +1,20 @@
-"""Accuracy, F1, Pearson and Spearman over the last axis."""
+"""Accuracy, F1, Pearson and Spearman over the last axis, and the scores of text tasks."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.representation import nearest_prototype
+
+if TYPE_CHECKING:
+    from metapretrain.data.texts import TextTask
 
 
 def _pair(targets: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -100,3 +109,180 @@ def spearman(targets: ArrayLike, predictions: ArrayLike) -> NDArray[np.float64]:
 
     y, predicted = _pair(targets, predictions)
     return pearson(rankdata(y, axis=-1), rankdata(predicted, axis=-1))
+
+
+Values = Tensor | Sequence[float] | NDArray[np.float64] | NDArray[np.int64]
+log = logging.getLogger(__name__)
+
+# The first metric of a kind is the main one, which the overall figure means over.
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "classification": ("accuracy",),
+    "pair-classification": ("accuracy", "f1"),
+    "pair-regression": ("pearson", "spearman"),
+}
+MAIN = {names[0] for names in METRICS.values()}
+MAJORITY, PROTOTYPE = "majority_", "nearest_prototype_"
+PREFIXES = (MAJORITY, PROTOTYPE, "validation_", "train_")  # figures of another kind or part, not of dev
+
+
+def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict[str, float]:
+    """Score predictions for the rows of `task.dev`: accuracy, also F1 for pairs, or Pearson and Spearman.
+
+    Constant predictions have no correlation; it is 0 here and said in the log.
+
+    Args:
+        task: a name to begin the metrics with, a kind, and dev rows with labels.
+        predictions: classes int (N,), or for regression scores (N,), for the N rows of dev.
+        prefix: put before each name, such as `nearest_prototype_`.
+
+    Returns:
+        dict: such as `{"para_accuracy": 0.8, "para_f1": 0.7}`; fractions, correlations -1..1.
+
+    Raises:
+        InputError: not one prediction a row, a prediction that is NaN or no class, or a task whose name begins as
+            other figures do (`train_`).
+
+    Example:
+        >>> from metapretrain.data.made import made_tasks
+        >>> _, para, sts = made_tasks(rows=8)
+        >>> score_task(para, para.dev.labels), score_task(sts, 2 * sts.dev.labels)["sts_spearman"]
+        ({'para_accuracy': 1.0, 'para_f1': 1.0}, 1.0)
+    """
+    kind = one_of("kind of task", task.kind, METRICS)
+    if task.name.startswith(PREFIXES) or task.name == "overall":
+        raise InputError(f"a task may not be called {task.name!r}: other figures are; begin with another word")
+    labels, predicted = task.dev.require_labels().cpu().numpy(), _values(predictions)
+    if predicted.shape != labels.shape:
+        raise InputError(f"{task.name}: {len(labels)} dev rows need as many predictions (N,); got {predicted.shape}")
+    if kind != "pair-regression":
+        classes = len(task.classes)
+        wrong = ~np.isin(predicted, np.arange(classes))
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise InputError(f"{task.name}: prediction {predicted[row]} of row {row} is no class 0..{classes - 1}")
+        scores = {"accuracy": accuracy(labels, predicted), "f1": f1(labels, predicted, classes)}
+    else:
+        scores = {"pearson": pearson(labels, predicted), "spearman": spearman(labels, predicted)}
+        if np.ptp(predicted) == 0 and not prefix:
+            log.warning("%s: all %d predictions are equal, so that the correlations are 0", task.name, len(labels))
+    return {f"{prefix}{task.name}_{metric}": float(scores[metric]) for metric in METRICS[kind]}
+
+
+def _values(predictions: Values) -> NDArray[np.float64]:
+    array = predictions.detach().cpu().double().numpy() if isinstance(predictions, Tensor) else predictions
+    return np.asarray(array, dtype=np.float64)
+
+
+def majorities(tasks: Sequence[TextTask]) -> dict[str, float]:
+    """Return the `majority` of each task and their overall figures.
+
+    Example:
+        >>> from metapretrain.data.made import made_tasks
+        >>> majorities(made_tasks(rows=8))["majority_sts_pearson"]
+        0.0
+    """
+    found: dict[str, float] = {}
+    for task in tasks:
+        found |= majority(task)
+    return with_overall(found, (MAJORITY,))
+
+
+def majority(task: TextTask) -> dict[str, float]:
+    """Score the most frequent class of the training rows, the lowest of equals; for regression a constant, so 0.
+
+    Example:
+        >>> from metapretrain.data.made import made_tasks
+        >>> majority(made_tasks(rows=8)[1])
+        {'majority_para_accuracy': 0.5, 'majority_para_f1': 0.0}
+    """
+    constant = 0.0
+    if task.kind != "pair-regression":
+        constant = float(np.bincount(task.train.require_labels().cpu().numpy()).argmax())
+    return score_task(task, np.full(len(task.dev), constant), prefix=MAJORITY)
+
+
+def nearest_prototype_scores(task: TextTask, z_train: Tensor, z_dev: Tensor) -> dict[str, float]:
+    """Score the class of the nearest mean training embedding; for regression its class is a rounded score.
+
+    Args:
+        task: classes come from `task.class_labels`.
+        z_train: embeddings (N, D) of `task.train`.
+        z_dev: embeddings (M, D) of `task.dev`.
+
+    Returns:
+        dict: as `score_task`, each name with `nearest_prototype_` before it.
+
+    Raises:
+        InputError: shapes that do not fit, or embeddings with NaN.
+    """
+    classes = nearest_prototype(z_train, task.class_labels(task.train).to(z_train.device), z_dev)
+    return score_task(task, classes.double() + (task.low if task.kind == "pair-regression" else 0), prefix=PROTOTYPE)
+
+
+def main_scores(scores: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+    """Return the main metric of each task, by the task's name: accuracy or Pearson.
+
+    Args:
+        scores: as `score_task` returns them for several tasks; other figures may be among them.
+        prefix: "" for predictions of the model, `majority_` or `nearest_prototype_` for those.
+
+    Example:
+        >>> main_scores({"sst_accuracy": 0.5, "para_f1": 0.7, "sts_pearson": 0.8, "majority_sst_accuracy": 0.25})
+        {'sst': 0.5, 'sts': 0.8}
+    """
+    found = {}
+    for name, value in scores.items():
+        rest = name.removeprefix(prefix)
+        task, _, metric = rest.rpartition("_")
+        if name.startswith(prefix) and metric in MAIN and task and not f"{task}_".startswith(PREFIXES):
+            found[task] = float(value)
+    return found
+
+
+def overall(scores: Mapping[str, float], prefix: str = "") -> float:
+    """Return the plain mean of the tasks' main metrics, as the paper (section 5.4) reports it.
+
+    Raises:
+        InputError: there is no main metric among the scores.
+
+    Example:
+        >>> round(overall({"sst_accuracy": 0.490, "para_accuracy": 0.825, "sts_pearson": 0.857}), 3)
+        0.724
+    """
+    return _mean(main_scores(scores, prefix).values(), scores)
+
+
+def overall_without(scores: Mapping[str, float], task: str, prefix: str = "") -> float:
+    """Return the plain mean of the main metrics of the other tasks.
+
+    Raises:
+        InputError: there is no other task among the scores.
+
+    Example:
+        >>> overall_without({"sst_accuracy": 0.5, "para_accuracy": 0.75, "sts_pearson": 1.0}, "para")
+        0.75
+    """
+    kept = [value for name, value in main_scores(scores, prefix).items() if name != task]
+    return _mean(kept, scores)
+
+
+def _mean(values: Iterable[float], scores: Mapping[str, float]) -> float:
+    known = list(values)
+    if not known:
+        raise InputError(f"no task's accuracy or Pearson correlation among {', '.join(scores) or 'no scores'}")
+    return sum(known) / len(known)
+
+
+def with_overall(scores: Mapping[str, float], prefixes: Sequence[str] = ("",)) -> dict[str, float]:
+    """Return the scores with `overall`, and `overall_without_para` where it is something else.
+
+    Args:
+        scores: see `main_scores`.
+        prefixes: for which figures, such as `("", "majority_", "nearest_prototype_")`.
+    """
+    added = dict(scores)
+    for prefix in prefixes:
+        added[f"{prefix}overall"] = overall(scores, prefix)
+        if "para" in (tasks := main_scores(scores, prefix)) and len(tasks) > 1:
+            added[f"{prefix}overall_without_para"] = overall_without(scores, "para", prefix)
+    return added

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.training.files import write_file
+from metapretrain.files import write_file
 
 HEADER = ("index", "label", "prediction")
 
@@ -41,9 +41,7 @@ class Predictions:
 def _integers(values: Sequence[int] | NDArray[np.int64] | Tensor, what: str) -> NDArray[np.int64]:
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
-        raise InputError(
-            f"{what} must be a list of whole numbers, (N,); got {array.dtype} of shape {array.shape}"
-        )
+        raise InputError(f"{what} must be a list of whole numbers, (N,); got {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
 
 
@@ -67,9 +65,7 @@ def write_predictions(
     y, predicted = _integers(labels, "labels"), _integers(predictions, "predictions")
     rows = np.arange(len(y)) if index is None else _integers(index, "index")
     if not len(rows) == len(y) == len(predicted):
-        raise InputError(
-            f"{len(y)} labels, {len(predicted)} predictions and {len(rows)} indices: they must be as many"
-        )
+        raise InputError(f"{len(y)} labels, {len(predicted)} predictions and {len(rows)} indices: they must be as many")
     lines = [",".join(HEADER), *(f"{i},{a},{b}" for i, a, b in zip(rows, y, predicted, strict=True))]
     return write_file(Path(path), "\n".join(lines) + "\n")
 
@@ -108,13 +104,9 @@ def confusion(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
         [[1, 1], [0, 1]]
     """
     if y.shape != predicted.shape or y.ndim != 1:
-        raise InputError(
-            f"labels {tuple(y.shape)} and predictions {tuple(predicted.shape)} must both be (N,)"
-        )
+        raise InputError(f"labels {tuple(y.shape)} and predictions {tuple(predicted.shape)} must both be (N,)")
     for what, values in (("label", y), ("prediction", predicted)):
         if len(values) and not 0 <= int(values.min()) <= int(values.max()) < classes:
-            raise InputError(
-                f"each {what} must be 0..{classes - 1}; got {int(values.min())}..{int(values.max())}"
-            )
+            raise InputError(f"each {what} must be 0..{classes - 1}; got {int(values.min())}..{int(values.max())}")
     pairs = y.long().cpu() * classes + predicted.long().cpu()
     return torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes)

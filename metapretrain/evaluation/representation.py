@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
-from metapretrain.protonet.distances import proto_logits
-from metapretrain.protonet.prototypes import prototypes
+from metapretrain.protonet.prototypes import proto_logits, prototypes
 
 Encode = Callable[[Tensor], Tensor]
 
@@ -31,9 +30,7 @@ def evaluation_mode(encode: Encode) -> Iterator[None]:
             module.training = mode
 
 
-def embed(
-    encode: Encode, images: Tensor, batch_size: int = 512, device: torch.device | str | None = None
-) -> Tensor:
+def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.device | str | None = None) -> Tensor:
     """Embed all `images` in evaluation mode, without a graph.
 
     Args:
@@ -54,9 +51,7 @@ def embed(
         torch.Size([5, 4])
     """
     if batch_size < 1 or len(images) == 0:
-        raise InputError(
-            f"embedding needs images and a batch size of 1 or more; got {len(images)} and {batch_size}"
-        )
+        raise InputError(f"embedding needs images and a batch size of 1 or more; got {len(images)} and {batch_size}")
     device = images.device if device is None else torch.device(device)
     z: Tensor | None = None
     with evaluation_mode(encode), torch.inference_mode():
@@ -88,9 +83,7 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
     if y is None:
         return
     if y.shape != z.shape[:1] or y.is_floating_point():
-        raise InputError(
-            f"{what} {tuple(z.shape)} need integer labels ({len(z)},); got {y.dtype} {tuple(y.shape)}"
-        )
+        raise InputError(f"{what} {tuple(z.shape)} need integer labels ({len(z)},); got {y.dtype} {tuple(y.shape)}")
 
 
 def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:
@@ -118,9 +111,7 @@ def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tenso
     check_embeddings(z_train, y_train, "training embeddings")
     check_embeddings(z_test, what="test embeddings")
     if z_train.shape[1] != z_test.shape[1]:
-        raise InputError(
-            f"embeddings of two dimensions: {z_train.shape[1]} in training, {z_test.shape[1]} in test"
-        )
+        raise InputError(f"embeddings of two dimensions: {z_train.shape[1]} in training, {z_test.shape[1]} in test")
     labels, dense = torch.unique(y_train.to(z_train.device), return_inverse=True)
     centres, _ = prototypes(z_train, dense, len(labels))
     nearest: Tensor = labels[proto_logits(z_test, centres).argmax(dim=1)]
@@ -199,9 +190,7 @@ def accuracy(predicted: Tensor, y: Tensor) -> float:
         0.6666666666666666
     """
     if predicted.shape != y.shape or len(y) == 0:
-        raise InputError(
-            f"{tuple(predicted.shape)} predictions for {tuple(y.shape)} labels: both must be (N,), N >= 1"
-        )
+        raise InputError(f"{tuple(predicted.shape)} predictions for {tuple(y.shape)} labels: both must be (N,), N >= 1")
     return int((predicted.cpu() == y.cpu()).sum()) / len(y)
 
 
@@ -223,7 +212,5 @@ def knn_leave_one_out(z: Tensor, y: Tensor, k: int = 20) -> float:
         block = unit[start : start + 4096] @ unit.T
         block[torch.arange(len(block)), torch.arange(start, start + len(block))] = -torch.inf
         nearest = block.topk(min(k, len(z) - 1), dim=1).indices
-        votes[start : start + len(block)] = (
-            torch.nn.functional.one_hot(dense[nearest], len(labels)).sum(1).float()
-        )
+        votes[start : start + len(block)] = torch.nn.functional.one_hot(dense[nearest], len(labels)).sum(1).float()
     return accuracy(votes.argmax(dim=1), dense)

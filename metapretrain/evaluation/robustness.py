@@ -13,8 +13,8 @@ from metapretrain.data.corruptions import CORRUPTIONS, corrupt
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.evaluation.representation import accuracy, subsample
-from metapretrain.evaluation.results import data_of
-from metapretrain.training.files import json_bytes, read_json, write_file
+from metapretrain.files import json_bytes, read_json, write_file
+from metapretrain.report.results import data_of
 
 SEVERITIES = (1, 3, 5)
 MOST = 1000

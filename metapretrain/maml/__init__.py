@@ -1,17 +1,14 @@
 """MAML: learning an initialisation through the inner loop."""
 
-from metapretrain.maml.adapt import adapt, engine_for
-from metapretrain.maml.choice import Choice
+from metapretrain.maml.adapt import ENGINES, Choice, adapt, engine_for
 from metapretrain.maml.compiled import CompiledMeta
 from metapretrain.maml.gradient_check import MetaGradientCheck, ParameterCheck, check_meta_gradient
 from metapretrain.maml.graphs import MetaGraph
-from metapretrain.maml.learner import MAML
-from metapretrain.maml.learners import ANIL, FOMAML, MetaSGD
+from metapretrain.maml.inner import current_step
+from metapretrain.maml.learner import ANIL, FOMAML, MAML, MetaSGD
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, Functional, functional
-from metapretrain.maml.problem import ENGINES
-from metapretrain.maml.prototypical import ProtoNet
-from metapretrain.maml.steps import current_step
+from metapretrain.protonet.learner import ProtoNet
 
 __all__ = [
     "ANIL",

@@ -1,27 +1,387 @@
-"""The inner loop of MAML with one signature (Finn et al., 2017)."""
+"""The inner loop of MAML with one signature (Finn et al., 2017): arguments checked, an engine chosen, tasks adapted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any
+import fnmatch
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from metapretrain.maml.choice import Choice, choose
-from metapretrain.maml.engines import higher, learn2learn, loop, vmap
-from metapretrain.maml.inner import HiddenWeights, Inner, LossFunction, Named, differentiable_twice
-from metapretrain.maml.layouts import channels_last
-from metapretrain.maml.nests import Nest, map_tensors, rebuild
-from metapretrain.maml.problem import Options, build, stack_results, task_of
-from metapretrain.maml.steps import at_step
+from metapretrain.errors import InputError, one_of
+from metapretrain.maml import engines
+from metapretrain.maml.engines import channels_last
+from metapretrain.maml.inner import (
+    HiddenWeights,
+    Inner,
+    LossFunction,
+    Named,
+    OptimizerFactory,
+    at_step,
+    differentiable_twice,
+    parse_rates,
+    repeated,
+)
+from metapretrain.nests import Nest, check_stacked, flat_params, map_tensors, rebuild, tensors
+
+ENGINES = ("auto", "higher", "learn2learn", "loop", "mixed", "vmap")
+OPTIMIZERS: dict[str, OptimizerFactory | None] = {
+    "sgd": None,
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=1.0),
+}
+Only = str | Iterable[str] | Callable[[str], bool] | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an inner loop runs; :func:`metapretrain.maml.adapt` tells of each.
+
+    Raises:
+        InputError: a bad value, apart from `lr` and `only`, which are checked with the parameters.
+    """
+
+    lr: Any
+    steps: int = 1
+    order: int = 2
+    engine: str = "auto"
+    tasks: int | None = None
+    only: Only = None
+    checkpoint: bool = False
+    allow_unused: bool = False
+    optimizer: str | OptimizerFactory | None = "sgd"
+
+    def __post_init__(self) -> None:
+        """Check what needs no parameters."""
+        one_of("engine", self.engine, ENGINES)
+        whole("steps", self.steps, 0)
+        if self.order not in (1, 2) or isinstance(self.order, bool):
+            raise InputError(f"order is {self.order!r}; give 2 (MAML) or 1 (first order, FOMAML)")
+        if self.tasks is not None:
+            whole("tasks", self.tasks, 1)
+        factory = self.factory
+        if factory is not None and self.engine not in ("auto", "higher"):
+            raise InputError(f"engine {self.engine!r} has SGD only; optimizer={self.optimizer!r} needs engine='higher'")
+        if self.checkpoint and (self.engine in ("higher", "learn2learn") or factory is not None):
+            raise InputError("checkpoint=True needs engine 'loop', 'vmap' or 'mixed' (and optimizer 'sgd')")
+
+    @property
+    def factory(self) -> OptimizerFactory | None:
+        """What makes the inner optimizer; None: plain gradient descent."""
+        if isinstance(self.optimizer, str):
+            return OPTIMIZERS[one_of("optimizer", self.optimizer, OPTIMIZERS)]
+        return self.optimizer
+
+    @property
+    def asked(self) -> str:
+        """The engine asked for, or the only one that has the optimizer."""
+        return self.engine if self.factory is None else "higher"
+
+
+def build(loss_fn: LossFunction, params: Nest, batch: Nest, options: Options) -> tuple[Inner, Named]:
+    """The inner loop, and the parameters by name.
+
+    Raises:
+        InputError: any bad value; see :func:`metapretrain.maml.adapt`.
+    """
+    if options.tasks is not None:
+        check_stacked("batch", batch, options.tasks)
+    named = flat_params(params)
+    everything = {**named, **{f"batch tensor {i}": t for i, t in enumerate(tensors(batch))}}
+    check_usable(everything)
+    check_meta(everything)
+    if options.order == 2:
+        check_not_compiled(loss_fn)
+    adapted = choose_names(options.only, tuple(named))
+    rates = parse_rates(options.lr, {name: named[name].shape for name in adapted}, options.steps)
+    sources = [*named.values(), *rates.tensors(), *tensors(batch)]
+    inner = Inner(
+        loss_fn,
+        params,
+        tuple(named),
+        adapted,
+        rates,
+        options.steps,
+        options.order,
+        graph=any(source.requires_grad for source in sources),
+        allow_unused=options.allow_unused,
+        checkpoint=options.checkpoint,
+        optimizer=options.factory,
+    )
+    return inner, named
+
+
+def whole(what: str, value: int, low: int) -> int:
+    """Return `value`, or raise InputError unless it is a whole number of at least `low`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InputError(f"{what} is {value!r}; give a whole number of at least {low}")
+    return value
+
+
+def check_usable(named: Named) -> None:
+    """Raise InputError where gradients cannot be taken: switched off, or tensors made in inference mode."""
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+        raise InputError(
+            f"the inner loop needs gradients but runs under torch.{mode}(); take it out of that block. "
+            "To keep no graph at evaluation, give detached params: the result is then detached as well"
+        )
+    made = [name for name, tensor in named.items() if tensor.is_inference()]
+    if made:
+        raise InputError(f"{', '.join(made)}: made under torch.inference_mode(); .clone() it outside of it")
+
+
+def check_meta(named: Named) -> None:
+    """Raise InputError for meta tensors beside others: they hold no values, so the result is what memory holds."""
+    meta = [name for name, tensor in named.items() if tensor.device.type == "meta"]
+    if meta and len(meta) < len(named):
+        raise InputError(f"{meta[0]} is on the meta device, where tensors have no values; move or make it elsewhere")
+
+
+def check_not_compiled(function: Any) -> None:
+    """Raise InputError for a compiled function, or one that closes over a compiled module."""
+    if hasattr(function, "_torchdynamo_orig_callable"):
+        raise InputError("loss_fn is compiled: torch.compile has no second order; give the plain function")
+    for module in modules_of(function):
+        check_module_not_compiled(module)
+
+
+def modules_of(function: Any) -> list[nn.Module]:
+    """The modules that a function is, belongs to or closes over."""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
+    known = (function, getattr(function, "__self__", None), *cells)
+    return [module for module in known if isinstance(module, nn.Module)]
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def check_module_not_compiled(module: nn.Module) -> None:
+    """Raise InputError if the module or a part of it is compiled."""
+    for name, part in module.named_modules():
+        # Among its parts, not by hasattr: a learner passes on the attributes of its module.
+        if "_orig_mod" in part._modules or getattr(part, "_compiled_call_impl", None) is not None:
+            where = f"its part {name!r}" if name else f"the {type(part).__name__}"
+            raise InputError(
+                f"{where} is compiled: torch.compile has no second order; give the module as it was before"
+            )
+
+
+def choose_names(only: Only, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that `only` chooses: a name, a prefix up to a dot, a pattern with `*`, or a function.
+
+    Raises:
+        InputError: a filter, or a part of it, that matches nothing.
+
+    Example:
+        >>> choose_names("head", ("body.weight", "head.weight", "head.bias"))
+        ('head.weight', 'head.bias')
+    """
+    if only is None:
+        return names
+    if callable(only):
+        chosen = {name for name in names if only(name)}
+        if not chosen:
+            raise InputError(f"only=... chooses none of the parameters: {', '.join(names)}")
+        return tuple(name for name in names if name in chosen)
+    chosen = set()
+    for part in [only] if isinstance(only, str) else list(only):
+        found = {n for n in names if n == part or n.startswith(f"{part}.") or fnmatch.fnmatchcase(n, part)}
+        if not found:
+            raise InputError(f"only={part!r} matches none of the parameters: {', '.join(names)}")
+        chosen |= found
+    if not chosen:
+        raise InputError(f"only=[] chooses none of the parameters: {', '.join(names)}")
+    return tuple(name for name in names if name in chosen)
+
+
+def cuda_devices(named: Named) -> list[int]:
+    """Indices of the CUDA devices that the tensors are on."""
+    return sorted({p.device.index for p in named.values() if p.is_cuda})
+
+
+def task_of(batch: Nest, task: int) -> Nest:
+    """The batch of one task of a stack."""
+    return map_tensors(lambda t: t[task], batch)
+
+
+def stack_results(results: list[Named]) -> Named:
+    """The tasks' parameters, (T, ...) each."""
+    return {name: torch.stack([result[name] for result in results]) for name in results[0]}
+
+
+logger = logging.getLogger(__name__)
+
+# On a CPU, a task whose forward pass has more multiplications than this keeps the cores busy by itself, and
+# grouped convolutions only lose; below, the cost of starting operations counts, and a stack of tasks shares
+# it. Larger networks lose by stacking their weights. Measured on two cores (docs/maml.md); a rule and not a
+# timing, so that a run that is continued takes the engine that it had.
+BUSY = 5.5e7
+LARGE = 5e5
+
+
+class Choice(NamedTuple):
+    """An engine and the reason for it."""
+
+    engine: str
+    why: str
+
+
+_probed: dict[Any, str | None] = {}
+_said: set[Any] = set()
+
+
+def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest = None) -> Choice:
+    """The engine for `engine="auto"`; says at debug level which and why, once for each loss and shape."""
+    choice = _choose(inner, named, batch, tasks, query)
+    seen = _key(inner, named, batch), choice
+    if seen not in _said:
+        _said.add(seen)
+        logger.debug("engine %s: %s", choice.engine, choice.why)
+    return choice
+
+
+def _choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest) -> Choice:
+    if inner.optimizer is not None:
+        return Choice("higher", "the only engine with optimizers other than SGD")
+    if tasks is None or tasks == 1:
+        return Choice("loop", "a single task")
+    device = next(iter(named.values())).device.type
+    if device == "cpu" and is_busy(named, batch):
+        return Choice("loop", "a task keeps this CPU busy by itself")
+    key = _key(inner, named, batch)
+    if key not in _probed:
+        _probed[key] = _probe(inner, named, batch)
+    reason = _probed[key]
+    if reason is not None:
+        return Choice("loop", reason)
+    if device == "cpu" and query is not None and is_busy(named, query):
+        return Choice("mixed", "small support parts are stacked, a query part keeps this CPU busy by itself")
+    return Choice("vmap", f"all tasks in one forward pass on {device}")
+
+
+def is_busy(named: Named, batch: Nest) -> bool:
+    """Whether one task of the batch is better computed by itself on a CPU."""
+    return sum(p.numel() for p in named.values()) > LARGE or work(named, batch) > BUSY
+
+
+def work(named: Named, batch: Nest) -> float:
+    """Rough count of multiplications of one task's forward pass.
+
+    Convolution weights are used at every position of the images, which are taken to halve twice a layer.
+    """
+    examples = [leaf for leaf in tensors(batch) if leaf.ndim >= 2]
+    rows = max((leaf.shape[1] for leaf in examples), default=1)
+    positions = max((math.prod(leaf.shape[3:]) for leaf in examples if leaf.ndim >= 5), default=1.0)
+    total = 0.0
+    for parameter in named.values():
+        if parameter.ndim > 2:
+            total += parameter.numel() * rows * positions
+            positions = max(1.0, positions / 4)
+        else:
+            total += parameter.numel() * rows
+    return total
+
+
+def _key(inner: Inner, named: Named, batch: Nest) -> Any:
+    function: Any = getattr(inner.loss_fn, "__func__", inner.loss_fn)
+    function = getattr(function, "__code__", None) or type(function)
+    shapes = tuple((name, p.shape, p.dtype, p.device.type) for name, p in named.items())
+    return function, shapes, inner.adapted, tuple((t.ndim, t.dtype) for t in tensors(batch))
+
+
+def _probe(inner: Inner, named: Named, batch: Nest) -> str | None:
+    """Try one step on two tasks by vmap; None if it gives what the loop gives, else the reason.
+
+    Random numbers, what modules keep for each step, and the buffers of modules that the loss function closes over
+    are left as they were.
+    """
+    buffers = [buffer for module in modules_of(inner.loss_fn) for buffer in module.buffers()]
+    kept = [buffer.clone() for buffer in buffers]
+    try:
+        return _gradient_by_vmap(inner, named, batch)
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
+
+
+def _gradient_by_vmap(inner: Inner, named: Named, batch: Nest) -> str | None:
+    two = map_tensors(lambda t: t[:2].detach(), batch)
+    detached = {name: p.detach() for name, p in named.items()}
+    inner = replace(inner, graph=True, order=1, rates=inner.rates.detached())
+    devices = cuda_devices(named)
+    with torch.random.fork_rng(devices=devices), repeated(), at_step(0), differentiable_twice(2), exact_products():
+        before = _random_states(devices)
+        looped = [_one_gradient(inner, detached, task_of(two, task)) for task in range(2)]
+        random = not all(map(torch.equal, before, _random_states(devices)))
+        try:
+            mapped = _stacked_gradient(inner, detached, two)
+        except Exception as error:  # of any kind: it may come from the user's loss
+            line = str(error).strip().partition("\n")[0]
+            return f"vmap is not possible ({type(error).__name__}: {line})"
+    return None if random else _difference(looped, mapped)  # dropout differs between the two by right
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """No TF32: its rounding alone is larger than the difference that the probe looks for."""
+    backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for backend, value in zip(backends, before, strict=True):
+            backend.allow_tf32 = value
+
+
+def _random_states(devices: list[int]) -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+
+
+def _one_gradient(inner: Inner, named: Named, batch: Nest) -> list[Tensor | None]:
+    fast, frozen = inner.split(named)
+    fast = inner.start(fast)
+    return inner.gradient(0, inner.loss({**frozen, **fast}, batch), fast)
+
+
+def _stacked_gradient(inner: Inner, named: Named, batch: Nest) -> list[Tensor | None]:
+    fast, frozen = inner.split(named)
+    fast = inner.start({name: p.expand(2, *p.shape) for name, p in fast.items()})
+    return inner.gradient(0, engines.over_tasks(inner.loss, fast, frozen, batch).sum(), fast)
+
+
+def _difference(looped: list[list[Tensor | None]], mapped: list[Tensor | None]) -> str | None:
+    gap = size = 0.0
+    exact = True
+    for number, stack in enumerate(mapped):
+        for task, gradients in enumerate(looped):
+            one = gradients[number]
+            if one is None or stack is None:
+                continue
+            gap += float((one - stack[task]).double().square().sum())
+            size += float(one.double().square().sum())
+            exact = exact and one.dtype == torch.float64
+    if gap**0.5 <= (1e-8 if exact else 2e-2) * size**0.5:
+        return None
+    return f"by vmap the gradient differs by {(gap / size) ** 0.5:.0e} from that of one task at a time"
+
 
 ONE_TASK: dict[str, Callable[[Inner, Named, Nest], Named]] = {
-    "higher": higher.adapt_one,
-    "learn2learn": learn2learn.adapt_one,
-    "loop": loop.adapt_one,
+    "higher": engines.adapt_by_higher,
+    "learn2learn": engines.adapt_by_learn2learn,
+    "loop": engines.adapt_by_loop,
 }
 
 
@@ -101,13 +461,7 @@ def engine_for(
 
 
 def evaluate(
-    inner: Inner,
-    named: Named,
-    support: Nest,
-    query: Nest,
-    tasks: int,
-    engine: str,
-    function: LossFunction,
+    inner: Inner, named: Named, support: Nest, query: Nest, tasks: int, engine: str, function: LossFunction
 ) -> Tensor:
     """`function(adapted params, query)` of each task, stacked to (T, ...)."""
     values: Tensor = _with_graph_if_needed(_evaluated, inner, named, support, tasks, engine, query, function)
@@ -130,7 +484,7 @@ def _adapted(inner: Inner, named: Named, batch: Nest, tasks: int | None, engine:
     with differentiable_twice(inner.order):
         if engine in ("vmap", "mixed"):
             stacked = map_tensors(lambda t: t[None], batch) if tasks is None else batch
-            fast, frozen = vmap.adapt_stack(inner, named, stacked, tasks or 1)
+            fast, frozen = engines.adapt_stack(inner, named, stacked, tasks or 1)
             if tasks is None:
                 return {**frozen, **{name: p[0] for name, p in fast.items()}}
             return {**{name: p.expand(tasks, *p.shape) for name, p in frozen.items()}, **fast}
@@ -147,13 +501,13 @@ def _evaluated(
 
     if engine in ("vmap", "mixed"):
         with differentiable_twice(inner.order):
-            fast, frozen = vmap.adapt_stack(inner, named, support, tasks)
+            fast, frozen = engines.adapt_stack(inner, named, support, tasks)
         if engine == "mixed":
             each = zip(*(stack.unbind() for stack in fast.values()), strict=True)
             adapted = ({**frozen, **dict(zip(fast, values, strict=True))} for values in each)
             return _one_by_one(inner, call, adapted, query, engine)
         with at_step(inner.steps):
-            return vmap.over_tasks(call, fast, frozen, query)
+            return engines.over_tasks(call, fast, frozen, query)
 
     def one_task(task: int) -> Named:
         with differentiable_twice(inner.order):

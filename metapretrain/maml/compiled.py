@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
-from metapretrain.maml.convolutions import sliced_patches
-from metapretrain.maml.engines import vmap
-from metapretrain.maml.inner import Inner, Named, differentiable_twice, leaves_of
+from metapretrain.maml import engines
+from metapretrain.maml.adapt import Options, build
+from metapretrain.maml.engines import sliced_patches
+from metapretrain.maml.inner import Inner, Named, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import MAML, pair
-from metapretrain.maml.nests import Nest, layout, named_leaves, rebuild, tensors
-from metapretrain.maml.problem import Options, build
-from metapretrain.maml.steps import any_step, at_step
+from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
 
 logger = logging.getLogger(__name__)
 
@@ -212,14 +211,14 @@ class _Sources(NamedTuple):
         state, others = self._leaves(state, others)
         inner, fast, frozen = self._named(self.inner, state, others)
         with torch.enable_grad(), at_step(inner.steps):
-            losses = vmap.over_tasks(inner.loss, fast, frozen, rebuild(self.query, iter(data)))
+            losses = engines.over_tasks(inner.loss, fast, frozen, rebuild(self.query, iter(data)))
             return [losses.detach(), *self._gradients([losses.mean()], [torch.ones_like(losses[0])], state, others)]
 
     def _moved(self, inner: Inner, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
         inner, fast, frozen = self._named(inner, state, others)
         with torch.enable_grad(), differentiable_twice(inner.order):
             batch = rebuild(self.support, iter(data))
-            return list(vmap.advance(inner, inner.start(fast), frozen, batch, 0, 1).values())
+            return list(engines.advance(inner, inner.start(fast), frozen, batch, 0, 1).values())
 
     def _named(self, inner: Inner, state: Tensors, others: Tensors) -> tuple[Inner, Named, Named]:
         rest = iter(others)

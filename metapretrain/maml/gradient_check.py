@@ -13,7 +13,7 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.maml.inner import Named
 from metapretrain.maml.learner import pair
-from metapretrain.maml.nests import map_tensors
+from metapretrain.nests import map_tensors
 
 STEPS = (1e-6, 1e-8)  # the smaller one where a ReLU or a max-pool switches within the larger
 

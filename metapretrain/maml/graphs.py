@@ -10,7 +10,7 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.maml.compiled import CompiledMeta
 from metapretrain.maml.learner import pair
-from metapretrain.maml.nests import layout, rebuild, tensors
+from metapretrain.nests import layout, rebuild, tensors
 
 WARMUPS = 3  # eager meta-steps before recording: the engine's probe, lazy buffers and autotuning have to settle
 

@@ -1,19 +1,153 @@
-"""One inner step: the loss of the fast weights, its gradient by name, the update."""
+"""The inner loop: the loss of the fast weights, its gradient, the update; rates, step numbers, checkpointed steps.
+
+torch's non-reentrant checkpoint is exact here too, but the inner gradient unpacks what the segment saved, and
+so computes the segment again for every step in it: 5 times the work at 36 steps, where twice is enough. This
+forward pass needs no graph at all, because a step's own gradient is all that the next step takes from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metapretrain.errors import InputError
-from metapretrain.maml.nests import Nest, rebuild
-from metapretrain.maml.rates import Rates
+from metapretrain.nests import Nest, map_tensors, named_leaves, rebuild, tensors
+
+V = TypeVar("V")
+_step: ContextVar[int] = ContextVar("inner step", default=0)
+_repeated: ContextVar[bool] = ContextVar("inner step computed again", default=False)
+_any: ContextVar[bool] = ContextVar("recorded for all inner steps", default=False)
+
+
+def current_step() -> int:
+    """Number of inner steps that the parameters in use have taken: 0 outside, `steps` for the query loss.
+
+    Raises:
+        InputError: inside :func:`any_step`.
+
+    Example:
+        >>> current_step()
+        0
+    """
+    if _any.get():
+        raise InputError("a module asks for current_step(): its steps differ and cannot be compiled; leave compile out")
+    return _step.get()
+
+
+def is_repeated() -> bool:
+    """Whether the step is computed a second time, by checkpointing or a probe: record nothing then."""
+    return _repeated.get()
+
+
+@contextmanager
+def holding(variable: ContextVar[V], value: V) -> Iterator[None]:
+    """Let a context variable have a value inside the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def at_step(step: int) -> AbstractContextManager[None]:
+    """Let :func:`current_step` be `step` inside the block."""
+    return holding(_step, step)
+
+
+def repeated() -> AbstractContextManager[None]:
+    """Let :func:`is_repeated` be true inside the block."""
+    return holding(_repeated, True)
+
+
+def any_step() -> AbstractContextManager[None]:
+    """Let :func:`current_step` be an error inside the block, whose computation has to serve for all steps."""
+    return holding(_any, True)
+
+
+Rate = float | Tensor
+FORMS = "give a number above 0, a tensor, a dict by parameter name, or a list of one of these for each step"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """`by_step` holds one rate for all steps, or one for each; a rate is for all parameters or by name."""
+
+    by_step: tuple[Rate | dict[str, Rate], ...]
+
+    def at(self, step: int, name: str) -> Rate:
+        """Rate of a parameter in a step."""
+        rate = self.by_step[step if len(self.by_step) > 1 else 0]
+        return rate[name] if isinstance(rate, dict) else rate
+
+    def uniform(self, step: int) -> float | None:
+        """The one plain number that every parameter has in this step, if it is so."""
+        rate = self.by_step[step if len(self.by_step) > 1 else 0]
+        return rate if isinstance(rate, float) else None
+
+    def tensors(self) -> list[Tensor]:
+        """All rates that are tensors, which may be learned."""
+        return tensors(self.by_step)
+
+    def replaced(self, values: Iterator[Tensor]) -> Rates:
+        """The same rates with other tensors."""
+        return Rates(rebuild(self.by_step, values))
+
+    def detached(self) -> Rates:
+        """The same rates without gradient."""
+        return Rates(map_tensors(Tensor.detach, self.by_step))
+
+
+def parse_rates(lr: Any, shapes: Mapping[str, Sequence[int]], steps: int) -> Rates:
+    """Check rates for the adapted parameters, whose shapes are given by name.
+
+    Raises:
+        InputError: a number <= 0 or NaN, a name that is missing or unknown, a tensor that does not broadcast to
+            its parameter, a list whose length is not `steps`.
+    """
+    if isinstance(lr, Tensor) and lr.ndim == 1 and len(lr) == steps:
+        lr = list(lr.unbind())
+    if isinstance(lr, (list, tuple)):
+        if len(lr) != steps:
+            raise InputError(f"lr has {len(lr)} entries for steps={steps}; give one for each step")
+        return Rates(tuple(_one(rate, shapes) for rate in lr))
+    return Rates((_one(lr, shapes),))
+
+
+def _one(lr: Any, shapes: Mapping[str, Sequence[int]]) -> Rate | dict[str, Rate]:
+    if not isinstance(lr, Mapping):
+        return checked_rate("lr", lr, ())
+    given = dict(named_leaves(lr))
+    missing = [name for name in shapes if name not in given]
+    if missing:
+        raise InputError(f"lr has no entry for {', '.join(missing)}; it has: {', '.join(given)}")
+    return {name: checked_rate(f"lr[{name!r}]", given[name], shape) for name, shape in shapes.items()}
+
+
+def checked_rate(what: str, rate: Any, shape: Sequence[int]) -> Rate:
+    """The rate of a parameter of this shape; a tensor's values are free, since learned rates may turn negative.
+
+    Raises:
+        InputError: neither a number above 0 nor a tensor that broadcasts to `shape`.
+    """
+    if isinstance(rate, Tensor):
+        sizes = zip(reversed(rate.shape), reversed(shape), strict=False)
+        if rate.ndim > len(shape) or any(a not in (1, b) for a, b in sizes):
+            raise InputError(f"{what} has shape {tuple(rate.shape)}, which does not fit {tuple(shape)}")
+        return rate
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+        raise InputError(f"{what} is {rate!r}; {FORMS}")
+    if not (rate > 0 and math.isfinite(rate)):
+        raise InputError(f"{what} is {rate!r}; {FORMS}")
+    return float(rate)
+
 
 LossFunction = Callable[[Nest, Nest], Tensor]
 Named = dict[str, Tensor]
@@ -157,3 +291,109 @@ def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
                 seen.add(following)
                 nodes.append(following)
     return found
+
+
+Advance = Callable[[Inner, Named, Named, Nest, int, int], Named]
+Run = Callable[[list[Tensor], bool], list[Tensor]]
+
+
+def unroll(advance: Advance, inner: Inner, fast: Named, frozen: Named, batch: Nest) -> Named:
+    """All inner steps of `advance(inner, fast, frozen, batch, first, last)`, checkpointed if asked for."""
+    if not (inner.checkpoint and inner.graph):
+        return advance(inner, fast, frozen, batch, 0, inner.steps)
+    length = math.ceil(math.sqrt(inner.steps))
+    others = [*frozen.values(), *tensors(batch), *inner.rates.tensors()]
+    for first in range(0, inner.steps, length):
+        last = min(first + length, inner.steps)
+        run = _segment(advance, inner, tuple(fast), tuple(frozen), batch, first, last)
+        moved = _Segment.apply(run, len(fast), *fast.values(), *others)
+        fast = dict(zip(fast, moved, strict=True))
+    return fast
+
+
+def _segment(
+    advance: Advance,
+    inner: Inner,
+    names: tuple[str, ...],
+    frozen_names: tuple[str, ...],
+    batch: Nest,
+    first: int,
+    last: int,
+) -> Run:
+    def run(values: list[Tensor], graph: bool) -> list[Tensor]:
+        rest = iter(values)
+        fast = {name: next(rest) for name in names}
+        frozen = {name: next(rest) for name in frozen_names}
+        data = rebuild(batch, rest)
+        rates = inner.rates.replaced(rest)
+        again = replace(inner, rates=rates, graph=graph, order=inner.order if graph else 1)
+        with differentiable_twice(inner.order):
+            return list(advance(again, again.start(fast), frozen, data, first, last).values())
+
+    return run
+
+
+class _Segment(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Run, moving: int, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.run, ctx.random, ctx.autocast = run, _RandomState(values), _Autocast(values[0].device.type)
+        ctx.save_for_backward(*values)
+        with torch.enable_grad():
+            moved = run([value.detach() for value in values], False)
+        return tuple(value.detach() for value in moved)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[2:]
+        values = [v.detach().requires_grad_(need) for v, need in zip(ctx.saved_tensors, needed, strict=True)]
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(repeated())
+            stack.enter_context(ctx.random.restored())
+            stack.enter_context(ctx.autocast.restored())
+            moved = ctx.run(values, True)
+        _check_hidden(moved, values)
+        wanted = [value for value in values if value.requires_grad]
+        paired = [(m, g) for m, g in zip(moved, gradients, strict=True) if m.requires_grad]
+        found = iter(torch.autograd.grad([m for m, _ in paired], wanted, [g for _, g in paired], allow_unused=True))
+        return None, None, *(next(found) if value.requires_grad else None for value in values)
+
+
+def _check_hidden(moved: list[Tensor], values: list[Tensor]) -> None:
+    # Leaves that the steps made themselves, of weights that ask for no gradient, share their memory.
+    known = {value.data_ptr() for value in values}
+    hidden = [leaf for leaf in leaves_of(moved) if leaf.data_ptr() not in known]
+    if hidden:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in hidden[:3])
+        raise InputError(
+            f"checkpoint=True cannot see tensors that loss_fn uses but is not given (shapes {shapes}): "
+            "put them into params and choose what adapts with only=..., or into the batch"
+        )
+
+
+class _RandomState:
+    """Random numbers as they were, so that dropout drops the same units again."""
+
+    def __init__(self, values: tuple[Tensor, ...]) -> None:
+        self.cpu = torch.get_rng_state()
+        self.cuda = {v.device.index: torch.cuda.get_rng_state(v.device) for v in values if v.is_cuda}
+
+    def restored(self) -> Any:
+        stack = ExitStack()
+        stack.enter_context(torch.random.fork_rng(devices=list(self.cuda)))
+        torch.set_rng_state(self.cpu)
+        for index, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, index)
+        return stack
+
+
+class _Autocast:
+    """Mixed precision as it was: the backward pass runs outside of the block, in another thread."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.enabled = device, torch.is_autocast_enabled(device)
+        self.dtype = torch.get_autocast_dtype(device)
+
+    def restored(self) -> Any:
+        return torch.autocast(self.device, self.dtype, self.enabled)

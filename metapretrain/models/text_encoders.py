@@ -1,22 +1,172 @@
-"""Text encoders: token ids in, one pooled embedding for each row out; any BERT-like model of transformers."""
+"""Text encoders: token ids in, one pooled embedding for each row out; and heads over embeddings of texts."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from metapretrain.checks import user_path
 from metapretrain.errors import InputError, one_of
-from metapretrain.models.attention_masks import expand_mask, mask_form
-from metapretrain.models.hub import load_pretrained
-from metapretrain.models.packages import ALIASES, package_folder
-from metapretrain.models.sentence_export import read_settings, save_folder
-from metapretrain.models.text_checks import check_length, check_model, longest
-from metapretrain.models.tiny_text import tiny_model, tiny_tokenizer
-from metapretrain.paths import user_path
+from metapretrain.models.hub import ALIASES, expand_mask, load_pretrained, mask_form, package_folder, quietly
+from metapretrain.models.scratch import tiny_model, tiny_tokenizer
+from metapretrain.training.checkpoint import write_sums
+
+
+def check_model(model: Any, tokenizer: Any) -> None:
+    """Refuse what is not an encoder with its own tokenizer.
+
+    Raises:
+        InputError: a decoder, or a tokenizer that has no padding, no vocabulary or more tokens than the model.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    config = model.config
+    kind = config.model_type
+    decodes = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if config.is_encoder_decoder or getattr(config, "is_decoder", False) or decodes:
+        raise InputError(f"{kind} is no encoder; give one of the kinds of BERT, RoBERTa, DistilBERT or MPNet")
+    if tokenizer.pad_token_id is None:
+        raise InputError(f"the tokenizer of {kind} has no padding token; set tokenizer.pad_token")
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise InputError(f"the tokenizer of {kind} has no vocabulary; save the tokenizer into the model's folder")
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise InputError(f"the tokenizer has {len(tokenizer)} tokens, the model {rows}; give the model's own tokenizer")
+
+
+def longest(model: Any, tokenizer: Any) -> int:
+    """Tokens that the model has positions for, at most what its tokenizer was made for."""
+    rows = getattr(model.config, "max_position_embeddings", 0) or tokenizer.model_max_length
+    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+        rows -= table.padding_idx + 1  # RoBERTa and MPNet number tokens from after the padding's position
+    return int(min(rows, tokenizer.model_max_length))
+
+
+def check_length(given: int | None, most: int) -> int:
+    """The length that was given, or the most that the model takes.
+
+    Raises:
+        InputError: not a whole number from 3 (a word between two special tokens) to `most`.
+
+    Example:
+        >>> check_length(None, 512)
+        512
+    """
+    if given is None:
+        return most
+    if isinstance(given, bool) or not isinstance(given, int) or not 3 <= given <= most:
+        raise InputError(f"max_length must be a whole number from 3 to {most}, what this model takes; got {given!r}")
+    return given
+
+
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_MODULES = {"": "sentence_transformers.models.Transformer", "1_Pooling": "sentence_transformers.models.Pooling"}
+
+
+class Settings(NamedTuple):
+    """How a folder of sentence-transformers pools, and the tokens that it takes; None where it does not say."""
+
+    pooling: str | None
+    max_length: int | None
+
+
+def read_settings(source: str) -> Settings:
+    """Read them from a folder or the hub; other models have none.
+
+    Raises:
+        InputError: a file of settings that is no JSON object, or a length that is none.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     read_settings(folder)
+        Settings(pooling=None, max_length=None)
+    """
+    pooling = _read(source, "1_Pooling/config.json")
+    mode = pooling.get("pooling_mode") or [name for key, name in _MODES.items() if pooling.get(key)]
+    if not isinstance(mode, str):
+        mode = "+".join(mode) or None
+    length = _read(source, "sentence_bert_config.json").get("max_seq_length")
+    if length is not None and (type(length) is not int or length < 1):
+        raise InputError(f"sentence_bert_config.json of {source}: max_seq_length must be 1 or more, got {length!r}")
+    return Settings(mode, length)
+
+
+def save_folder(
+    folder: Path, model: Any, tokenizer: Any, kept: Mapping[str, Tensor], pooling: str, max_length: int
+) -> None:
+    """Write a folder that `AutoModel`, `AutoTokenizer` and `SentenceTransformer` load.
+
+    Args:
+        kept: weights of the model that training left out.
+        pooling: `mean` or `cls`.
+        max_length: tokens a row may have.
+    """
+    writing = folder / ".writing"  # libraries write in pieces: what a killed call has left there is removed by the next
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    with quietly():
+        model.save_pretrained(writing, state_dict={**state, **{name: value.cpu() for name, value in kept.items()}})
+        tokenizer.save_pretrained(writing)
+    write_sums(writing)
+    modules = [
+        {"idx": row, "name": str(row), "path": path, "type": kind} for row, (path, kind) in enumerate(_MODULES.items())
+    ]
+    pool = {"word_embedding_dimension": model.config.hidden_size}
+    _write(writing / "modules.json", modules)
+    _write(writing / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    _write(writing / "1_Pooling" / "config.json", pool | {key: name == pooling for key, name in _MODES.items()})
+    for file in [path for path in writing.rglob("*") if path.is_file()]:
+        target = folder / file.relative_to(writing)
+        target.parent.mkdir(exist_ok=True)
+        file.replace(target)
+    shutil.rmtree(writing)
+
+
+def _read(source: str, file: str) -> dict[str, Any]:
+    from transformers.utils.hub import cached_file
+
+    if Path(source).is_dir():
+        path: str | None = str(Path(source) / file) if (Path(source) / file).is_file() else None
+    else:
+        path = cached_file(
+            source,
+            file,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    if path is None:
+        return {}
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a JSON object")
+    return content
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
 
 POOLINGS = ("cls", "mean")
 
@@ -35,7 +185,7 @@ class TextEncoder(nn.Module):
         features: D.
         max_length: tokens a row may have.
         recordable: whether an update can be recorded as a CUDA graph; see
-            :func:`metapretrain.models.attention_masks.mask_form`.
+            :func:`metapretrain.models.hub.mask_form`.
 
     Raises:
         InputError: unknown pooling, a model that is not an encoder, a tokenizer of another model or without padding,
@@ -241,3 +391,126 @@ def _columns(texts: Sequence[Any]) -> list[list[str]]:
         except UnicodeEncodeError:
             raise InputError(f"texts must be Unicode; number {place} has half of a character: {row!r}") from None
     return [list(column) for column in zip(*rows, strict=True)]
+
+
+COMBINES = ("add", "concat", "mult")
+
+
+class ClassHead(nn.Module):
+    """Dropout and one linear layer over an embedding of one text, or of a pair encoded together (table 3).
+
+    Args:
+        features: D.
+        outputs: C; with 1 the result is (B,).
+        dropout: probability, 0..1.
+
+    Source: prototypical pretraining for text, appendix A.1.1.
+
+    Example:
+        >>> ClassHead(384, 5)(torch.zeros(2, 384)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(self, features: int, outputs: int, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(features, outputs)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Embeddings (B, D) to logits (B, C), or to scores (B,) with one output."""
+        return _one_column(self.output(self.dropout(z)))
+
+
+class PairHead(nn.Module):
+    """An MLP over two embeddings: dropout and a linear layer for each, their combination, a linear layer.
+
+    It has no activation (tables 4 and 5): `mult` is bilinear in the two embeddings, `add` and `concat` are linear.
+
+    Args:
+        features: D.
+        outputs: C; with 1 the result is (B,).
+        combine: step 3 of the tables: `mult`, `add` or `concat`.
+        dropout: probability, 0..1.
+
+    Raises:
+        InputError: unknown combination.
+
+    Source: prototypical pretraining for text, appendix A.1.1; `add` and `concat` are rows of its poster.
+
+    Example:
+        >>> head = PairHead(384)
+        >>> sum(p.numel() for p in head.parameters())
+        296065
+        >>> head(torch.zeros(2, 384), torch.zeros(2, 384)).shape
+        torch.Size([2])
+    """
+
+    def __init__(self, features: int, outputs: int = 1, combine: str = "mult", dropout: float = 0.3) -> None:
+        super().__init__()
+        self.combine = one_of("combination", combine, COMBINES)
+        self.dropout = nn.Dropout(dropout)
+        self.first = nn.Linear(features, features)
+        self.second = nn.Linear(features, features)
+        self.output = nn.Linear(2 * features if combine == "concat" else features, outputs)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Embeddings (B, D) of both sentences to logits (B, C), or to scores (B,) with one output."""
+        a, b = self.first(self.dropout(a)), self.second(self.dropout(b))
+        if self.combine == "mult":
+            z = a * b
+        elif self.combine == "add":
+            z = a + b
+        else:
+            z = torch.cat([a, b], dim=-1)
+        return _one_column(self.output(z))
+
+
+def share_hidden(head: PairHead, other: PairHead) -> None:
+    """Let `other` use the hidden layers of `head`: one pair of linear layers, trained by both tasks.
+
+    Raises:
+        InputError: their embeddings differ in size.
+
+    Example:
+        >>> para, sts = PairHead(8), PairHead(8)
+        >>> share_hidden(para, sts)
+        >>> sum(p.numel() for p in nn.ModuleList([para, sts]).parameters())  # 2 x 72 hidden, 2 x 9 output
+        162
+    """
+    sizes = head.first.in_features, other.first.in_features
+    if sizes[0] != sizes[1]:
+        raise InputError(f"heads over {sizes[0]} and {sizes[1]} features cannot share hidden layers; build both alike")
+    other.first, other.second = head.first, head.second
+
+
+class CosineHead(nn.Module):
+    """Similarity of two embeddings as a score: low + (high - low) ReLU(cos(a, b)); it has no parameters.
+
+    Pairs with a negative cosine score `low` and give no gradient.
+
+    Args:
+        low, high: the range of the scores.
+
+    Raises:
+        InputError: `low` is not below `high`.
+
+    Source: prototypical pretraining for text, section 4.2.
+
+    Example:
+        >>> CosineHead()(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 4.0]]))
+        tensor([3.])
+    """
+
+    def __init__(self, low: float = 0.0, high: float = 5.0) -> None:
+        super().__init__()
+        if not low < high:
+            raise InputError(f"scores must have a range: low {low} is not below high {high}")
+        self.low, self.high = low, high
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Embeddings (B, D) of both sentences to scores (B,) in low..high."""
+        return self.low + (self.high - self.low) * F.relu(F.cosine_similarity(a, b, dim=-1))
+
+
+def _one_column(z: Tensor) -> Tensor:
+    return z.squeeze(-1) if z.shape[-1] == 1 else z

@@ -1,14 +1,9 @@
 """Soft prompts for frozen language models, and their initialisation learned by MAML."""
 
-from metapretrain.prompts.adapter import read_adapter, write_adapter
-from metapretrain.prompts.batch import PromptBatch
-from metapretrain.prompts.fitting import Fitted
-from metapretrain.prompts.learner import PromptMAML
-from metapretrain.prompts.outer_step import OuterStep
-from metapretrain.prompts.prompted import PromptedModel
-from metapretrain.prompts.soft_prompt import SoftPrompt
-from metapretrain.prompts.template import PromptTemplate
-from metapretrain.prompts.verbalizer import Verbalizer
+from metapretrain.prompts.learner import Fitted, OuterStep, PromptMAML
+from metapretrain.prompts.model import PromptedModel
+from metapretrain.prompts.soft_prompt import SoftPrompt, read_adapter, write_adapter
+from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer
 
 __all__ = [
     "Fitted",

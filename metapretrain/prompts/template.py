@@ -1,17 +1,243 @@
-"""The hard part of a hybrid prompt: text around the sentences and the place of the answer."""
+"""The hard part of a hybrid prompt: text around the sentences, the place of the answer, and label words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.prompts.batch import PromptBatch, padded
-from metapretrain.prompts.tokens import Ids, continued_ids, plain_ids, special_ids, token_id
+
+WHOLE = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Tokenised rows; `...` is (B,), or (K, m) for m rows of each of K tasks.
+
+    `answer` is the position of the mask or sentinel token; for decoder-only models, of the token before the
+    answer. `truncated` counts the rows that were cut.
+
+    Example:
+        >>> ids = torch.tensor([[5, 6, 0], [7, 8, 9]])
+        >>> batch = PromptBatch(ids, (ids > 0).long(), torch.tensor([1, 2]))
+        >>> batch.shape, batch.take(torch.tensor([[0], [1]])).shape
+        ((2,), (2, 1))
+    """
+
+    input_ids: Tensor  # (..., N) int64
+    attention_mask: Tensor  # (..., N) int64
+    answer: Tensor  # (...) int64
+    labels: Tensor | None = None  # (...) int64
+    truncated: int = 0
+
+    @classmethod
+    def of(cls, *leaves: Tensor) -> PromptBatch:
+        """The batch of :meth:`leaves`."""
+        ids, mask, answer, *labels = leaves
+        return cls(ids, mask, answer, labels[0] if labels else None)
+
+    def leaves(self) -> list[Tensor]:
+        """Its tensors: ids, mask, answers, and labels if there are any."""
+        return [self.input_ids, self.attention_mask, self.answer, *([] if self.labels is None else [self.labels])]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The leading dimensions."""
+        return tuple(self.answer.shape)
+
+    def __len__(self) -> int:
+        return len(self.answer)
+
+    def take(self, rows: Tensor) -> PromptBatch:
+        """The rows of these numbers, in the shape of `rows`."""
+        return self._each(lambda tensor: tensor[rows])
+
+    def to(self, device: torch.device | str) -> PromptBatch:
+        """The batch on `device`."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def trimmed(self, multiple: int = 8) -> PromptBatch:
+        """Without columns that are padding in every row, to a width that is a multiple (waits for the device).
+
+        Raises:
+            InputError: there are no rows, or `multiple` is below 1.
+
+        Example:
+            >>> ids = torch.tensor([[5, 6, 0, 0, 0]])
+            >>> PromptBatch(ids, (ids > 0).long(), torch.tensor([1])).trimmed(multiple=1).input_ids
+            tensor([[5, 6]])
+        """
+        if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
+            raise InputError(f"multiple must be an integer of at least 1, not {multiple!r}")
+        check_batch("the batch", self)
+        rows = right_padded(self)
+        longest = int(rows.attention_mask.sum(-1).max())
+        width = max(multiple, -(-longest // multiple) * multiple)
+        return replace(rows, input_ids=rows.input_ids[..., :width], attention_mask=rows.attention_mask[..., :width])
+
+    def flat(self) -> PromptBatch:
+        """The same rows with one leading dimension."""
+        width, count = self.input_ids.shape[-1], len(self.shape)
+        return self._each(lambda t: t.reshape(-1, width) if t.ndim > count else t.reshape(-1))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> PromptBatch:
+        labels = None if self.labels is None else change(self.labels)
+        return PromptBatch(
+            change(self.input_ids), change(self.attention_mask), change(self.answer), labels, self.truncated
+        )
+
+
+def check_batch(what: str, batch: PromptBatch) -> None:
+    """Raise InputError unless the tensors of `batch` fit each other; no value is read, so no device is waited for.
+
+    Example:
+        >>> ids = torch.zeros(0, 4, dtype=torch.int64)
+        >>> check_batch("query", PromptBatch(ids, ids, ids[:, 0]))
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: query has no rows: its shape is (0,)
+    """
+    if not isinstance(batch, PromptBatch):
+        raise InputError(f"{what} must be a PromptBatch, as encode returns it, not a {type(batch).__name__}")
+    ids, shape = batch.input_ids, batch.shape
+    if not batch.answer.numel() or not shape:
+        raise InputError(f"{what} has no rows: its shape is {shape}")
+    parts = {"input_ids": ids, "attention_mask": batch.attention_mask, "answer": batch.answer, "labels": batch.labels}
+    for name, tensor in parts.items():
+        if tensor is None:
+            continue
+        wanted = shape if name in ("answer", "labels") else (*shape, *ids.shape[-1:])
+        if tuple(tensor.shape) != wanted or tensor.dtype not in WHOLE or tensor.device != ids.device:
+            raise InputError(
+                f"{name} of {what} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device};"
+                f" give int64 {wanted} on {ids.device}"
+            )
+    if not ids.shape[-1]:
+        raise InputError(f"{what} has rows of no tokens: its input_ids are {tuple(ids.shape)}")
+
+
+def check_tasks(what: str, batch: PromptBatch) -> None:
+    """Raise InputError unless the batch holds labelled rows (K, m), m of each of K tasks."""
+    check_batch(what, batch)
+    if len(batch.shape) != 2 or batch.labels is None:
+        given = "no labels" if batch.labels is None else f"rows of shape {batch.shape}"
+        raise InputError(f"{what} has {given}; give labelled rows (K, m): m rows of each of K tasks")
+
+
+def right_padded(batch: PromptBatch) -> PromptBatch:
+    """The rows with all padding moved behind the tokens, which neither prompt nor positions then see.
+
+    Example:
+        >>> ids = torch.tensor([[0, 5, 6]])
+        >>> right_padded(PromptBatch(ids, (ids > 0).long(), torch.tensor([2])))
+        PromptBatch(input_ids=tensor([[5, 6, 0]]), ..., answer=tensor([1]), ...)
+    """
+    mask = batch.attention_mask
+    order = torch.argsort(1 - mask, dim=-1, stable=True)
+    before = mask.cumsum(-1).gather(-1, batch.answer.clamp(min=0)[..., None])[..., 0] - 1
+    return replace(
+        batch,
+        input_ids=batch.input_ids.gather(-1, order),
+        attention_mask=mask.gather(-1, order),
+        answer=torch.where(batch.answer < 0, batch.answer, before),
+    )
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask (B, N) of rows of unequal length, padded on the right.
+
+    Raises:
+        InputError: there are no rows.
+    """
+    if not rows:
+        raise InputError("no texts were given; give at least one row")
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = (torch.arange(max(1, int(lengths.max()))) < lengths[:, None]).long()
+    ids = torch.full(mask.shape, pad)
+    ids[mask.bool()] = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
+    return ids, mask
+
+
+Ids = list[int]
+ANCHORS = ("a", "x", "0", "the")
+
+
+def plain_ids(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
+    """Ids of each text at the start of a sequence; what looks like a special token in it is plain text.
+
+    Raises:
+        InputError: no tokenizer, or a text that is no string of whole characters.
+    """
+    if not texts:
+        return []
+    if not callable(tokenizer):
+        raise InputError(f"give a tokenizer of transformers, not a {type(tokenizer).__name__}")
+    for text in texts:
+        if not isinstance(text, str) or not _is_unicode(text):
+            raise InputError(f"{text!r} is no text that can be tokenised; give a string of whole characters")
+    found = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    return [list(row) for row in found["input_ids"]]
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8, which half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def continued_ids(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
+    """Ids of each text where it follows other text: `" good"` is one token of GPT-2, and `"▁good"` one of T5.
+
+    Each is read behind an anchor whose own ids are then cut off; a text that merges with all anchors is read
+    as the start of a sequence.
+    """
+    found: dict[int, Ids] = {row: [] for row, text in enumerate(texts) if not text}
+    for anchor in ANCHORS:
+        rows = [row for row in range(len(texts)) if row not in found]
+        head = plain_ids(tokenizer, [anchor])[0]
+        for row, ids in zip(rows, plain_ids(tokenizer, [anchor + texts[row] for row in rows]), strict=True):
+            if head and ids[: len(head)] == head:
+                found[row] = ids[len(head) :]
+    rows = [row for row in range(len(texts)) if row not in found]
+    found.update(zip(rows, plain_ids(tokenizer, [texts[row].strip() for row in rows]), strict=True))
+    return [found[row] for row in range(len(texts))]
+
+
+def special_ids(tokenizer: Any) -> tuple[Ids, Ids]:
+    """The special tokens that the tokenizer puts before and after a text.
+
+    Raises:
+        InputError: the tokenizer changes the text itself when it adds them.
+    """
+    plain, whole = plain_ids(tokenizer, ["a"])[0], list(tokenizer("a")["input_ids"])
+    for start in range(len(whole) - len(plain) + 1):
+        if plain and whole[start : start + len(plain)] == plain:
+            return whole[:start], whole[start + len(plain) :]
+    name = type(tokenizer).__name__
+    raise InputError(f"{name} makes other ids of a text when it adds special tokens; use another tokenizer")
+
+
+def token_id(tokenizer: Any, token: str | None) -> int | None:
+    """Id of a token of the vocabulary, or None."""
+    found = None if token is None else tokenizer.convert_tokens_to_ids(token)
+    return None if found is None or found == tokenizer.unk_token_id else int(found)
+
 
 KINDS = ("decoder-only", "encoder-decoder", "masked")
 SENTINEL = "<extra_id_0>"
@@ -105,7 +331,7 @@ class PromptTemplate:
                 the mask or sentinel token that is needed, or a slot behind the answer of a decoder-only model.
 
         Example:
-            >>> from metapretrain.models.tiny_text import tiny_tokenizer
+            >>> from metapretrain.models.scratch import tiny_tokenizer
             >>> batch = PromptTemplate("It is <X>.").encode(tiny_tokenizer(), "masked", ["no", ""])
             >>> tiny_tokenizer().batch_decode(batch.input_ids), batch.answer.tolist()
             (['[CLS] no it is [MASK]. [SEP]', '[CLS] it is [MASK]. [SEP] [PAD]'], [4, 3])
@@ -207,3 +433,84 @@ def _shortened(lengths: list[int], room: int) -> list[int]:
     if second == short:
         return [room - short, short]
     return [room - room // 2, room // 2]
+
+
+class Verbalizer:
+    """One word a label, in the order of the labels, checked against a tokenizer.
+
+    Args:
+        words: for example terrible, bad, maybe, good, great for five classes (Huang et al., section 3.1).
+        tokenizer: of transformers.
+        several: allow words of several tokens; a word's score is then the sum of its tokens' log-probabilities.
+        space: a space stands before the answer in the template.
+
+    Raises:
+        InputError: fewer than two words, a word that is empty, unknown to the tokenizer or (unless `several`)
+            of several tokens, or two labels with the same tokens or one the beginning of the other.
+
+    Example:
+        >>> from metapretrain.models.scratch import tiny_tokenizer
+        >>> Verbalizer(["no", "ok"], tiny_tokenizer())
+        Verbalizer(no, ok)
+        >>> Verbalizer(["no", "yes"], tiny_tokenizer())
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: label word 'yes' is 2 tokens (ye ##s); use a word of one token, or pass ...
+    """
+
+    def __init__(self, words: Sequence[str], tokenizer: Any, *, several: bool = False, space: bool = True) -> None:
+        if not isinstance(words, list | tuple) or len(words) < 2 or not all(isinstance(word, str) for word in words):
+            raise InputError(f"give one word for each of at least two labels, not {words!r}")
+        empty = [label for label, word in enumerate(words) if not word.strip()]
+        if empty:
+            raise InputError(f"the word of label {empty[0]} is empty")
+        self.words = tuple(word.strip() for word in words)
+        self.tokenizer, self.several, self.space = tokenizer, several, space
+        self.tokens = continued_ids(tokenizer, [f" {word}" if space else word for word in self.words])
+        self._check_known()
+        self._check_single()
+        self._check_distinct()
+        self.longest = max(map(len, self.tokens))
+        self._padded: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __repr__(self) -> str:
+        return f"Verbalizer({', '.join(self.words)})"
+
+    def padded(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+        """Ids int64 (C, T) and which of them are tokens of the word (C, T), bool; copied to a device once."""
+        where = torch.device("cpu" if device is None else device)
+        if where not in self._padded:
+            with torch.inference_mode(False):  # a training may use them next
+                self._padded[where] = self._padded_on(where)
+        return self._padded[where]
+
+    def _padded_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        lengths = torch.tensor([len(ids) for ids in self.tokens])
+        real = torch.arange(self.longest) < lengths[:, None]
+        ids = torch.zeros(real.shape, dtype=torch.int64)
+        ids[real] = torch.tensor([token for ids in self.tokens for token in ids])
+        return ids.to(device), real.to(device)
+
+    def _check_known(self) -> None:
+        unknown = self.tokenizer.unk_token_id
+        for word, ids in zip(self.words, self.tokens, strict=True):
+            # GPT-2 names an ordinary token as its unknown one, which its byte fallback never gives.
+            if not ids or (unknown is not None and unknown in ids):
+                raise InputError(f"label word {word!r} is unknown to {type(self.tokenizer).__name__}; use another one")
+
+    def _check_single(self) -> None:
+        for word, ids in zip(self.words, self.tokens, strict=True):
+            if len(ids) > 1 and not self.several:
+                parts = " ".join(self.tokenizer.convert_ids_to_tokens(ids))
+                raise InputError(
+                    f"label word {word!r} is {len(ids)} tokens ({parts}); use a word of one token, or pass several=True"
+                )
+
+    def _check_distinct(self) -> None:
+        for (word, ids), (other, longer) in permutations(zip(self.words, self.tokens, strict=True), 2):
+            if longer[: len(ids)] == ids:
+                how = "the same tokens as" if ids == longer else "the first tokens of"
+                raise InputError(f"label word {word!r} is {how} {other!r}: they cannot be told apart")

@@ -1,27 +1,171 @@
-"""The prototypical pretraining loss, standard and query mode, over a batch or an epoch's prototypes."""
+"""The prototypical pretraining loss, standard and query mode, over a batch or an epoch's prototypes.
+
+The keys are draws of the SplitMix64 stream (Steele, Lea and Flood, 2014) computed in wrapping int64
+arithmetic. Unlike a torch.Generator this gives one split on CPU and GPU, can be captured in a CUDA graph,
+and is resumed from the call counter.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
+from metapretrain.distributed import gather_rows
 from metapretrain.errors import InputError, one_of
-from metapretrain.gather import gather_rows
-from metapretrain.protonet.distances import (
+from metapretrain.protonet.prototypes import (
     DISTANCES,
+    check_num_classes,
+    check_shapes,
     check_temperature,
+    class_ids,
+    class_sums,
+    dense_ids,
     masked,
     result_dtype,
     wide_dtype,
     wide_logits,
 )
-from metapretrain.protonet.labels import MODES
-from metapretrain.protonet.prototypes import check_num_classes, check_shapes, class_ids, class_sums, dense_ids
-from metapretrain.protonet.split import random_queries, split_keys, stratified_queries
+
+MODES = ("standard", "query")
+
+
+def check_labels(y: Tensor | Sequence[int] | Any, *, mode: str = "standard", num_classes: int | None = None) -> Tensor:
+    """Check that the prototypical loss can use these labels, and return them as int64 (B,).
+
+    The loss itself never looks at label values, because that would wait for the device.
+
+    Args:
+        y: (B,) whole numbers on the CPU: tensor, array or list. With `gather=True`, those of all ranks
+            together.
+        mode: the loss's mode.
+        num_classes: the loss's num_classes; when given, labels are 0..num_classes-1.
+
+    Raises:
+        InputError: not one-dimensional, empty, not whole numbers, not on the CPU, outside 0..num_classes-1;
+            in query mode, fewer than 2 rows or no class with 2 examples (no query could have a prototype).
+
+    Example:
+        >>> check_labels([3, 3, 8], mode="query").tolist()
+        [3, 3, 8]
+        >>> check_labels([0, 1, 2], mode="query")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: every class of the batch has one example (3 rows, 3 classes), so in \
+query mode no query has a prototype; use larger or class-balanced batches, or mode="standard"
+    """
+    one_of("mode", mode, MODES)
+    try:
+        labels = torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"labels are a {type(y).__name__} that makes no tensor; give whole numbers (B,)") from None
+    if labels.device.type != "cpu":
+        raise InputError(f"labels are on {labels.device}; check them on the CPU, before they are moved")
+    if labels.dim() != 1 or labels.numel() == 0:
+        raise InputError(f"labels have shape {tuple(labels.shape)}; give (B,) with B at least 1")
+    if labels.is_floating_point() or labels.is_complex():
+        raise InputError(f"labels are {labels.dtype}; give whole numbers, for example y.long()")
+    labels = labels.long()
+    if num_classes is not None:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= num_classes:
+            raise InputError(
+                f"labels run from {low} to {high} but num_classes={num_classes} allows 0 to "
+                f"{num_classes - 1}; raise num_classes, or leave unlabelled rows (-1) out"
+            )
+    if mode == "query":
+        classes = int(torch.unique(labels).numel())
+        if classes == len(labels):
+            raise InputError(
+                f"every class of the batch has one example ({len(labels)} rows, {classes} classes), "
+                "so in query mode no query has a prototype; use larger or class-balanced batches, "
+                'or mode="standard"'
+            )
+    return labels
+
+
+def _signed(x: int) -> int:
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >> 63 else x
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift: int64 shifts copies of the sign in, which the mask removes."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser, a bijection on int64."""
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def _mixed(x: int) -> int:
+    """:func:`mix` of a Python number."""
+    x &= (1 << 64) - 1
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
+        x = ((x ^ (x >> bits)) * factor) & ((1 << 64) - 1)
+    return _signed(x ^ (x >> 31))
+
+
+def split_keys(seed: int, calls: Tensor, rows: int) -> Tensor:
+    """(rows,) int64 keys, all different: draws ``calls * 2**32 + row`` of the stream that `seed` starts.
+
+    Args:
+        seed: any whole number.
+        calls: 0-d int64 tensor, the number of calls before this one; its device is the keys'.
+        rows: B.
+    """
+    row = torch.arange(rows, device=calls.device, dtype=torch.int64)
+    return mix(((calls << 32) + row) * _GAMMA + _mixed(seed))
+
+
+def query_count(rows: int, query_fraction: float) -> int:
+    """Number of queries in a batch of `rows`: the rounded fraction, but never an empty side.
+
+    Example:
+        >>> query_count(128, 0.25), query_count(2, 0.1)
+        (32, 1)
+    """
+    return max(1, min(rows - 1, round(query_fraction * rows)))
+
+
+def random_queries(keys: Tensor, query_fraction: float) -> Tensor:
+    """The :func:`query_count` rows (Q,) with the lowest keys."""
+    return torch.argsort(keys)[: query_count(len(keys), query_fraction)]
+
+
+def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor:
+    """(B,) bool: in each class the rounded fraction, at least 1 and never all; none in a class of one.
+
+    Sorted by class and then by key, a row's place in its class is its position minus the position where its
+    class starts.
+
+    Example:
+        >>> y = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+        >>> stratified_queries(torch.arange(7), y, 0.25).tolist()
+        [True, False, False, False, True, False, False]
+    """
+    by_key = torch.argsort(keys)
+    order = by_key[torch.argsort(y[by_key], stable=True)]
+    ordered = y[order].contiguous()
+    start = torch.searchsorted(ordered, ordered)
+    size = torch.searchsorted(ordered, ordered, right=True) - start
+    wanted = (size.float() * query_fraction).round().long().clamp_min(1)
+    place = torch.arange(len(y), device=y.device) - start
+    chosen = place < torch.minimum(wanted, size - 1)
+    return torch.zeros_like(chosen).scatter(0, order, chosen)
+
 
 _MEMORY = ("memory_sums", "memory_counts")
 IGNORED = -100  # the label of a row without a loss

@@ -1,11 +1,11 @@
 """The training loop, checkpoints and the run folder."""
 
-from metapretrain.training.checkpoint import Checkpoint, CheckpointError, load_latest, save
-from metapretrain.training.checks import TrainingError
+from metapretrain.files import CheckpointError
+from metapretrain.training.checkpoint import Checkpoint, load_latest, save
+from metapretrain.training.engine import TrainingError
 from metapretrain.training.loop import Stream, TrainReport, train
 from metapretrain.training.run_folder import RunFolder
-from metapretrain.training.schedule import learning_rate
-from metapretrain.training.settings import TrainSettings
+from metapretrain.training.settings import TrainSettings, learning_rate
 
 __all__ = [
     "Checkpoint",

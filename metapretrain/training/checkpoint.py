@@ -16,13 +16,19 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from metapretrain.errors import InputError
-from metapretrain.tensors import encode
-from metapretrain.training.files import json_bytes, reason, sync_folder, write_durably
-from metapretrain.training.packing import pack, unpack
-from metapretrain.training.tensor_files import CheckpointError as CheckpointError
-from metapretrain.training.tensor_files import load_tensors as load_tensors
-from metapretrain.training.tensor_files import no_pickle
-from metapretrain.training.tensor_files import save_tensors as save_tensors
+from metapretrain.files import (
+    CheckpointError,
+    encode,
+    json_bytes,
+    no_pickle,
+    one_line_errors,
+    pack,
+    reason,
+    sync_folder,
+    unpack,
+    write_durably,
+    write_file,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +93,7 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
         sync_folder(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(
-            f"cannot write checkpoint {folder / name}: {reason(error)}; {_last(folder)}"
-        ) from error
+        raise CheckpointError(f"cannot write checkpoint {folder / name}: {reason(error)}; {_last(folder)}") from error
     _prune(folder, step, keep)
     return folder / name
 
@@ -110,9 +114,7 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     """
     folder = Path(folder)
     if folder.is_file():
-        raise CheckpointError(
-            f"{folder} is a file; a checkpoint is a folder of step-* folders. {no_pickle(folder)}"
-        )
+        raise CheckpointError(f"{folder} is a file; a checkpoint is a folder of step-* folders. {no_pickle(folder)}")
     found = _checkpoints(folder)
     for step, path in found:
         try:
@@ -120,9 +122,7 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
         except CheckpointError as error:
             _log.warning("%s; trying the checkpoint before it", error)
     if found:
-        raise CheckpointError(
-            f"no checkpoint in {folder} can be read (see the warnings); start again in another --out"
-        )
+        raise CheckpointError(f"no checkpoint in {folder} can be read (see the warnings); start again in another --out")
     return None
 
 
@@ -140,14 +140,11 @@ def _decode(path: Path, step: int) -> Any:
     manifest = _json(path / _MANIFEST, written)
     try:
         if manifest["schema"] != SCHEMA:
-            raise CheckpointError(
-                f"{path / _MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}"
-            )
+            raise CheckpointError(f"{path / _MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}")
         if manifest["step"] != step or json_bytes(manifest) != written:  # it holds no checksum of itself
             raise CheckpointError(f"{path / _MANIFEST} is damaged: not the bytes that were written")
         sums = {
-            file: (manifest["files"][file]["bytes"], manifest["files"][file]["sha256"])
-            for file in (_TENSORS, _STATE)
+            file: (manifest["files"][file]["bytes"], manifest["files"][file]["sha256"]) for file in (_TENSORS, _STATE)
         }
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is damaged") from error
@@ -160,9 +157,7 @@ def _decode(path: Path, step: int) -> Any:
             raise CheckpointError(f"{path / file} is damaged: its SHA-256 is not the one of the manifest")
     stored = _json(path / _STATE, data[_STATE])
     if stored.get("step") != step:
-        raise CheckpointError(
-            f"{path / _STATE} is of step {stored.get('step')}, the folder's name says {step}"
-        )
+        raise CheckpointError(f"{path / _STATE} is of step {stored.get('step')}, the folder's name says {step}")
     try:
         return unpack(stored["state"], safetensors.torch.load(data[_TENSORS]))
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
@@ -194,11 +189,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, path), newest first; one set aside for a new one of its step comes after that one."""
     if not folder.is_dir():
         return []
-    found = [
-        (match, path)
-        for path in folder.iterdir()
-        if (match := _FOLDER.fullmatch(path.name)) and path.is_dir()
-    ]
+    found = [(match, path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name)) and path.is_dir()]
     found.sort(key=lambda pair: (int(pair[0]["step"]), pair[0]["replaced"] is None), reverse=True)
     return [(int(match["step"]), path) for match, path in found]
 
@@ -236,9 +227,64 @@ def _last(folder: Path) -> str:
         found = _checkpoints(folder)
     except OSError:
         found = []
-    before = (
-        f"the last checkpoint, {found[0][1].name}, is untouched"
-        if found
-        else "there is no checkpoint before it"
-    )
+    before = f"the last checkpoint, {found[0][1].name}, is untouched" if found else "there is no checkpoint before it"
     return f"{before}; make room or choose another --out, then continue with --resume"
+
+
+SUMS = "weights.sha256"
+
+
+def write_sums(folder: Path) -> None:
+    """Write the SHA-256 of a folder's weights, those in its own folders too, as `sha256sum --check` reads it.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_file(folder / SUMS, "".join(f"{_sha256_of(file)}  {name}\n" for name, file in _weights(folder).items()))
+
+
+def check_sums(folder: Path) -> None:
+    """Refuse weights that :func:`write_sums` has not seen; a folder without such a file is not checked.
+
+    Raises:
+        InputError: a file of weights is damaged or of another run, or one beside the checksums is not listed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     weights = Path(folder) / "w.safetensors"
+        ...     written = weights.write_bytes(b"ours")
+        ...     write_sums(Path(folder))
+        ...     written = weights.write_bytes(b"another's")
+        ...     check_sums(Path(folder))
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: ...w.safetensors is damaged, or of another run: its checksum is not that in ...
+    """
+    file = folder / SUMS
+    if not file.is_file():
+        return
+    with one_line_errors(f"cannot read {file}"):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for name, weights in _weights(folder).items():
+        if name not in sums and "/" in name:
+            continue  # what was put into a folder of its own afterwards
+        if name not in sums:
+            raise InputError(f"{file} is damaged: it has no {name}; remove it if the weights are right")
+        if _sha256_of(weights) != sums[name]:
+            raise InputError(
+                f"{weights} is damaged, or of another run: its checksum is not that in {file}; put the right file "
+                f"back, or remove {SUMS} if you changed the weights yourself"
+            )
+
+
+def _weights(folder: Path) -> dict[str, Path]:
+    """All files of weights by their path in the folder; a checkpoint has a manifest of its own."""
+    found = {file.relative_to(folder): file for file in sorted(folder.rglob("*.safetensors"))}
+    return {name.as_posix(): file for name, file in found.items() if name.parts[0] != "checkpoint"}
+
+
+def _sha256_of(file: Path) -> str:
+    with one_line_errors(f"cannot read {file}"), file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from metapretrain.extras import INSTALL
+from metapretrain.checks import INSTALL
 
 _PACKAGES = (
     "metapretrain",
@@ -160,17 +160,11 @@ def doctor() -> str:
 def _devices() -> list[tuple[str, str]]:
     rows = [("cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads")]
     if not torch.cuda.is_available():
-        build = (
-            f"built for CUDA {torch.version.cuda}, no usable GPU"
-            if torch.version.cuda
-            else "built without CUDA"
-        )
+        build = f"built for CUDA {torch.version.cuda}, no usable GPU" if torch.version.cuda else "built without CUDA"
         return [*rows, ("cuda", f"not available ({build})")]
     for i in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(i)
-        rows.append(
-            (f"cuda:{i}", f"{card.name}, {card.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
-        )
+        rows.append((f"cuda:{i}", f"{card.name}, {card.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"))
     return rows
 
 
@@ -193,12 +187,7 @@ def _git(folder: Path, *words: str) -> str | None:
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            env=surroundings,
-            check=True,
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, env=surroundings, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -12,15 +12,27 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from metapretrain.distributed import share_norms
 from metapretrain.training import checkpoint
-from metapretrain.training.checks import TrainingError, check_settings, load_states, refuse_bad_weights
-from metapretrain.training.devices import compile_parts, make_accelerator, random_state, set_random_state
-from metapretrain.training.engine import Engine, build_optimizer, moving_average
-from metapretrain.training.memory import memory_held, out_of_memory
+from metapretrain.training.devices import (
+    compile_parts,
+    make_accelerator,
+    memory_held,
+    out_of_memory,
+    random_state,
+    set_random_state,
+)
+from metapretrain.training.engine import (
+    Engine,
+    TrainingError,
+    build_optimizer,
+    check_settings,
+    load_states,
+    moving_average,
+    refuse_bad_weights,
+)
 from metapretrain.training.run_folder import RunFolder
-from metapretrain.training.schedule import learning_rate
-from metapretrain.training.settings import TrainSettings
-from metapretrain.training.shared_norms import share_norms
+from metapretrain.training.settings import TrainSettings, learning_rate
 
 log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 60.0
@@ -83,7 +95,7 @@ def train(
         title: of the progress bar.
 
     Over several processes, BatchNorm of `step` takes the rows of all in training mode, also afterwards
-    (:func:`metapretrain.training.shared_norms.share_norms`), unless `settings.local_batchnorm`.
+    (:func:`metapretrain.distributed.share_norms`), unless `settings.local_batchnorm`.
 
     Raises:
         TrainingError: a NaN or infinite loss, out of memory, or a stream that ends before the last step.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import logging
 import os
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.training.configuration import check_same, flatten
+from metapretrain.files import json_bytes, one_line_errors, plain, read_json, write_all, write_whole
 from metapretrain.training.environment import (
     command,
     commit,
@@ -25,14 +27,74 @@ from metapretrain.training.environment import (
     versions,
     without_absolute_paths,
 )
-from metapretrain.training.files import json_bytes, one_line_errors, plain, read_json, write_whole
-from metapretrain.training.lock import Lock
-from metapretrain.training.metrics_file import METRICS, MetricsFile
-from metapretrain.training.metrics_file import read_metrics as read_metrics
-from metapretrain.training.projector import cut_embeddings, write_embedding
-from metapretrain.training.tracking import Tracker
+from metapretrain.training.logs import METRICS, MetricsFile, Tracker, cut_embeddings, write_embedding
+from metapretrain.training.settings import check_same, flatten
 
 _log = logging.getLogger(__name__)
+_held: set[int] = set()
+
+
+class Lock:
+    """An exclusive lock on a file, held until :meth:`release` or the process's end (kill -9 included).
+
+    The operating system holds it (``flock``), so no file is left that must be cleaned away. Forked children
+    close their copy: a data-loader worker that outlives a killed run does not keep its folder locked.
+
+    Args:
+        file: made when missing, never removed.
+
+    Raises:
+        InputError: another process (or another run of this one) holds it.
+        OSError: the file cannot be made.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = Lock(Path(folder) / ".lock")
+        ...     first.release()
+        ...     Lock(Path(folder) / ".lock").release()
+    """
+
+    def __init__(self, file: Path) -> None:
+        import fcntl
+
+        self._descriptor: int | None = None
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 64).decode(errors="replace").strip()
+            os.close(descriptor)
+            by = f" by process {holder}" if holder.isdigit() else ""
+            raise InputError(f"{file.parent} is in use{by}; wait for it to end or choose another --out") from error
+        except OSError as error:
+            if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}:
+                os.close(descriptor)
+                raise
+            _log.warning("the file system of %s has no locks: start no second run in it", file.parent)
+        os.ftruncate(descriptor, 0)
+        write_all(descriptor, f"{os.getpid()}\n".encode())
+        _held.add(descriptor)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give the lock free; a second call does nothing."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor in _held:
+                _held.discard(descriptor)
+                os.close(descriptor)
+
+
+def _close_in_child() -> None:
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
 
 _CONFIG, _RESULT = "config.json", "result.json"
 _ROOM = "make room or choose another --out, then continue with --resume"
@@ -48,9 +110,7 @@ class RunFolder:
         seconds_before: wall time of earlier sessions, set by a loop that resumes; added to ``wall_s``.
     """
 
-    def __init__(
-        self, path: Path, config: dict[str, Any], device: str, lock: Lock | None, main: bool
-    ) -> None:
+    def __init__(self, path: Path, config: dict[str, Any], device: str, lock: Lock | None, main: bool) -> None:
         self.path, self.config, self.device, self.main = path, config, device, main
         self.seconds_before = 0.0
         self._lock = lock
@@ -87,6 +147,7 @@ class RunFolder:
 
         Example:
             >>> import tempfile
+            >>> from metapretrain.training.logs import read_metrics
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     with RunFolder.open(folder, {"method": "prl", "seed": 0}) as run:
             ...         run.log(1, "train", {"loss": 0.5})
@@ -280,9 +341,7 @@ class RunFolder:
                 write_whole(self.path / _CONFIG, json_bytes({"config": self.config, **about}))
             return
         if not resume:
-            raise InputError(
-                f"{self.path} already holds a run; continue it with --resume or choose another --out"
-            )
+            raise InputError(f"{self.path} already holds a run; continue it with --resume or choose another --out")
         check_same(self.path, stored.get("config"), self.config, may_change)
         started = "%s was started with %s and goes on with %s: its end may differ in the last bits"
         about, before = flatten({"versions": versions(), "device": self.device}), flatten(stored)

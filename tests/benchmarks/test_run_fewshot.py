@@ -13,8 +13,8 @@ import torch
 from benchmarks.run_fewshot import METHODS, main, methods_of, options_of
 from metapretrain import EpisodeSampler, EpisodeSpec, load
 from metapretrain.data.few_shot import load_few_shot
-from metapretrain.evaluation.report import build_table
-from metapretrain.tasks import fewshot
+from metapretrain.experiments.fewshot import learning
+from metapretrain.report.table import build_table
 from metapretrain.training import loop
 
 TINY = ["--device", "cpu", "--smoke", "--no-figures", "--image-size", "16", "--settings", "5w1s", "--queries", "3"]
@@ -33,7 +33,7 @@ def result(folder: Path) -> Any:
 def check_loaded(folder: Path, accuracy: float) -> None:
     """What `load` gives has the accuracy of the run on its test episodes."""
     model, images = load(folder), load_few_shot("made", None, 16).first(25).test
-    sampler = EpisodeSampler(images.labels, EpisodeSpec(5, 1, 3), 20, seed=fewshot.FROZEN_SEED["test"])
+    sampler = EpisodeSampler(images.labels, EpisodeSpec(5, 1, 3), 20, seed=learning.FROZEN_SEED["test"])
     right = []
     for plan in sampler:
         support, query = images.images[plan].split([len(plan.support_y), len(plan.query_y)])
@@ -76,7 +76,7 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(
 ) -> None:
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     assert run("--methods", "maml", "--out", tmp_path / "whole") == 0
-    plain, calls = fewshot.score_episodes, []
+    plain, calls = learning.score_episodes, []
 
     def stops(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -84,7 +84,7 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(
             raise KeyboardInterrupt
         return plain(*args, **options)
 
-    monkeypatch.setattr(fewshot, "score_episodes", stops)
+    monkeypatch.setattr(learning, "score_episodes", stops)
     assert run("--methods", "maml", "--out", tmp_path / "cut") == 130
     kept = sorted(path.name for path in (tmp_path / "cut" / ROOT / "maml-s0" / "checkpoint").iterdir())
     assert kept[-1] == "step-00000003"
@@ -162,10 +162,18 @@ def test_the_papers_choices_and_figures_stand_beside() -> None:
     assert (twenty["anil"].inner_lr, twenty["anil"].inner_steps, twenty["anil"].tasks) == (0.1, 5, 16)
     assert five["protonet"].ways == 60
     runs = [
-        {"schema": 1, "status": "complete", "benchmark": "fewshot", "dataset": "omniglot-20w1s", "recipe": "conv4",
-         "method": name, "seed": 0, "metrics": {"test_accuracy": 0.9}}
+        {
+            "schema": 1,
+            "status": "complete",
+            "benchmark": "fewshot",
+            "dataset": "omniglot-20w1s",
+            "recipe": "conv4",
+            "method": name,
+            "seed": 0,
+            "metrics": {"test_accuracy": 0.9},
+        }
         for name in ("protonet", "maml")
-    ]  # fmt: skip
+    ]
     text = build_table(runs).markdown()
     rows = {line.split(" | ")[0]: line for line in reversed(text.splitlines()) if line.startswith("| ")}
     assert rows["| protonet"].endswith("| 96.0 |") and rows["| maml"].endswith("| 95.8 |")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.run_prompts import METHODS, main, options_of, recipe_of
-from metapretrain.evaluation.results import collect
 from metapretrain.prompts import SoftPrompt
+from metapretrain.report.results import collect
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
 SETS = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant", "semeval-laptop")

@@ -17,9 +17,15 @@ SMOKE = ["--smoke", "--device", "cpu", "--seeds", "0"]
 
 def written(folder: Path, method: str, processes: int, speed: float) -> None:
     result = {
-        "method": method, "seed": 0, "metrics": {"test_accuracy": 0.5}, "wall_s": 2.0, "pretrain_wall_s": 3.0,
-        "images_per_s": speed, "updates_per_s": speed, **({"processes": processes} if processes > 1 else {}),
-    }  # fmt: skip
+        "method": method,
+        "seed": 0,
+        "metrics": {"test_accuracy": 0.5},
+        "wall_s": 2.0,
+        "pretrain_wall_s": 3.0,
+        "images_per_s": speed,
+        "updates_per_s": speed,
+        **({"processes": processes} if processes > 1 else {}),
+    }
     (folder / "a" / "b" / f"{method}-s0").mkdir(parents=True)
     (folder / "a" / "b" / f"{method}-s0" / "result.json").write_text(json.dumps(result))
 
@@ -68,9 +74,22 @@ def test_what_cannot_be_run_is_one_line(words: list[str], told: str, capsys: pyt
 def test_a_failed_launch_is_named_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_scale, "WORK", {**run_scale.WORK, "images": run_scale.Work(
-        "run_stl10.py", {"simclr": "pretrain-simclr"}, "--set batch_size=512", "", "stl10", "images", "images_per_s",
-    )})  # fmt: skip
+    monkeypatch.setattr(
+        run_scale,
+        "WORK",
+        {
+            **run_scale.WORK,
+            "images": run_scale.Work(
+                "run_stl10.py",
+                {"simclr": "pretrain-simclr"},
+                "--set batch_size=512",
+                "",
+                "stl10",
+                "images",
+                "images_per_s",
+            ),
+        },
+    )
     file = tmp_path / "scale.json"
     words = [*SMOKE, "--work", "images,tasks", "--processes", "1", "--out", str(tmp_path), "--results", str(file)]
     assert main(words) == 2  # STL-10 is not there; made tasks are

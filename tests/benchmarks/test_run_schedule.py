@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.run_schedule import main, options_of, recipe_of, rows_named
 from metapretrain.errors import InputError
-from metapretrain.evaluation.curves import read_curves
-from metapretrain.evaluation.results import collect
-from metapretrain.tasks.schedule_methods import SCHEDULERS, SETTINGS, rows_of
+from metapretrain.experiments.schedule.recipe import SCHEDULERS, SETTINGS, rows_of
+from metapretrain.report.figures import read_curves
+from metapretrain.report.results import collect
 
 TINY = ["--smoke", "--device", "cpu"]
 

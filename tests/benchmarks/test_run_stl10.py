@@ -17,8 +17,8 @@ from PIL import Image
 from benchmarks import run_stl10, tune_stl10
 from benchmarks.run_stl10 import METHODS, RECIPES, main
 from metapretrain.errors import InputError
-from metapretrain.evaluation.published import STL10_POSTER
-from metapretrain.evaluation.results import collect
+from metapretrain.report.layouts import STL10_POSTER
+from metapretrain.report.results import collect
 
 TINY = ["--device", "cpu", "--image-size", "12", "--no-figures"]
 SMALL = ["--set", "validation=10", "batch_size=16"]
@@ -81,9 +81,12 @@ def test_stl10_binaries_with_figures_and_the_posters_pairs(
     assert "| 41.4 / 59.1 |" in shown and "| 64.2 / 99.9 |" in shown
     drawn = {path.relative_to(root).as_posix() for path in root.glob("**/figures/*.png")}
     assert drawn == {
-        "figures/curves.png", "figures/comparison.png", "supervised-mlp-s0/figures/confusion.png",
-        "prl-query-frozen-linear-s0/figures/confusion.png", "pretrain-prl-query-s0/figures/tsne.png",
-    }  # fmt: skip
+        "figures/curves.png",
+        "figures/comparison.png",
+        "supervised-mlp-s0/figures/confusion.png",
+        "prl-query-frozen-linear-s0/figures/confusion.png",
+        "pretrain-prl-query-s0/figures/tsne.png",
+    }
     assert all(f"figure   {root / name}" in shown for name in drawn)
     stored = json.loads((root / "supervised-mlp-s0" / "result.json").read_text())
     assert set(stored["data"]) == {"train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin"}

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import tune_text
 from benchmarks.run_text import METHODS, main, options_of, recipe_of
-from metapretrain.evaluation.results import collect
-from metapretrain.tasks.recipes import Proto
+from metapretrain.experiments.recipe import Proto
+from metapretrain.report.results import collect
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
 NAMES = ("proto-s3", "pretrain-proto-s3")
@@ -76,10 +76,26 @@ def test_one_task_an_update_by_a_schedule(run: Callable[..., int], tmp_path: Pat
 
 
 def test_options_change_the_recipe() -> None:
-    options = options_of([
-        "--recipe", "strong", "--encoder", "bert-tiny", "--pooling", "cls", "--policy", "shortest", "--loss-weights",
-        "sst=2", "--sts-head", "mlp", "--set", "joint.lr=1e-4", "query.temperature=4", "dropout=0.2",
-    ])  # fmt: skip
+    options = options_of(
+        [
+            "--recipe",
+            "strong",
+            "--encoder",
+            "bert-tiny",
+            "--pooling",
+            "cls",
+            "--policy",
+            "shortest",
+            "--loss-weights",
+            "sst=2",
+            "--sts-head",
+            "mlp",
+            "--set",
+            "joint.lr=1e-4",
+            "query.temperature=4",
+            "dropout=0.2",
+        ]
+    )
     recipe = recipe_of(options)
     assert (recipe.encoder, recipe.pooling, recipe.policy) == ("bert-tiny", "cls", "shortest")
     assert (recipe.loss_weights, recipe.sts_head) == ("sst=2", "mlp")

@@ -16,7 +16,7 @@ import run_schedule
 import run_stl10
 import run_text
 
-from metapretrain.tasks.machine import Machine
+from metapretrain.experiments.base import Machine
 
 
 @pytest.mark.parametrize("script", [run_prompts, run_schedule])
@@ -50,11 +50,31 @@ def test_two_machines_train_one_run(
     (usual,), machines = ranks(1), []
     for number in (0, 1):
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--node_rank",
-            str(number), "--rdzv_id", "one-run", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}",
-            "--local_addr", "127.0.0.1", str(script.__file__), *words, "--smoke", "--device", "cpu", "--out",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            "2",
+            "--nproc_per_node",
+            "1",
+            "--node_rank",
+            str(number),
+            "--rdzv_id",
+            "one-run",
+            "--rdzv_backend",
+            "c10d",
+            "--rdzv_endpoint",
+            f"127.0.0.1:{port}",
+            "--local_addr",
+            "127.0.0.1",
+            str(script.__file__),
+            *words,
+            "--smoke",
+            "--device",
+            "cpu",
+            "--out",
             str(tmp_path / "runs"),
-        ]  # fmt: skip
+        ]
         machines.append(subprocess.Popen(command, env=usual, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     shown = [process.communicate(timeout=300) for process in machines]
     assert [process.returncode for process in machines] == [0, 0], shown

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.run_stl10 import main
-from metapretrain.tasks import table
+from metapretrain.experiments import command
 
 SMOKE = ["--device", "cpu", "--image-size", "12", "--no-figures", "--dataset", "digits", "--smoke"]
 
@@ -31,7 +31,7 @@ def test_jobs_are_told_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def one_after_the_other(jobs: dict[str, list[str]], *_: object) -> None:
         assert all(main(command[2:]) == 0 for command in jobs.values())
 
-    monkeypatch.setattr(table, "run_jobs", one_after_the_other)  # tests of tasks/table.py start processes
+    monkeypatch.setattr(command, "run_jobs", one_after_the_other)  # tests of tasks/command.py start processes
     words = ["--out", str(tmp_path), "--schedule", "uniform", "--jobs-per-device", "2", "--seeds", "0", "1"]
     assert main([*SMOKE, *words]) == 0
     done = {file.parent.name for file in tmp_path.glob("stl10/*/*/result.json")}

@@ -9,7 +9,7 @@ import torch
 from torchvision.transforms.v2 import functional as reference
 
 from metapretrain.data.augment import AUGMENTATIONS, BatchAugment, make_augmentation
-from metapretrain.data.normalise import normalize
+from metapretrain.data.images import normalize
 from metapretrain.errors import InputError
 
 MEAN, STD = (0.45, 0.44, 0.41), (0.26, 0.25, 0.27)
@@ -33,9 +33,7 @@ def _everything(**changes: object) -> BatchAugment:
     return BatchAugment(24, mean=MEAN, std=STD, **(settings | changes))
 
 
-def _one_image(
-    x: torch.Tensor, p: dict[str, list[float]], box: list[int], augment: BatchAugment
-) -> torch.Tensor:
+def _one_image(x: torch.Tensor, p: dict[str, list[float]], box: list[int], augment: BatchAugment) -> torch.Tensor:
     """The chain for one image, one torchvision call after the other; box is (top, left, height, width)."""
     x = reference.resized_crop(x.float() / 255, *box, [augment.size] * 2, antialias=False)
     x = reference.horizontal_flip(x) if p["flip"][0] < 0.5 else x
@@ -180,9 +178,7 @@ def test_another_size_is_resized_without_randomness() -> None:
     images = _images(2, 3, 32)
     result = make_augmentation("none", 16, 3, MEAN, STD)(images)
     expected = reference.resize(images.float() / 255, [16, 16], antialias=False)
-    torch.testing.assert_close(
-        result, reference.normalize(expected, list(MEAN), list(STD)), atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(result, reference.normalize(expected, list(MEAN), list(STD)), atol=1e-4, rtol=0)
 
 
 def test_normalize_is_torchvisions() -> None:
@@ -245,9 +241,7 @@ def test_a_box_that_does_not_fit_is_narrowed() -> None:
     drawn = {"area": torch.ones(1, 1), "half_log_ratio": half, "corner": torch.tensor([[0.5, 0.5]])}
     result = augment.apply_parameters(images, drawn)[0]
     expected = reference.resized_crop(images[0].float() / 255, 2, 0, 28, 32, [32, 32], antialias=False)
-    torch.testing.assert_close(
-        result, reference.normalize(expected, list(MEAN), list(STD)), atol=2e-3, rtol=0
-    )
+    torch.testing.assert_close(result, reference.normalize(expected, list(MEAN), list(STD)), atol=2e-3, rtol=0)
 
 
 def test_a_shift_moves_the_picture_down_and_right() -> None:

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from metapretrain.data.cs224n import check_cs224n, check_qqp, load_cs224n, load_qqp
-from metapretrain.data.sentence_files import concatenate
-from metapretrain.data.text_overlap import pair_keys
-from metapretrain.data.texts import TextSet, TextTask
+from metapretrain.data.published import concatenate
+from metapretrain.data.texts import TextSet, TextTask, pair_keys
 from metapretrain.errors import InputError
 
 
@@ -46,9 +45,9 @@ def qqp(tmp_path: Path) -> Path:
     lines = [
         b"1\tWho was he\tWHO IS HE\t11",  # in dev, turned round
         b"0\tnew one\tnew two\t12",
-        b"1\tbroken \xe2\x80 quote\t\"a \"\"b\"\"\"\t13",
+        b'1\tbroken \xe2\x80 quote\t"a ""b"""\t13',
         b"1\thow to 7\twhy 7?\t14",  # in train or held out
-    ]  # fmt: skip
+    ]
     root.mkdir()
     (root / "dev.tsv").write_bytes(b"\n".join(lines) + b"\n")
     records = {

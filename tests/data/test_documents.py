@@ -9,11 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metapretrain.data.document_files import read_gutenberg, read_ptb_documents, read_wikitext2_documents
-from metapretrain.data.documents import Documents, hold_out_documents, tokenize_documents, tokenize_words
-from metapretrain.data.made_schedule import made_documents
+from metapretrain.data.documents import (
+    Documents,
+    hold_out_documents,
+    read_gutenberg,
+    read_ptb_documents,
+    read_wikitext2_documents,
+    tokenize_documents,
+    tokenize_words,
+)
+from metapretrain.data.made import made_documents
 from metapretrain.errors import InputError
-from metapretrain.models.tiny_text import tiny_tokenizer
+from metapretrain.models.scratch import tiny_tokenizer
 
 
 def test_ptb_in_blocks(tmp_path: Path) -> None:

@@ -28,9 +28,13 @@ def test_made_parts_are_disjoint_and_the_same_every_time() -> None:
     assert torch.equal(data.test.images, again.test.images)
     assert data.mean == (0.0,) and data.std == (1.0,)
     assert data.counts == {
-        "train_classes": 40, "validation_classes": 20, "test_classes": 25,
-        "train_images": 800, "validation_images": 400, "test_images": 500,
-    }  # fmt: skip
+        "train_classes": 40,
+        "validation_classes": 20,
+        "test_classes": 25,
+        "train_images": 800,
+        "validation_images": 400,
+        "test_images": 500,
+    }
 
 
 def test_the_first_classes_are_those_with_all_their_images() -> None:

@@ -100,9 +100,7 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "train" / "red" / "01.png"
     for content in (b"", b"no image at all", broken.read_bytes()[:90]):
         broken.write_bytes(content)
-        with pytest.raises(
-            InputError, match=r"cannot read the image .*01\.png: .*repair or remove it"
-        ) as error:
+        with pytest.raises(InputError, match=r"cannot read the image .*01\.png: .*repair or remove it") as error:
             load_image_folder(tmp_path, "train", 8)
         assert "\n" not in str(error.value)
 

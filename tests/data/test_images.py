@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metapretrain.data.digits import load_digits_images
-from metapretrain.data.images import ImageSet, resize
-from metapretrain.data.registry import DATASETS, load_images, validation_split
+from metapretrain.data.images import ImageSet, resize, validation_split
+from metapretrain.data.registry import DATASETS, load_images
 from metapretrain.errors import InputError
 
 
@@ -71,14 +71,8 @@ def test_resize_is_torchvisions_with_antialiasing() -> None:
             resize(images, bad)
 
 
-@given(
-    labels=st.lists(st.integers(0, 4), min_size=1, max_size=80),
-    share=st.floats(0, 0.9),
-    seed=st.integers(0, 5),
-)
-def test_a_split_is_disjoint_complete_stratified_and_fixed(
-    labels: list[int], share: float, seed: int
-) -> None:
+@given(labels=st.lists(st.integers(0, 4), min_size=1, max_size=80), share=st.floats(0, 0.9), seed=st.integers(0, 5))
+def test_a_split_is_disjoint_complete_stratified_and_fixed(labels: list[int], share: float, seed: int) -> None:
     size = int(share * len(labels))
     try:
         train, held = validation_split(labels, size, seed)
@@ -147,9 +141,7 @@ def test_every_row_of_the_registry_says_what_it_is_and_is_read_by_name() -> None
                 info.check(None)
             with pytest.raises(InputError, match=f"{name} needs a data folder"):
                 load_images(name, None, "train")
-    assert (
-        DATASETS["digits"].check(None) == "digits: train 1,347 images, test 450 images (part of scikit-learn)"
-    )
+    assert DATASETS["digits"].check(None) == "digits: train 1,347 images, test 450 images (part of scikit-learn)"
     assert load_images("digits", None, "train", 16).images.shape == (1347, 1, 16, 16)
     with pytest.raises(InputError, match="unknown data set 'stl-10'; did you mean 'stl10'"):
         load_images("stl-10", None, "train")

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from metapretrain.data.conll04 import load_conll04
-from metapretrain.data.conll2003 import TAGS, load_conll2003
-from metapretrain.data.dialogue_files import load_dailydialog_pp, load_mutual
-from metapretrain.data.glue import load_glue
+from metapretrain.data.conll import TAGS, load_conll04, load_conll2003
+from metapretrain.data.dialogues import load_dailydialog_pp, load_mutual
+from metapretrain.data.glue import load_copa, load_glue, load_wic
 from metapretrain.data.language_sets import LANGUAGE_SETS, check_language
+from metapretrain.data.registry import TEXT_DATASETS
 from metapretrain.data.squad import load_squad
-from metapretrain.data.superglue import load_copa, load_wic
-from metapretrain.data.text_registry import TEXT_DATASETS
 from metapretrain.errors import InputError
-from metapretrain.tasks.pretraining import TASKS
+from metapretrain.experiments.schedule.tasks import TASKS
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from metapretrain.data.made_texts import SENTIMENT, SLOTS, made_tasks
+from metapretrain.data.made import SENTIMENT, SLOTS, made_tasks
 from metapretrain.errors import InputError
 
 
@@ -13,8 +13,7 @@ def facts(sentence: str) -> list[tuple[int, int]]:
     """(thing, word) of each slot, read back from the sentence's words."""
     words = set(sentence.split())
     return [
-        next((fact, form) for fact, pair in enumerate(slot) for form in (0, 1) if pair[form] in words)
-        for slot in SLOTS
+        next((fact, form) for fact, pair in enumerate(slot) for form in (0, 1) if pair[form] in words) for slot in SLOTS
     ]
 
 

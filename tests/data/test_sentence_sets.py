@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from metapretrain.data.sentence_files import hold_back, unlike, without_entities, without_escapes
-from metapretrain.data.sentence_sets import (
+from metapretrain.data.made import made_plain, made_sentiment
+from metapretrain.data.published import hold_back, unlike, without_entities, without_escapes
+from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PRETRAINING
+from metapretrain.data.texts import (
     SentenceData,
+    TextSet,
     balanced_sample,
     few_shot_draw,
     fixed_sample,
     known_texts,
+    pair_keys,
     without_known,
 )
-from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PRETRAINING, made_plain, made_sentiment
-from metapretrain.data.text_overlap import pair_keys
-from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 
 

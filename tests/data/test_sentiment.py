@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from metapretrain.data.amazon import amazon2_domains
 from metapretrain.data.images import file_record
-from metapretrain.data.sentiment import PLAIN, SOURCES, check_plain, check_sentiment, load_plain, load_sentiment
-from metapretrain.data.text_registry import TEXT_DATASETS
+from metapretrain.data.registry import TEXT_DATASETS
+from metapretrain.data.sentiment import (
+    PLAIN,
+    SOURCES,
+    amazon2_domains,
+    check_plain,
+    check_sentiment,
+    load_plain,
+    load_sentiment,
+)
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 

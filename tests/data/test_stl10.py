@@ -82,9 +82,7 @@ def test_official_checksums_are_the_ones_torchvision_checks() -> None:
     assert dict(STL10.train_list + STL10.test_list) == stl10.OFFICIAL_MD5
 
 
-def test_unlabelled_rows_are_minus_one_and_never_reach_labelled_training(
-    folder: Path, images: np.ndarray
-) -> None:
+def test_unlabelled_rows_are_minus_one_and_never_reach_labelled_training(folder: Path, images: np.ndarray) -> None:
     write(folder, "unlabeled", images)
     rows = stl10.load_stl10(folder, "unlabeled")
     assert rows.labels.tolist() == [-1] * 4

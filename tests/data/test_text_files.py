@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from metapretrain.data.text_files import from_dataset, read_texts
+from metapretrain.data.tables import from_dataset, read_texts
 from metapretrain.errors import InputError
 
 COLUMNS: dict[str, Any] = {"text": "text", "label": "label", "classes": ("bad", "good")}
@@ -44,7 +44,7 @@ def refused(message: str, path: Path, **columns: Any) -> None:
         ("a.json", '[{"label": "1", "text": "one, two", "id": "x"}, {"label": 0.0, "text": "three", "id": "y"}]'),
         ("a.json", '{"0": {"label": 1, "text": "one, two", "id": "x"}, "1": {"label": 0, "text": "three", "id": "y"}}'),
     ],
-)  # fmt: skip
+)
 def test_formats_separators_line_ends_and_byte_order_marks(tmp_path: Path, name: str, content: str) -> None:
     rows = read_texts(write(tmp_path, content, name), id="id", **COLUMNS)
     assert (rows.first, rows.ids, rows.second) == (["one, two", "three"], ["x", "y"], None)
@@ -100,18 +100,18 @@ def test_a_file_without_header(tmp_path: Path) -> None:
         (b"text,label\none,1\n  ,1\n", "line 3: text is empty"),
         (b"text,label\none,1,2\n", "line 2: 3 fields for 2 columns separated by commas"),
         (b"text,label\none\n", "line 2: 1 field for 2 columns separated by commas; is the separator right"),
-        (b"text,label\none,1\n\"two,1\nthree,0\n", "line 3: unexpected end of data; a quote was left open"),
-        (b"text,label\none,1\n\"two,1\n\"three\",0\n", "line 3: .*a quote was left open"),
-        (b"label\ttext\n1\t\"two\n0\ta 5\" pipe\n", "line 2: .*a quote was left open"),
-        (b"label\ttext\n1\tone\n1\t\"two\n0\tthree\n1\t5\"\n", "line 3: .* it closes only at line 5"),
+        (b'text,label\none,1\n"two,1\nthree,0\n', "line 3: unexpected end of data; a quote was left open"),
+        (b'text,label\none,1\n"two,1\n"three",0\n', "line 3: .*a quote was left open"),
+        (b'label\ttext\n1\t"two\n0\ta 5" pipe\n', "line 2: .*a quote was left open"),
+        (b'label\ttext\n1\tone\n1\t"two\n0\tthree\n1\t5"\n', "line 3: .* it closes only at line 5"),
         (b"text,label\none,1\ncaf\xe9,1\nth\xe9,0\n", "line 3 and 1 more line: not utf-8; .*encoding='latin-1'"),
         (b"text,label\none\rtwo,1\n", "line 2: .*a line break stands within a field"),
-        (b"text,label\none,1\n\"two,1\n" + 20_000 * b"three,0\n", "line 3: a field of more than 131,072 .*left open"),
+        (b'text,label\none,1\n"two,1\n' + 20_000 * b"three,0\n", "line 3: a field of more than 131,072 .*left open"),
         (b"text,label\none,1\n" + 20_000 * b"two two " + b",1\n", "line 3: .* 131,072 .*that is read: shorten it"),
         (150_000 * b"a" + b",label\none,1\n", "line 1: a field of more than 131,072 characters"),
     ],
     ids=lambda value: value[:60],
-)  # fmt: skip
+)
 def test_malformed_tables_name_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
     refused(message, write(tmp_path, content))
 
@@ -127,7 +127,7 @@ def test_malformed_tables_name_file_and_line(tmp_path: Path, content: bytes, mes
         ('{"text": "x \\ud83d", "label": 1}\n', "line 1: text has half of a character"),
         ('{"text": "x", "label": [1]}\n', r"line 1: label '\[1\]' is not one of"),
     ],
-)  # fmt: skip
+)
 def test_malformed_json_lines_name_file_and_line(tmp_path: Path, content: str, message: str) -> None:
     refused(message, write(tmp_path, content, "dev.jsonl"))
 

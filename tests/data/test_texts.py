@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from metapretrain.data.text_overlap import normalise_text, overlap, pair_keys
-from metapretrain.data.texts import TextSet, TextTask, check_tasks, hold_out
+from metapretrain.data.texts import TextSet, TextTask, check_tasks, hold_out, normalise_text, overlap, pair_keys
 from metapretrain.errors import InputError
 
 ROWS = TextSet(["a", "b", "c", "d"], labels=torch.tensor([0, 1, 0, 1]), ids=["w", "x", "y", "z"])
@@ -17,8 +16,14 @@ SCORES = TextSet(["a", "b"], ["c", "d"], torch.tensor([0.0, 5.0]))
 
 
 def make(**changes: Any) -> TextTask:
-    given: dict[str, Any] = {"name": "t", "kind": "classification", "train": ROWS, "validation": ROWS, "dev": ROWS,
-                             "classes": ("no", "yes")}  # fmt: skip
+    given: dict[str, Any] = {
+        "name": "t",
+        "kind": "classification",
+        "train": ROWS,
+        "validation": ROWS,
+        "dev": ROWS,
+        "classes": ("no", "yes"),
+    }
     return TextTask(**{**given, **changes})
 
 

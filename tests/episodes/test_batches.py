@@ -63,18 +63,12 @@ def test_batches_depend_on_seed_and_epoch_alone(labels: Any) -> None:
 @pytest.mark.parametrize("labels", [None, np.arange(96) % 5])
 def test_ranks_together_hold_the_batches_of_one_process(labels: Any) -> None:
     alone = lists(ShuffledBatches(96, 12, seed=0, labels=labels))
-    ranks = [
-        lists(ShuffledBatches(96, 4, seed=0, rank=rank, world_size=3, labels=labels)) for rank in range(3)
-    ]
+    ranks = [lists(ShuffledBatches(96, 4, seed=0, rank=rank, world_size=3, labels=labels)) for rank in range(3)]
     assert [joined(parts) for parts in zip(*ranks, strict=True)] == alone
 
 
 @settings(max_examples=40)
-@given(
-    counts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    size=st.integers(1, 30),
-    seed=st.integers(0, 1_000),
-)
+@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=8), size=st.integers(1, 30), seed=st.integers(0, 1_000))
 def test_balanced_batches_hold_every_class_equally(counts: list[int], size: int, seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)) * 3, counts))
     for batch in ShuffledBatches(len(labels), size, seed=seed, labels=labels, drop_last=False):
@@ -120,7 +114,5 @@ def test_bad_options_are_one_line(n: Any, size: Any, options: dict[str, Any], me
 
 def test_the_order_of_classes_differs_between_rounds() -> None:
     labels = np.arange(600) % 3
-    orders = {
-        tuple(labels[batch.numpy()].tolist()) for batch in ShuffledBatches(600, 3, seed=0, labels=labels)
-    }
+    orders = {tuple(labels[batch.numpy()].tolist()) for batch in ShuffledBatches(600, 3, seed=0, labels=labels)}
     assert len(orders) == 6

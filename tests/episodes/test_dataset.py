@@ -58,9 +58,7 @@ def assert_is_episode(episode: Episode, plan: EpisodePlan, x: Any) -> None:
     assert (episode.classes, episode.index) == (plan.classes, plan.index)
 
 
-@pytest.mark.parametrize(
-    "dataset", [Items("pair"), Items("single"), Items("plain"), ROWS, TensorDataset(ROWS, LABELS)]
-)
+@pytest.mark.parametrize("dataset", [Items("pair"), Items("single"), Items("plain"), ROWS, TensorDataset(ROWS, LABELS)])
 def test_items_of_every_form_are_read(dataset: Any) -> None:
     loader = DataLoader(EpisodeDataset(dataset), batch_sampler=sampler(), collate_fn=identity)
     assert len(loader) == 7
@@ -137,10 +135,7 @@ def test_pinning_asks_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (
-            lambda: next(iter(DataLoader(EpisodeDataset(ROWS), batch_size=4))),
-            "indexed with an EpisodePlan, not list",
-        ),
+        (lambda: next(iter(DataLoader(EpisodeDataset(ROWS), batch_size=4))), "indexed with an EpisodePlan, not list"),
         (lambda: EpisodeDataset(ROWS[:20])[sampler().plan(0)], "data set of 20 rows"),
         (lambda: EpisodeLoader(ROWS[:20], sampler()), "30 labels, the data set 20 rows"),
         (lambda: EpisodeDataset(iter([])), "len\\(\\) and indexing"),

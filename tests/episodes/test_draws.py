@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from metapretrain.episodes import draws
-from metapretrain.episodes.draws import Bits, Use, distinct, integers, permutations
+from metapretrain import draws
+from metapretrain.draws import Bits, Use, distinct, integers, permutations
 
 
 def bits(seed: int = 0, block: int = 0) -> Bits:
@@ -92,8 +92,13 @@ def test_chunks_of_lanes_are_drawn_apart(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_bits_depend_on_each_part_of_the_key() -> None:
-    keys = [(0, Use.EPISODES, 0, 0), (1, Use.EPISODES, 0, 0), (0, Use.BATCHES, 0, 0), (0, Use.EPISODES, 1, 0),
-            (0, Use.EPISODES, 0, 1)]  # fmt: skip
+    keys = [
+        (0, Use.EPISODES, 0, 0),
+        (1, Use.EPISODES, 0, 0),
+        (0, Use.BATCHES, 0, 0),
+        (0, Use.EPISODES, 1, 0),
+        (0, Use.EPISODES, 0, 1),
+    ]
     assert len({tuple(Bits(*key).words(4).tolist()) for key in keys}) == len(keys)
 
 

@@ -98,9 +98,7 @@ def test_episodes_out_of_a_taskset(l2l: Any) -> None:
                 assert episode.classes[label] == y[x.tolist().index(value)]
         orders.add(tuple(episode.query.y.tolist()))
     assert len(orders) == 4
-    assert [e.query.x.tolist() for e in episodes] == [
-        e.query.x.tolist() for e in from_taskset(taskset, shots=2)
-    ]
+    assert [e.query.x.tolist() for e in episodes] == [e.query.x.tolist() for e in from_taskset(taskset, shots=2)]
     with pytest.raises(InputError, match="shots = 6 leaves no query"):
         next(iter(from_taskset(taskset, shots=6)))
 

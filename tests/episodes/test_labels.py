@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from metapretrain.episodes.labels import read_groups, read_labels
+from metapretrain.episodes.sampler import read_groups, read_labels
 from metapretrain.errors import InputError
 
 

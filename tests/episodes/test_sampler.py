@@ -43,9 +43,7 @@ def check(plan: EpisodePlan, labels: np.ndarray, ways: int, shots: int, queries:
     seed=st.integers(0, 2**64 - 1),
     data=st.data(),
 )
-def test_episodes_hold_what_the_spec_says(
-    sizes: list[int], ways: int, seed: int, data: st.DataObject
-) -> None:
+def test_episodes_hold_what_the_spec_says(sizes: list[int], ways: int, seed: int, data: st.DataObject) -> None:
     per_class = data.draw(st.integers(2, sorted(sizes)[-ways]))
     shots = data.draw(st.integers(1, per_class - 1))
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)) * 3, sizes))
@@ -227,11 +225,7 @@ def test_a_plan_needs_one_label_a_row() -> None:
     ("labels", "spec", "message"),
     [
         (LABELS, EpisodeSpec(6, 1, 1), "ways = 6 is above the number of classes, 5"),
-        (
-            LABELS,
-            EpisodeSpec(2, 10, 11),
-            r"shots \+ queries = 21 .* every class: the largest has 20 examples",
-        ),
+        (LABELS, EpisodeSpec(2, 10, 11), r"shots \+ queries = 21 .* every class: the largest has 20 examples"),
         (LABELS, EpisodeSpec(4, 1, 7), "ways = 4, but only 3 of 5 classes have at least 8 examples"),
         (LABELS, EpisodeSpec(None, 40, 11), r"shots \+ queries = 51 .* every group: the largest has 50"),
         ([-1, 0, 1], EpisodeSpec(1, 1, 1), "must not be negative, but the least is -1"),
@@ -247,9 +241,7 @@ def test_bad_labels_for_a_spec_are_one_line(labels: object, spec: EpisodeSpec, m
 
 def test_groups_without_enough_classes_are_one_line() -> None:
     with pytest.raises(InputError, match=r"ways = 3, but no group has as many classes .* the best has 2"):
-        EpisodeSampler(
-            np.repeat(np.arange(4), 5), EpisodeSpec(3, 1, 1), 1, seed=0, groups=[0] * 10 + [1] * 10
-        )
+        EpisodeSampler(np.repeat(np.arange(4), 5), EpisodeSpec(3, 1, 1), 1, seed=0, groups=[0] * 10 + [1] * 10)
     with pytest.raises(InputError, match="3 groups and 50 labels"):
         EpisodeSampler(LABELS, EpisodeSpec(2, 1, 1), 1, seed=0, groups=[0, 0, 1])
 

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from metapretrain.episodes import split_support_query
 from metapretrain.errors import InputError
-from metapretrain.protonet.split import stratified_queries
+from metapretrain.protonet.loss import stratified_queries
 
 
 @settings(max_examples=80)
@@ -22,9 +22,7 @@ from metapretrain.protonet.split import stratified_queries
     fraction=st.floats(0.001, 0.999),
     seed=st.integers(0, 2**31),
 )
-def test_random_split_is_a_partition_of_the_nearest_size(
-    labels: list[int], fraction: float, seed: int
-) -> None:
+def test_random_split_is_a_partition_of_the_nearest_size(labels: list[int], fraction: float, seed: int) -> None:
     support, query = split_support_query(labels, fraction, torch.Generator().manual_seed(seed))
     assert sorted(support.tolist() + query.tolist()) == list(range(len(labels)))
     assert len(query) == min(max(round(fraction * len(labels)), 1), len(labels) - 1)
@@ -40,9 +38,7 @@ def test_random_split_is_a_partition_of_the_nearest_size(
 def test_stratified_split_serves_every_class(counts: list[int], fraction: float, seed: int) -> None:
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)) * 7 - 7
     labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
-    support, query = split_support_query(
-        labels, fraction, torch.Generator().manual_seed(seed), stratified=True
-    )
+    support, query = split_support_query(labels, fraction, torch.Generator().manual_seed(seed), stratified=True)
     assert sorted(support.tolist() + query.tolist()) == list(range(len(labels)))
     in_query = Counter(labels[query].tolist())
     for code, count in enumerate(counts):
@@ -65,10 +61,7 @@ def test_every_row_is_query_equally_often(stratified: bool) -> None:
 
 def test_the_generator_decides() -> None:
     labels = torch.zeros(50, dtype=torch.int64)
-    queries = [
-        split_support_query(labels, 0.25, torch.Generator().manual_seed(seed))[1].tolist()
-        for seed in (1, 1, 2)
-    ]
+    queries = [split_support_query(labels, 0.25, torch.Generator().manual_seed(seed))[1].tolist() for seed in (1, 1, 2)]
     assert queries[0] == queries[1] != queries[2]
 
 

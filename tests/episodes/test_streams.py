@@ -108,11 +108,7 @@ def plain(batch: dict[str, Any]) -> str:
             return value.tolist()
         if isinstance(value, list):
             return [flat(part) for part in value]
-        return (
-            value
-            if isinstance(value, str)
-            else (value.index, value.support.x.tolist(), value.query.x.tolist())
-        )
+        return value if isinstance(value, str) else (value.index, value.support.x.tolist(), value.query.x.tolist())
 
     return json.dumps({name: flat(value) for name, value in batch.items()})
 
@@ -122,9 +118,7 @@ def plain(batch: dict[str, Any]) -> str:
 def test_a_resumed_stream_is_the_unbroken_one(policy: str, stop: int) -> None:
     def make(extra: bool) -> TaskStream:
         more = {"r": Reiterable()} if extra else {}
-        return TaskStream(
-            loaders() | more, Alternating() if policy == "scheduler" else policy, seed=9, steps=30
-        )  # fmt: skip
+        return TaskStream(loaders() | more, Alternating() if policy == "scheduler" else policy, seed=9, steps=30)
 
     extra = policy != "proportional"
     torch.manual_seed(0)

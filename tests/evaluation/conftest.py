@@ -35,13 +35,19 @@ def make_run(tmp_path: Path) -> MakeRun:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         result: dict[str, Any] = {
-            "schema": 1, "benchmark": "stl10", "dataset": dataset, "recipe": recipe, "method": method,
-            "seed": seed, "status": "complete",
+            "schema": 1,
+            "benchmark": "stl10",
+            "dataset": dataset,
+            "recipe": recipe,
+            "method": method,
+            "seed": seed,
+            "status": "complete",
             "metrics": {"train_accuracy": 0.99, "nearest_prototype_accuracy": 0.7, "knn_accuracy": 0.65},
             "counts": {"train": 5000, "validation": 0, "test": IMAGES},
             "budget": {"encoder_passes": 150000, "updates": 1170, "pretrain_updates": 900},
-            "wall_s": 60.0 + seed, "device": "NVIDIA H100",
-        }  # fmt: skip
+            "wall_s": 60.0 + seed,
+            "device": "NVIDIA H100",
+        }
         if right is not None:
             result["metrics"]["test_accuracy"] = right / IMAGES
             if predictions:

@@ -19,19 +19,15 @@ from metapretrain.data.images import ImageSet
 from metapretrain.episodes import EpisodePlan, EpisodeSampler, EpisodeSpec
 from metapretrain.episodes.dataset import Episode
 from metapretrain.errors import InputError
-from metapretrain.evaluation.episodes import EpisodeResult, evaluate_embeddings, evaluate_episodes
-from metapretrain.evaluation.few_shot import few_shot_accuracy
-from metapretrain.protonet.distances import proto_logits
-from metapretrain.protonet.prototypes import prototypes
+from metapretrain.evaluation.episodes import EpisodeResult, evaluate_embeddings, evaluate_episodes, few_shot_accuracy
+from metapretrain.protonet.prototypes import proto_logits, prototypes
 
 CLASSES = 8
 Y = torch.arange(160) % CLASSES
 
 
 def features(spread: float = 0.4, seed: int = 0) -> Tensor:
-    return torch.eye(CLASSES, 12)[Y] + spread * torch.randn(
-        160, 12, generator=torch.Generator().manual_seed(seed)
-    )
+    return torch.eye(CLASSES, 12)[Y] + spread * torch.randn(160, 12, generator=torch.Generator().manual_seed(seed))
 
 
 def sampler(episodes: int | None = 50, seed: int = 0, **spec: object) -> EpisodeSampler:
@@ -150,10 +146,7 @@ DATA = TensorDataset(features(), Y)
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (
-            lambda: evaluate_embeddings(with_nan(), sampler()),
-            "1 of 160 rows hold NaN or infinity, first row 7",
-        ),
+        (lambda: evaluate_embeddings(with_nan(), sampler()), "1 of 160 rows hold NaN or infinity, first row 7"),
         (lambda: evaluate_embeddings(features()[:50], sampler()), r"embeddings of rows 0\.\.49"),
         (lambda: evaluate_embeddings(features(), sampler(None)), "endless"),
         (lambda: evaluate_episodes(lambda e: e.query.y, DATA, sampler(None)), "endless"),

@@ -39,17 +39,12 @@ def test_one_value_has_no_interval() -> None:
     interval = mean_interval([0.5])
     assert interval.mean == 0.5
     assert not interval.known
-    assert interval.to_json() == {
-        "n": 1, "mean": 0.5, "half_width": None, "low": None, "high": None, "sd": None,
-    }  # fmt: skip
+    assert interval.to_json() == {"n": 1, "mean": 0.5, "half_width": None, "low": None, "high": None, "sd": None}
 
 
 def test_t_interval_covers_95_of_100_times() -> None:
     rng = np.random.default_rng(1)
-    hits = sum(
-        abs(interval.mean) <= interval.half_width
-        for interval in map(mean_interval, rng.normal(size=(4000, 3)))
-    )
+    hits = sum(abs(interval.mean) <= interval.half_width for interval in map(mean_interval, rng.normal(size=(4000, 3))))
     assert 0.940 < hits / 4000 < 0.960  # the normal quantile in place of t would cover 0.81
 
 

@@ -14,9 +14,7 @@ from metapretrain.evaluation.predictions import confusion, read_predictions, wri
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    path = write_predictions(
-        tmp_path / "new" / "predictions.csv", torch.tensor([3, 1, 2]), np.array([3, 0, 2])
-    )
+    path = write_predictions(tmp_path / "new" / "predictions.csv", torch.tensor([3, 1, 2]), np.array([3, 0, 2]))
     assert path.read_text().splitlines() == ["index,label,prediction", "0,3,3", "1,1,0", "2,2,2"]
     read = read_predictions(path)
     assert read.index.tolist() == [0, 1, 2]
@@ -35,10 +33,7 @@ def test_images_tell_index_and_label_apart_but_not_prediction(tmp_path: Path) ->
     base = read_predictions(write_predictions(tmp_path / "a", [0, 1], [0, 0]))
     assert base.images == read_predictions(write_predictions(tmp_path / "b", [0, 1], [1, 1])).images
     assert base.images != read_predictions(write_predictions(tmp_path / "c", [1, 1], [0, 0])).images
-    assert (
-        base.images
-        != read_predictions(write_predictions(tmp_path / "d", [0, 1], [0, 0], index=[0, 2])).images
-    )
+    assert base.images != read_predictions(write_predictions(tmp_path / "d", [0, 1], [0, 0], index=[0, 2])).images
 
 
 @pytest.mark.parametrize(

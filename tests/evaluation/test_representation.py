@@ -89,9 +89,7 @@ def test_knn_is_scikit_learns() -> None:
     z, y = blobs(150)
     test, _ = blobs(60, seed=1)
     unit = (z / z.norm(dim=1, keepdim=True)).numpy()
-    reference = (
-        KNeighborsClassifier(20).fit(unit, y.numpy()).predict((test / test.norm(dim=1, keepdim=True)).numpy())
-    )
+    reference = KNeighborsClassifier(20).fit(unit, y.numpy()).predict((test / test.norm(dim=1, keepdim=True)).numpy())
     assert (knn_predict(z, y, test).numpy() == reference).mean() > 0.98  # rounding may swap a tie
 
 

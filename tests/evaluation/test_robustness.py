@@ -35,9 +35,15 @@ def by_brightness(images: torch.Tensor) -> torch.Tensor:
 
 def make_run(folder: Path, kind: str = "row", dataset: str = "own", **more: Any) -> Path:
     model = {
-        "encoder": "small-conv", "stem": "standard", "head": "linear", "classes": CLASSES, "channels": 1,
-        "image_size": 8, "mean": [0.4], "std": [0.2],
-    }  # fmt: skip
+        "encoder": "small-conv",
+        "stem": "standard",
+        "head": "linear",
+        "classes": CLASSES,
+        "channels": 1,
+        "image_size": 8,
+        "mean": [0.4],
+        "std": [0.2],
+    }
     folder.mkdir(parents=True)
     encoder = build_encoder("small-conv", channels=1, image_size=8)
     (folder / "config.json").write_text(json.dumps({"config": {"model": model}}))

@@ -9,10 +9,10 @@ import torch
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from metapretrain.data.made_texts import made_tasks
+from metapretrain.data.made import made_tasks
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.errors import InputError
-from metapretrain.evaluation.text_scores import (
+from metapretrain.evaluation.metrics import (
     MAJORITY,
     PROTOTYPE,
     main_scores,

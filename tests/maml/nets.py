@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.maml import functional
-from metapretrain.maml.nests import map_tensors
+from metapretrain.nests import map_tensors
 
 TASKS, WAYS = 3, 3
 Batch = tuple[Tensor, Tensor]
@@ -29,11 +29,18 @@ def cnn() -> nn.Module:
     torch.manual_seed(1)
     return spread(
         nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(16, WAYS),
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16, WAYS),
         )
-    )  # fmt: skip
+    )
 
 
 class Transformer(nn.Module):

@@ -108,12 +108,17 @@ def test_no_steps_return_the_parameters(engine: str) -> None:
     assert torch.equal(stacked, PARAMS["w"].expand(4, 3))
 
 
-@pytest.mark.parametrize(("name", "factory"), [
-    ("adam", lambda groups: torch.optim.Adam(groups, lr=0.1)),
-    ("momentum", lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
-    (lambda groups: torch.optim.SGD(groups, lr=1.0, weight_decay=0.5),
-     lambda groups: torch.optim.SGD(groups, lr=0.1, weight_decay=0.5)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "factory"),
+    [
+        ("adam", lambda groups: torch.optim.Adam(groups, lr=0.1)),
+        ("momentum", lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
+        (
+            lambda groups: torch.optim.SGD(groups, lr=1.0, weight_decay=0.5),
+            lambda groups: torch.optim.SGD(groups, lr=0.1, weight_decay=0.5),
+        ),
+    ],
+)
 def test_other_optimizers_in_the_inner_loop_move_as_torchs(name: Any, factory: Any) -> None:
     pytest.importorskip("higher")
     w = PARAMS["w"].clone().requires_grad_()
@@ -234,7 +239,7 @@ def same(**options: Any) -> Any:
         (lambda: meta_backward(square, PARAMS, X, X, lr=0.1, tasks=4), r"neither params nor lr ask"),
         (lambda: meta_loss(square, PARAMS, X, X, lr=0.1, tasks=4, chunk=0), r"chunk is 0"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_clear_line(call: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         call()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.maml import MAML
-from metapretrain.maml.convolutions import MatmulConvolutions, matmul_conv2d, sliced_patches
+from metapretrain.maml.engines import MatmulConvolutions, matmul_conv2d, sliced_patches
 
 PATCHES = pytest.mark.parametrize("patches", [nullcontext, sliced_patches])
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.maml import adapt, meta_backward, meta_loss
-from metapretrain.maml.skeleton import copy_tree
+from metapretrain.maml.normalisation import copy_tree
 from tests.maml.nets import NETS, TASKS, WAYS, flat, gradient, images, loss_of, relative, spread, task
 
 ENGINES = ("loop", "vmap", "higher", "learn2learn")
@@ -215,9 +215,17 @@ def test_checkpointed_steps_are_exact(engine: str, steps: int) -> None:
     found = []
     for checkpoint in (False, True):
         losses = meta_loss(
-            loss_fn, params, images(2, 0), images(3, 1), tasks=TASKS, lr=rates, steps=steps, engine=engine,
-            checkpoint=checkpoint, only=lambda name: name != "4.weight",
-        )  # fmt: skip
+            loss_fn,
+            params,
+            images(2, 0),
+            images(3, 1),
+            tasks=TASKS,
+            lr=rates,
+            steps=steps,
+            engine=engine,
+            checkpoint=checkpoint,
+            only=lambda name: name != "4.weight",
+        )
         found.append(gradient(losses, {**params, "rates": rates}))
     assert relative(found[1], found[0]) < 1e-12
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.maml import MAML
-from metapretrain.maml.layouts import ReshapingViews, channels_last
+from metapretrain.maml.engines import ReshapingViews, channels_last
 
 
 class Viewing(nn.Module):
@@ -37,7 +37,7 @@ def test_the_layout_changes_no_loss_and_no_gradient(engine: str, first_order: bo
     maml = MAML(Viewing(), 0.1, first_order, engine=engine)
     found = []
     for small in (0, 10**9):
-        with patch("metapretrain.maml.layouts.SMALL", small):
+        with patch("metapretrain.maml.engines.SMALL", small):
             maml.zero_grad()
             losses = maml.backward(part(4), part(6))
         gradients = [p.grad for p in maml.parameters() if p.grad is not None]

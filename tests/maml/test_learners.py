@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from metapretrain import ANIL, FOMAML, MAML, Batch, EpisodeSampler, EpisodeSpec, MetaSGD, ProtoNet, evaluate_episodes
 from metapretrain.errors import InputError
-from metapretrain.maml.nests import map_tensors
+from metapretrain.nests import map_tensors
 from tests.maml.nets import TASKS, WAYS, cnn, flat, images, relative, task
 from tests.maml.test_normalisation import Tied
 
@@ -38,9 +38,16 @@ class Recurrent(nn.Module):
 def bert() -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        max_position_embeddings=8, num_labels=WAYS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=40,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        max_position_embeddings=8,
+        num_labels=WAYS,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     return transformers.BertForSequenceClassification(config)
 
 
@@ -253,10 +260,16 @@ def test_unused_and_frozen_parameters_are_named() -> None:
         learner.adapt(learner(x[0]).detach().sum())
 
 
-@pytest.mark.parametrize("make", [
-    lambda: MAML(encoder(), 0.1), lambda: FOMAML(encoder(), 0.1), lambda: ANIL(encoder(), 0.1),
-    lambda: MetaSGD(encoder(), 0.1), lambda: ProtoNet(encoder()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MAML(encoder(), 0.1),
+        lambda: FOMAML(encoder(), 0.1),
+        lambda: ANIL(encoder(), 0.1),
+        lambda: MetaSGD(encoder(), 0.1),
+        lambda: ProtoNet(encoder()),
+    ],
+)
 def test_untrained_learners_score_one_in_n_within_their_interval(make: Callable[[], Any]) -> None:
     torch.manual_seed(0)
     x = torch.randn(20000, 6)

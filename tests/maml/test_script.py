@@ -35,11 +35,14 @@ def script(l2l: Any, algorithm: Any, first_order: bool) -> tuple[list[float], li
     tasks = l2l.data.Taskset(
         dataset,
         [
-            transforms.NWays(dataset, n=WAYS), transforms.KShots(dataset, k=2 * SHOTS), transforms.LoadData(dataset),
-            transforms.RemapLabels(dataset), transforms.ConsecutiveLabels(dataset),
+            transforms.NWays(dataset, n=WAYS),
+            transforms.KShots(dataset, k=2 * SHOTS),
+            transforms.LoadData(dataset),
+            transforms.RemapLabels(dataset),
+            transforms.ConsecutiveLabels(dataset),
         ],
         num_tasks=12,
-    )  # fmt: skip
+    )
     model = l2l.vision.models.OmniglotCNN(WAYS, hidden_size=4).double()
     maml = algorithm(model, lr=0.4, first_order=first_order)
     optimizer = torch.optim.Adam(maml.parameters(), lr=0.01)

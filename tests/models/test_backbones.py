@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.models.backbones import LEARN2LEARN, build_backbone
-from metapretrain.models.encoders import conv4
+from metapretrain.models.encoders import LEARN2LEARN, build_backbone, conv4
 
 
 def test_images_are_normalised_inside() -> None:

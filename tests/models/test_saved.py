@@ -15,16 +15,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import metapretrain
-from metapretrain.data.normalise import normalize
+from metapretrain.data.images import normalize
 from metapretrain.errors import InputError
+from metapretrain.files import load_tensors, save_tensors
 from metapretrain.models import Encoder, build_encoder, build_head
 from metapretrain.models.saved import ENCODER, HEAD, PROTOTYPES, load, save_model
-from metapretrain.training.checkpoint import load_tensors, save_tensors
 
 MODEL: dict[str, Any] = {
-    "encoder": "small-conv", "stem": "standard", "head": "mlp", "classes": ["cat", "dog", "owl"], "channels": 3,
-    "image_size": 8, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3],
-}  # fmt: skip
+    "encoder": "small-conv",
+    "stem": "standard",
+    "head": "mlp",
+    "classes": ["cat", "dog", "owl"],
+    "channels": 3,
+    "image_size": 8,
+    "mean": [0.4, 0.5, 0.6],
+    "std": [0.2, 0.25, 0.3],
+}
 
 
 def write_run(folder: Path, **changes: Any) -> tuple[Encoder, torch.nn.Module | None]:
@@ -253,10 +259,19 @@ def edited(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"image_size": 10**9}, {"image_size": math.inf}, {"channels": 10**12}, {"mean": [None]}, {"mean": "abc"},
-     {"mean": [0.5] * 3, "std": [0.5] * 3}, {"std": [0]}, {"mean": [math.nan]}, {"classes": "ab"},
-     {"encoder": ["mlp"]}],
-)  # fmt: skip
+    [
+        {"image_size": 10**9},
+        {"image_size": math.inf},
+        {"channels": 10**12},
+        {"mean": [None]},
+        {"mean": "abc"},
+        {"mean": [0.5] * 3, "std": [0.5] * 3},
+        {"std": [0]},
+        {"mean": [math.nan]},
+        {"classes": "ab"},
+        {"encoder": ["mlp"]},
+    ],
+)
 def test_a_config_of_another_shape_is_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="does not describe a model") as error:
         load(edited(tmp_path, **changes))

@@ -14,9 +14,8 @@ from torch import Tensor
 from metapretrain import load
 from metapretrain.errors import InputError
 from metapretrain.models import build_encoder
-from metapretrain.models.backbones import build_backbone
-from metapretrain.models.saved import save_model
-from metapretrain.models.saved_learner import LEARNER, SavedLearner, is_transductive, make_learner
+from metapretrain.models.encoders import build_backbone
+from metapretrain.models.saved import LEARNER, SavedLearner, is_transductive, make_learner, save_model
 
 MODEL = {"classes": ["a", "b", "c", "d"], "channels": 1, "image_size": 16, "mean": [0.4], "std": [0.2]}
 CHOICES = {"inner_lr": 0.2, "inner_steps": 1, "test_steps": 2, "batchnorm": "batch", "chunk": None}

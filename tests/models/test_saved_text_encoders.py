@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from metapretrain.errors import InputError
-from metapretrain.models import packages
+from metapretrain.models import hub
 from metapretrain.models.text_encoders import build_text_encoder, load_text_encoder, save_text_encoder
-from metapretrain.training.weight_sums import SUMS
+from metapretrain.training.checkpoint import SUMS
 from tests.models.text_models import KINDS, small_encoder
 
 TEXTS = ["a b", "A much longer sentence, with punctuation!", "one", "word " * 100]
@@ -216,7 +216,7 @@ def test_weights_in_an_installed_package(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("alias", "features", "length"), [("minilm", 384, 256), ("bert-tiny", 128, 512)])
 def test_real_weights_know_what_is_similar(alias: str, features: int, length: int, tmp_path: Path) -> None:
     try:
-        packages.package_folder(packages.ALIASES[alias])
+        hub.package_folder(hub.ALIASES[alias])
     except InputError as error:
         pytest.skip(str(error))
     encoder = build_text_encoder(alias)

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.models.attention_masks import mask_form
+from metapretrain.models.hub import mask_form
 from metapretrain.models.text_encoders import POOLINGS, TextEncoder, build_text_encoder
 from tests.models.text_models import KINDS, byte_tokenizer, small_encoder
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from metapretrain.errors import InputError
-from metapretrain.models.text_heads import COMBINES, ClassHead, CosineHead, PairHead, share_hidden
+from metapretrain.models.text_encoders import COMBINES, ClassHead, CosineHead, PairHead, share_hidden
 
 
 def count(module: nn.Module) -> int:

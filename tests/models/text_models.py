@@ -8,8 +8,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from metapretrain.models.scratch import tiny_tokenizer
 from metapretrain.models.text_encoders import TextEncoder
-from metapretrain.models.tiny_text import tiny_tokenizer
 
 KINDS = ("bert", "distilbert", "mpnet", "roberta")
 _SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -16,9 +16,14 @@ from metapretrain.prompts import OuterStep, PromptMAML
 from tests.prompts.test_learner import learner, parts
 
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"order": 1}, {"inner_steps": 2}, {"chunk": 2}, {"reduction": "mean"}, {"inner_clip": 0.01},
+    {},
+    {"order": 1},
+    {"inner_steps": 2},
+    {"chunk": 2},
+    {"reduction": "mean"},
+    {"inner_clip": 0.01},
     {"checkpoint": True},
-]  # fmt: skip
+]
 
 
 def gradients(maml: PromptMAML) -> list[Tensor | None]:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from metapretrain.prompts import PromptBatch, PromptedModel, paths
-from metapretrain.prompts.shared import NAME
+from metapretrain.prompts import PromptBatch, PromptedModel
+from metapretrain.prompts import model as paths
+from metapretrain.prompts.model import NAME
 from tests.prompts.tiny import TEXTS, model_of, prompted
 
 

@@ -54,9 +54,7 @@ def keys(seed: int, call: int, rows: int) -> list[int]:
     return [key - (1 << 64) if key >> 63 else key for key in unsigned]
 
 
-def split(
-    seed: int, call: int, y: list[int], fraction: float, stratified: bool
-) -> tuple[list[int], list[int]]:
+def split(seed: int, call: int, y: list[int], fraction: float, stratified: bool) -> tuple[list[int], list[int]]:
     """Support and query rows of one call."""
     key = keys(seed, call, len(y))
     query: list[int] = []

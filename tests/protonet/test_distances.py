@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
 from metapretrain.protonet import DISTANCES, proto_logits
-from metapretrain.protonet.distances import wide_logits
+from metapretrain.protonet.prototypes import wide_logits
 from tests.protonet import slow
 
 
@@ -24,9 +24,7 @@ def rows(n: int, d: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64) 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_logits_are_minus_the_distance_over_the_temperature(distance: str, dtype: torch.dtype) -> None:
     queries, centres = rows(6, dtype=dtype), rows(4, seed=1, dtype=dtype)
-    expected = [
-        [-slow.distance(q.double(), c.double(), distance).item() / 3.0 for c in centres] for q in queries
-    ]
+    expected = [[-slow.distance(q.double(), c.double(), distance).item() / 3.0 for c in centres] for q in queries]
     logits = proto_logits(queries, centres, distance, temperature=3.0)
     assert logits.dtype == dtype
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
@@ -39,9 +37,7 @@ def test_gradients_agree_with_finite_differences_also_on_a_centre(distance: str)
     queries = rows(4).requires_grad_()
     centres = rows(3, seed=1)
     centres[1] = queries[2].detach()
-    assert torch.autograd.gradcheck(
-        lambda q, c: proto_logits(q, c, distance, 0.7), (queries, centres.requires_grad_())
-    )
+    assert torch.autograd.gradcheck(lambda q, c: proto_logits(q, c, distance, 0.7), (queries, centres.requires_grad_()))
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

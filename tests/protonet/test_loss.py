@@ -61,9 +61,7 @@ def test_standard_mode_equals_the_papers_pseudocode(distance: str, smoothing: fl
 def test_query_mode_equals_the_slow_loop(
     y: list[int], seed: int, call: int, stratified: bool, fraction: float, smoothing: float
 ) -> None:
-    loss = ProtoLoss(
-        "query", query_fraction=fraction, stratified=stratified, seed=seed, label_smoothing=smoothing
-    )
+    loss = ProtoLoss("query", query_fraction=fraction, stratified=stratified, seed=seed, label_smoothing=smoothing)
     loss.calls.fill_(call)
     z = rows(len(y), seed=seed)
     support, query = slow.split(seed, call, y, fraction, stratified)

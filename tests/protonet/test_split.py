@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metapretrain.protonet.split import mix, query_count, random_queries, split_keys, stratified_queries
+from metapretrain.protonet.loss import mix, query_count, random_queries, split_keys, stratified_queries
 from tests.protonet import slow
 
 

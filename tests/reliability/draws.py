@@ -11,9 +11,9 @@ from unittest import mock
 
 from hypothesis import strategies as st
 
-from metapretrain.arguments import Parser
 from metapretrain.errors import InputError
-from metapretrain.tasks.recipes import override
+from metapretrain.experiments.recipe import override
+from metapretrain.options import Parser
 
 LEFT_OUT = {"--help", "--out", "--smoke", "--dry-run", "--download", "--resume"}  # given by the test, or need a network
 SLOW = {"--jobs-per-device", "--compile", "--corrupt", "--reducer"}  # processes, compilers and minutes: dry runs only
@@ -86,8 +86,10 @@ def values(kind: Any, value: Any, known: list[str], small: bool) -> st.SearchStr
 
 def changes(recipe: Any, small: bool) -> st.SearchStrategy[str]:
     """`NAME=VALUE` for any field of the recipe, or one that there is not."""
-    fields = [values(kind, value, allowed(recipe, name), small).map(f"{name}={{}}".format)
-              for name, kind, value in leaves(recipe)]  # fmt: skip
+    fields = [
+        values(kind, value, allowed(recipe, name), small).map(f"{name}={{}}".format)
+        for name, kind, value in leaves(recipe)
+    ]
     return st.one_of(*fields, st.sampled_from(["no.such=1", "lr", "=1", "epochs.x=2"]))
 
 

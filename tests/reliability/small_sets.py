@@ -17,14 +17,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from metapretrain.data.conll04 import load_conll04
-from metapretrain.data.conll2003 import load_conll2003
+from metapretrain.data.conll import load_conll04, load_conll2003
 from metapretrain.data.cs224n import load_cs224n, load_qqp
-from metapretrain.data.dialogue_files import load_dailydialog_pp, load_mutual
-from metapretrain.data.dialogues import Dialogues
-from metapretrain.data.document_files import read_ptb_documents, read_wikitext2_documents
-from metapretrain.data.documents import Documents
-from metapretrain.data.glue import load_glue
+from metapretrain.data.dialogues import Dialogues, load_dailydialog_pp, load_mutual
+from metapretrain.data.documents import Documents, read_ptb_documents, read_wikitext2_documents
+from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
 from metapretrain.data.image_folder import load_image_folder
 from metapretrain.data.images import ImageSet
 from metapretrain.data.language_sets import load_book
@@ -32,8 +29,7 @@ from metapretrain.data.omniglot import load_omniglot
 from metapretrain.data.sentiment import load_plain, load_sentiment
 from metapretrain.data.squad import load_squad
 from metapretrain.data.stl10 import load_stl10
-from metapretrain.data.superglue import load_cb, load_copa, load_wic
-from metapretrain.data.text_files import read_texts
+from metapretrain.data.tables import read_texts
 from metapretrain.data.texts import TextSet, TextTask
 
 Files = dict[str, bytes]
@@ -119,19 +115,25 @@ def glue(name: str) -> Files:
     if name == "rte":
         told = ("entailment", "not_entailment")
         parts = [[(n, text, f"b {text}", told[n % 2]) for n, text in rows] for rows in (train, test)]
-        return {f"glue/RTE/{f}.tsv": table("index\tsentence1\tsentence2\tlabel", p)
-                for f, p in zip(("train", "dev"), parts, strict=True)}  # fmt: skip
+        return {
+            f"glue/RTE/{f}.tsv": table("index\tsentence1\tsentence2\tlabel", p)
+            for f, p in zip(("train", "dev"), parts, strict=True)
+        }
     if name == "mrpc":
         parts = [[(n % 2, n, n, text, f"b {text}") for n, text in rows] for rows in (train, test)]
-        return {f"MRPC/msr_paraphrase_{f}.txt": table("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", p)
-                for f, p in zip(("train", "test"), parts, strict=True)}  # fmt: skip
+        return {
+            f"MRPC/msr_paraphrase_{f}.txt": table("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", p)
+            for f, p in zip(("train", "test"), parts, strict=True)
+        }
     if name == "cola":
         parts = [[("gj04", n % 2, "*" * (n % 2), text) for n, text in rows] for rows in (train, test, train[:2])]
         names = ("in_domain_train", "in_domain_dev", "out_of_domain_dev")
         return {f"CoLA/{f}.tsv": table("", p) for f, p in zip(names, parts, strict=True)}
     told = ("entailment", "not_entailment")
-    records = [{str(n): {"text_a": text, "text_b": f"b {text}", "label": told[n % 2]} for n, text in rows}
-               for rows in (train, test)]  # fmt: skip
+    records = [
+        {str(n): {"text_a": text, "text_b": f"b {text}", "label": told[n % 2]} for n, text in rows}
+        for rows in (train, test)
+    ]
     return {f"QNLI_subset/{f}.json": as_json(r) for f, r in zip(("train", "dev"), records, strict=True)}
 
 
@@ -143,28 +145,47 @@ def sentiment(name: str) -> Files:
     if name == "sst5":
         return {f"cs224n/{file}": data for file, data in cs224n().items() if "sst" in file}
     if name == "yelp5":
-        return {f"{f}.csv": "".join(f'"{n % 5 + 1}","{text}"\n' for n, text in rows).encode()
-                for f, rows in (("train", train), ("test", test))}  # fmt: skip
+        return {
+            f"{f}.csv": "".join(f'"{n % 5 + 1}","{text}"\n' for n, text in rows).encode()
+            for f, rows in (("train", train), ("test", test))
+        }
     if name == "amazon5":
-        return {f"amazon5/amazon_review/{f}.json": as_json({str(n): {"ori": t, "label": str(n % 5)} for n, t in rows})
-                for f, rows in (("dev", train), ("test", test))}  # fmt: skip
+        return {
+            f"amazon5/amazon_review/{f}.json": as_json({str(n): {"ori": t, "label": str(n % 5)} for n, t in rows})
+            for f, rows in (("dev", train), ("test", test))
+        }
     if name == "amazon2":
-        return {f"amazon2/{domain}/review_{label}": "".join(f"{domain} {label} {t}\n" for _, t in train).encode()
-                for domain in ("books", "dvd") for label in ("negative", "positive")}  # fmt: skip
+        return {
+            f"amazon2/{domain}/review_{label}": "".join(f"{domain} {label} {t}\n" for _, t in train).encode()
+            for domain in ("books", "dvd")
+            for label in ("negative", "positive")
+        }
     if name == "sst2":
-        return {f"sst2/stsa.binary.{f}": "".join(f"{n % 2} {text}\n" for n, text in rows).encode()
-                for f, rows in (("train", train), ("dev", test))}  # fmt: skip
+        return {
+            f"sst2/stsa.binary.{f}": "".join(f"{n % 2} {text}\n" for n, text in rows).encode()
+            for f, rows in (("train", train), ("dev", test))
+        }
     if name == "sentihood":
         told = ("Positive", "Negative")
-        items = {f: [{"id": n, "text": f"{f} {t}", "opinions": [{"sentiment": told[n % 2], "aspect": "x"}]}
-                     for n, t in train] for f in ("train", "dev", "test")}  # fmt: skip
+        items = {
+            f: [
+                {"id": n, "text": f"{f} {t}", "opinions": [{"sentiment": told[n % 2], "aspect": "x"}]} for n, t in train
+            ]
+            for f in ("train", "dev", "test")
+        }
         return {f"sentihood-{f}.json": as_json(rows) for f, rows in items.items()}
     told = ("positive", "negative", "neutral")
     start = '<?xml version="1.0" encoding="UTF-8"?>\n<Reviews><Review rid="1"><sentences>'
-    texts = [start + "".join(
-        f'<sentence id="{n}">\n<text>{text}</text>'
-        f'<Opinions><Opinion category="A#B" polarity="{told[n % 3]}"/></Opinions></sentence>\n'
-        for n, text in rows) + "</sentences></Review></Reviews>" for rows in (train, test)]  # fmt: skip
+    texts = [
+        start
+        + "".join(
+            f'<sentence id="{n}">\n<text>{text}</text>'
+            f'<Opinions><Opinion category="A#B" polarity="{told[n % 3]}"/></Opinions></sentence>\n'
+            for n, text in rows
+        )
+        + "</sentences></Review></Reviews>"
+        for rows in (train, test)
+    ]
     names = {
         "semeval-laptop": ("ABSA16_Laptops_Train_SB1_v2.xml", "EN_LAPT_SB1_TEST_.xml.gold"),
         "semeval-restaurant": ("ABSA16_Restaurants_Train_SB1_v2.xml", "EN_REST_SB1_TEST.xml.gold"),
@@ -174,8 +195,9 @@ def sentiment(name: str) -> Files:
 
 def conll2003() -> Files:
     """Words in lines of four columns."""
-    words = "".join(f"{text.split()[0]} NNP I-NP I-PER\nsaid VB O O\n{text.split()[-1]} CD O I-LOC\n\n"
-                    for text in sentences("Ann"))  # fmt: skip
+    words = "".join(
+        f"{text.split()[0]} NNP I-NP I-PER\nsaid VB O O\n{text.split()[-1]} CD O I-LOC\n\n" for text in sentences("Ann")
+    )
     return {f"eng.{part}": ("-DOCSTART- -X- O O\n\n" + words).encode() for part in ("train", "testa", "testb")}
 
 
@@ -190,9 +212,11 @@ def conll04() -> Files:
 def squad() -> Files:
     """Four files of as many lines, and a JSON file."""
     parts = {"context": "{} .", "question": "What of {} ?", "answer": "number", "span": "2 2"}
-    files = {f"{folder}/{stem}.{part}": "".join(form.format(t) + "\n" for t in sentences("Ann")).encode()
-             for folder, stem in (("small_train", "train"), ("all_val", "val"))
-             for part, form in parts.items()}  # fmt: skip
+    files = {
+        f"{folder}/{stem}.{part}": "".join(form.format(t) + "\n" for t in sentences("Ann")).encode()
+        for folder, stem in (("small_train", "train"), ("all_val", "val"))
+        for part, form in parts.items()
+    }
     qas = [{"question": f"{t} ?", "answers": [{"answer_start": 3, "text": "don't"}]} for t in sentences("What", 6)]
     files["xquad.en.json"] = as_json({"data": [{"paragraphs": [{"context": "We don't.", "qas": qas}]}]})
     return files
@@ -200,8 +224,10 @@ def squad() -> Files:
 
 def wic() -> Files:
     """Two forms of JSON lines."""
-    rows = [{"label": n % 2, "text": f"Word: go. Sentence 1: I go {t} . Sentence 2: It went {n} !"}
-            for n, t in enumerate(sentences("to"))]  # fmt: skip
+    rows = [
+        {"label": n % 2, "text": f"Word: go. Sentence 1: I go {t} . Sentence 2: It went {n} !"}
+        for n, t in enumerate(sentences("to"))
+    ]
     usual = {"word": "go", "sentence2": "I go.", "label": True, "idx": 0}
     test = [{**usual, "sentence1": f"went {t}"} for t in sentences("by", 3)]
     lines = ["".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part).encode() for part in (rows, test)]
@@ -216,29 +242,43 @@ def json_lines(rows: list[dict[str, Any]]) -> bytes:
 def cb() -> Files:
     """A premise and a hypothesis a line."""
     told = ("entailment", "contradiction", "neutral")
-    return {f"superglue/CB/{part}.jsonl": json_lines(
-        [{"premise": t, "hypothesis": f"b {t}", "label": told[n % 3], "idx": n} for n, t in enumerate(sentences(part))]
-    ) for part in ("train", "val")}  # fmt: skip
+    return {
+        f"superglue/CB/{part}.jsonl": json_lines(
+            [
+                {"premise": t, "hypothesis": f"b {t}", "label": told[n % 3], "idx": n}
+                for n, t in enumerate(sentences(part))
+            ]
+        )
+        for part in ("train", "val")
+    }
 
 
 def copa() -> Files:
     """A premise and two choices a line."""
     told = ("cause", "effect")
-    return {f"superglue/COPA/{part}.jsonl": json_lines(
-        [{"premise": t, "choice1": f"a {t}", "choice2": f"b {t}", "question": told[n % 2], "label": n // 2 % 2}
-         for n, t in enumerate(sentences(part))]
-    ) for part in ("train", "val")}  # fmt: skip
+    return {
+        f"superglue/COPA/{part}.jsonl": json_lines(
+            [
+                {"premise": t, "choice1": f"a {t}", "choice2": f"b {t}", "question": told[n % 2], "label": n // 2 % 2}
+                for n, t in enumerate(sentences(part))
+            ]
+        )
+        for part in ("train", "val")
+    }
 
 
 def dialogues() -> Files:
     """DailyDialog++: no wrong responses in the training part."""
     files: Files = {}
     for part in ("data_positives", "dev", "test"):
-        rows = [{"context": [f"{t} you said ?", f"I said {t} ."], "positive_responses": [f"And {t} it is ."]}
-                for t in sentences(part)]  # fmt: skip
+        rows = [
+            {"context": [f"{t} you said ?", f"I said {t} ."], "positive_responses": [f"And {t} it is ."]}
+            for t in sentences(part)
+        ]
         wrong = {f"{kind}_negative_responses": [f"No {kind} thing ."] for kind in ("adversarial", "random")}
-        files[f"dailydialog_pp/{part}.json"] = json_lines([row | (wrong if part != "data_positives" else {})
-                                                           for row in rows])  # fmt: skip
+        files[f"dailydialog_pp/{part}.json"] = json_lines(
+            [row | (wrong if part != "data_positives" else {}) for row in rows]
+        )
     return files
 
 
@@ -274,8 +314,10 @@ def wikitext() -> Files:
     files: Files = {}
     for part in ("valid", "test"):
         texts = [f"{text} is in it . It is @-@ so {text} ! " for text in sentences(part.title())]
-        articles = [f" \n = Title {n} = \n \n {text}\n \n = = Part = = \n \n {more}\n"
-                    for n, (text, more) in enumerate(zip(texts[::2], texts[1::2], strict=True))]  # fmt: skip
+        articles = [
+            f" \n = Title {n} = \n \n {text}\n \n = = Part = = \n \n {more}\n"
+            for n, (text, more) in enumerate(zip(texts[::2], texts[1::2], strict=True))
+        ]
         files[f"wikitext-2/{part}.txt"] = "".join(articles).encode()
     return files
 
@@ -283,8 +325,9 @@ def wikitext() -> Files:
 def book() -> Files:
     """Two chapters after a table of contents."""
     start, end = (f"*** {word} OF THE PROJECT GUTENBERG EBOOK ***\n" for word in ("START", "END"))
-    chapters = [f"CHAPTER {n}\n\n" + "".join(f"{text} or so.\n\n" for text in sentences(f"Ann {n}", 12))
-                for n in ("I", "II")]  # fmt: skip
+    chapters = [
+        f"CHAPTER {n}\n\n" + "".join(f"{text} or so.\n\n" for text in sentences(f"Ann {n}", 12)) for n in ("I", "II")
+    ]
     contents = "    CONTENTS\n    CHAPTER I\n    CHAPTER II\n\n"
     return {"ptb/warandpeace.txt": f"Header\n{start}{contents}{''.join(chapters)}{end}Licence.\n".encode()}
 
@@ -325,10 +368,11 @@ def picture(seed: int, size: int, mode: str) -> bytes:
 
 def omniglot() -> Files:
     """Characters in folders, and a split file."""
-    files = {f"omniglot-py/{part}/{name}/0001_{n + 1:02}.png": picture(n, 105, "1")
-             for part, name in (("images_background", "Greek/character01"),
-                                ("images_evaluation", "Tifinagh/character07"))
-             for n in range(20)}  # fmt: skip
+    files = {
+        f"omniglot-py/{part}/{name}/0001_{n + 1:02}.png": picture(n, 105, "1")
+        for part, name in (("images_background", "Greek/character01"), ("images_evaluation", "Tifinagh/character07"))
+        for n in range(20)
+    }
     lines = "".join(f"Greek/character01/rot{angle:03}\n" for angle in (0, 90, 180, 270))
     return {**files, "omniglot-splits/train.txt": lines.encode()}
 
@@ -342,9 +386,20 @@ SETS: dict[str, SmallSet] = {
     "cs224n": SmallSet(cs224n(), lambda folder: load_cs224n(folder, validation=6)),
     "qqp": SmallSet(qqp(), load_qqp),
     **{name: SmallSet(glue(name), lambda f, n=name: load_glue(n, f)) for name in ("rte", "mrpc", "cola", "qnli")},
-    **{name: SmallSet(sentiment(name), lambda f, n=name: load_sentiment(n, f))
-       for name in ("yelp5", "amazon5", "amazon2", "amazon5-kindle", "sst5", "sst2", "sentihood", "semeval-laptop",
-                    "semeval-restaurant")},
+    **{
+        name: SmallSet(sentiment(name), lambda f, n=name: load_sentiment(n, f))
+        for name in (
+            "yelp5",
+            "amazon5",
+            "amazon2",
+            "amazon5-kindle",
+            "sst5",
+            "sst2",
+            "sentihood",
+            "semeval-laptop",
+            "semeval-restaurant",
+        )
+    },
     "conll2003": SmallSet(conll2003(), load_conll2003, 2),  # two sentences become one, or one two
     "conll04": SmallSet(conll04(), load_conll04),
     "squad": SmallSet(squad(), load_squad, 6),  # questions of one context
@@ -355,12 +410,13 @@ SETS: dict[str, SmallSet] = {
     "dailydialog-pp": SmallSet(dialogues(), load_dailydialog_pp),
     "mutual": SmallSet(mutual(), load_mutual),
     "ptb": SmallSet(ptb(), lambda folder: [load_plain("ptb", folder), read_ptb_documents(folder)], 2),
-    "ptb-zip": SmallSet(zipped(ptb(), "ptb/ptb.zip"),
-                        lambda folder: [load_plain("ptb", folder), read_ptb_documents(folder)], 2),
+    "ptb-zip": SmallSet(
+        zipped(ptb(), "ptb/ptb.zip"), lambda folder: [load_plain("ptb", folder), read_ptb_documents(folder)], 2
+    ),
     "wikitext-2": SmallSet(wikitext(), read_wikitext, 4),  # two sentences a line, twice
     "gutenberg": SmallSet(book(), load_book, 2),  # without its mark of the end a book has the licence, too
     **{f"own-{suffix}": SmallSet(own_texts(suffix), partial(read_own, suffix)) for suffix in ("csv", "jsonl")},
     "stl10": SmallSet(stl10(), lambda folder: load_stl10(folder, "train")),
     "omniglot": SmallSet(omniglot(), lambda folder: load_omniglot(folder, "train", workers=1), 4),  # turned four ways
     "image-folder": SmallSet(image_folder(), lambda folder: load_image_folder(folder, "train", 8, workers=1)),
-}  # fmt: skip
+}

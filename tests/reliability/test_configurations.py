@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import run_fewshot, run_prompts, run_schedule, run_stl10, run_text
-from metapretrain.tasks.prompt_methods import PromptRecipe
-from metapretrain.tasks.schedule_methods import ScheduleRecipe
+from metapretrain.experiments.prompts.recipe import PromptRecipe
+from metapretrain.experiments.schedule.recipe import ScheduleRecipe
 from tests.reliability.draws import command_lines, leaves, parser_of
 from tests.reliability.lengths import lengths, only_long
 

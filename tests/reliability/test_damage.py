@@ -14,10 +14,10 @@ import torch
 import metapretrain
 from benchmarks import run_fewshot, run_prompts, run_schedule, run_stl10, run_text
 from metapretrain.errors import InputError
+from metapretrain.files import load_tensors
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import SoftPrompt, write_adapter
 from metapretrain.training import CheckpointError, checkpoint, load_latest, loop
-from metapretrain.training.checkpoint import load_tensors
 from tests.reliability.lengths import lengths
 
 SMOKE = ["--smoke", "--device", "cpu", "--no-figures"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from metapretrain.training.run_folder import read_metrics
+from metapretrain.training.logs import read_metrics
 from tests.reliability.lengths import only_long
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +34,14 @@ class Victim:
         environment.pop("WORLD_SIZE", None)
         self.script, self.log, self.wait = script, log, 0.0
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("victim.py"))], cwd=ROOT, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"),
-        )  # fmt: skip
+            [sys.executable, str(Path(__file__).with_name("victim.py"))],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+        )
 
     def run(self, out: Path, *words: str, kill_after: float | None = None) -> int:
         """Run the script with its runs in `out`, at most `kill_after` seconds, and return the exit status."""

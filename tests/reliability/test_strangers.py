@@ -16,12 +16,12 @@ import torch
 import metapretrain
 from benchmarks import run_fewshot, run_prompts, run_stl10, run_text
 from metapretrain.errors import InputError
+from metapretrain.experiments.text.saved import predict_files
+from metapretrain.files import load_tensors
 from metapretrain.models.language_models import load_language_model
 from metapretrain.models.text_encoders import build_text_encoder, load_text_encoder, save_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
-from metapretrain.tasks.text_saved import predict_files
 from metapretrain.training import load_latest, save
-from metapretrain.training.checkpoint import load_tensors
 from tests.reliability.lengths import only_long
 
 SMOKE = ["--smoke", "--device", "cpu", "--no-figures"]
@@ -134,8 +134,9 @@ def language_model(tmp_path: Path) -> Path:
 
 
 LOADERS: list[tuple[str, Callable[[Any], Any]]] = [
-    ("encoder", load_text_encoder), ("language_model", load_language_model),
-]  # fmt: skip
+    ("encoder", load_text_encoder),
+    ("language_model", load_language_model),
+]
 
 
 @pytest.mark.parametrize(("kind", "load"), LOADERS)
@@ -165,9 +166,13 @@ CODE = "import os\nos.mkdir({mark!r})\nclass Model: ...\n"
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("kind", "load"), LOADERS)
 def test_code_beside_a_model(
-    kind: str, load: Callable[[Any], Any], known: bool, request: pytest.FixtureRequest, mark: Path,
+    kind: str,
+    load: Callable[[Any], Any],
+    known: bool,
+    request: pytest.FixtureRequest,
+    mark: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     folder: Path = request.getfixturevalue(kind)
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers asks where nobody has said no
     classes = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError
 from metapretrain.scheduling import FunctionProbe, UtilityScheduler, agreement, probe_units
-from metapretrain.scheduling.weights import Weights
+from metapretrain.scheduling.probes import Weights
 from tests.scheduling import slow
 from tests.scheduling.slow import Net, TaskProbe
 
@@ -139,9 +139,7 @@ def test_products_of_gradients_keep_their_precision_where_losses_are_bfloat16(to
 
     sources, targets = {"steep": slope(1.001), "flat": slope(1.0)}, {"down": slope(1.0)}
     joint = (lambda b: {"down": torch.stack([targets["down"].loss(None)] * 2)}) if together else None
-    made = UtilityScheduler(
-        sources, targets, [w], alpha=1.0, updates=1, utility="taylor", target_losses=joint
-    )
+    made = UtilityScheduler(sources, targets, [w], alpha=1.0, updates=1, utility="taylor", target_losses=joint)
     assert made.choose().utilities == pytest.approx({"steep": 16 * 1.001, "flat": 16.0}, rel=1e-6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from metapretrain.training.run_folder import read_metrics
+from metapretrain.training.logs import read_metrics
 
 CONFIG = {"method": "prl-query", "seed": 0, "lr": 0.1, "model": {"encoder": "resnet18", "mean": (0.5, 0.5)}}
 

@@ -17,16 +17,9 @@ def same(a: Any, b: Any) -> bool:
         if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.shape != b.shape:
             return False
         left, right = a.detach().cpu().contiguous(), b.contiguous()
-        return left.numel() == 0 or torch.equal(
-            left.flatten().view(torch.uint8), right.flatten().view(torch.uint8)
-        )
+        return left.numel() == 0 or torch.equal(left.flatten().view(torch.uint8), right.flatten().view(torch.uint8))
     if isinstance(a, np.ndarray):
-        return (
-            isinstance(b, np.ndarray)
-            and a.dtype == b.dtype
-            and a.shape == b.shape
-            and a.tobytes() == b.tobytes()
-        )
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
         pairs = zip(a.items(), b.items(), strict=True) if isinstance(b, dict) and len(a) == len(b) else None
         return pairs is not None and all(same(x, y) for x, y in pairs)

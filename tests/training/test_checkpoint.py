@@ -16,20 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
+from metapretrain.files import CheckpointError, load_tensors, save_tensors
 from metapretrain.training import checkpoint
-from metapretrain.training.checkpoint import CheckpointError, load_latest, load_tensors, save, save_tensors
+from metapretrain.training.checkpoint import load_latest, save
 from tests.training.states import read, round_trip, same
 
 
 def test_same_tells_apart_what_json_would_mix_up() -> None:
-    for a, b in [
-        (0.0, -0.0),
-        (True, 1),
-        ((1,), [1]),
-        ({1: 2}, {"1": 2}),
-        (1, 1.0),
-        (torch.zeros(1), -torch.zeros(1)),
-    ]:
+    for a, b in [(0.0, -0.0), (True, 1), ((1,), [1]), ({1: 2}, {"1": 2}), (1, 1.0), (torch.zeros(1), -torch.zeros(1))]:
         assert not same(a, b)
     assert same(math.nan, math.nan)
 
@@ -113,11 +107,7 @@ def test_training_goes_on_bit_equal_after_a_round_trip(tmp_path: Path, make: Any
 
 def test_states_of_random_generators(tmp_path: Path) -> None:
     source = np.random.default_rng(5)
-    state = {
-        "python": random.Random(3).getstate(),
-        "torch": torch.get_rng_state(),
-        "numpy": source.bit_generator.state,
-    }
+    state = {"python": random.Random(3).getstate(), "torch": torch.get_rng_state(), "numpy": source.bit_generator.state}
     legacy = np.random.RandomState(1).get_state()
     back = round_trip(tmp_path, {**state, "legacy": legacy})
     assert same(state, {key: back[key] for key in state})
@@ -147,9 +137,7 @@ key = st.one_of(
 nest = st.recursive(
     leaf,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(key, inner, max_size=3),
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(key, inner, max_size=3)
     ),
     max_leaves=10,
 )
@@ -159,20 +147,13 @@ nest = st.recursive(
 @given(nest)
 def test_any_nest_goes_through_json_unchanged(state: Any) -> None:
     files_ = checkpoint._encode(1, state)
-    value = json.loads(files_["state.json"], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))[
-        "state"
-    ]
+    value = json.loads(files_["state.json"], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))["state"]
     tensors = checkpoint.safetensors.torch.load(files_["tensors.safetensors"])
     assert same(state, checkpoint.unpack(value, tensors))
 
 
 def test_names_that_meet_keep_both_tensors(tmp_path: Path) -> None:
-    state = {
-        "a": {"b": torch.tensor(1)},
-        "a.b": torch.tensor(2),
-        "a.b#2": torch.tensor(3),
-        1: torch.tensor(4),
-    }
+    state = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), "a.b#2": torch.tensor(3), 1: torch.tensor(4)}
     state["1"] = torch.tensor(5)
     assert same(state, round_trip(tmp_path, state))
 

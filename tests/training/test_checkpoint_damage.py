@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from metapretrain.training.checkpoint import CheckpointError, load_latest, load_tensors, save
+from metapretrain.files import CheckpointError, load_tensors
+from metapretrain.training.checkpoint import load_latest, save
 from tests.training.states import read, same
 
 
@@ -113,9 +114,12 @@ def test_a_pickle_inside_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"schema": 1, "step": 2, "state": ' + "[" * 900 + "]" * 900 + "}",
-     '{"schema": 1, "step": 2, "state": {"$": "tensor", "name": "w", "layout": "channels_last"}}'],
-)  # fmt: skip
+    [
+        "[" * 100_000,
+        '{"schema": 1, "step": 2, "state": ' + "[" * 900 + "]" * 900 + "}",
+        '{"schema": 1, "step": 2, "state": {"$": "tensor", "name": "w", "layout": "channels_last"}}',
+    ],
+)
 def test_a_state_of_another_shape_falls_back_to_the_checkpoint_before(tmp_path, text):
     for step in (1, 2):
         save(tmp_path, step, {"w": torch.ones(2)})

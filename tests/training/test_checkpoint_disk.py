@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from metapretrain import files
 from metapretrain.errors import InputError
-from metapretrain.training import files
 from metapretrain.training.checkpoint import save
 from tests.training.states import read, round_trip, same
 
@@ -84,9 +84,7 @@ except InputError as error:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        InputError, match=r"cannot write checkpoint .*there is no checkpoint before it"
-    ) as refused:
+    with pytest.raises(InputError, match=r"cannot write checkpoint .*there is no checkpoint before it") as refused:
         save(tmp_path / "file" / "checkpoint", 1, {})
     assert "\n" not in str(refused.value)
 

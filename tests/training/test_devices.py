@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from metapretrain.devices import PRECISIONS
+from metapretrain.checks import PRECISIONS
 from metapretrain.training.devices import make_accelerator, mixed_precision
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError
 from metapretrain.training import RunFolder, TrainingError, TrainSettings, load_latest, train
-from metapretrain.training.run_folder import read_metrics
+from metapretrain.training.logs import read_metrics
 
 
 class Toy(nn.Module):
@@ -24,9 +24,7 @@ class Toy(nn.Module):
         generator = torch.Generator().manual_seed(5)
         self.x = torch.randn(64, 6, generator=generator)
         self.y = (self.x.sum(1) > 0).long()
-        self.model = nn.Sequential(
-            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 2)
-        )
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 2))
         with torch.random.fork_rng():
             torch.manual_seed(1)
             for part in self.model:
@@ -39,8 +37,7 @@ class Toy(nn.Module):
         if self.calls == self.hang_at:
             time.sleep(600)
         loss = {
-            name: nn.functional.cross_entropy(self.model(self.x[rows]), self.y[rows])
-            for name, rows in batches.items()
+            name: nn.functional.cross_entropy(self.model(self.x[rows]), self.y[rows]) for name, rows in batches.items()
         }
         if self.calls == self.poison_at:
             return {name: value * float("nan") for name, value in loss.items()}

@@ -11,15 +11,15 @@ import json, sys
 import torch
 from torch import nn
 from metapretrain.data.images import ImageSet
-from metapretrain.tasks.images import ImageData
-from metapretrain.tasks.machine import Machine
-from metapretrain.tasks.objectives import PRL, Images, SimCLR, Step, Supervised
+from metapretrain.experiments.images.training import ImageData
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.images.objectives import PRL, Images, SimCLR, Step, Supervised
 from metapretrain.data.augment import make_augmentation
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.models.encoders import mlp, small_conv
 from metapretrain.protonet import ProtoLoss
 from metapretrain.training import TrainSettings, train
-from metapretrain.tasks.table import machine_of
+from metapretrain.experiments.command import machine_of
 from argparse import Namespace
 
 kind, encoder, out = sys.argv[1:]
@@ -47,7 +47,7 @@ train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), settings)
 if machine.rank == 0:
     json.dump({k: v.double().sum().item() for k, v in step.state_dict().items()} |
               {k + ".norm": v.double().norm().item() for k, v in step.state_dict().items()}, open(out, "w"))
-from metapretrain.devices import leave_ranks
+from metapretrain.checks import leave_ranks
 leave_ranks()
 from pathlib import Path
 names = [file.read_text() for file in Path("/proc/self/task").glob("*/comm")]  # none but on Linux
@@ -87,8 +87,8 @@ def test_batchnorm_of_own_rows_is_another_result(tmp_path, ranks):
 LEAVING = """
 import os, sys
 from argparse import Namespace
-from metapretrain.devices import leave_ranks
-from metapretrain.tasks.table import machine_of
+from metapretrain.checks import leave_ranks
+from metapretrain.experiments.command import machine_of
 
 machine = machine_of(Namespace(device="cpu", precision="fp32"))
 import torch.distributed as dist

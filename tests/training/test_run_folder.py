@@ -50,13 +50,7 @@ def test_resume_of_what_was_not_begun_begins_it(tmp_path: Path) -> None:
 
 def test_a_changed_configuration_names_every_key_with_both_values(tmp_path: Path) -> None:
     RunFolder.open(tmp_path, CONFIG).close()
-    other = {
-        "method": "prl-query",
-        "seed": 0,
-        "lr": 0.2,
-        "model": {"encoder": "mlp", "mean": [0.5, 0.5]},
-        "epochs": 3,
-    }
+    other = {"method": "prl-query", "seed": 0, "lr": 0.2, "model": {"encoder": "mlp", "mean": [0.5, 0.5]}, "epochs": 3}
     with pytest.raises(InputError) as refused:
         RunFolder.open(tmp_path, other, resume=True)
     said = one_line(refused.value)

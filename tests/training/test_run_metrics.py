@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.training.run_folder import RunFolder, read_metrics
+from metapretrain.training.logs import read_metrics
+from metapretrain.training.run_folder import RunFolder
 from tests.training.run_files import CONFIG, events, lines, one_line, projector, scalars
 
 
@@ -42,10 +43,7 @@ def test_numbers_that_are_not_finite_leave_valid_json(tmp_path: Path) -> None:
         result = run.result()
     for name in ("config.json", "result.json"):
         json.loads((tmp_path / name).read_text(), parse_constant=refuse)
-    found = [
-        json.loads(text, parse_constant=refuse)
-        for text in (tmp_path / "metrics.jsonl").read_text().splitlines()
-    ]
+    found = [json.loads(text, parse_constant=refuse) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["value"] for line in found] == [None, None, 1.5]
     assert [math.isnan(line["value"]) for line in read_metrics(tmp_path)] == [True, True, False]
     assert result is not None
@@ -67,9 +65,7 @@ def test_a_torn_last_line_is_cut(tmp_path: Path, torn: bytes, caplog: pytest.Log
     assert caplog.text == ""
 
 
-def test_a_damaged_line_in_the_middle_is_left_out_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_line_in_the_middle_is_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     good = '{"step": 1, "split": "train", "name": "loss", "value": 1.0}\n'
     (tmp_path / "metrics.jsonl").write_text(good + "garbage\n" + '{"step": 1}\n' + good)
     with caplog.at_level(logging.WARNING):
@@ -181,9 +177,7 @@ def test_metrics_on_a_full_disk_are_one_line_and_no_line_is_torn(
     with RunFolder.open(tmp_path, CONFIG) as run:
         run.log(1, "train", {"loss": 1.0})
         monkeypatch.setattr(os, "write", filling)
-        with pytest.raises(
-            InputError, match=r"cannot write metrics\.jsonl .*No space left on device"
-        ) as refused:
+        with pytest.raises(InputError, match=r"cannot write metrics\.jsonl .*No space left on device") as refused:
             run.log(2, "train", {"loss": 2.0})
         one_line(refused.value)
         monkeypatch.undo()
@@ -193,9 +187,15 @@ def test_metrics_on_a_full_disk_are_one_line_and_no_line_is_torn(
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("line", ["[" * 100_000, '{"step": 1e999, "split": "a", "name": "b", "value": 1}',
-                                  f'{{"step": {10**30}, "split": "a", "name": "b", "value": 1}}',
-                                  f'{{"step": 1, "split": "a", "name": "b", "value": {10**400}}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"step": 1e999, "split": "a", "name": "b", "value": 1}',
+        f'{{"step": {10**30}, "split": "a", "name": "b", "value": 1}}',
+        f'{{"step": 1, "split": "a", "name": "b", "value": {10**400}}}',
+    ],
+)
 def test_metrics_that_no_number_holds_are_left_out(tmp_path, line):
     good = '{"step": 1, "split": "a", "name": "b", "value": 1.0}'
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n{good}\n")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
+from metapretrain.training.logs import Tracker
 from metapretrain.training.run_folder import RunFolder
-from metapretrain.training.tracking import Tracker
 from tests.training.run_files import CONFIG, events, figure, projector, scalars
 
 
@@ -52,9 +52,7 @@ def test_a_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_the_projector_reads_points_labels_and_images(
-    tmp_path: Path, channels: int, dtype: torch.dtype
-) -> None:
+def test_the_projector_reads_points_labels_and_images(tmp_path: Path, channels: int, dtype: torch.dtype) -> None:
     from PIL import Image
 
     z = torch.randn(5, 3, dtype=torch.float64)
@@ -138,9 +136,7 @@ def test_columns_of_hparams_are_not_those_of_a_pretraining(tmp_path: Path) -> No
         events(tmp_path).SummaryMetadata("_hparams_/experiment")
 
 
-def test_without_tensorboard_one_line_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_tensorboard_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match="pip install tensorboard"):
         _ = Tracker(tmp_path).writer

@@ -23,9 +23,7 @@ def shell(text: str) -> list[str]:
 
 def test_jobs_run_in_order_one_at_a_time_in_each_place(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    jobs = {
-        f"job-{i}": shell(f"echo begin {i} >> {trace}; sleep 0.02; echo end {i} >> {trace}") for i in range(4)
-    }
+    jobs = {f"job-{i}": shell(f"echo begin {i} >> {trace}; sleep 0.02; echo end {i} >> {trace}") for i in range(4)}
     run_jobs(jobs, [{}], tmp_path / "logs")
     expected = [f"{what} {i}" for i in range(4) for what in ("begin", "end")]
     assert trace.read_text().splitlines() == expected

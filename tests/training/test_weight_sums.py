@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metapretrain.errors import InputError
-from metapretrain.training.weight_sums import SUMS, check_sums, write_sums
+from metapretrain.training.checkpoint import SUMS, check_sums, write_sums
 
 FILES = ("head.safetensors", "encoder/model.safetensors", "checkpoint/step-1/state.safetensors", "notes.txt")
 

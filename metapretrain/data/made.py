@@ -1,0 +1,363 @@
+"""Texts made here: for the text tasks, the prompts benchmark and the scheduling benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import torch
+
+from metapretrain.data.conll import RelationRow, Relations
+from metapretrain.data.dialogues import Dialogue, Dialogues
+from metapretrain.data.documents import Documents
+from metapretrain.data.squad import Question, Questions
+from metapretrain.data.texts import SentenceData, TextSet, TextTask
+from metapretrain.errors import InputError
+
+SENTIMENT = (
+    ("dreadful", "awful", "hateful"),
+    ("dull", "weak", "clumsy"),
+    ("plain", "usual", "average"),
+    ("good", "pleasant", "clever"),
+    ("superb", "brilliant", "wonderful"),
+)
+CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
+# Each entry is two words for one thing: a paraphrase may change one into the other.
+ACTORS = (("doctor", "physician"), ("kid", "child"), ("lawyer", "attorney"), ("robber", "thief"), ("pupil", "student"))
+ACTIONS = (("buys", "purchases"), ("repairs", "mends"), ("hides", "conceals"), ("shows", "displays"), ("takes", "gets"))
+COLOURS = (("red", "scarlet"), ("grey", "ashen"), ("huge", "giant"), ("tiny", "little"), ("old", "ancient"))
+THINGS = (("car", "automobile"), ("boat", "ship"), ("sofa", "couch"), ("stone", "rock"), ("coat", "jacket"))
+PLACES = (("house", "home"), ("shop", "store"), ("wood", "forest"), ("street", "road"), ("hill", "mound"))
+SLOTS = (ACTORS, ACTIONS, COLOURS, THINGS, PLACES)
+
+Row = tuple[str, str | None, float]
+
+
+def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
+    """Make three small tasks that can be learned, named and shaped as CS224N's: ``sst``, ``para`` and ``sts``.
+
+    A review's class is the class of its adjectives; a paraphrase says the same five things in other words, its
+    opposite changes two of them; a similarity is the number of things that two sentences share, half for a synonym.
+
+    Args:
+        seed: of the sentences.
+        rows: training rows of a task, at least 8; validation and test have a quarter and dev half as many.
+
+    Returns:
+        classification in 5 classes, pair classification in 2, pair regression 0..5 in steps of a half; every class
+        is about as frequent, and the test split has no labels.
+
+    Raises:
+        InputError: fewer than 8 rows.
+
+    Example:
+        >>> sst, para, sts = made_tasks(rows=8)
+        >>> len(sst.train), len(para.dev), sts.test.labels, sts.high
+        (8, 4, None, 5.0)
+    """
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 8:
+        raise InputError(f"made tasks need at least 8 rows, got {rows!r}")
+    kinds = {"sst": ("classification", _review), "para": ("pair-classification", _question)}
+    kinds["sts"] = ("pair-regression", _similar)
+    tasks = []
+    for number, (name, (kind, make)) in enumerate(kinds.items()):
+        random = np.random.Generator(np.random.Philox(key=[seed, number]))
+        sizes = {"train": rows, "validation": rows // 4, "dev": rows // 2, "test": rows // 4}
+        splits = {split: _split(name, split, size, make, random) for split, size in sizes.items()}
+        classes = {"sst": CLASSES, "para": ("different", "duplicate"), "sts": ()}[name]
+        high = 5.0 if name == "sts" else 1.0
+        test = replace(splits["test"], labels=None)
+        tasks.append(
+            TextTask(name, kind, splits["train"], splits["validation"], splits["dev"], test, classes, 0.0, high)
+        )
+    return tasks
+
+
+def _split(
+    name: str, split: str, size: int, make: Callable[[int, np.random.Generator], Row], random: np.random.Generator
+) -> TextSet:
+    made = [make(row, random) for row in range(size)]
+    dtype = torch.float32 if name == "sts" else torch.int64
+    return TextSet(
+        [row[0] for row in made],
+        None if name == "sst" else [row[1] or "" for row in made],
+        torch.tensor([row[2] for row in made]).to(dtype),
+        [f"{name}-{split}-{row}" for row in range(size)],
+        split,
+    )
+
+
+def _review(row: int, random: np.random.Generator) -> Row:
+    label = row % len(SENTIMENT)
+    thing = ("film", "story", "cast", "music", "plot")[random.integers(5)]
+    words = random.permutation(SENTIMENT[label])[:2]
+    return (f"the {thing} is {words[0]} and {words[1]}", None, label)
+
+
+def _question(row: int, random: np.random.Generator) -> Row:
+    label = row % 2
+    facts = random.integers(5, size=5)
+    other = facts.copy()
+    if not label:
+        changed = random.permutation(5)[:2]
+        other[changed] = (facts[changed] + random.integers(1, 5, size=2)) % 5
+    forms = random.integers(2, size=(2, 5))
+    return (f"why {_sentence(facts, forms[0])} ?", f"why {_sentence(other, forms[1])} ?", label)
+
+
+def _similar(row: int, random: np.random.Generator) -> Row:
+    facts, forms = random.integers(5, size=5), random.integers(2, size=5)
+    other, spoken = facts.copy(), forms.copy()
+    halves = row % 11
+    order = random.permutation(5)
+    lost = order[(halves + 1) // 2 :]
+    other[lost] = (facts[lost] + random.integers(1, 5, size=len(lost))) % 5
+    if halves % 2:
+        spoken[order[halves // 2]] ^= 1
+    return (_sentence(facts, forms), _sentence(other, spoken), halves / 2)
+
+
+def _sentence(facts: np.ndarray, forms: np.ndarray) -> str:
+    actor, action, colour, thing, place = (
+        SLOTS[slot][fact][form] for slot, (fact, form) in enumerate(zip(facts, forms, strict=True))
+    )
+    return f"the {actor} {action} a {colour} {thing} near the {place}"
+
+
+# What reviews speak of: one topic a downstream set, and topics of their own for the pretraining data to have clusters.
+PRETRAINING_TOPICS = (
+    ("soup", "pizza", "waiter", "salad"),
+    ("beer", "bar", "music", "crowd"),
+    ("haircut", "nails", "salon", "massage"),
+    ("room", "lobby", "pool", "bed"),
+    ("garage", "tyres", "mechanic", "brakes"),
+)
+TOPICS = {
+    "sst5": ("film", "cast", "story", "plot"),
+    "sst2": ("comedy", "director", "script", "scene"),
+    "amazon5": ("phone", "camera", "charger", "cable"),
+    "amazon2": ("novel", "kettle", "disc", "radio"),
+    "sentihood": ("street", "area", "station", "market"),
+    "semeval-restaurant": ("dinner", "sushi", "wine", "service"),
+    "semeval-laptop": ("laptop", "keyboard", "screen", "battery"),
+}
+FIVE = ("very negative", "negative", "neutral", "positive", "very positive")
+MADE_SENTIMENT_CLASSES = {
+    "sst5": FIVE,
+    "amazon5": FIVE,
+    "semeval-restaurant": ("negative", "neutral", "positive"),
+    "semeval-laptop": ("negative", "neutral", "positive"),
+}
+TWO = ("negative", "positive")
+ADJECTIVES = {
+    5: SENTIMENT,
+    3: (SENTIMENT[0] + SENTIMENT[1], SENTIMENT[2], SENTIMENT[3] + SENTIMENT[4]),
+    2: (SENTIMENT[0] + SENTIMENT[1], SENTIMENT[3] + SENTIMENT[4]),
+}
+PAIRS = {"rte": ("not entailment", "entailment"), "mrpc": ("different", "paraphrase")}
+NOTE = "made by the project: for trying out, not for figures"
+
+
+def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceData]:
+    """Make small data sets under the names that :func:`~metapretrain.data.sentiment.load_sentiment` reads.
+
+    A review says two things with adjectives of its class; each downstream set has its own topic, the pretraining
+    data has five topics, and no review stands twice in a set.
+
+    Args:
+        seed: of the rows.
+        pretraining: training rows of ``"yelp5"``, 50 to 1,000.
+
+    Returns:
+        the seven downstream sets of 100 training and 30 test rows, ``"yelp5"``, and pairs ``"rte"`` and ``"mrpc"``.
+
+    Raises:
+        InputError: a number of rows outside of 50..1,000.
+
+    Example:
+        >>> made = made_sentiment()
+        >>> made["semeval-laptop"].classes, len(made["yelp5"].train), made["rte"].pairs
+        (('negative', 'neutral', 'positive'), 200, True)
+    """
+    if isinstance(pretraining, bool) or not isinstance(pretraining, int) or not 50 <= pretraining <= 1_000:
+        raise InputError(f"made pretraining data has 50 to 1,000 rows, got {pretraining!r}")
+    random = np.random.Generator(np.random.Philox(seed))
+    made = {"yelp5": _reviews("yelp5", FIVE, PRETRAINING_TOPICS, (pretraining, 50), random)}
+    for name, topic in TOPICS.items():
+        made[name] = _reviews(name, MADE_SENTIMENT_CLASSES.get(name, TWO), (topic,), (100, 30), random)
+    for name, classes in PAIRS.items():
+        made[name] = _pairs(name, classes, random)
+    return made
+
+
+def made_plain(seed: int = 0, rows: int = 60) -> list[str]:
+    """Make sentences without labels, to be given pseudo labels.
+
+    Example:
+        >>> len(made_plain(rows=10)), made_plain(rows=10) == made_plain(rows=10)
+        (10, True)
+    """
+    random = np.random.Generator(np.random.Philox(seed))
+    things = ("garden", "train", "letter", "meeting", "journey", "weather", "cousin", "lesson")
+    every = [word for words in SENTIMENT for word in words]
+    picks = random.integers((len(things), len(every), len(things)), size=(rows, 3))
+    return [f"he said the {things[a]} was {every[b]} after the {things[c]}" for a, b, c in picks.tolist()]
+
+
+def _reviews(
+    name: str,
+    classes: tuple[str, ...],
+    topics: tuple[tuple[str, ...], ...],
+    sizes: tuple[int, int],
+    random: np.random.Generator,
+) -> SentenceData:
+    kinds: list[list[str]] = []  # unlike reviews of one class and topic, shuffled
+    for words, topic in product(ADJECTIVES[len(classes)], topics):
+        texts = [f"the {a} was {x} and the {b} {y}" for a, b, x, y in product(topic, topic, words, words) if a != b]
+        kinds.append([texts[row] for row in random.permutation(len(texts))])
+    rows = [(kinds[row % len(kinds)].pop(), row % len(kinds) // len(topics)) for row in range(sum(sizes))]
+    parts = {"train": rows[: sizes[0]], "test": rows[sizes[0] :]}
+    made = [
+        TextSet(
+            [text for text, _ in part],
+            labels=torch.tensor([label for _, label in part]),
+            ids=[f"{name}-{split}-{row}" for row in range(len(part))],
+            split=split,
+        )
+        for split, part in parts.items()
+    ]
+    return SentenceData(name, classes, made[0], made[1], NOTE)
+
+
+def _pairs(name: str, classes: tuple[str, ...], random: np.random.Generator) -> SentenceData:
+    things = [thing for topic in TOPICS.values() for thing in topic]
+    words = [word for group in SENTIMENT for word in group]
+    made = []
+    for split, size in (("train", 100), ("test", 30)):
+        thing, first, second = (random.permutation(size) % len(things), *random.integers(len(words), size=(2, size)))
+        labels = np.arange(size) % 2
+        other = np.where(labels == 1, thing, (thing + random.integers(1, len(things), size=size)) % len(things))
+        made.append(
+            TextSet(
+                [
+                    f"the {things[a]} was {words[x]} and {words[y]}"
+                    for a, x, y in zip(thing, first, second, strict=True)
+                ],
+                [f"the {things[b]} was {words[x]}" for b, x in zip(other, first, strict=True)],
+                torch.from_numpy(labels).long(),
+                [f"{name}-{split}-{row}" for row in range(size)],
+                split,
+            )
+        )
+    return SentenceData(name, classes, made[0], made[1], NOTE)
+
+
+SIZES = {"train": 64, "validation": 16, "test": 16}
+NAMES = ("Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Hugo")
+MADE_SCHEDULE_PLACES = ("Arden", "Brook", "Calder", "Dunmore", "Elmsby", "Fairmont")
+FIRMS = ("Acorn", "Beacon", "Cobalt", "Delta")
+MADE_SCHEDULE_THINGS = ("boat", "clock", "horse", "lamp", "stone", "violin")
+ACTS = ("bought", "found", "lost", "painted", "sold")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+
+
+def made_documents(seed: int = 0) -> dict[str, Documents]:
+    """Stories of five sentences whose order shows: someone gets up, goes out, does a thing, rests and sleeps.
+
+    Example:
+        >>> print(" ".join(made_documents()["train"].documents[0][0]).split(" , ")[0][:8])
+        First on
+    """
+    return {split: Documents([_story(random) for _ in range(size)], split) for split, size, random in _splits(seed, 1)}
+
+
+def made_dialogues(seed: int = 0) -> dict[str, Dialogues]:
+    """Questions about one of six things; right responses name the thing."""
+    found = {}
+    for split, size, random in _splits(seed, 2):
+        rows = []
+        for _ in range(size):
+            name, thing, other, act = _pick(NAMES, random), *_two(MADE_SCHEDULE_THINGS, random), _pick(ACTS, random)
+            rows.append(
+                Dialogue(
+                    [f"Have you seen {name} ?", f"Yes , {name} {act} a {thing} ."],
+                    [f"Is the {thing} old ?", f"I should like a {thing} too ."],
+                    [f"Is the {other} old ?", f"I should like a {other} too ."],
+                )
+            )
+        found[split] = Dialogues(rows, split)
+    return found
+
+
+def made_relations(seed: int = 0) -> dict[str, Relations]:
+    """Sentences about where people live and for whom they work."""
+    found = {}
+    for split, size, random in _splits(seed, 3):
+        rows = []
+        for _ in range(size):
+            name, place, firm = _pick(NAMES, random), _pick(MADE_SCHEDULE_PLACES, random), _pick(FIRMS, random)
+            words = f"{name} lives in {place} and works for {firm} .".split()
+            entities = [("Peop", 0, 1), ("Loc", 3, 4), ("Org", 7, 8)]
+            rows.append(RelationRow(words, entities, {(0, 1): "Live_In", (0, 2): "Work_For"}))
+        found[split] = Relations(rows, split)
+    return found
+
+
+def made_pairs(seed: int = 0) -> dict[str, TextSet]:
+    """Pairs of sentences: does the second follow from the first (class 1) or does it name another thing (class 0)."""
+    found = {}
+    for split, size, random in _splits(seed, 4):
+        first, second, labels = [], [], torch.arange(size) % 2
+        for label in labels.tolist():
+            name, act, (thing, other) = _pick(NAMES, random), _pick(ACTS, random), _two(MADE_SCHEDULE_THINGS, random)
+            first.append(f"{name} {act} a {thing} on {_pick(DAYS, random)} .")
+            second.append(f"{name} {act} a {thing if label else other} .")
+        found[split] = TextSet(first, second, labels, split=split)
+    return found
+
+
+def made_questions(seed: int = 0) -> dict[str, Questions]:
+    """Stories with a question about who, what or when; the answer is a word of the story."""
+    found = {}
+    for split, size, random in _splits(seed, 5):
+        rows = []
+        for row in range(size):
+            words = [word for sentence in _story(random) for word in sentence]
+            act, thing = next((words[place], words[place + 2]) for place, word in enumerate(words) if word in ACTS)
+            wanted = (("Who", NAMES), ("What", MADE_SCHEDULE_THINGS), ("When", DAYS))[row % 3]
+            place = next(place for place, word in enumerate(words) if word in wanted[1])
+            question = f"{wanted[0]} {act} a {thing} ?" if row % 3 != 1 else f"What was {act} ?"
+            rows.append(Question(question, words, place, place, words[place]))
+        found[split] = Questions(rows, split)
+    return found
+
+
+def _story(random: np.random.Generator) -> list[list[str]]:
+    name, place, thing = _pick(NAMES, random), _pick(MADE_SCHEDULE_PLACES, random), _pick(MADE_SCHEDULE_THINGS, random)
+    act, day = _pick(ACTS, random), _pick(DAYS, random)
+    text = (
+        f"First on {day} {name} got up early .",
+        f"Then {name} went to {place} .",
+        f"There {name} {act} a {thing} .",
+        f"Later the {thing} was shown to friends .",
+        f"At last {name} slept in {place} .",
+    )
+    return [sentence.split() for sentence in text]
+
+
+def _splits(seed: int, kind: int) -> list[tuple[str, int, np.random.Generator]]:
+    return [
+        (split, size, np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, kind, place]))))
+        for place, (split, size) in enumerate(SIZES.items())
+    ]
+
+
+def _pick(words: tuple[str, ...], random: np.random.Generator) -> str:
+    return words[random.integers(len(words))]
+
+
+def _two(words: tuple[str, ...], random: np.random.Generator) -> tuple[str, str]:
+    one, other = random.permutation(len(words))[:2]
+    return words[one], words[other]

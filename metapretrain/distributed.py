@@ -1,0 +1,157 @@
+"""Several processes: rows gathered over ranks with gradients, and BatchNorm over the rows of all ranks."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group, ctx.rows = group, len(x)
+        return _all_rows(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _OwnRowsOfSum.apply(grad, ctx.group, ctx.rows), None
+
+
+class _OwnRowsOfSum(torch.autograd.Function):
+    """The gradient of :class:`_GatherRows`, whose own gradient is that again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, group: Any, rows: int) -> Tensor:
+        ctx.group = group
+        total = grad.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        start = dist.get_rank(group) * rows
+        return total[start : start + rows]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _GatherRows.apply(grad, ctx.group), None, None
+
+
+def _all_rows(x: Tensor, group: Any) -> Tensor:
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts)
+
+
+def gather_rows(x: Tensor, group: Any = None) -> Tensor:
+    """Concatenate every rank's rows, in rank order; without a process group, return `x` as it is.
+
+    The gradient is that of the sum of all ranks' losses. So when every rank computes the loss of the whole
+    batch and the parameters' gradients are averaged over ranks, as DDP does, the result is the gradient of
+    one process that holds the whole batch. (Without averaging it is that gradient times the number of
+    ranks.) So are gradients of gradients.
+
+    Args:
+        x: (B, ...); every rank gives the same shape and dtype.
+        group: a process group; None is the default one.
+
+    Returns:
+        (B * world size, ...).
+
+    Example:
+        >>> gather_rows(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        return x
+    if not x.is_floating_point():
+        return _all_rows(x, group)
+    gathered: Tensor = _GatherRows.apply(x, group)
+    return gathered
+
+
+class _OverRanks(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm whose mean and variance in training are those of all ranks' rows, with their gradients.
+
+    In evaluation, and in a single process, it is torch's. `nn.SyncBatchNorm` is the same for GPUs; this one also runs
+    on a CPU, where it is tested against one process.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalised rows (B, C, ...) of this rank, in the type of `input`."""
+        if not (self.training and _several_ranks()):
+            return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected {self.num_features} channels, got input of shape {tuple(input.shape)}")
+        values = input if input.dtype == torch.float64 else input.float()
+        variance, mean = torch.var_mean(values, [0, *range(2, input.dim())], correction=0)
+        count = torch.full_like(mean, values.numel() / len(mean))
+        variances, means, counts = _gather()(torch.stack([variance, mean, count])[None]).unbind(1)  # (ranks, C) each
+        total = counts.sum(0)
+        share = counts / total
+        mean = (share * means).sum(0)
+        variance = (share * (variances + (means - mean).square())).sum(0)
+        self._track(mean, variance, total)
+        shape = (-1, *[1] * (input.dim() - 2))
+        scale = (variance + self.eps).rsqrt()
+        if self.affine:
+            scale = scale * self.weight
+        normalised: Tensor = (values - mean.view(shape)) * scale.view(shape)
+        if self.affine:
+            normalised = normalised + self.bias.view(shape)
+        return normalised.to(input.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        share: Any = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            share = 1 / self.num_batches_tracked if self.momentum is None else share
+        for kept, new in ((self.running_mean, mean), (self.running_var, variance * (count / (count - 1)))):
+            if kept is not None:
+                kept.add_((new.to(kept.dtype) - kept) * share)
+
+
+class SharedBatchNorm1d(_OverRanks, nn.BatchNorm1d):
+    """:class:`torch.nn.BatchNorm1d` over the rows of all ranks."""
+
+
+class SharedBatchNorm2d(_OverRanks, nn.BatchNorm2d):
+    """:class:`torch.nn.BatchNorm2d` over the rows of all ranks."""
+
+
+class SharedBatchNorm3d(_OverRanks, nn.BatchNorm3d):
+    """:class:`torch.nn.BatchNorm3d` over the rows of all ranks."""
+
+
+SHARED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: SharedBatchNorm1d,
+    nn.BatchNorm2d: SharedBatchNorm2d,
+    nn.BatchNorm3d: SharedBatchNorm3d,
+}
+
+
+def share_norms(module: nn.Module) -> nn.Module:
+    """Let every BatchNorm of a module take the rows of all ranks in training, in place, and return it.
+
+    Names and values stay. Subclasses of torch's BatchNorm are left alone: they compute something else.
+
+    Example:
+        >>> net = share_norms(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3)))
+        >>> [type(part).__name__ for part in net], net(torch.randn(4, 3, 5, 5)).shape
+        (['SharedBatchNorm2d', 'GroupNorm'], torch.Size([4, 3, 5, 5]))
+    """
+    for part in module.modules():
+        if type(part) in SHARED:
+            part.__class__ = SHARED[type(part)]
+    return module
+
+
+@cache
+def _gather() -> Any:
+    return torch.compiler.disable(gather_rows)  # messages between processes are left out of compiled code
+
+
+def _several_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

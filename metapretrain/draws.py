@@ -1,0 +1,214 @@
+"""Random draws that are a function of a seed and of what they are for.
+
+Only raw bits are taken from NumPy, whose output is fixed across its versions, unlike that of its `Generator`
+methods. Nothing here is approximately uniform: biased or tied draws are rejected and drawn again.
+
+A scheduler's state is then a few counts, and adding a source leaves the draws of the others as they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+CHUNK = 1 << 22  # random keys held at once, so that large classes do not exhaust the memory
+NARROW = 256  # up to this many lanes, 32-bit keys leave at least 24 random bits and ties stay rare
+
+
+class Use(IntEnum):
+    """What random bits are for: each use has its own key, so that no two uses of a seed share bits."""
+
+    EPISODES = 0
+    BATCHES = 1
+    TASKS = 2
+    SHUFFLE = 3
+
+
+class Bits:
+    """Random bits that depend on (seed, use, epoch, block) alone.
+
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x64-10).
+
+    Example:
+        >>> first, again = Bits(1, Use.EPISODES, 0, 5), Bits(1, Use.EPISODES, 0, 5)
+        >>> bool((first.words(4) == again.words(4)).all())
+        True
+    """
+
+    def __init__(self, seed: int, use: Use, epoch: int, block: int) -> None:
+        key = np.array([seed, int(use)], dtype=np.uint64)
+        counter = np.array([0, 0, block, epoch], dtype=np.uint64)
+        self._philox = np.random.Philox(key=key, counter=counter)
+
+    def words(self, count: int, *, wide: bool = False) -> npt.NDArray[Any]:
+        """(count,) uint32, or uint64 if `wide`."""
+        if wide:
+            return np.asarray(self._philox.random_raw(count))
+        raw = np.asarray(self._philox.random_raw((count + 1) // 2))
+        return raw.astype("<u8", copy=False).view("<u4")[:count]
+
+
+def integers(bits: Bits, sizes: Ints) -> Ints:
+    """One integer of 0..size-1 for each lane: sizes (M,) -> (M,).
+
+    Example:
+        >>> integers(Bits(0, Use.TASKS, 0, 0), np.array([1, 1, 1])).tolist()
+        [0, 0, 0]
+    """
+    return distinct(bits, sizes, 1)[:, 0]
+
+
+def distinct(bits: Bits, sizes: Ints, count: int) -> Ints:
+    """`count` different integers of 0..size-1 for each lane, in random order: sizes (M,) -> (M, count).
+
+    Every ordered selection has the same probability. Needs 1 <= count <= sizes.min() and sizes below 2**32.
+    Lanes that are large beside `count` draw with replacement and reject repeats; small ones sort random keys.
+
+    Example:
+        >>> drawn = distinct(Bits(0, Use.EPISODES, 0, 0), np.array([5, 500]), 5)
+        >>> sorted(drawn[0].tolist()), len(set(drawn[1].tolist()))
+        ([0, 1, 2, 3, 4], 5)
+    """
+    large = count * (count - 1) <= sizes
+    if large.all():
+        return _by_rejection(bits, sizes, count)
+    if not large.any():
+        return _by_sorting(bits, sizes, count)
+    result = np.empty((len(sizes), count), dtype=np.int64)
+    result[large] = _by_rejection(bits, sizes[large], count)
+    result[~large] = _by_sorting(bits, sizes[~large], count)
+    return result
+
+
+def permutations(bits: Bits, sizes: Ints) -> Ints:
+    """A uniformly random order of 0..size-1 for each lane: sizes (M,) -> (M, sizes.max()).
+
+    Lane m's order is the first sizes[m] entries; the rest is filling.
+
+    Example:
+        >>> order = permutations(Bits(0, Use.SHUFFLE, 0, 0), np.array([4, 2]))
+        >>> sorted(order[0].tolist()), sorted(order[1, :2].tolist())
+        ([0, 1, 2, 3], [0, 1])
+    """
+    return _by_sorting(bits, sizes, int(sizes.max()))
+
+
+def _by_rejection(bits: Bits, sizes: Ints, count: int) -> Ints:
+    drawn, good = _with_replacement(bits, sizes, count)
+    todo = np.flatnonzero(~good)
+    while todo.size:
+        again, good = _with_replacement(bits, sizes[todo], count)
+        drawn[todo[good]] = again[good]
+        todo = todo[~good]
+    return drawn
+
+
+def _with_replacement(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]:
+    """(M, count) draws and which lanes (M,) hold neither a biased draw (Lemire 2019) nor a repeat."""
+    span = sizes.astype(np.uint64)[:, None]
+    words = bits.words(len(sizes) * count).reshape(len(sizes), count)
+    product = words.astype(np.uint64) * span
+    biased = product.astype(np.uint32) < (np.uint64(2**32) % span).astype(np.uint32)
+    drawn = (product >> np.uint64(32)).astype(np.uint32)
+    good = np.asarray(~biased.any(axis=1))
+    if count > 1:
+        ordered = np.sort(drawn, axis=1)
+        good &= (ordered[:, 1:] != ordered[:, :-1]).all(axis=1)
+    return drawn.astype(np.int64), good
+
+
+def _by_sorting(bits: Bits, sizes: Ints, count: int) -> Ints:
+    step = max(1, CHUNK // int(sizes.max()))
+    parts = [_sorted_part(bits, sizes[i : i + step], count) for i in range(0, len(sizes), step)]
+    return parts[0] if len(parts) == 1 else np.concatenate([_widen(part, count) for part in parts])
+
+
+def _widen(part: Ints, count: int) -> Ints:
+    missing = count - part.shape[1]
+    return np.pad(part, ((0, 0), (0, missing))) if missing else part
+
+
+def _sorted_part(bits: Bits, sizes: Ints, count: int) -> Ints:
+    drawn, good = _by_keys(bits, sizes, count)
+    todo = np.flatnonzero(~good)
+    while todo.size:
+        again, good = _by_keys(bits, sizes[todo], count)
+        done = todo[good]
+        drawn[done, : again.shape[1]] = again[good]
+        todo = todo[~good]
+    return drawn
+
+
+def _by_keys(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]:
+    """Positions (M, count) in the order of random keys, and which lanes have no tie among them.
+
+    A key's low bits are its position, so one sort of plain integers does; lanes with tied random parts are
+    drawn again, which leaves the order of the others exactly uniform.
+    """
+    width, lanes = int(sizes.max()), len(sizes)
+    wide = width > NARROW
+    kind = np.uint64 if wide else np.uint32
+    shift = kind(max(width - 1, 1).bit_length())
+    low = kind((1 << int(shift)) - 1)
+    keys = bits.words(lanes * width, wide=wide).reshape(lanes, width) & ~low
+    keys |= np.arange(width).astype(kind)
+    ragged = int(sizes.min()) < width
+    if ragged:  # positions beyond a lane's size go to the end
+        keys[np.arange(width) >= sizes[:, None]] = np.iinfo(kind).max
+    keys.sort(axis=1)
+    random_part = keys >> shift
+    flat = random_part.reshape(-1)
+    if not (flat[1:] == flat[:-1]).any():  # the usual case, and cheaper to see over all lanes at once
+        return (keys[:, :count] & low).astype(np.int64), np.ones(lanes, dtype=np.bool_)
+    tied = random_part[:, 1 : count + 1] == random_part[:, :-1][:, :count]
+    if ragged:
+        tied &= np.arange(1, tied.shape[1] + 1) < sizes[:, None]
+    return (keys[:, :count] & low).astype(np.int64), ~tied.any(axis=1)
+
+
+def key(*parts: int | str) -> int:
+    """A number of 0..2**63-1 that looks random and depends on the parts alone.
+
+    Example:
+        >>> key(0, 7, "mlm") == key(0, 7, "mlm") != key(0, 7, "nsp")
+        True
+    """
+    text = "/".join(f"{len(str(part))}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """A CPU generator seeded by :func:`key`."""
+    return torch.Generator().manual_seed(key(*parts))
+
+
+def uniform(*parts: int | str) -> float:
+    """A number of [0, 1) in steps of 2**-53.
+
+    Example:
+        >>> 0 <= uniform(0, "explore") < 1
+        True
+    """
+    return (key(*parts) >> 10) / 2**53
+
+
+def pick(names: Sequence[str], weights: Sequence[float] | None, *parts: int | str) -> str:
+    """One of the names, with probability proportional to its weight.
+
+    Example:
+        >>> pick(["a", "b"], [0.0, 1.0], 3)
+        'b'
+    """
+    shares = list(itertools.accumulate(weights or [1.0] * len(names)))
+    at = uniform(*parts) * shares[-1]
+    return next((name for name, share in zip(names, shares, strict=True) if at < share), names[-1])

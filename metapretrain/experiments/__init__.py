@@ -1,0 +1,1 @@
+"""Experiments: what a benchmark script runs, on one skeleton."""

@@ -1,0 +1,1 @@
+"""Few-shot learning on images."""

@@ -1,0 +1,349 @@
+"""Few-shot learning on images: learners, batches of episodes, the outer update, and training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.data.augment import BatchAugment
+from metapretrain.data.few_shot import FewShotData
+from metapretrain.data.images import ImageSet
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream, to_metadataset
+from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes, few_shot_accuracy
+from metapretrain.experiments.base import Machine
+from metapretrain.maml import MAML, POLICIES, CompiledMeta, ProtoNet
+from metapretrain.models.encoders import build_backbone
+from metapretrain.models.saved import KINDS, make_learner
+from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
+from metapretrain.training.devices import mean_over_ranks
+
+HOLDERS = ("labels", "learn2learn")
+
+
+def held_by(holder: str, data: FewShotData) -> FewShotData:
+    """The data with the classes of their rows as `holder` has them, one of `HOLDERS`: the same ones by each.
+
+    Raises:
+        InputError: an unknown name, or learn2learn is not installed.
+    """
+    if one_of("holder", holder, HOLDERS) == "labels":
+        return data
+    return replace(data, train=_held(data.train), validation=_held(data.validation), test=_held(data.test))
+
+
+def _held(images: ImageSet) -> ImageSet:
+    classes = to_metadataset(images.images, images.labels).indices_to_labels
+    return replace(images, labels=torch.tensor([classes[row] for row in range(len(images))]))
+
+
+EPISODES = "episodes"  # the stream's only task
+
+
+class MetaStep(nn.Module):
+    """One outer update of a learner for :func:`metapretrain.training.train`, and the best weights so far.
+
+    The learner goes backward itself, chunk by chunk; its gradients, and running statistics, are averaged over the
+    ranks. The loss that is returned only hands these gradients on. `keep` notes weights by their validation
+    accuracy; they are part of the state, so that a resumed run knows them.
+
+    Args:
+        learner: MAML and its kin, or ProtoNet.
+        images: uint8 (N, C, H, W), which go where the learner goes.
+        distort: changes a batch of images (B, C, H, W) at random before the learner sees them; None: nothing does.
+        compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`); a ProtoNet stays as it is.
+    """
+
+    reduces_gradients = True
+    images: Tensor
+
+    def __init__(
+        self, learner: nn.Module, images: Tensor, distort: nn.Module | None = None, compile: bool = False
+    ) -> None:
+        super().__init__()
+        self.learner, self.distort = learner, distort
+        self._compiled = CompiledMeta(learner) if compile and isinstance(learner, MAML) else None
+        self.register_buffer("images", images, persistent=False)
+        self.best: dict[str, Any] = {"accuracy": -1.0, "step": 0, "weights": {}}
+
+    def forward(self, batches: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the mean query loss of a batch of episodes, whose backward gives the meta-gradient."""
+        batch = batches[EPISODES]
+        parameters = [p for p in self.learner.parameters() if p.requires_grad]
+        before = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        support, query = ((self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query"))
+        meta: Any = self.learner if self._compiled is None else self._compiled
+        loss = meta.backward(support, query).mean()
+        used = [p for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in used if p.grad is not None]
+        for p, grad in zip(parameters, before, strict=True):
+            p.grad = grad
+        statistics = [b for b in self.learner.buffers() if b.is_floating_point()]
+        with torch.no_grad():
+            for tensor, mean in zip(changed := [loss, *gradients, *statistics], mean_over_ranks(changed), strict=True):
+                tensor.copy_(mean)
+        return {EPISODES: _WithGradients.apply(loss, gradients, *used)}
+
+    def _shown(self, rows: Tensor) -> Tensor:
+        """Images (T, S, C, H, W) of the rows (T, S)."""
+        if self.distort is None:
+            return self.images[rows]
+        distorted: Tensor = self.distort(self.images[rows.flatten()])
+        return distorted.view(*rows.shape, *distorted.shape[1:])
+
+    def keep(self, step: int, accuracy: float) -> None:
+        """Note the weights if they are better than all before."""
+        if accuracy > self.best["accuracy"]:
+            weights = {name: value.detach().cpu().clone() for name, value in self.learner.state_dict().items()}
+            self.best = {"accuracy": accuracy, "step": step, "weights": weights}
+
+    def restore(self) -> None:
+        """Give the learner its best weights back, if any were noted."""
+        if self.best["weights"]:
+            self.learner.load_state_dict(self.best["weights"])
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what `keep` noted."""
+        return self.best
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`get_extra_state`."""
+        self.best = state
+
+
+class _WithGradients(torch.autograd.Function):
+    """A loss whose gradients by some parameters are known."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(outer[0] * grad for grad in ctx.gradients)
+
+
+LEARNERS = ("protonet", "maml", "fomaml", "anil", "metasgd")
+FROZEN_SEED = {"validation": 1_000_003, "test": 2_000_003}  # which episodes: the same for every run
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a method learns.
+
+    Args:
+        learner: one of `LEARNERS`.
+        updates: outer updates.
+        tasks: episodes an update, over all ranks.
+        lr: outer rate of Adam; `schedule` and `warmup` as in :class:`metapretrain.training.TrainSettings`.
+        ways: classes of a training episode of `protonet`, at most all; None, and the others: as many as in the test.
+        queries: query images a class in training.
+        inner_lr, inner_steps, test_steps, batchnorm, chunk: as for :class:`metapretrain.maml.MAML`.
+        adapt_norms: whether the inner loop moves scales and shifts of normalisation too; `anil` moves the head alone.
+        rotate, shift: of training images at random, at most, in degrees and as a share of their size; crop: the least
+            share of their area that is shown (all as for :class:`metapretrain.data.augment.BatchAugment`).
+        validations: how often the validation episodes are scored; the best time gives the weights.
+
+    Raises:
+        InputError: an unknown name, a count below 1, an inner rate that is not above 0, or a distortion out of range.
+    """
+
+    learner: str
+    updates: int
+    tasks: int
+    lr: float = 1e-3
+    schedule: str = "cosine"
+    warmup: float = 0.0
+    clip: float | None = None
+    ways: int | None = None
+    queries: int = 5
+    inner_lr: float = 0.4
+    inner_steps: int = 1
+    test_steps: int = 1
+    batchnorm: str = "batch"
+    adapt_norms: bool = True
+    chunk: int | None = None
+    rotate: float = 0.0
+    shift: float = 0.0
+    crop: float = 1.0
+    validations: int = 20
+
+    def __post_init__(self) -> None:
+        """Check the names and counts."""
+        one_of("learner", self.learner, LEARNERS)
+        one_of("batchnorm", self.batchnorm, POLICIES)
+        if not 0 < self.inner_lr < float("inf"):
+            raise InputError(f"inner_lr must be a number above 0, got {self.inner_lr}")
+        for name in ("updates", "tasks", "queries", "inner_steps", "test_steps", "validations", "ways", "chunk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        TrainSettings(self.updates, self.lr, schedule=self.schedule, warmup=self.warmup, clip=self.clip)  # its checks
+        self.distortion(size=1, channels=1)
+
+    def distortion(self, *, size: int, channels: int) -> BatchAugment | None:
+        """What distorts training images, each by itself; its images are float, still 0..255. None if nothing does."""
+        if not (self.rotate or self.shift or self.crop != 1):
+            return None
+        crop = None if self.crop == 1 else (self.crop, 1.0)
+        mean, std = (0.0,) * channels, (1 / 255,) * channels
+        return BatchAugment(size, crop_scale=crop, rotate=self.rotate, shift=self.shift, mean=mean, std=std)
+
+    @property
+    def pretraining(self) -> str | None:
+        """None: every method is a job of its own."""
+        return None
+
+    def spec(self, tested: EpisodeSpec, classes: int) -> EpisodeSpec:
+        """The training episodes: as tested, but for their ways and queries."""
+        ways = self.ways if self.learner == "protonet" else None  # a head has as many outputs as it is tested with
+        return EpisodeSpec(min(ways or tested.ranges[0][1], classes), tested.shots, self.queries)
+
+    def encoder_passes(self, spec: EpisodeSpec) -> int:
+        """Images that an update takes through the backbone, forward and backward as one."""
+        (ways, _), (shots, _), (queries, _) = spec.ranges
+        return self.tasks * ways * (shots * (1 if self.learner == "protonet" else self.inner_steps) + queries)
+
+
+def build_learner(method: Learning, backbone: str, data: FewShotData, ways: int, seed: int) -> Any:
+    """Return a learner whose first weights are a function of `seed`; `ways` are those of training episodes.
+
+    Raises:
+        InputError: an unknown backbone, or one that cannot take these images.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = build_backbone(
+            backbone,
+            ways=ways if method.learner in KINDS else None,
+            channels=data.train.channels,
+            image_size=data.train.image_size,
+            mean=data.mean,
+            std=data.std,
+        )
+    return make_learner(asdict(method), net, ways)
+
+
+class TaskBatches:
+    """Rows and labels of `tasks` episodes at a time, stacked; this rank's part of them.
+
+    Yields {"support": (T, S), "query": (T, Q), "support_y": (T, S), "query_y": (T, Q)}, int64, without end. Batch i
+    is a function of (seed, i); over all ranks it holds the episodes of the one-process batch.
+
+    Raises:
+        InputError: `tasks` does not divide by the number of ranks, or the labels do not fit `spec`.
+
+    Example:
+        >>> batches = TaskBatches(torch.tensor([0, 0, 1, 1]), EpisodeSpec(2, 1, 1), 3, seed=0)
+        >>> next(iter(batches))["support"].shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(
+        self, labels: Tensor, spec: EpisodeSpec, tasks: int, *, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        if tasks % world_size:
+            raise InputError(f"tasks={tasks} must be a multiple of the {world_size} processes")
+        self.tasks = tasks // world_size
+        self.sampler = EpisodeSampler(labels, spec, None, seed=seed, rank=rank, world_size=world_size)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return self.iter_from(0)
+
+    def iter_from(self, position: int) -> Iterator[dict[str, Tensor]]:
+        """All but the first `position` batches."""
+        plans = self.sampler.iter_from(position * self.tasks)
+        while group := list(islice(plans, self.tasks)):
+            rows = torch.tensor(group)
+            support_y = torch.stack([plan.support_y for plan in group])
+            query_y = torch.stack([plan.query_y for plan in group])
+            shots = support_y.shape[1]
+            yield {"support": rows[:, :shots], "query": rows[:, shots:], "support_y": support_y, "query_y": query_y}
+
+
+def score_episodes(
+    learner: Any, images: ImageSet, spec: EpisodeSpec, episodes: int, *, batch: int = 16
+) -> EpisodeResult:
+    """Accuracy over a part's frozen episodes (`images.split` chooses them), in evaluation mode.
+
+    A ProtoNet embeds every image once, unless the episodes hold fewer images than that.
+    """
+    seed = FROZEN_SEED[images.split]
+    device = next(learner.parameters()).device
+    evaluated = learner.eval()
+    if isinstance(learner, ProtoNet):
+        if episodes * spec.longest > len(images):
+            return few_shot_accuracy(
+                learner.module, images, spec, episodes, seed, distance=learner.distance, device=device
+            )
+        evaluated = learner.clone()
+        evaluated.ways = spec.ranges[0][1]  # trained with more ways than it is tested with
+    sampler = EpisodeSampler(images.labels, spec, episodes, seed=seed)
+    return evaluate_episodes(evaluated, images.images.to(device), sampler, device=device, batch=batch)
+
+
+def settings_of(method: Learning, seed: int, machine: Machine) -> TrainSettings:
+    """The training loop's settings.
+
+    Raises:
+        InputError: a value that the loop refuses, or fp16.
+    """
+    if machine.precision == "fp16":
+        raise InputError("precision fp16 would lose small inner gradients; use fp32 or bf16")
+    return TrainSettings(
+        steps=method.updates,
+        lr=method.lr,
+        optimizer="adamw",
+        weight_decay=0.0,
+        schedule=method.schedule,
+        warmup=method.warmup,
+        clip=method.clip,
+        precision=machine.precision,
+        device=machine.device,
+        seed=seed,
+        cuda_graph=machine.cuda_graph,
+        log_every=max(1, min(50, method.updates // 20)),
+        evaluate_every=max(1, method.updates // method.validations),
+    )
+
+
+def fit(
+    method: Learning,
+    backbone: str,
+    data: FewShotData,
+    tested: EpisodeSpec,
+    seed: int,
+    machine: Machine,
+    *,
+    validation_episodes: int,
+    run: RunFolder | None = None,
+) -> tuple[MetaStep, TrainReport]:
+    """Train a method; the learner in the step that is returned has the weights of the best validation accuracy.
+
+    Raises:
+        InputError: values that a learner, the sampler or the training loop refuses.
+    """
+    spec = method.spec(tested, len(data.train.classes))
+    learner = build_learner(method, backbone, data, spec.ranges[0][1], seed)
+    distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
+    step = MetaStep(learner, data.train.images, distort, machine.compile)
+
+    def evaluate(done: int) -> dict[str, float]:
+        result = score_episodes(learner, data.validation, tested, validation_episodes)
+        step.keep(done, result.mean)
+        return {"accuracy": result.mean, "ci95": result.ci95}
+
+    settings = settings_of(method, seed, machine)
+    batches = TaskBatches(data.train.labels, spec, method.tasks, seed=seed, rank=machine.rank, world_size=machine.world)
+    stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
+    report = train(step, stream, settings, run=run, evaluate=evaluate, title=f"{method.learner} seed {seed}")
+    step.restore()
+    return step, report

@@ -1,0 +1,1 @@
+"""Images: pretraining by prototypes and its baselines."""

@@ -1,0 +1,112 @@
+"""The images of an experiment: training, validation and test part, and their augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.data.augment import BatchAugment, make_augmentation
+from metapretrain.data.images import ImageSet, validation_split
+from metapretrain.errors import InputError
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.recipe import Phase
+
+
+class Images(nn.Module):
+    """Images and labels that follow the module to its device but are no part of its state.
+
+    uint8 images are small: they are kept on the device, gathered by row and augmented there. Where they do not fit
+    (`resident=False`), they stay in the memory of the CPU and each batch is copied.
+    """
+
+    def __init__(self, data: ImageSet, augment: BatchAugment, resident: bool = True) -> None:
+        super().__init__()
+        self.images, self.labels, self.resident = data.images, data.labels, resident
+        self.augment = augment
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Images:
+        # no buffers: DDP would send them to every rank in every step
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.labels = fn(self.labels)
+        if self.resident:
+            self.images = fn(self.images)
+        return self
+
+    def view(self, rows: Tensor) -> Tensor:
+        """Return augmented, normalised images (B, C, H, W) of `rows` (B,)."""
+        images = self.images[rows.to(self.images.device)]
+        x: Tensor = self.augment(images.to(rows.device))
+        return x
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Training, validation and test part with the normalisation of the training part."""
+
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, train: ImageSet, test: ImageSet, validation: int) -> ImageData:
+        """Hold `validation` images of the training set back, the same ones for every seed.
+
+        Raises:
+            InputError: no images, unlabelled rows, another image size in the test set, or nothing left to train on.
+        """
+        train.require_labels()
+        test.require_labels()
+        if train.images.shape[1:] != test.images.shape[1:] or train.classes != test.classes:
+            raise InputError(
+                f"training images {tuple(train.images.shape[1:])} with {len(train.classes)} classes, but test images "
+                f"{tuple(test.images.shape[1:])} with {len(test.classes)}: they must agree"
+            )
+        if not 0 <= validation < len(train):
+            raise InputError(
+                f"{validation} validation images of {len(train)} training images leave none to train on; lower the "
+                "recipe's validation, such as validation=10"
+            )
+        rows, held = validation_split(train.labels, validation)
+        part = train.subset(rows)
+        return cls(part, train.subset(held), test, *part.statistics())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Images in each part."""
+        return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
+
+    def describe(self, encoder: str, stem: str, head: str | None) -> dict[str, Any]:
+        """Return what a saved model needs to be built again."""
+        return {
+            "encoder": encoder,
+            "stem": stem,
+            "head": head,
+            "classes": list(self.train.classes),
+            "channels": self.train.channels,
+            "image_size": self.train.image_size,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+
+
+def images_of(data: ImageData, phase: Phase, machine: Machine) -> Images:
+    """Return the training images, augmented as the phase says."""
+    train = data.train
+    changes: dict[str, bool] = {"channels_last": machine.device != "cpu"}
+    if train.channels == 1:  # digits are not mirrored
+        changes["flip"] = False
+    augment = make_augmentation(phase.augment, train.image_size, train.channels, data.mean, data.std, **changes)
+    return Images(train, augment, resident=_fits(train, machine))
+
+
+def _fits(images: ImageSet, machine: Machine) -> bool:
+    if machine.device == "cpu" or not torch.cuda.is_available():
+        return True
+    free, _ = torch.cuda.mem_get_info()
+    return images.images.numel() < free / 2

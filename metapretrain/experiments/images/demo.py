@@ -1,0 +1,66 @@
+"""`metapretrain demo`: prototypical pretraining beside its baselines on handwritten digits, in a minute or two."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from dataclasses import replace
+
+import torch
+
+from metapretrain.data.registry import load_images
+from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.images.data import ImageData
+from metapretrain.experiments.images.experiment import Experiment
+from metapretrain.experiments.images.training import Method
+from metapretrain.experiments.recipe import Phase, Proto, Recipe
+
+METHODS = {
+    "supervised": Method("supervised"),
+    "simclr": Method("simclr"),
+    "prl-standard": Method("prl-standard"),
+    "prl-query": Method("prl-query"),
+}
+RECIPE = Recipe(
+    epochs=20,
+    pretrain_share=0.7,
+    batch_size=64,
+    encoder="small-conv",
+    supervised=Phase(lr=0.05, augment="plain"),
+    prl=Phase(lr=0.05, augment="plain"),
+    simclr=Phase(lr=0.05, augment="plain"),
+    frozen=Phase(lr=0.05, augment="plain"),
+    unfrozen=Phase(lr=0.02, augment="plain"),
+    proto=Proto(distance="euclidean"),
+    validation=147,
+)
+
+
+def main(options: Namespace) -> int:
+    """Run the demo with the options of `metapretrain demo`; finished runs below `--out` are kept."""
+    train, test = (load_images("digits", None, split) for split in ("train", "test"))
+    recipe = replace(RECIPE, epochs=2) if options.smoke else RECIPE
+    name = "smoke" if options.smoke else "demo"
+    data = ImageData.of(train, test, recipe.validation)
+    figures = None if options.no_figures else options.seeds[0]
+    experiment = Experiment(
+        "demo",
+        "digits",
+        name,
+        recipe,
+        data,
+        machine_of(options),
+        options.out,
+        figures,
+        resume=True,
+        map_points=200 if options.smoke else 500,
+    )
+    command = ["-m", "metapretrain", "demo", "--out", str(options.out), "--device", options.device]
+    command += ["--precision", options.precision, *["--smoke"] * options.smoke]
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # for models this small more threads gain little, and wait long on a busy machine
+    try:
+        return run_table(experiment, METHODS, options, [*command, *["--no-figures"] * options.no_figures])
+    finally:
+        torch.set_num_threads(threads)

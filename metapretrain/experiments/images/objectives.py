@@ -1,0 +1,308 @@
+"""What an image encoder is pretrained by: each objective draws a batch by its row indices.
+
+To add one, write a subclass of :class:`Objective` and an entry in `OBJECTIVES`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Generic, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metapretrain.errors import InputError
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.images.data import ImageData, Images, images_of
+from metapretrain.experiments.recipe import Phase, Recipe
+from metapretrain.models import Encoder, build_head, projection
+from metapretrain.protonet import ProtoLoss, check_labels, gather_rows
+
+T = TypeVar("T", bound=nn.Module)  # a kind of objective
+
+
+class Objective(nn.Module, ABC):
+    """What an encoder of images is trained by.
+
+    Args:
+        images: where rows come from.
+
+    Attributes:
+        views: encoder passes an image.
+        labelled: whether labels are read.
+    """
+
+    views = 1
+    labelled = True
+
+    def __init__(self, images: Images) -> None:
+        super().__init__()
+        self.images = images
+
+    @abstractmethod
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the scalar loss of the images at `rows` (B,)."""
+
+    def check_batch(self, rows: Tensor) -> None:
+        """Refuse a batch of `rows` (B,) that the loss cannot use; called before training, on the CPU."""
+
+
+class Supervised(Objective):
+    """Cross entropy of a head over the encoder's features.
+
+    Args:
+        images: where rows come from.
+        head: features (B, D) to logits (B, C).
+        label_smoothing: in [0, 1).
+    """
+
+    def __init__(self, images: Images, head: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__(images)
+        self.head, self.label_smoothing = head, label_smoothing
+
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the mean cross entropy of `rows` (B,)."""
+        logits = self.head(encoder(self.images.view(rows)))
+        return F.cross_entropy(logits.float(), self.images.labels[rows], label_smoothing=self.label_smoothing)
+
+
+class PRL(Objective):
+    """Prototypical representation learning: the prototypical loss of the pooled features, without a projection.
+
+    Steps 1 to 4 of the vision paper; its two variants are the modes of :class:`metapretrain.protonet.ProtoLoss`.
+
+    Args:
+        images: where rows come from.
+        proto: the loss, in standard or query mode.
+    """
+
+    def __init__(self, images: Images, proto: ProtoLoss) -> None:
+        super().__init__(images)
+        self.proto = proto
+
+    def check_batch(self, rows: Tensor) -> None:
+        """Refuse `rows` (B,) whose labels the prototypical loss cannot use."""
+        check_labels(self.images.labels[rows], mode=self.proto.mode)
+
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the prototypical loss of `rows` (B,)."""
+        loss: Tensor = self.proto(encoder(self.images.view(rows)), self.images.labels[rows])
+        return loss
+
+
+class SimCLR(Objective):
+    """Contrast of two views of each image by the normalised temperature-scaled cross entropy.
+
+    Chen et al. (2020), equation 1 and algorithm 1. Labels are not read.
+    Over ranks the negatives of all of them are used, with gradients.
+
+    Args:
+        images: where rows come from; its augmentation makes both views.
+        projection: features (B, D) to the space of the contrast.
+        temperature: above 0.
+    """
+
+    views = 2
+    labelled = False
+
+    def __init__(self, images: Images, projection: nn.Module, temperature: float = 0.5) -> None:
+        super().__init__(images)
+        from pytorch_metric_learning.losses import NTXentLoss
+
+        if not temperature > 0:
+            raise InputError(f"temperature must be above 0, got {temperature}")
+        self.projection = projection
+        self.contrast = NTXentLoss(temperature=temperature)
+        self.pairs: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
+        """Return the contrastive loss of two views of `rows` (B,)."""
+        x = self.images.view(torch.cat([rows, rows]))
+        z = gather_rows(self.projection(encoder(x)).float())
+        ranks = len(z) // (2 * len(rows))
+        # rank after rank, each with its first and its second views: image i of rank r is 2 * r * B + i, + B
+        key = (len(z), z.device)
+        if key not in self.pairs:
+            image = torch.arange(len(rows) * ranks, device=z.device).view(ranks, 1, -1)
+            self.pairs[key] = contrast_pairs(image.expand(ranks, 2, len(rows)).reshape(-1))
+        loss: Tensor = self.contrast(z, indices_tuple=self.pairs[key])
+        return loss
+
+
+def contrast_pairs(image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (anchor, positive, anchor, negative) row indices, given which image each row shows (N,).
+
+    They are made once for a batch size: looking for them in every step would wait for the device.
+
+    Example:
+        >>> anchor, positive, _, negative = contrast_pairs(torch.tensor([0, 1, 0, 1]))
+        >>> anchor.tolist(), positive.tolist(), negative.tolist()
+        ([0, 1, 2, 3], [2, 3, 0, 1], [1, 3, 0, 2, 1, 3, 0, 2])
+    """
+    same = image[:, None] == image[None, :]
+    anchor, positive = torch.where(same & ~torch.eye(len(image), dtype=torch.bool, device=image.device))
+    other, negative = torch.where(~same)
+    return anchor, positive, other, negative
+
+
+class WeightedLosses(nn.Module, Generic[T]):
+    """An encoder and the objectives that share it, with a weight each: what steps have in common.
+
+    Args:
+        model: the encoder.
+        objectives: by name, the names of the stream's batches.
+        weights: of the losses, 1 where not named.
+
+    Raises:
+        InputError: a weight for an objective that is not there.
+    """
+
+    def __init__(
+        self, model: nn.Module, objectives: Mapping[str, T], weights: Mapping[str, float] | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.objectives = nn.ModuleDict(objectives)
+        self.weights = dict(weights or {})
+        for name in self.weights:
+            if name not in self.objectives:
+                raise InputError(f"weight for {name!r}, but the objectives are {', '.join(self.objectives)}")
+
+    def objective(self, name: str) -> T:
+        """Return the objective of that name."""
+        return cast(T, self.objectives[name])  # a ModuleDict forgets what kind of module it holds
+
+    def start_epoch(self, name: str) -> None:
+        """Forget the prototypes of the last epoch, where the objective `name` keeps any."""
+        for part in self.objectives[name].modules():
+            if isinstance(part, ProtoLoss):
+                part.reset_epoch()
+
+
+class Step(WeightedLosses[Objective]):
+    """The losses of one update: an encoder and the objectives that share it.
+
+    Args:
+        model: encoder, images to features.
+        objectives: by name, the names of the stream's batches.
+        weights: of the losses, 1 where not named.
+
+    Raises:
+        InputError: a weight for an objective that is not there.
+
+    Example:
+        >>> from metapretrain.data.augment import make_augmentation
+        >>> from metapretrain.data.images import ImageSet
+        >>> data = ImageSet(torch.zeros(8, 1, 8, 8, dtype=torch.uint8), torch.arange(8) % 2, ["cat", "dog"])
+        >>> images = Images(data, make_augmentation("none", 8, 1, [0.5], [0.25]))
+        >>> step = Step(nn.Flatten(), {"prl": PRL(images, ProtoLoss(num_classes=2))})
+        >>> {name: round(loss.item(), 3) for name, loss in step({"prl": torch.arange(8)}).items()}  # ln 2
+        {'prl': 0.693}
+    """
+
+    def forward(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `{name: weighted loss}` for rows `{name: (B,)}`."""
+        return {
+            name: self.weights.get(name, 1.0) * self.objective(name).loss(self.model, rows)
+            for name, rows in batches.items()
+        }
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an objective is built of.
+
+    Args:
+        images: of training, augmented as the objective's phase says.
+        features: D of the encoder.
+        classes: C.
+        recipe: the experiment's.
+        phase: the objective's phase of it.
+        seed: of its own generators.
+        gather: whether rows of all ranks count.
+    """
+
+    images: Images
+    features: int
+    classes: int
+    recipe: Recipe
+    phase: Phase
+    seed: int
+    gather: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An objective of :data:`OBJECTIVES`.
+
+    Args:
+        kind: its class.
+        phase: the phase of a recipe that it is trained with.
+        build: makes it; what is random is drawn from the default generator.
+        scheduled: its name where a scheduler chooses between objectives, None: it is none of these.
+    """
+
+    kind: type[Objective]
+    phase: Callable[[Recipe], Phase]
+    build: Callable[[Parts], Objective]
+    scheduled: str | None = None
+
+
+def _supervised(parts: Parts) -> Supervised:
+    head = build_head("linear", parts.features, parts.classes)
+    return Supervised(parts.images, head, parts.phase.label_smoothing)
+
+
+def _prl(mode: str) -> Callable[[Parts], PRL]:
+    def build(parts: Parts) -> PRL:
+        proto = ProtoLoss(
+            mode,
+            num_classes=parts.classes,
+            gather=parts.gather,
+            seed=parts.seed,
+            label_smoothing=parts.phase.label_smoothing,
+            **asdict(parts.recipe.proto),
+        )
+        return PRL(parts.images, proto)
+
+    return build
+
+
+def _simclr(parts: Parts) -> SimCLR:
+    return SimCLR(parts.images, projection(parts.features), parts.recipe.simclr_temperature)
+
+
+OBJECTIVES = {
+    "supervised": Entry(Supervised, lambda recipe: recipe.supervised, _supervised, scheduled="supervised"),
+    "prl-standard": Entry(PRL, lambda recipe: recipe.prl, _prl("standard"), scheduled="prl"),
+    "prl-query": Entry(PRL, lambda recipe: recipe.prl, _prl("query")),
+    "simclr": Entry(SimCLR, lambda recipe: recipe.simclr, _simclr, scheduled="simclr"),
+}
+
+
+def sources() -> dict[str, str]:
+    """Return the objectives between which a scheduler chooses, `{its name there: its name}`.
+
+    Example:
+        >>> sources()
+        {'supervised': 'supervised', 'prl': 'prl-standard', 'simclr': 'simclr'}
+    """
+    return {entry.scheduled: name for name, entry in OBJECTIVES.items() if entry.scheduled is not None}
+
+
+def build_objectives(
+    names: Iterable[str], encoder: Encoder, data: ImageData, recipe: Recipe, seed: int, machine: Machine
+) -> dict[str, Objective]:
+    """Build objectives of :data:`OBJECTIVES` for an encoder; their weights are a function of `seed` and of `names`."""
+    built = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + 1)
+        for name in names:
+            phase = OBJECTIVES[name].phase(recipe)
+            images, classes = images_of(data, phase, machine), len(data.train.classes)
+            parts = Parts(images, encoder.features, classes, recipe, phase, seed, machine.world > 1)
+            built[name] = OBJECTIVES[name].build(parts)
+    return built

@@ -1,0 +1,313 @@
+"""The steps of an image experiment: pretrain an encoder, by one objective or several, and fine-tune a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.data.images import ImageSet, normalize
+from metapretrain.episodes import ShuffledBatches, TaskStream
+from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.representation import accuracy, embed, evaluation_mode, nearest_prototype
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.images.data import ImageData, images_of
+from metapretrain.experiments.images.objectives import (
+    OBJECTIVES,
+    Objective,
+    Step,
+    Supervised,
+    build_objectives,
+    sources,
+)
+from metapretrain.experiments.recipe import Phase, Recipe
+from metapretrain.models import Encoder, Frozen, build_encoder, build_head
+from metapretrain.scheduling import Probe
+from metapretrain.scheduling.named import build_scheduler, choices_of, parse_schedule, probing, row_probe, spent
+from metapretrain.training import RunFolder, TrainReport, train
+
+SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrain.experiments.images.training`
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table: an objective, then (but for `supervised`) a head fine-tuned on its encoder."""
+
+    objective: str
+    head: str | None = "linear"  # None: the pretraining alone
+    frozen: bool = False
+    encoder: str | None = None  # in place of the recipe's
+
+    @property
+    def pretraining(self) -> str | None:
+        """The objective whose encoder this row starts from; rows that name the same one share it."""
+        return None if self.objective == "supervised" else self.objective
+
+
+def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = None) -> Encoder:
+    """Build an encoder with random weights that are a function of `seed`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_encoder(
+            name or recipe.encoder, channels=data.train.channels, image_size=data.train.image_size, stem=recipe.stem
+        )
+
+
+def views(objective: str) -> int:
+    """Encoder passes an image and update.
+
+    Example:
+        >>> views("simclr"), views("prl-query")
+        (2, 1)
+    """
+    return 1 if objective == SCHEDULED else OBJECTIVES[objective].kind.views
+
+
+def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
+    """Return the updates of pretraining and of the phase with a head, for exactly the same encoder passes a row.
+
+    A row may pass `epochs * training images` images through the encoder. An update passes a batch, and SimCLR's two
+    views of it, so its pretraining has half as many updates.
+
+    Raises:
+        InputError: a batch is larger than the data, or the budget too small for one update of each phase.
+    """
+    if recipe.batch_size > len(data.train):
+        raise InputError(f"batch_size {recipe.batch_size} is more than the {len(data.train)} training images; lower it")
+    total = recipe.epochs * len(data.train) // recipe.batch_size
+    before = 0
+    if method.pretraining is not None:
+        passes = views(method.pretraining)
+        before = round(recipe.pretrain_share * total) // passes
+        total -= before * passes
+    if total < 1 or (before < 1 and method.pretraining is not None):
+        raise InputError(
+            f"{recipe.epochs} epochs of {len(data.train)} images at batch_size {recipe.batch_size} are too few for "
+            f"pretrain_share {recipe.pretrain_share}: give more epochs or smaller batches"
+        )
+    return before, total
+
+
+def pretrain(
+    objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
+) -> tuple[Encoder, TrainReport]:
+    """Pretrain an encoder by an objective of :data:`metapretrain.experiments.images.objectives.OBJECTIVES`.
+
+    Raises:
+        InputError: unknown objective, or a batch that the objective cannot use.
+    """
+    one_of("pretraining objective", objective, OBJECTIVES.keys() - {"supervised"})
+    encoder = new_encoder(data, recipe, seed)
+    task = build_objectives([objective], encoder, data, recipe, seed, machine)[objective]
+    evaluate = by_prototypes(encoder, data) if len(data.validation) else None
+    steps, _ = updates(recipe, data, Method(objective))
+    phase = OBJECTIVES[objective].phase(recipe)
+    report = _fit(encoder, objective, task, phase, steps, data, recipe, seed, machine, run, evaluate)
+    return encoder, report
+
+
+def finetune(
+    encoder: Encoder,
+    method: Method,
+    data: ImageData,
+    recipe: Recipe,
+    seed: int,
+    machine: Machine,
+    *,
+    run: RunFolder | None = None,
+) -> tuple[nn.Module, TrainReport]:
+    """Train a new head on `encoder`, which learns too unless `method.frozen`; supervised rows start here.
+
+    Returns:
+        the head, and what training did; the encoder is changed in place.
+    """
+    supervised = method.pretraining is None
+    phase = recipe.supervised if supervised else recipe.frozen if method.frozen else recipe.unfrozen
+    if method.head is None:
+        raise InputError(f"fine-tuning {method.objective} needs a head")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + 2)
+        head = build_head(method.head, encoder.features, len(data.train.classes))
+    task = Supervised(images_of(data, phase, machine), head, phase.label_smoothing)
+    model = Frozen(encoder) if method.frozen else encoder
+
+    def evaluate(step: int) -> Mapping[str, float]:
+        predict = classify(encoder, head, data)
+        return {"accuracy": accuracy(predict(data.validation), data.validation.labels)}
+
+    _, steps = updates(recipe, data, method)
+    held = evaluate if len(data.validation) else None
+    report = _fit(model, "supervised", task, phase, steps, data, recipe, seed, machine, run, held)
+    return head, report
+
+
+def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
+    """Return a function from an image set to its features float32 (N, D), in evaluation mode, not augmented."""
+
+    def features(images: ImageSet) -> Tensor:
+        device = next(encoder.parameters()).device  # training may have moved it
+        with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder.__call__):
+            return embed(lambda x: encoder(normalize(x.to(device), data.mean, data.std)), images.images, device=device)
+
+    return features
+
+
+def classify(encoder: nn.Module, head: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
+    """Return a function from an image set to predicted classes int64 (N,)."""
+    features = encode(encoder, data)
+
+    def predict(images: ImageSet) -> Tensor:
+        with torch.inference_mode():
+            predicted: Tensor = head(features(images)).argmax(1)
+        return predicted
+
+    return predict
+
+
+def by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[str, float]]:
+    """Return a function that scores nearest training prototypes on the validation part."""
+    features = encode(encoder, data)
+
+    def evaluate(step: int) -> Mapping[str, float]:
+        z, labels = features(data.train), data.train.labels
+        predicted = nearest_prototype(z, labels.to(z.device), features(data.validation))
+        return {"nearest_prototype_accuracy": accuracy(predicted, data.validation.labels)}
+
+    return evaluate
+
+
+def _fit(
+    model: nn.Module,
+    name: str,
+    task: Objective,
+    phase: Phase,
+    steps: int,
+    data: ImageData,
+    recipe: Recipe,
+    seed: int,
+    machine: Machine,
+    run: RunFolder | None,
+    evaluate: Callable[[int], Mapping[str, float]] | None,
+) -> TrainReport:
+    batch = recipe.batch_size // machine.world
+    if batch < 2 or recipe.batch_size % machine.world:
+        raise InputError(
+            f"batch_size {recipe.batch_size} must give each of {machine.world} process(es) the same number of images, "
+            "2 or more"
+        )
+    rows = ShuffledBatches(
+        len(data.train),
+        batch,
+        seed=seed,
+        rank=machine.rank,
+        world_size=machine.world,
+        labels=data.train.labels if recipe.balanced else None,
+    )
+    task.check_batch(next(iter(rows)))
+    stream = TaskStream({name: rows}, "longest", seed=seed, steps=steps)
+    return fit(Step(model, {name: task}), stream, phase, steps, seed, machine, run, evaluate, f"{name} seed {seed}")
+
+
+def fit(
+    step: Step,
+    stream: TaskStream,
+    phase: Phase,
+    steps: int,
+    seed: int,
+    machine: Machine,
+    run: RunFolder | None,
+    evaluate: Callable[[int], Mapping[str, float]] | None,
+    title: str,
+) -> TrainReport:
+    """Train a step of image objectives on a stream of rows."""
+    resident = all(step.objective(name).images.resident for name in step.objectives)
+    settings = phase.settings(
+        steps,
+        precision=machine.precision,
+        device=machine.device,
+        seed=seed,
+        compile=machine.compile,
+        cuda_graph=machine.cuda_graph if resident else False,
+        local_batchnorm=machine.local_batchnorm,
+        log_every=max(1, min(50, steps // 20)),
+        evaluate_every=max(1, steps // 10),
+    )
+    if machine.device != "cpu":
+        step.model.to(memory_format=torch.channels_last)
+    return train(step, stream, settings, run=run, evaluate=evaluate, title=title)
+
+
+def check_scheduled(recipe: Recipe, machine: Machine) -> None:
+    """Refuse what :func:`pretrain_scheduled` cannot run.
+
+    Raises:
+        InputError: no schedule or a bad one, several processes, or a batch that views cannot part.
+    """
+    if not recipe.scheduler:
+        raise InputError("a scheduled row needs a schedule: give --schedule, such as --schedule round-robin")
+    parse_schedule(recipe.scheduler, sources())
+    if machine.world > 1:
+        raise InputError("a scheduled row runs in one process; run rows side by side with --jobs-per-device")
+    for objective in sources().values():
+        passes = views(objective)
+        if recipe.batch_size % passes or recipe.batch_size < 2 * passes:
+            raise InputError(
+                f"batch_size must be a multiple of {passes} and at least {2 * passes}, since {objective} has "
+                f"1/{passes} of it in {passes} views, got {recipe.batch_size}"
+            )
+
+
+def pretrain_scheduled(
+    data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
+) -> tuple[Encoder, TrainReport, dict[str, Any]]:
+    """Pretrain an encoder by cross entropy, prototypes (standard mode) and SimCLR, one of them an update.
+
+    They are the :func:`metapretrain.experiments.images.objectives.sources`.
+    Every update passes `batch_size` images through the encoder, so the budget does not depend on what is chosen:
+    SimCLR gets half a batch, in two views. The optimiser is the recipe's for PRL, the augmentation each objective's
+    own. The scheduler's targets are the objectives themselves; its probes draw training images.
+
+    Returns:
+        the encoder, what training did, and `{"schedule": ...}` for the result.
+
+    Raises:
+        InputError: see :func:`check_scheduled`.
+    """
+    check_scheduled(recipe, machine)
+    encoder = new_encoder(data, recipe, seed)
+    names = sources()
+    built = build_objectives(names.values(), encoder, data, recipe, seed, machine)
+    objectives = {name: built[objective] for name, objective in names.items()}
+    step = Step(encoder, objectives)
+    sizes = {name: recipe.batch_size // objective.views for name, objective in objectives.items()}
+
+    def loss_of(name: str) -> Callable[[Tensor], Tensor]:
+        def loss(rows: Tensor) -> Tensor:
+            with probing(machine.device, machine.precision):
+                found: Tensor = step({name: rows.to(machine.device)})[name]
+                return found.float()
+
+        return loss
+
+    rows = len(data.train)
+    probes: dict[str, Probe] = {name: row_probe(rows, size, loss_of(name)) for name, size in sizes.items()}
+    schedule = parse_schedule(recipe.scheduler, names)
+    scheduler = build_scheduler(schedule, dict.fromkeys(names, rows), probes, step, seed=seed)
+    loaders = {
+        name: ShuffledBatches(
+            rows, size, seed=seed, labels=data.train.labels if recipe.balanced and objectives[name].labelled else None
+        )
+        for name, size in sizes.items()
+    }
+    count, _ = updates(recipe, data, Method(SCHEDULED))
+    stream = TaskStream(loaders, scheduler, seed=seed, steps=count)
+    scores = by_prototypes(encoder, data) if len(data.validation) else None
+
+    def evaluate(number: int) -> Mapping[str, float]:
+        return {**(scores(number) if scores else {}), **choices_of(stream)}
+
+    report = fit(step, stream, recipe.prl, count, seed, machine, run, evaluate, f"scheduled seed {seed}")
+    return encoder, report, {"schedule": {"name": recipe.scheduler, **spent(scheduler)}}

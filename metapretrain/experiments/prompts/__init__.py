@@ -1,0 +1,1 @@
+"""Soft prompts for a frozen language model, pretrained and tuned."""

@@ -1,0 +1,479 @@
+"""The data of a prompts experiment: sets without common sentences, tokens, label words, pseudo labels, meta tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metapretrain.data.texts import (
+    SentenceData,
+    TextSet,
+    balanced_sample,
+    few_shot_draw,
+    fixed_sample,
+    known_texts,
+    without_known,
+)
+from metapretrain.episodes.groups import group_tasks
+from metapretrain.errors import InputError
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.prompts.recipe import PromptRecipe
+from metapretrain.files import write_file
+from metapretrain.prompts import PromptBatch, PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.training.devices import mixed_precision
+
+NO_TEXTS = TextSet([])
+
+
+@dataclass(frozen=True)
+class PromptData:
+    """What all rows of a table share.
+
+    Args:
+        pretraining: labelled rows, those that pretraining may read.
+        sets: downstream sets with the rows that are reported on.
+        tuning: the test parts are left alone: a recipe is chosen by validation.
+        plain: sentences without labels, for pretraining on pseudo labels; how many more there were, which stand in a
+            downstream set, is its count `in_downstream`.
+    """
+
+    pretraining: TextSet
+    sets: tuple[SentenceData, ...]
+    tuning: bool = False
+    plain: TextSet = NO_TEXTS
+
+    @classmethod
+    def of(
+        cls,
+        pretraining: SentenceData,
+        sets: Sequence[SentenceData],
+        recipe: PromptRecipe,
+        tuning: bool = False,
+        plain: TextSet = NO_TEXTS,
+    ) -> PromptData:
+        """Sample the pretraining and test rows, the same for all methods and seeds; drop and count known sentences.
+
+        Raises:
+            InputError: no set, two of one name, or fewer rows left than are to be drawn.
+        """
+        names = [one.name for one in sets]
+        if not names or len(set(names)) < len(names):
+            raise InputError(f"give downstream sets, each once; got {', '.join(names) or 'none'}")
+        known = known_texts(pretraining.train.first)
+        kept = []
+        for one in sets:
+            train = without_known(one.train, known)
+            test = fixed_sample(without_known(one.test, known), recipe.test_rows)
+            few_shot_draw(train, recipe.examples, recipe.validation, seed=0, stratified=recipe.stratified)
+            kept.append(replace(one, train=train, test=test))
+        rows = pretraining.train
+        if recipe.rows is not None:
+            rows = balanced_sample(rows, min(recipe.rows, len(rows)), seed=0)
+        if len(plain):
+            seen = known_texts(text for one in kept for part in (one.train, one.test) for text in part.first)
+            plain = without_known(plain, seen, "in_downstream")
+        return cls(rows, tuple(kept), tuning, plain)
+
+    @property
+    def test(self) -> tuple[TextSet, ...]:
+        """What runs are reported on: nothing while tuning."""
+        return () if self.tuning else tuple(one.test for one in self.sets)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows of each part, and what was dropped."""
+        found = {"pretraining": len(self.pretraining)}
+        for one in self.sets:
+            found |= {f"{one.name}_train": len(one.train), f"{one.name}_test": len(one.test)}
+            for part, rows in (("train", one.train), ("test", one.test)):
+                found |= {f"{one.name}_{part}_{name}": count for name, count in rows.counts.items()}
+        return found
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """The files that all rows read, with checksums; those of `plain` are read for pseudo labels alone."""
+        parts = [self.pretraining, *(part for one in self.sets for part in (one.train, one.test))]
+        return {name: about for part in parts for name, about in part.files.items()}
+
+    def draws(self, recipe: PromptRecipe, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Rows of each set's training part to tune and to validate on."""
+        return {
+            one.name: few_shot_draw(
+                one.train, recipe.examples, recipe.validation, seed=seed, stratified=recipe.stratified
+            )
+            for one in self.sets
+        }
+
+
+def majority_class(one: SentenceData) -> int:
+    """The most frequent class of the training part, the lowest of equals."""
+    return int(torch.bincount(one.train.require_labels(), minlength=one.num_classes).argmax())
+
+
+SENTIMENT = ("terrible", "bad", "maybe", "good", "great")
+WORDS = {2: ("bad", "good"), 3: ("bad", "maybe", "good"), 5: SENTIMENT}
+PAIR_WORDS = ("no", "yes")
+ALL_WORDS = SENTIMENT + PAIR_WORDS
+
+
+def words_of(classes: int, pairs: bool) -> tuple[int, ...]:
+    """Numbers in `ALL_WORDS` of the words of a set's classes.
+
+    Example:
+        >>> [ALL_WORDS[word] for word in words_of(3, False)]
+        ['bad', 'maybe', 'good']
+    """
+    return tuple(ALL_WORDS.index(word) for word in (PAIR_WORDS if pairs else WORDS[classes]))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows on a device, right-padded; `labels` of the batch are numbers of label words, `lengths` lie on the CPU."""
+
+    batch: PromptBatch
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, batch: PromptBatch, device: str) -> Pool:
+        """Put rows (N,) on the device."""
+        return cls(batch.to(device), batch.attention_mask.sum(1).cpu())
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def gather(self, rows: Tensor) -> PromptBatch:
+        """Rows of these numbers, on the CPU and of any shape, as wide as the longest; the host does not wait."""
+        multiple = 16 if self.batch.answer.is_cuda else 8  # a recorded step pays for few shapes
+        width = -(-int(self.lengths[rows].max()) // multiple) * multiple
+        batch = self.batch
+        narrow = replace(batch, input_ids=batch.input_ids[:, :width], attention_mask=batch.attention_mask[:, :width])
+        return narrow.take(rows.to(batch.answer.device, non_blocking=True))
+
+
+def encode_rows(model: PromptedModel, template: str, rows: TextSet, words: Sequence[int]) -> PromptBatch:
+    """Tokens and word numbers of a set's rows."""
+    labels = torch.tensor(words)[rows.require_labels()]
+    fitted = PromptedModel(
+        model.model, PromptTemplate(template), model.verbalizer, max_length=model.max_length, normalise=model.normalise
+    )
+    return fitted.encode(rows.first, rows.second, labels)
+
+
+def joined(batches: Sequence[PromptBatch]) -> PromptBatch:
+    """All rows of several batches, with padding on the right where they are shorter."""
+    width = max(batch.input_ids.shape[1] for batch in batches)
+
+    def wide(tensor: Tensor) -> Tensor:
+        return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
+
+    return PromptBatch(
+        torch.cat([wide(batch.input_ids) for batch in batches]),
+        torch.cat([wide(batch.attention_mask) for batch in batches]),
+        torch.cat([batch.answer for batch in batches]),
+        torch.cat([batch.labels for batch in batches if batch.labels is not None]),
+        sum(batch.truncated for batch in batches),
+    )
+
+
+def allowed_words(words: Sequence[Sequence[int]], device: str) -> Tensor:
+    """Which words each of R sets uses, bool (R, number of words)."""
+    mask = torch.zeros(len(words), len(ALL_WORDS), dtype=torch.bool)
+    for row, own in enumerate(words):
+        mask[row, list(own)] = True
+    return mask.to(device)
+
+
+def word_scores(model: PromptedModel, prompts: Tensor, batch: PromptBatch, allowed: Tensor, normalise: str) -> Tensor:
+    """Log-probabilities of the words, -inf for those that a set does not use.
+
+    Args:
+        model: with `normalise="vocabulary"`.
+        prompts: (R, L, D).
+        batch: rows (R, B).
+        allowed: (R, W).
+
+    Returns:
+        (R, B, W).
+    """
+    scores: Tensor = model(prompts, batch)
+    scores = scores.masked_fill(~allowed[:, None, :], -torch.inf)
+    return scores.log_softmax(-1) if normalise == "labels" else scores
+
+
+@torch.no_grad()
+def predict(
+    model: PromptedModel,
+    prompt: Tensor,
+    pool: Pool,
+    rows: Tensor,
+    words: Sequence[int],
+    *,
+    device: str,
+    precision: str,
+    batch_size: int = 128,
+) -> Tensor:
+    """The class of each row under a prompt (L, D), int64 (N,) in 0..C-1, on the CPU."""
+    order = torch.argsort(pool.lengths[rows], stable=True)
+    allowed = allowed_words([words], device)
+    found = torch.empty(len(rows), dtype=torch.int64)
+    parts = []
+    for part in order.split(batch_size):
+        with mixed_precision(device, precision):
+            scores = word_scores(model, prompt[None].to(device), pool.gather(rows[part][None]), allowed, "vocabulary")
+        parts.append(scores[0][:, list(words)].argmax(-1))
+    found[order] = torch.cat(parts).cpu()
+    return found
+
+
+log = logging.getLogger(__name__)
+
+
+def kept_groups(folder: Path, texts: Sequence[str], k: int, seed: int, make: Callable[[], Tensor]) -> Tensor:
+    """Groups (N,) of LDA as `make` finds them, or as an earlier process did for the same N texts, k and seed.
+
+    They are small files below `folder`, named by a checksum of the texts and of the version of scikit-learn. One that
+    is damaged is made anew, with a warning.
+
+    Raises:
+        InputError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = kept_groups(Path(folder), ["a", "b"], 2, 0, lambda: torch.tensor([0, 1]))
+        ...     kept_groups(Path(folder), ["a", "b"], 2, 0, lambda: torch.tensor([7, 7]))
+        tensor([0, 1])
+    """
+    digest = hashlib.sha256("\0".join([version("scikit-learn"), *texts]).encode()).hexdigest()[:16]
+    file = folder / "groups" / f"lda-{k}-seed{seed}-{digest}.txt"
+    if file.is_file():
+        known = {str(group): group for group in range(k)}
+        found = [known.get(word) for word in file.read_text(errors="replace").split()]
+        if len(found) == len(texts) and None not in found:
+            return torch.tensor(found)
+        log.warning("%s is damaged; its groups are found anew", file)
+    groups = make()
+    write_file(file, " ".join(map(str, groups.tolist())) + "\n")
+    return groups
+
+
+def pseudo_labelled(
+    plain: Sequence[str],
+    z_plain: Tensor,
+    labels: Tensor,
+    z: Tensor,
+    *,
+    rows: int | None,
+    confidence: float,
+    seed: int = 0,
+) -> tuple[TextSet, dict[str, float]]:
+    """Plain sentences with the label that a classifier gives them, as many of each class (section 5 of Huang et al.).
+
+    The classifier is logistic regression on sentence embeddings. Of each class its surest sentences are kept.
+
+    Args:
+        plain: M sentences; `z_plain`: their embeddings (M, D).
+        labels: int64 (N,) of labelled rows; `z`: their embeddings (N, D).
+        rows: kept at most; None: as many as the rarest class allows.
+        confidence: least probability of the label that is given.
+        seed: of the tenth of the labelled rows that is held out to measure recall.
+
+    Returns:
+        the sentences with labels, and recall of each class on the held-out rows as `recall_class_0`, ..., with the
+        numbers of sentences, of sure ones, and of those kept.
+
+    Raises:
+        InputError: a class is given to no sentence surely enough.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    y, features = labels.numpy(), z.float().cpu().numpy()
+    order = np.random.default_rng(seed).permutation(len(y))
+    held, fitted = order[: max(1, len(y) // 10)], order[max(1, len(y) // 10) :]
+    mean, spread = features[fitted].mean(0), features[fitted].std(0) + 1e-6
+    model = LogisticRegression(max_iter=1000).fit((features[fitted] - mean) / spread, y[fitted])
+    judged, classes = model.predict((features[held] - mean) / spread), int(y.max()) + 1
+    about = {
+        f"recall_class_{label}": float((judged[y[held] == label] == label).mean())
+        for label in np.unique(y[held]).tolist()
+    }
+    share = model.predict_proba((z_plain.float().cpu().numpy() - mean) / spread)
+    given, sure = model.classes_[share.argmax(1)], share.max(1)
+    candidates = [np.flatnonzero((given == label) & (sure >= confidence)) for label in range(classes)]
+    counts = [len(found) for found in candidates]
+    each = min(counts) if rows is None else min(*counts, rows // classes)
+    if not each:
+        rare = int(np.argmin(counts))
+        raise InputError(
+            f"none of {len(plain)} plain sentences is given label {rare} with a probability of {confidence} or more; "
+            "lower pseudo_confidence, or give more sentences"
+        )
+    kept = np.concatenate([found[np.argsort(-sure[found], kind="stable")[:each]] for found in candidates])
+    log.info("pseudo labels: %d sentences, sure of %s by class, %d of each kept", len(plain), counts, each)
+    about |= {"plain_sentences": len(plain), "sure_sentences": sum(counts), "kept_sentences": len(kept)}
+    texts = TextSet([plain[row] for row in kept.tolist()], labels=torch.from_numpy(given[kept]).long(), split="pseudo")
+    return texts, about
+
+
+Places = dict[tuple[int, str], tuple[Tensor, Tensor]]
+
+
+class PromptInputs:
+    """Model and tokens of an experiment; each is made when it is first asked for.
+
+    Args:
+        cache: where a converted language model is kept; None: the user's cache folder. Where one is given, it keeps
+            the meta tasks of LDA, too.
+        features: sentence embeddings (N, D) that are known already, by source.
+    """
+
+    def __init__(
+        self,
+        recipe: PromptRecipe,
+        data: PromptData,
+        machine: Machine,
+        cache: Path | None = None,
+        features: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.recipe, self.data, self.machine, self.cache = recipe, data, machine, cache
+        self._pools: dict[str, Pool] = {}
+        self._tests: dict[str, Pool] = {}
+        self._features = dict(features or {})
+        self._groups: dict[tuple[str, str, int], Tensor] = {}
+
+    @cached_property
+    def prompted(self) -> PromptedModel:
+        """The language model with the words of all sets."""
+        from metapretrain.models.language_models import load_language_model
+
+        r = self.recipe
+        model, tokenizer = load_language_model(r.model, cache=self.cache)
+        words = Verbalizer(ALL_WORDS, tokenizer, several=r.several)
+        # Frozen weights need no float32 copy: their casts would be most of a small pass.
+        dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
+        model = model.to(self.machine.device, dtype)
+        return PromptedModel(model, PromptTemplate(r.template), words, max_length=r.max_length)
+
+    def of_set(self, one: SentenceData | None = None) -> PromptedModel:
+        """The model with words and template of one set, or those of pretraining, as a prompt is saved with."""
+        r, words = self.recipe, words_of(len(SENTIMENT), False) if one is None else words_of(one.num_classes, one.pairs)
+        tokenizer = self.prompted.verbalizer.tokenizer
+        verbalizer = Verbalizer([ALL_WORDS[word] for word in words], tokenizer, several=r.several)
+        return PromptedModel(
+            self.prompted.model,
+            PromptTemplate(self._template(one)),
+            verbalizer,
+            max_length=r.max_length,
+            normalise=r.normalise,
+        )
+
+    def start(self, kind: str, seed: int) -> Tensor:
+        """A prompt (L, D) to begin with; (0, D) for "none"."""
+        r, features = self.recipe, self.prompted.features
+        if kind == "none":
+            return torch.zeros(0, features)
+        if kind == "vocabulary":
+            return SoftPrompt.from_vocabulary(self.prompted.model, r.length, seed=seed).weight.detach().float()
+        return SoftPrompt.random(r.length, features, spread=r.spread, seed=seed).weight.detach()
+
+    def pretraining(self, source: str) -> Pool:
+        """The rows that pretraining may read."""
+        if source not in self._pools:
+            words, r = words_of(len(SENTIMENT), False), self.recipe
+            batch = encode_rows(self.prompted, r.template, self.texts(source), words)
+            log.info("%d of %d pretraining rows were cut to %d tokens", batch.truncated, len(batch), r.max_length)
+            self._pools[source] = Pool.of(batch, self.machine.device)
+        return self._pools[source]
+
+    def texts(self, source: str) -> TextSet:
+        """Labelled rows, or plain sentences with pseudo labels."""
+        return self.data.pretraining if source == "labelled" else self.pseudo[0]
+
+    @cached_property
+    def pseudo(self) -> tuple[TextSet, dict[str, float]]:
+        """Plain sentences that a classifier labelled, and how good it is.
+
+        Raises:
+            InputError: there are no plain sentences.
+        """
+        plain, r = self.data.plain, self.recipe
+        if not len(plain):
+            raise InputError("rows on pseudo labels need plain sentences, and none were given")
+        texts, about = pseudo_labelled(
+            plain.first,
+            self._embedded(plain.first),
+            self.data.pretraining.require_labels(),
+            self.features("labelled"),
+            rows=r.rows,
+            confidence=r.pseudo_confidence,
+        )
+        return texts, {**about, "sentences_in_downstream": plain.counts["in_downstream"]}
+
+    def features(self, source: str) -> Tensor:
+        """Sentence embeddings (N, D) of the pretraining rows."""
+        if source not in self._features:
+            self._features[source] = self._embedded(self.texts(source).first)
+        return self._features[source]
+
+    @cached_property
+    def _embedder(self) -> Any:
+        from metapretrain.models.text_encoders import build_text_encoder
+
+        return build_text_encoder(self.recipe.embedder).to(self.machine.device)
+
+    def _embedded(self, texts: Sequence[str]) -> Tensor:
+        found: Tensor = self._embedder.encode(list(texts), batch_size=256).cpu()
+        return found
+
+    def groups(self, grouping: str, source: str, seed: int) -> Tensor:
+        """The meta task (N,) of each pretraining row; those of LDA, which takes a minute, are kept in `cache`."""
+        if (grouping, source, seed) not in self._groups:
+            texts, k = self.texts(source), self.recipe.meta.clusters
+
+            def make() -> Tensor:
+                given: Any = self.features(source) if grouping == "kmeans" else texts.first
+                return group_tasks(given, k, grouping, seed, labels=texts.require_labels())
+
+            if grouping == "lda" and self.cache is not None:
+                found = kept_groups(self.cache, texts.first, k, seed, make)
+            else:
+                found = make()
+            self._groups[grouping, source, seed] = found
+        return self._groups[grouping, source, seed]
+
+    def few_shot(self, seeds: Sequence[int]) -> tuple[Pool, Places]:
+        """The rows drawn of all sets for these seeds, and where those to tune and to validate on stand."""
+        parts, places, first = [], Places(), 0
+        for seed in seeds:
+            draws = self.data.draws(self.recipe, seed)
+            for one in self.data.sets:
+                train, validation = draws[one.name]
+                rows = one.train.subset(torch.cat([train, validation]))
+                parts.append(
+                    encode_rows(self.prompted, self._template(one), rows, words_of(one.num_classes, one.pairs))
+                )
+                place = torch.arange(first, first + len(rows))
+                places[seed, one.name] = place[: len(train)], place[len(train) :]
+                first += len(rows)
+        return Pool.of(joined(parts), self.machine.device), places
+
+    def test(self, one: SentenceData) -> Pool:
+        """The rows that a set is reported on."""
+        if one.name not in self._tests:
+            words = words_of(one.num_classes, one.pairs)
+            batch = encode_rows(self.prompted, self._template(one), one.test, words)
+            self._tests[one.name] = Pool.of(batch, self.machine.device)
+        return self._tests[one.name]
+
+    def _template(self, one: SentenceData | None) -> str:
+        return self.recipe.pair_template if one is not None and one.pairs else self.recipe.template

@@ -1,0 +1,511 @@
+"""What a row of the prompts benchmark is judged by."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.data.texts import SentenceData
+from metapretrain.episodes.groups import group_agreement
+from metapretrain.errors import InputError
+from metapretrain.evaluation.metrics import accuracy, macro_f1
+from metapretrain.evaluation.predictions import write_predictions
+from metapretrain.experiments.base import Runs
+from metapretrain.experiments.prompts.data import (
+    SENTIMENT,
+    Places,
+    Pool,
+    PromptData,
+    PromptInputs,
+    majority_class,
+    predict,
+    words_of,
+)
+from metapretrain.experiments.prompts.pretraining import MetaRows, Pretrained, train_meta, train_mixed
+from metapretrain.experiments.prompts.recipe import PromptMethod, PromptRecipe, Tuning, passes_per_step
+from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
+from metapretrain.files import plain, read_json, write_file
+from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
+from metapretrain.training import RunFolder
+from metapretrain.training.checkpoint import SUMS, check_sums
+from metapretrain.training.devices import mixed_precision
+from metapretrain.training.settings import flatten
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a prompt, or a model, ended on one set, and the classes of the test rows (N,), None while tuning."""
+
+    progress: Progress
+    predicted: Tensor | None
+    seconds: float
+
+
+def metrics_of(sets: Sequence[SentenceData], tuned: Mapping[str, Tuned]) -> dict[str, float]:
+    """Accuracy and macro-F1 of each set and their means; where something was tuned, validation accuracy too."""
+    found: dict[str, float] = {}
+    for one in sets:
+        outcome = tuned[one.name]
+        if outcome.predicted is not None:
+            found |= _scores(one, outcome.predicted)
+        if outcome.progress.history:
+            found[f"validation_{one.name}_accuracy"] = outcome.progress.accuracy
+    return found | _means(found, sets, ("", "validation_"))
+
+
+def majorities(sets: Sequence[SentenceData]) -> dict[str, float]:
+    """The same on the test rows for the most frequent class of each training part."""
+    found: dict[str, float] = {}
+    for one in sets:
+        constant = torch.full((len(one.test),), majority_class(one))
+        found |= {f"majority_{name}": value for name, value in _scores(one, constant).items()}
+    return found | _means(found, sets, ("majority_",))
+
+
+def _scores(one: SentenceData, predicted: Tensor) -> dict[str, float]:
+    labels = one.test.require_labels().numpy()
+    return {
+        f"{one.name}_accuracy": float(accuracy(labels, predicted.numpy())),
+        f"{one.name}_f1": float(macro_f1(labels, predicted.numpy(), one.num_classes)),
+    }
+
+
+def _means(scores: Mapping[str, float], sets: Sequence[SentenceData], prefixes: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for prefix in prefixes:
+        for metric in ("accuracy", "f1"):
+            values = [scores.get(f"{prefix}{one.name}_{metric}") for one in sets]
+            known = [value for value in values if value is not None]
+            if len(known) == len(sets):
+                found[f"{prefix}mean_{metric}"] = sum(known) / len(known)
+    return found
+
+
+PROMPT = "prompt"  # the folder of a pretraining's weights
+TUNING = ("examples", "validation", "stratified", "test_rows", "tune", "full")  # choices that come after pretraining
+
+
+def check_lent(folder: Path, wanted: Mapping[str, Any], *, all_data: bool) -> None:
+    """Refuse a pretraining that other choices or other data made.
+
+    Args:
+        folder: of its run.
+        wanted: the configuration that it would have here.
+        all_data: the downstream sets matter as well: pseudo labels leave out sentences that stand there.
+
+    Raises:
+        InputError: a difference; the first one is named with both values. Or a folder that is damaged.
+    """
+    stored = (read_json(folder / "config.json") or {}).get("config")
+    result, now = read_json(folder / "result.json") or {}, plain(wanted)
+    if lost := [key for key in ("metrics", "budget", "wall_s") if key not in result]:
+        raise InputError(f"{folder / 'result.json'} is damaged: it has no {lost[0]}; give another --pretrained")
+    if not (folder / PROMPT).is_dir():
+        raise InputError(f"{folder} has no folder {PROMPT}, which its weights are in; give another --pretrained")
+    try:
+        before, now = _shaping(stored, now, all_data), _shaping(now, stored, all_data)
+    except (AttributeError, KeyError, TypeError):
+        raise InputError(f"{folder / 'config.json'} is damaged: it has no choices and data of a pretraining") from None
+    key = next((key for key in sorted({*before, *now}) if before.get(key) != now.get(key)), None)
+    if key is not None:
+        raise InputError(
+            f"{folder} was pretrained in another way: {key} was {before.get(key)!r}, is {now.get(key)!r}; give the "
+            "same options as there, or no --pretrained"
+        )
+
+
+def take_over(folder: Path, place: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """Copy a finished pretraining to `place`; its configuration and result are those of there but for what is given.
+
+    Raises:
+        InputError: its prompt is damaged.
+    """
+    check_sums(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    for name in (PROMPT, "figures"):
+        if (folder / name).is_dir():
+            shutil.copytree(folder / name, place / name, dirs_exist_ok=True)
+    for name in ("metrics.jsonl", SUMS):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, place / name)
+    for name, changes in (("config.json", config), ("result.json", result)):  # the result last: then it is finished
+        write_file(place / name, json.dumps({**(read_json(folder / name) or {}), **changes}, indent=1) + "\n")
+
+
+def _shaping(config: Any, other: Any, all_data: bool) -> dict[str, Any]:
+    """What of a configuration a pretrained prompt depends on, flat, with the files that the other one has as well."""
+    counts, files = config["data"]["counts"], _files(config)
+    kept = {name: config[name] for name in ("method", "seed", "dataset", "precision", "model")}
+    kept["choices"] = {key: value for key, value in config["choices"].items() if key not in TUNING}
+    kept["counts"] = counts if all_data else {"pretraining": counts["pretraining"]}
+    shared = files.keys() & _files(other).keys()
+    return {**flatten(kept), **{f"files.{name}": files[name] for name in shared}}
+
+
+def _files(config: Any) -> dict[str, Any]:
+    return {**config["data"].get("files", {}), **config.get("plain", {}).get("files", {})}
+
+
+log = logging.getLogger(__name__)
+NO_PRETRAINING = {"pretrain_reads": 0, "pretrain_passes": 0, "pretrain_updates": 0}
+
+
+@dataclass(frozen=True)
+class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
+    """Runs that start from pretrained prompts: see :class:`metapretrain.experiments.base.Runs`.
+
+    Args:
+        cache: where a converted language model is kept; None: the user's cache folder.
+        rows_per_pass: rows that go through the model at a time while prompts are tuned; tasks_per_pass: meta tasks
+            while they are pretrained, None for all. Neither changes what is computed.
+        lender: the folder of another table, whose pretrained prompts serve here, too, where they are of the same
+            choices; they are copied.
+    """
+
+    cache: Path | None = None
+    rows_per_pass: int = 64
+    tasks_per_pass: int | None = None
+    lender: Path | None = None
+    _kept: list[PromptInputs] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def inputs(self) -> PromptInputs:
+        """Model and tokens, made once."""
+        if not self._kept:
+            self._kept.append(PromptInputs(self.recipe, self.data, self.machine, self.cache))
+        return self._kept[0]
+
+    def pretraining_run(self, method: PromptMethod) -> tuple[str, PromptMethod] | None:
+        """Return name and method of the pretraining that a row starts from, or None."""
+        return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)
+
+    def check_row(self, name: str, method: PromptMethod) -> None:
+        """Refuse a budget of less than one step, and fewer meta tasks than labels that they are to hold."""
+        clusters = self.recipe.meta.clusters
+        if method.grouping is not None:
+            self.recipe.meta_steps(clusters)
+        if method.grouping == "label" and clusters < len(SENTIMENT):
+            raise InputError(f"{name} needs meta.clusters of at least {len(SENTIMENT)}, a label each; got {clusters}")
+
+    def check(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> None:
+        """Refuse what :meth:`Runs.check` does, and pretrained prompts of another table that do not fit."""
+        super().check(methods, seeds)
+        if self.lender is not None and not self.lender.is_dir():
+            raise InputError(f"no folder {self.lender} to take pretrained prompts from")
+        plans = filter(None, map(self.pretraining_run, methods.values()))
+        lent = [self._lent(*plan, seed) for plan in plans for seed in seeds]
+        if self.lender is not None and lent and not any(lent):
+            log.warning("%s has no pretraining of these rows and seeds: all is trained here", self.lender)
+
+    def model(self, method: PromptMethod) -> dict[str, Any]:
+        """Return what a saved prompt belongs to."""
+        r = self.recipe
+        return {"language_model": Path(r.model).name, "length": r.length, "template": r.template, **asdict(method)}
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """The files that were read, with checksums."""
+        return self.data.files
+
+    def files_of(self, method: PromptMethod) -> dict[str, Any]:
+        """The files that a row read: those of all rows and, marked, those that get pseudo labels."""
+        own = self.data.plain.files if method.source == "pseudo" else {}
+        return {**self.files, **{name: {**record, "only": "pseudo labels"} for name, record in own.items()}}
+
+    def config(self, method: PromptMethod) -> dict[str, Any]:
+        """Return the choices, the model and the data of a row, and the files that only rows on pseudo labels read."""
+        plain_files = {} if method.source == "labelled" else {"plain": {"files": self.data.plain.files}}
+        return super().config(method) | plain_files
+
+    def pretrained(self, name: str, method: PromptMethod, starts: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Pretrain a prompt for each seed, unless that has been done already; seed to prompt (L, D)."""
+        todo = {seed: p for seed, p in starts.items() if self.finished(name, method, seed) is None}
+        for seed in list(todo):
+            if (folder := self._lent(name, method, seed)) is not None:
+                own = {"config": plain(self.whole_config(name, method, seed))}
+                named = {**self.names, "counts": self.data.counts, "data": self.files_of(method)}
+                with self.open(name, method, seed) as run:
+                    take_over(folder, run.path, own, named)
+                log.info("%s: the prompt of %s", run.path.name, folder)
+                del todo[seed]
+        with ExitStack() as opened:
+            runs = {seed: opened.enter_context(self.open(name, method, seed)) for seed in todo}
+            if method.objective == "mixed" and todo:
+                make = partial(self.stack, self.inputs.pretraining(method.source), tuning=self._mixed_tuning())
+                rows = len(self.inputs.texts(method.source))
+                done = train_mixed(make, todo, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
+                for seed, trained in done.items():
+                    self._save_pretrained(runs[seed], name, method, seed, trained, {})
+            elif todo:
+                for seed, prompt in todo.items():
+                    self._save_pretrained(runs[seed], name, method, seed, *self._meta(method, seed, prompt, runs[seed]))
+        # Read even where it was just written, so that a run that goes on later starts from the very same prompt.
+        return {seed: SoftPrompt.from_adapter(self.written(name, seed) / PROMPT)().detach() for seed in starts}
+
+    def _lent(self, name: str, method: PromptMethod, seed: int) -> Path | None:
+        """The folder of a finished pretraining of the other table, if there is one.
+
+        Raises:
+            InputError: its choices or its data are others.
+        """
+        if self.lender is None or not (folder := self.lender / f"{name}-s{seed}").joinpath("result.json").is_file():
+            return None
+        check_lent(folder, self.whole_config(name, method, seed), all_data=method.source == "pseudo")
+        return folder
+
+    def _mixed_tuning(self) -> Tuning:
+        equal = self.recipe.budget == "equal"  # then all read as much, whenever they were best
+        return replace(self.recipe.mixed, patience=None) if equal else self.recipe.mixed
+
+    def _meta(
+        self, method: PromptMethod, seed: int, prompt: Tensor, run: RunFolder
+    ) -> tuple[Pretrained, dict[str, Any]]:
+        r, device = self.recipe, self.machine.device
+        inputs, source = self.inputs, method.source
+        groups = inputs.groups(method.grouping or "", source, seed)
+        rows = MetaRows(groups, shots=r.meta.shots, held_out=r.held_out, seed=seed)
+        soft = SoftPrompt(prompt).to(device)
+        rate: Any = r.meta.inner_lr
+        if r.meta.learned and method.objective == "meta":
+            rate = nn.Parameter(torch.full((r.length, 1), rate, device=device))
+        model = inputs.of_set()
+        learner = PromptMAML(
+            model.model,
+            soft,
+            model.template,
+            model.verbalizer,
+            inner_lr=rate,
+            order=r.meta.order,
+            inner_steps=r.meta.inner_steps if method.objective == "meta" else 0,
+            chunk=self.tasks_per_pass,
+            inner_clip=r.meta.inner_clip,
+            reduction=r.meta.reduction,
+            max_length=r.max_length,
+            normalise=r.normalise,
+        )
+        context = partial(mixed_precision, device, self.machine.precision)
+        trained = train_meta(
+            learner, rows, inputs.pretraining(source), r, run, context, objective=method.objective or ""
+        )
+        agreement = group_agreement(groups, inputs.texts(source).require_labels())
+        if self.figures == seed and method.objective == "meta":
+            self._draw(run, method, groups, trained.steps)
+        sizes = {"smallest_task": min(rows.sizes), "largest_task": max(rows.sizes), "merged_rows": rows.moved}
+        return trained, {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes, **trained.about}
+
+    def _draw(self, run: RunFolder, method: PromptMethod, groups: Tensor, step: int) -> None:
+        """A map of sentence embeddings, coloured by meta task: figure 4."""
+        from metapretrain.report.figures import tsne_figure
+
+        z, names = self.inputs.features(method.source), [f"task {k}" for k in range(int(groups.max()) + 1)]
+        maps = {f"meta tasks of {method.grouping}": (z, groups)}
+        figure = tsne_figure(maps, names, reducer=self.reducer, max_points=self.map_points)
+        run.figure(f"{self.reducer}-tasks", figure, step)
+
+    def _save_pretrained(
+        self, run: RunFolder, name: str, method: PromptMethod, seed: int, trained: Pretrained, about: Mapping[str, Any]
+    ) -> None:
+        objective = method.objective or ""
+        r, tasks = self.recipe, trained.tasks
+        reads = r.mixed.batch_size if objective == "mixed" else r.meta_reads(tasks)
+        budget = {
+            "pretrain_reads": trained.steps * reads,
+            "pretrain_passes": trained.steps * passes_per_step(r, objective, tasks),
+            "pretrain_updates": trained.steps,
+            "updates": trained.steps,
+        }
+        if trained.diverged:
+            budget["diverged"] = 1
+        metrics = {"validation_accuracy": trained.accuracy, "best_step": trained.best_step}
+        if "agreement_with_labels" in about:
+            metrics |= {"agreement_with_labels": about["agreement_with_labels"]}
+        if method.source == "pseudo":
+            metrics |= self.inputs.pseudo[1]
+        extra = {
+            "kind": "pretraining",
+            "encoder": Path(r.model).name,
+            "wall_s": round(trained.seconds, 3),
+            "data": self.files_of(method),
+            **about,
+        }
+        saved = self.inputs.of_set()
+        self.finish(run, name, seed, metrics, budget, extra, lambda: saved.save(run.path / PROMPT, trained.prompt))
+
+    def stack(self, pool: Pool, jobs: Sequence[Job], *, tuning: Tuning, **options: Any) -> Stack:
+        """Prompts to tune side by side."""
+        m = self.machine
+        return Stack(
+            self.inputs.prompted,
+            pool,
+            jobs,
+            tuning,
+            normalise=self.recipe.normalise,
+            rows_per_pass=self.rows_per_pass,
+            device=m.device,
+            precision=m.precision,
+            **options,
+        )
+
+
+class PromptExperiment(PretrainedPrompts):
+    """A prompts experiment: pretrained prompts, tuned on the few examples of each set and tested."""
+
+    def plan(self, methods: Mapping[str, PromptMethod]) -> list[str]:
+        """Return one line a run with its budget: what `--dry-run` prints."""
+        r, lines = self.recipe, []
+        most = "at most " * (r.budget == "paper")  # patience may end it earlier
+        sets = f"{len(self.data.sets)} sets, {r.examples} examples each, at most {r.tune.epochs} epochs"
+        for name, method in methods.items():
+            self.check_row(name, method)
+            if method.objective == "mixed":
+                steps, reads = r.mixed_steps(len(self.data.pretraining)), r.mixed.batch_size
+            else:
+                steps, reads = r.meta_steps(r.meta.clusters), r.meta_reads(r.meta.clusters)
+            before = "no pretraining"
+            if method.objective is not None:
+                read = f"{steps:,} steps x {reads} rows = {steps * reads:,} reads"
+                before = f"pretraining of {most}{read} (one for all sets)"
+            after = {"prompt": f"the prompt tuned on {sets}", "model": f"the model tuned on {sets}"}
+            lines.append(f"{name}: {before}, {after.get(method.tuned, 'nothing tuned')}")
+        return lines
+
+    def rows(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Run row after row: its pretrainings first, then the prompts of all its seeds and sets in one batch."""
+        for name, method in methods.items():
+            pending = []
+            for seed in seeds:
+                if (done := self.kept(name, method, seed)) is not None:
+                    yield done
+                else:
+                    pending.append(seed)
+            tuned = self._tuned(name, self._starts(name, method, pending)) if method.tuned == "prompt" else {}
+            for seed in pending:
+                outcomes = tuned.pop(seed, None)
+                if outcomes is None:
+                    outcomes = {one.name: self._untuned(one, seed, method) for one in self.data.sets}
+                yield self._finish(name, method, seed, outcomes)
+
+    def row(self, name: str, method: PromptMethod, seed: int) -> dict[str, Any]:
+        """Run one row for one seed; :meth:`rows` is faster for several."""
+        return next(iter(self.rows({name: method}, [seed])))
+
+    def _starts(self, name: str, method: PromptMethod, seeds: Sequence[int]) -> dict[int, Tensor]:
+        """The prompt that a row starts from, by seed."""
+        prompts = {seed: self.inputs.start(method.start, seed) for seed in seeds}
+        plan = self.pretraining_run(method)
+        return prompts if plan is None else self.pretrained(plan[0], method, prompts)
+
+    def _tuned(self, name: str, starts: Mapping[int, Tensor]) -> dict[int, dict[str, Tuned]]:
+        """Tune the prompts of all seeds on all sets in one batch, and predict the test rows."""
+        if not starts:
+            return {}
+        began = time.monotonic()
+        pool, places = self.inputs.few_shot(list(starts))
+        jobs = {
+            (seed, one.name): _job(f"{name} {seed} {one.name}", one, seed, prompt, places)
+            for seed, prompt in starts.items()
+            for one in self.data.sets
+        }
+        log.info("%s: tuning %d prompts in one batch", name, len(jobs))
+        done = self.stack(pool, list(jobs.values()), tuning=self.recipe.tune).run()
+        tested = {
+            seed: {
+                one.name: self._tested(done[jobs[seed, one.name].name], one, self.inputs.prompted)
+                for one in self.data.sets
+            }
+            for seed in starts
+        }
+        share = (time.monotonic() - began) / len(jobs)
+        return {seed: {of: replace(one, seconds=share) for of, one in own.items()} for seed, own in tested.items()}
+
+    def _untuned(self, one: SentenceData, seed: int, method: PromptMethod) -> Tuned:
+        """Full tuning, or none."""
+        began, model = time.monotonic(), self.inputs.prompted
+        nothing = self.inputs.start("none", seed)
+        state = Progress.at(nothing)
+        if method.tuned == "model":
+            pool, places = self.inputs.few_shot([seed])
+            job = _job(one.name, one, seed, nothing, places)
+            m = self.machine
+            model, state = tune_model(
+                model,
+                pool,
+                job,
+                self.recipe.full,
+                normalise=self.recipe.normalise,
+                device=m.device,
+                precision=m.precision,
+            )
+        return replace(self._tested(state, one, model), seconds=time.monotonic() - began)
+
+    def _tested(self, state: Progress, one: SentenceData, model: PromptedModel) -> Tuned:
+        predicted = None
+        if not self.data.tuning:
+            pool, m = self.inputs.test(one), self.machine
+            predicted = predict(
+                model,
+                state.best,
+                pool,
+                torch.arange(len(pool)),
+                words_of(one.num_classes, one.pairs),
+                device=m.device,
+                precision=m.precision,
+                batch_size=4 * self.rows_per_pass,
+            )
+        return Tuned(state, predicted, 0.0)
+
+    def _finish(self, name: str, method: PromptMethod, seed: int, tuned: Mapping[str, Tuned]) -> dict[str, Any]:
+        r, before, lost = self.recipe, dict(NO_PRETRAINING), sum(one.progress.diverged for one in tuned.values())
+        about: dict[str, Any] = {"encoder": Path(r.model).name, "pretrain_wall_s": 0.0, "data": self.files_of(method)}
+        if (plan := self.pretraining_run(method)) is not None and (done := self.finished(*plan, seed)) is not None:
+            before = {key: done["budget"][key] for key in NO_PRETRAINING}
+            about |= {"pretrain_wall_s": done["wall_s"]}
+            lost += done["budget"].get("diverged", 0)
+        about["wall_s"] = round(sum(one.seconds for one in tuned.values()), 3)
+        steps = sum(one.progress.step for one in tuned.values())
+        budget = {**before, "finetune_updates": steps, "updates": steps + before["pretrain_updates"]}
+        if lost:
+            budget["diverged"] = lost
+        metrics = metrics_of(self.data.sets, tuned)
+        if not self.data.tuning:
+            metrics |= majorities(self.data.sets)
+        with self.open(name, method, seed) as run:
+            run.cut_back(-1)
+            for step, values in _histories(tuned).items():
+                run.log(step, "validation", values)
+
+            def save() -> None:
+                for one in self.data.sets:
+                    outcome = tuned[one.name]
+                    if outcome.predicted is not None:
+                        file = run.path / "predictions" / f"{one.name}.csv"
+                        write_predictions(file, one.test.require_labels(), outcome.predicted)
+                    if method.tuned == "prompt" and not self.data.tuning:
+                        self.inputs.of_set(one).save(run.path / "prompts" / one.name, outcome.progress.best)
+
+            return self.finish(run, name, seed, metrics, budget, about, save)
+
+
+def _job(name: str, one: SentenceData, seed: int, prompt: Tensor, places: Places) -> Job:
+    train, validation = places[seed, one.name]
+    return Job(name, prompt, train, validation, words_of(one.num_classes, one.pairs), seed)
+
+
+def _histories(tuned: Mapping[str, Tuned]) -> dict[int, dict[str, float]]:
+    """Validation accuracy of each set, by step."""
+    found: dict[int, dict[str, float]] = {}
+    for name, one in tuned.items():
+        for step, share in one.progress.history:
+            found.setdefault(step, {})[f"accuracy_{name}"] = share
+    return dict(sorted(found.items()))

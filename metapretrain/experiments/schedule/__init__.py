@@ -1,0 +1,1 @@
+"""Which pretraining task next: schedulers beside each other on one encoder."""

@@ -1,0 +1,138 @@
+"""A scheduling experiment on the disk: one run folder a row and seed, resumable to the same choices."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from metapretrain.experiments.base import Runs
+from metapretrain.experiments.schedule.data import ScheduleData
+from metapretrain.experiments.schedule.recipe import Decisions, ScheduleMethod, ScheduleRecipe, decisions_of
+from metapretrain.experiments.schedule.training import Pretraining, finetune
+from metapretrain.files import json_bytes, write_whole
+from metapretrain.models.text_encoders import TextEncoder, save_text_encoder
+from metapretrain.report.figures import read_curves
+
+log = logging.getLogger(__name__)
+ENCODER, CHOICES = "encoder", "choices.json"
+AGREED = ("taylor_rank_correlation", "taylor_regret")
+
+
+@dataclass(frozen=True)
+class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
+    """A scheduling experiment: see :class:`metapretrain.experiments.base.Runs`.
+
+    Args:
+        make_encoder: seed to an encoder that has not been trained on any source.
+    """
+
+    make_encoder: Callable[[int], TextEncoder] = field(kw_only=True)
+
+    def pretraining_run(self, method: ScheduleMethod) -> None:
+        """None: no two rows share a pretraining."""
+
+    def check_row(self, name: str, method: ScheduleMethod) -> None:
+        """Refuse a row whose decision would not end within the run."""
+        decision = self._decision(method)
+        if decision.units and decision.updates > self.recipe.updates:
+            log.warning("%s: %d updates are one decision of %d", name, self.recipe.updates, decision.updates)
+
+    def model(self, method: ScheduleMethod) -> dict[str, Any]:
+        """What a run is of, beside the recipe."""
+        data = self.data
+        return {
+            "encoder": self.recipe.encoder,
+            "sources": list(data.chosen(method.setting)),
+            "targets": list(data.watched(method.setting)),
+            "downstream": list(data.downstream),
+        }
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """The files that were read, with checksums."""
+        return dict(self.data.files)
+
+    def plan(self, methods: Mapping[str, ScheduleMethod]) -> list[str]:
+        """Return one line a run with its budget: what `--dry-run` prints."""
+        lines = []
+        for name, method in methods.items():
+            decision, updates = self._decision(method), self.recipe.updates
+            spent = -(-updates // decision.updates) * decision.units
+            fitted = self.recipe.head_updates * len(self.data.watched(method.setting))
+            total = 3 * updates + spent + fitted
+            told = f"{updates:,} source updates of {self.recipe.batch_size} rows, a decision every {decision.updates:,}"
+            told += f" costs {decision.units} forward passes" if decision.units else ""
+            lines.append(
+                f"{name}: {told}; {total:,} forward passes in all, probes {100 * spent / total:.0f}%; then "
+                f"{self.recipe.finetune_updates:,} updates on each of {', '.join(self.data.downstream)}"
+            )
+        return lines
+
+    def row(self, name: str, method: ScheduleMethod, seed: int) -> dict[str, Any]:
+        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
+        if (done := self.kept(name, method, seed)) is not None:
+            return done
+        with self.open(name, method, seed) as run:
+            pretraining = Pretraining(
+                self.make_encoder(seed), method, self.data, self.recipe, seed, self.machine, run=run
+            )
+            report = pretraining.run()
+            last, step, scheduler = pretraining.last, pretraining.step, pretraining.policy.scheduler
+            metrics = {key: last[key] for key in last if key.startswith("target_loss") or key == "probe_share"}
+            if peak := pretraining.peak_memory():
+                metrics["peak_memory_mib"] = peak / 2**20
+            curves = read_curves(run.path)
+            curve = {
+                name: curves[f"validation/{name}"][1].tolist()
+                for name in ("target_loss", "compute_units", *(key for key in last if key.startswith("share_")))
+            }
+            for agreed in AGREED:
+                values = [v for v in curves.get(f"validation/{agreed}", ((), ()))[1] if math.isfinite(v)]
+                if values:
+                    metrics[agreed] = float(sum(values) / len(values))
+            for task in self.data.downstream:
+                scores = finetune(step.encoder, task, self.data, self.recipe, seed, self.machine)
+                run.log(self.recipe.updates, "downstream", scores)
+                metrics |= scores
+            metrics |= self._means(metrics)
+            tuned = self.recipe.finetune_updates * len(self.data.downstream)
+            passes = scheduler.cost.forwards + pretraining.fitting_units + self.recipe.updates
+            budget = {
+                "encoder_passes": passes * self.recipe.batch_size + tuned * self.recipe.finetune_batch,
+                "updates": self.recipe.updates + tuned,
+                "pretrain_updates": self.recipe.updates,
+                "finetune_updates": tuned,
+                "decisions": scheduler.decisions,
+                "compute_units": int(last["compute_units"]),
+                "probe_units": scheduler.cost.units,
+            }
+            extra = {
+                "encoder": self.recipe.encoder,
+                "setting": method.setting,
+                "scheduler": method.scheduler,
+                "probe_seconds": round(scheduler.cost.seconds, 3),
+                "updates_per_s": round(report.updates_per_second, 2),
+                "curve": {"updates": curves["validation/target_loss"][0].tolist(), **curve},
+            }
+
+            def save() -> None:
+                save_text_encoder(step.encoder, run.path / ENCODER)
+                write_whole(run.path / CHOICES, json_bytes(pretraining.policy.choices))
+
+            return self.finish(run, name, seed, metrics, budget, extra, save)
+
+    def _decision(self, method: ScheduleMethod) -> Decisions:
+        sources, targets = self.data.chosen(method.setting), self.data.watched(method.setting)
+        return decisions_of(method, len(sources), len(targets), self.recipe)
+
+    def _means(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Means of the downstream tasks' main metrics, on test and on validation parts."""
+        found = {}
+        for prefix, name in (("", "downstream"), ("validation_", "validation_downstream")):
+            keys = [f"{prefix}{task}_{self.data.tasks[task].metric}" for task in self.data.downstream]
+            if all(key in metrics for key in keys):
+                found[name] = sum(metrics[key] for key in keys) / len(keys)
+        return found

@@ -1,0 +1,193 @@
+"""What can be chosen in a scheduling experiment: schedulers, settings and recipes, and what decisions cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.scheduling import NORMALISATIONS, probe_units
+from metapretrain.scheduling.named import MOST_SAMPLES
+from metapretrain.training import TrainSettings
+
+UTILITY = {"utility-exact": "exact", "utility-taylor": "taylor"}
+SCHEDULERS = (*UTILITY, "uniform", "proportional", "round-robin", "exp3")
+FIXED = "fixed"
+SETTINGS = ("aware", "agnostic")
+MOST_KEPT = 1000  # batches of a target
+
+
+@dataclass(frozen=True)
+class ScheduleMethod:
+    """A row of the table: who chooses the source of an update, and what is chosen by.
+
+    Args:
+        scheduler: one of :data:`SCHEDULERS`, or `fixed`.
+        setting: `aware`: sources are the pretraining tasks and the targets' own training parts, and the targets are
+            looked at; `agnostic`: sources are the pretraining tasks, which are the targets as well (T = S).
+        source: of `fixed`.
+        block: updates of a decision of this row, whatever the recipe says; None: as the recipe says.
+
+    Raises:
+        InputError: an unknown name, a source that is missing or not asked for, or a block that is.
+    """
+
+    scheduler: str
+    setting: str
+    source: str | None = None
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        one_of("scheduler", self.scheduler, (*SCHEDULERS, FIXED))
+        one_of("setting", self.setting, SETTINGS)
+        if (self.source is not None) != (self.scheduler == FIXED):
+            raise InputError(f"scheduler {self.scheduler} with source {self.source}; fixed has a source, no other has")
+        if self.block is not None and (self.block < 1 or self.scheduler == FIXED):
+            raise InputError(f"scheduler {self.scheduler} with block {self.block}: at least 1, and none for fixed")
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        block = None if self.block is None else f"block{self.block}"
+        return "-".join(filter(None, (self.scheduler, self.source, block, self.setting)))
+
+    @property
+    def pretraining(self) -> str | None:
+        """None: every row pretrains an encoder of its own."""
+        return None
+
+
+def rows_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, ScheduleMethod]:
+    """Every row that these tasks allow, by name.
+
+    Example:
+        >>> list(rows_of(["mlm"], ["squad"]))[-3:]
+        ['fixed-mlm-agnostic', 'fixed-mlm-aware', 'fixed-squad-aware']
+    """
+    rows = [ScheduleMethod(name, setting) for setting in SETTINGS for name in SCHEDULERS]
+    rows += [ScheduleMethod(FIXED, "agnostic", source) for source in sources]
+    rows += [ScheduleMethod(FIXED, "aware", source) for source in (*sources, *targets)]
+    return {row.name: row for row in rows}
+
+
+@dataclass(frozen=True)
+class ScheduleRecipe:
+    """Choices of a scheduling experiment.
+
+    Args:
+        updates: source updates of every row.
+        batch_size: examples of a batch, in updates and probes.
+        encoder: `small` or `tiny` (from scratch), or a name for
+            :func:`metapretrain.models.text_encoders.build_text_encoder`.
+        lr, weight_decay, schedule, warmup, clip: of AdamW in the updates.
+        alpha: rate of a probe's step. Taylor's choices do not depend on it; exact ones were as good up to 0.03 and
+            worse than uniform choice at 0.3, on validation parts (docs/scheduling.md).
+        samples: M, 1 to 100.
+        block: N, updates of a decision by utility or by exp3; None: the least with probes at or under a quarter of all
+            compute. The other schedulers decide before every update.
+        epsilon, floor, decay, smoothing, normalise: of :class:`metapretrain.scheduling.UtilityScheduler`; a floor
+            above epsilon counts as epsilon.
+        joint: what allows it goes through the encoder at once: the batches of all targets, and for Taylor utilities
+            the M batches of a source. False: batch after batch, for where Taylor's graph of T M batches is too large.
+        gamma: of exp3.
+        fall: relative fall of the targets' losses in a block that is exp3's reward 1; as much of a rise is 0.
+        head_updates: updates of the targets' heads on the encoder as it is, before the first decision, in every row.
+        target_batches: batches of each target that the reported loss is a mean over, 1 to 1000; all are kept.
+        evaluations: how often it is measured.
+        finetune_updates, finetune_batch, finetune_lr: the fixed budget of each downstream task.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    updates: int = 6000
+    batch_size: int = 32
+    encoder: str = "small"
+    lr: float = 5e-4
+    weight_decay: float = 0.01
+    schedule: str = "linear"
+    warmup: float = 0.06
+    clip: float | None = 1.0
+    alpha: float = 0.02
+    samples: int = 2
+    block: int | None = None
+    epsilon: float = 0.1
+    floor: float = 0.02
+    decay: float = 0.97
+    smoothing: float = 0.0
+    normalise: str | None = None
+    joint: bool = True
+    gamma: float = 0.2
+    fall: float = 0.1
+    head_updates: int = 50
+    target_batches: int = 8
+    evaluations: int = 20
+    finetune_updates: int = 300
+    finetune_batch: int = 32
+    finetune_lr: float = 3e-4
+
+    def __post_init__(self) -> None:
+        """Check every value now: fine-tuning begins hours after the start."""
+        counts = ("samples", "target_batches", "evaluations", "finetune_updates", "batch_size", "finetune_batch")
+        for name, lowest in (*((name, 1) for name in counts), ("head_updates", 0)):
+            if getattr(self, name) < lowest:
+                raise InputError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
+        for name, most in (("samples", MOST_SAMPLES), ("target_batches", MOST_KEPT)):
+            if getattr(self, name) > most:
+                raise InputError(f"{name} must be at most {most}, got {getattr(self, name)}")
+        if self.block is not None and self.block < 1:
+            raise InputError(f"block must be at least 1 or none, got {self.block}")
+        for name in ("epsilon", "floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must lie in 0..1, got {getattr(self, name)}")
+        for name, highest in (("decay", 1.0), ("gamma", 1.0), ("alpha", 1e30), ("fall", 1e30)):
+            if not 0 < getattr(self, name) <= highest:
+                allowed = f"above 0{' and at most 1' * (highest == 1)}"
+                raise InputError(f"{name} must be {allowed}, got {getattr(self, name)}")
+        if not 0 <= self.smoothing < 1:
+            raise InputError(f"smoothing must lie in [0, 1), got {self.smoothing}")
+        if self.normalise is not None:
+            one_of("normalise", self.normalise, NORMALISATIONS)
+        TrainSettings(self.finetune_updates, self.finetune_lr)
+        TrainSettings(
+            self.updates,
+            self.lr,
+            "adamw",
+            weight_decay=self.weight_decay,
+            schedule=self.schedule,
+            warmup=self.warmup,
+            clip=self.clip,
+        )
+
+
+class Decisions(NamedTuple):
+    """Updates of a decision, and what it costs in forward passes of a batch (a backward pass is two)."""
+
+    updates: int
+    units: int
+
+
+def decisions_of(method: ScheduleMethod, sources: int, targets: int, recipe: ScheduleRecipe) -> Decisions:
+    """N and the cost of a decision; exp3 looks at M batches of each target, as :class:`.loss_exp3.LossExp3` does.
+
+    Args:
+        sources, targets: how many there are in the setting of `method`.
+
+    Example:
+        >>> recipe = ScheduleRecipe()
+        >>> decisions_of(ScheduleMethod("utility-exact", "aware"), 5, 4, recipe)
+        Decisions(updates=110, units=110)
+        >>> decisions_of(ScheduleMethod("uniform", "aware"), 5, 4, recipe)
+        Decisions(updates=1, units=0)
+        >>> decisions_of(ScheduleMethod("utility-exact", "aware", block=50), 5, 4, recipe)
+        Decisions(updates=50, units=110)
+    """
+    units = 0
+    if method.scheduler in UTILITY:
+        units = probe_units(sources, targets, recipe.samples, UTILITY[method.scheduler], recipe.normalise)
+    elif method.scheduler == "exp3":
+        units = recipe.samples * targets
+    usual = (recipe.block or units) if units else 1
+    return Decisions(method.block or usual, units)

@@ -1,0 +1,23 @@
+"""Pretraining and target tasks over one text encoder, for the scheduling benchmark."""
+
+from metapretrain.experiments.schedule.tasks.base import Batch, Batches, Frame, PretrainingTask, to_device
+from metapretrain.experiments.schedule.tasks.registry import (
+    TASKS,
+    TaskInfo,
+    load_schedule_tasks,
+    made_schedule_tasks,
+    schedule_texts,
+)
+
+__all__ = [
+    "TASKS",
+    "Batch",
+    "Batches",
+    "Frame",
+    "PretrainingTask",
+    "TaskInfo",
+    "load_schedule_tasks",
+    "made_schedule_tasks",
+    "schedule_texts",
+    "to_device",
+]

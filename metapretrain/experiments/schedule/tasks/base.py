@@ -1,0 +1,340 @@
+"""What a task of the scheduling benchmark is: batches by seed, a loss and a score over one encoder and a head."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from metapretrain.data.documents import Corpus, Documents, tokenize_documents
+from metapretrain.errors import InputError, one_of
+from metapretrain.models.text_encoders import TextEncoder
+
+Ids = Sequence[int] | NDArray[np.int32]
+Batch = dict[str, Tensor]
+
+
+class Frame:
+    """How a tokenizer's sequences are put together, and how wide batches are.
+
+    Args:
+        tokenizer: of the transformers library, with padding, mask and unknown tokens.
+        max_length: tokens of a sequence at most, special ones included.
+        multiple: widths of batches are multiples of it; with `max_length` all batches have one width, which CUDA
+            graphs and joint passes over several tasks need.
+
+    Attributes:
+        mask_id: of the mask token.
+        typed: whether the tokenizer gives token types.
+
+    Raises:
+        InputError: a token is missing, or the length is too small or no multiple of `multiple`.
+
+    Example:
+        >>> from metapretrain.models.scratch import tiny_tokenizer
+        >>> frame = Frame(tiny_tokenizer(), max_length=16)
+        >>> ids, types, starts = frame.sequence([7, 8], [9])
+        >>> ids.tolist(), types.tolist(), starts
+        ([2, 7, 8, 3, 9, 3], [0, 0, 0, 0, 1, 1], [1, 4])
+        >>> frame.pad([(ids, types)])["attention_mask"].shape
+        torch.Size([1, 16])
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int = 128, multiple: int = 16) -> None:
+        missing = [name for name in ("pad", "mask") if getattr(tokenizer, f"{name}_token_id") is None]
+        if missing:
+            raise InputError(f"the tokenizer has no {missing[0]} token; set tokenizer.{missing[0]}_token")
+        if max_length < 16 or multiple < 1 or max_length % multiple:
+            raise InputError(f"max_length must be a multiple of {multiple} of at least 16, got {max_length}")
+        self.tokenizer, self.max_length, self.multiple = tokenizer, max_length, multiple
+        self.pad_id, self.mask_id = int(tokenizer.pad_token_id), int(tokenizer.mask_token_id)
+        self.typed = "token_type_ids" in tokenizer.model_input_names
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        pair = list(tokenizer("a", "a")["input_ids"])
+        first = _find(pair, bare, 0)
+        second = _find(pair, bare, first + len(bare))
+        self.prefix = pair[:first]
+        self.middle = pair[first + len(bare) : second]
+        self.suffix = pair[second + len(bare) :]
+        special = set(tokenizer.all_special_ids)
+        self._corpora: dict[tuple[int, bool], tuple[Documents, Corpus]] = {}
+        self.pieces = np.array([i for i in range(len(tokenizer)) if i not in special], np.int64)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return len(self.tokenizer)
+
+    def room(self, segments: int = 1) -> int:
+        """Tokens that `segments` segments can have together."""
+        return self.max_length - len(self.prefix) - len(self.suffix) - (segments - 1) * len(self.middle)
+
+    def corpus(self, texts: Documents, *, lower: bool = False) -> Corpus:
+        """The tokens of documents, made the first time that a task asks for them."""
+        key = id(texts), lower  # the texts are kept beside, so that no others can have their id
+        if key not in self._corpora:
+            self._corpora[key] = texts, tokenize_documents(texts, self.tokenizer, lower=lower)
+        return self._corpora[key][1]
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens."""
+        return list(self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
+
+    def all_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts, without special tokens."""
+        if not texts:
+            return []
+        options = {"add_special_tokens": False, "truncation": False, "padding": False, "verbose": False}
+        return list(self.tokenizer(list(texts), return_attention_mask=False, **options)["input_ids"])
+
+    def cut(self, *segments: Ids) -> list[Ids]:
+        """Segments cut at their ends so that they fit, each time the longest."""
+        sizes, room = [len(segment) for segment in segments], self.room(len(segments))
+        while sum(sizes) > room:
+            longest = sizes.index(max(sizes))
+            others = sorted(sizes)[-2] if len(sizes) > 1 else 0
+            sizes[longest] -= max(1, min(sum(sizes) - room, sizes[longest] - others))
+        return [segment[:size] for segment, size in zip(segments, sizes, strict=True)]
+
+    def sequence(self, *segments: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+        """Put segments together.
+
+        Returns:
+            ids int64 (L,), token types int64 (L,): 0 for the first segment and 1 for the others, and where each
+            segment begins.
+        """
+        parts: list[Ids] = [self.prefix]
+        starts, size, first = [], len(self.prefix), 0
+        for number, segment in enumerate(segments):
+            if number:
+                parts.append(self.middle)
+                size += len(self.middle)
+            if number == 1:
+                first = size
+            starts.append(size)
+            parts.append(segment)
+            size += len(segment)
+        parts.append(self.suffix)
+        ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        types = np.zeros(len(ids), np.int64)
+        if first:
+            types[first:] = 1
+        return ids, types, starts
+
+    def width(self, lengths: Sequence[int]) -> int:
+        """Width of a batch of sequences of these lengths.
+
+        Raises:
+            InputError: one is longer than `max_length`.
+        """
+        longest = max(lengths)
+        if longest > self.max_length:
+            raise InputError(f"a sequence of {longest} tokens does not fit max_length {self.max_length}")
+        return -(-longest // self.multiple) * self.multiple
+
+    def pad(self, rows: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Batch:
+        """A padded batch of (ids, types): `input_ids`, `attention_mask` and, where used, `token_type_ids` (B, L)."""
+        lengths = np.array([len(ids) for ids, _ in rows])
+        shape = len(rows), self.width(lengths.tolist())
+        real = np.arange(shape[1]) < lengths[:, None]
+        ids, types = np.full(shape, self.pad_id), np.zeros(shape, np.int64)
+        ids[real] = np.concatenate([row[0] for row in rows])
+        types[real] = np.concatenate([row[1] for row in rows])
+        batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real.astype(np.int64))}
+        return batch | ({"token_type_ids": torch.from_numpy(types)} if self.typed else {})
+
+
+def _find(ids: list[int], part: list[int], begin: int) -> int:
+    for place in range(begin, len(ids)):
+        if ids[place : place + len(part)] == part:
+            return place
+    raise InputError("the tokenizer does not put the two texts of a pair one after the other")
+
+
+SPLITS = ("train", "validation", "test")
+IGNORE = -100  # label of a place that counts for nothing
+
+
+class Source(Protocol):
+    """A split's texts, of any form."""
+
+    @property
+    def files(self) -> dict[str, dict[str, Any]]:
+        """What was read, with checksums."""
+
+
+class PretrainingTask(ABC):
+    """A task: rows in up to three splits, batches made of them, a head, a loss and a metric.
+
+    A batch is a dict of tensors and depends on (split, batch size, seed, epoch, index) alone. Losses use no Python
+    value of a tensor, so that updates on a GPU do not wait.
+
+    Args:
+        frame: how sequences are put together.
+        texts: what the task is made of, by split.
+        sizes: rows of each split.
+
+    Attributes:
+        name: of the task in :data:`metapretrain.experiments.schedule.tasks.TASKS`.
+        metric: the main key of what :meth:`score` returns; higher is better.
+        files: what was read, with checksums, under the task's name.
+
+    Raises:
+        InputError: no training rows.
+    """
+
+    name: str
+    metric: str
+
+    def __init__(self, frame: Frame, texts: Mapping[str, Source], sizes: Mapping[str, int]) -> None:
+        found = {name: about for part in texts.values() for name, about in part.files.items()}
+        self.files = {f"{self.name}/{name}": about for name, about in found.items()}
+        self.frame, self.sizes = frame, {split: size for split, size in sizes.items() if size}
+        if "train" not in self.sizes:
+            raise InputError(f"{self.name}: there are no training rows; give longer or more texts")
+
+    @abstractmethod
+    def head(self, hidden: int) -> nn.Module:
+        """A new head over states of `hidden` features, with weights from the global generator."""
+
+    @abstractmethod
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """The batch of these rows; what is drawn in it comes from `random`."""
+
+    @abstractmethod
+    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+        """The scalar loss of a batch whose states (B, L, D) are given."""
+
+    @abstractmethod
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+        """What :meth:`measure` needs of a batch, as tensors."""
+
+    @abstractmethod
+    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+        """The metrics of the outcomes of a split's batches, in order."""
+
+    def loss(self, encoder: TextEncoder, head: nn.Module, batch: Batch) -> Tensor:
+        """The scalar loss of a batch at the weights that encoder and head have now."""
+        return self.loss_of(encoder, head, encoder.hidden(batch), batch)
+
+    def batches(self, split: str, *, batch_size: int, seed: int, epoch: int = 0) -> Batches:
+        """The batches of an epoch, in an order of its own; see :class:`Batches`.
+
+        Raises:
+            InputError: a split that the task lacks, or a batch size below 1.
+        """
+        return Batches(self, self._split(split), batch_size, seed, epoch)
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch of rows drawn without replacement; for probes of a scheduler."""
+        drawn = int(torch.randint(2**62, (), generator=generator))
+        random = self.random(split, drawn)
+        size = self.sizes[self._split(split)]
+        return self.make(split, random.choice(size, min(batch_size, size), replace=False).tolist(), random)
+
+    def score(
+        self,
+        encoder: TextEncoder,
+        head: nn.Module,
+        split: str = "test",
+        *,
+        batch_size: int = 64,
+        rows: int | None = None,
+    ) -> dict[str, float]:
+        """The metrics on a split, without dropout; with the main one under :attr:`metric`.
+
+        Args:
+            encoder: of the head.
+            head: of :meth:`head`.
+            split: ``"train"``, ``"validation"`` or ``"test"``.
+            batch_size: rows at once.
+            rows: only so many, the first; None: all.
+        """
+        size = self.sizes[self._split(split)]
+        size = size if rows is None else min(rows, size)
+        groups = [list(range(begin, min(begin + batch_size, size))) for begin in range(0, size, batch_size)]
+        batches = (self.make(split, group, self.random(split, group[0])) for group in groups)
+        return self.measure(scored(self, encoder, head, batches))
+
+    def random(self, split: str, *place: int) -> np.random.Generator:
+        """The generator of a place, such as (seed, epoch, index)."""
+        words = [zlib.crc32(self.name.encode()), SPLITS.index(split), *place]
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+
+    def _split(self, split: str) -> str:
+        return one_of(f"split of {self.name}", split, tuple(self.sizes))
+
+
+class Batches:
+    """The batches of one pass over a task's rows: iterate, index, or give to a scheduler's LoaderProbe.
+
+    Rows that do not fill a last batch are left out, unless there is no full one.
+
+    Example:
+        >>> from metapretrain.experiments.schedule.tasks.registry import made_schedule_tasks
+        >>> batches = made_schedule_tasks(0)[0]["masked-lm"].batches("train", batch_size=4, seed=0)
+        >>> batches[1]["input_ids"].shape[0], len(batches) == len(list(batches))
+        (4, True)
+    """
+
+    def __init__(self, task: PretrainingTask, split: str, batch_size: int, seed: int, epoch: int = 0) -> None:
+        if batch_size < 1 or seed < 0 or epoch < 0:
+            raise InputError(
+                f"{task.name}: batch_size must be at least 1, seed and epoch at least 0; "
+                f"got {batch_size}, {seed} and {epoch}"
+            )
+        self.task, self.split, self.seed, self.epoch = task, split, seed, epoch
+        self.batch_size = min(batch_size, task.sizes[split])
+        self._order: tuple[int, Any] = (-1, None)
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return self.task.sizes[self.split] // self.batch_size
+
+    def __getitem__(self, index: int) -> Batch:
+        """Return one batch."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        if self._order[0] != self.epoch:
+            random = self.task.random(self.split, self.seed, self.epoch)
+            self._order = self.epoch, random.permutation(self.task.sizes[self.split])
+        rows = self._order[1][index * self.batch_size : (index + 1) * self.batch_size]
+        random = self.task.random(self.split, self.seed, self.epoch, index)
+        return self.task.make(self.split, rows.tolist(), random)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Give each batch once."""
+        return (self[index] for index in range(len(self)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to another pass."""
+        self.epoch = epoch
+
+
+def scored(task: PretrainingTask, encoder: TextEncoder, head: nn.Module, batches: Iterable[Batch]) -> list[Batch]:
+    """The outcomes of batches on the CPU, without dropout; modes of encoder and head stay as they are."""
+    modes, outcomes = (encoder.training, head.training), []
+    encoder.eval()
+    head.eval()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                moved = to_device(batch, encoder)
+                found = task.outcome(encoder, head, encoder.hidden(moved), moved)
+                outcomes.append({name: value.detach().cpu() for name, value in found.items()})
+    finally:
+        encoder.train(modes[0])
+        head.train(modes[1])
+    return outcomes
+
+
+def to_device(batch: Batch, where: nn.Module | torch.device | str) -> Batch:
+    """The batch on a device, or on that of a module."""
+    device = next(where.parameters()).device if isinstance(where, nn.Module) else where
+    return {name: value.to(device, non_blocking=True) for name, value in batch.items()}

@@ -1,0 +1,332 @@
+"""Tasks of whole sentences: classes, order, distance, responses, relations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from metapretrain.data.conll import RELATIONS, RelationRow, Relations
+from metapretrain.data.dialogues import Dialogues
+from metapretrain.data.documents import Documents, tokenize_words
+from metapretrain.data.texts import TextSet
+from metapretrain.errors import InputError
+from metapretrain.experiments.schedule.tasks.base import Batch, Frame
+from metapretrain.experiments.schedule.tasks.forms import ChoiceTask, ClassTask, PooledHead, f1, joined
+from metapretrain.models.text_encoders import TextEncoder
+
+MAIN = {"cola": "matthews"}  # other sets: accuracy
+
+
+class Sentences(ClassTask):
+    """Tell the class of a sentence, or of a pair joined by the separator.
+
+    The metrics are accuracy, F1 of class 1 and Matthews' correlation; the main one is accuracy, for CoLA the
+    correlation.
+
+    Args:
+        texts: labelled rows of each split.
+        frame: how sequences are put together; what does not fit is cut, the longer sentence first.
+        name: of the task.
+        classes: C.
+
+    Raises:
+        InputError: a split without labels, or with one of another class.
+    """
+
+    def __init__(self, texts: Mapping[str, TextSet], frame: Frame, *, name: str, classes: int = 2) -> None:
+        self.name, self.classes, self.metric = name, classes, MAIN.get(name, "accuracy")
+        self.labels = {split: part.require_labels() for split, part in texts.items()}
+        self.rows = {}
+        for split, part in texts.items():
+            labels = self.labels[split]
+            if len(part) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+                raise InputError(f"{name} {split}: labels must be in 0..{classes - 1}")
+            columns = [part.first] if part.second is None else [part.first, part.second]
+            coded = [frame.all_ids(column) for column in columns]
+            self.rows[split] = [frame.sequence(*frame.cut(*row))[:2] for row in zip(*coded, strict=True)]
+        super().__init__(frame, texts, {split: len(part) for split, part in texts.items()})
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`; nothing is drawn."""
+        batch = self.frame.pad([self.rows[split][row] for row in rows])
+        return batch | {"labels": self.labels[split][list(rows)]}
+
+    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+        """Accuracy, F1 of class 1, Matthews' correlation."""
+        found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
+        scores = {"accuracy": float((found == labels).mean()), "f1": f1(found == 1, labels == 1)}
+        return scores | {"matthews": matthews(found, labels)}
+
+
+def matthews(found: np.ndarray, true: np.ndarray) -> float:
+    """Matthews' correlation of classes (N,) and (N,); 0 where either is all one class.
+
+    Example:
+        >>> matthews(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0])).__round__(3)
+        0.577
+    """
+    classes = max(int(found.max()), int(true.max())) + 1
+    a, b = np.eye(classes)[found], np.eye(classes)[true]
+    a, b = a - a.mean(0), b - b.mean(0)
+    spread = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / spread if spread else 0.0
+
+
+class Reordering(ClassTask):
+    """Tell in which order `parts` consecutive sentences of a document were put, one of parts! classes.
+
+    Every run of `parts` sentences of a document is a row; its order is drawn anew for each batch. ERNIE 2.0 cuts
+    paragraphs into 1..m segments and has a class for each permutation of each number; here the number is fixed, since
+    the separators between the segments would show it.
+
+    Args:
+        texts: documents of each split.
+        frame: how sequences are put together; sentences that do not fit are cut, the longest first.
+        parts: sentences of a row, 2..4.
+
+    Raises:
+        InputError: `parts` out of 2..4, or no document with as many sentences.
+
+    Source: Sun et al. (2020, ERNIE 2.0), sentence reordering.
+    """
+
+    name = "reordering"
+
+    def __init__(self, texts: Mapping[str, Documents], frame: Frame, *, parts: int = 3) -> None:
+        if parts not in (2, 3, 4):
+            raise InputError(f"parts must be 2, 3 or 4, got {parts!r}")
+        self.parts, self.orders = parts, list(permutations(range(parts)))
+        self.classes = len(self.orders)
+        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
+        self.rows = {
+            split: np.concatenate(
+                [
+                    np.arange(first, last - parts + 1)
+                    for first, last in zip(corpus.documents[:-1], corpus.documents[1:], strict=True)
+                ]
+            )
+            for split, corpus in self.corpora.items()
+        }
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`."""
+        corpus, labels = self.corpora[split], random.integers(self.classes, size=len(rows))
+        sequences = []
+        for row, label in zip(rows, labels, strict=True):
+            first = int(self.rows[split][row])
+            sentences = [corpus.tokens(first + part, first + part + 1) for part in self.orders[label]]
+            ids, types, _ = self.frame.sequence(*self.frame.cut(*sentences))
+            sequences.append((ids, types))
+        return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
+
+
+class SentenceDistance(ClassTask):
+    """Tell of two sentences whether the second follows the first (0), is elsewhere in its document (1), or is of
+    another document (2).
+
+    A row is a first sentence; each batch draws the class and the second sentence. The last sentence of a document,
+    and documents of fewer than four, are no rows.
+
+    Args:
+        texts: documents of each split.
+        frame: how sequences are put together.
+
+    Raises:
+        InputError: a split with fewer than two documents.
+
+    Source: Sun et al. (2020, ERNIE 2.0), sentence distance.
+    """
+
+    name = "sentence-distance"
+    classes = 3
+
+    def __init__(self, texts: Mapping[str, Documents], frame: Frame) -> None:
+        few = [split for split, part in texts.items() if len(part) < 2]
+        if few:
+            raise InputError(f"{self.name} needs two documents or more, {few[0]} has {len(texts[few[0]])}")
+        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
+        self.rows: dict[str, list[tuple[int, int]]] = {}  # sentence, document
+        for split, corpus in self.corpora.items():
+            bounds = zip(corpus.documents[:-1].tolist(), corpus.documents[1:].tolist(), strict=True)
+            self.rows[split] = [
+                (sentence, number)
+                for number, (first, last) in enumerate(bounds)
+                if last - first >= 4
+                for sentence in range(first, last - 1)
+            ]
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`."""
+        corpus, labels = self.corpora[split], random.integers(3, size=len(rows))
+        sequences = []
+        for row, label in zip(rows, labels, strict=True):
+            sentence, number = self.rows[split][row]
+            first, last = int(corpus.documents[number]), int(corpus.documents[number + 1])
+            if label == 0:
+                other = sentence + 1
+            elif label == 1:
+                far = [place for place in range(first, last) if abs(place - sentence) > 1]
+                other = far[int(random.integers(len(far)))]
+            else:
+                # Skipping the own document keeps the draw uniform over all other sentences.
+                other = int(random.integers(int(corpus.documents[-1]) - (last - first)))
+                other += (last - first) * (other >= first)
+            parts = (corpus.tokens(place, place + 1) for place in (sentence, other))
+            sequences.append(self.frame.sequence(*self.frame.cut(*parts))[:2])
+        return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
+
+
+class ResponseSelection(ChoiceTask):
+    """Choose the right one of C responses, given the turns before.
+
+    A row is a dialogue. Each batch draws one of its right responses and its place among the C; wrong ones are the
+    dialogue's own, drawn, and right responses of other dialogues where it has too few. Of a long context the last
+    tokens are kept, which are next to the response; a response has at most half of the room.
+
+    Args:
+        texts: dialogues of each split.
+        frame: how sequences are put together.
+        choices: C.
+        name: of the task; COPA has this form, too.
+
+    Raises:
+        InputError: C below 2, or a split with fewer than C dialogues.
+    """
+
+    def __init__(
+        self, texts: Mapping[str, Dialogues], frame: Frame, *, choices: int = 4, name: str = "response-selection"
+    ) -> None:
+        small = [split for split, part in texts.items() if 0 < len(part) < choices]
+        if choices < 2 or small:
+            where = f", and {small[0]} has {len(texts[small[0]])} dialogues" if small else ""
+            raise InputError(f"choices must be at least 2 and at most the dialogues of a split, got {choices}{where}")
+        self.name, self.choices, self.texts = name, choices, dict(texts)
+        spoken = [
+            text for part in texts.values() for row in part.dialogues for text in (*row.context, *row.right, *row.wrong)
+        ]
+        unlike = list(dict.fromkeys(spoken))
+        self._ids = dict(zip(unlike, frame.all_ids(unlike), strict=True))
+        super().__init__(frame, texts, {split: len(part) for split, part in texts.items()})
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`."""
+        texts, sequences = self.texts[split], []
+        labels = random.integers(self.choices, size=len(rows))
+        for row, label in zip(rows, labels, strict=True):
+            dialogue = texts.dialogues[row]
+            own = random.permutation(len(dialogue.wrong))[: self.choices - 1]
+            wrong = [dialogue.wrong[place] for place in own]
+            others = random.choice(len(texts), self.choices, replace=False)
+            more = [_any(texts.dialogues[other].right, random) for other in others if other != row]
+            shown = (wrong + more)[: self.choices - 1]
+            shown.insert(int(label), _any(dialogue.right, random))
+            context = [token for turn in dialogue.context for token in self._ids[turn]]
+            for response in shown:
+                answer = self._ids[response][: self.frame.room(2) // 2]
+                ids, types, _ = self.frame.sequence(context[len(answer) - self.frame.room(2) :], answer)
+                sequences.append((ids, types))
+        return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
+
+
+def _any(texts: Sequence[str], random: np.random.Generator) -> str:
+    return texts[int(random.integers(len(texts)))]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A sequence, two entities of it, each from a token to before another, and their class."""
+
+    sequence: tuple[NDArray[np.int64], NDArray[np.int64]]
+    head: tuple[int, int]
+    tail: tuple[int, int]
+    label: int
+
+
+class RelationExtraction(ClassTask):
+    """Classify ordered pairs of the entities that a sentence is marked with: a relation, or none (class 0).
+
+    The head sees the mean states of both entities and of the sentence. The main metric is micro F1 of the relations;
+    entities are given, so figures are not those of extraction from plain sentences. Of sentences that do not fit, a
+    pair has the piece that ends with it; pairs too far apart for any piece are left out and counted in `lost`.
+
+    Args:
+        texts: sentences of each split.
+        frame: how sequences are put together.
+
+    Attributes:
+        lost: pairs left out, by split.
+    """
+
+    name = "conll04"
+    metric = "f1"
+    classes = len(RELATIONS) + 1
+
+    def __init__(self, texts: Mapping[str, Relations], frame: Frame) -> None:
+        self.rows: dict[str, list[_Pair]] = {}
+        self.lost = dict.fromkeys(texts, 0)
+        for split, part in texts.items():
+            ids, sizes = tokenize_words([row.words for row in part.rows], frame.tokenizer)
+            starts, first = np.concatenate([[0], np.cumsum(sizes)]), 0
+            self.rows[split] = []
+            for row in part.rows:
+                places = starts[first : first + len(row.words) + 1]
+                first += len(row.words)
+                pairs = _pairs(row, ids[places[0] : places[-1]], places - places[0], frame)
+                self.rows[split] += pairs
+                self.lost[split] += len(row.entities) * (len(row.entities) - 1) - len(pairs)
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+
+    def head(self, hidden: int) -> nn.Module:
+        """See :class:`PretrainingTask`."""
+        return PooledHead(3 * hidden, self.classes)
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`; `pair` (B, 2, L) marks the two entities' tokens."""
+        chosen = [self.rows[split][row] for row in rows]
+        batch = self.frame.pad([pair.sequence for pair in chosen])
+        spans = torch.tensor([[pair.head, pair.tail] for pair in chosen]).unsqueeze(-1)
+        place = torch.arange(batch["input_ids"].shape[1])
+        marks = (place >= spans[:, :, 0]) & (place < spans[:, :, 1])
+        return batch | {"pair": marks.float(), "labels": torch.tensor([pair.label for pair in chosen])}
+
+    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+        """Logits (B, C)."""
+        share = batch["pair"] / batch["pair"].sum(-1, keepdim=True)
+        entities = (share @ states.float()).flatten(1)
+        logits: Tensor = head(torch.cat([entities, encoder.pool(states, batch["attention_mask"])], 1))
+        return logits.float()
+
+    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+        """Micro F1 of the relations, and accuracy with `none` as a class."""
+        found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
+        one_hot = np.eye(self.classes, dtype=bool)[:, 1:]
+        return {"f1": f1(one_hot[found], one_hot[labels]), "accuracy": float((found == labels).mean())}
+
+
+def _pairs(row: RelationRow, ids: NDArray[np.int32], places: NDArray[np.int64], frame: Frame) -> list[_Pair]:
+    """The ordered pairs of a sentence's entities; `places` (W + 1,) is where each word begins in `ids`."""
+    spans = [(int(places[first]), int(places[last])) for _, first, last in row.entities]
+    pieces: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], int]] = {}
+    pairs = []
+    for head, tail in permutations(range(len(spans)), 2):
+        begin = max(0, max(spans[head][1], spans[tail][1]) - frame.room())
+        kept = begin <= min(spans[head][0], spans[tail][0])
+        if not kept or spans[head][0] == spans[head][1] or spans[tail][0] == spans[tail][1]:  # words without a token
+            continue
+        if begin not in pieces:
+            sequence, types, (start,) = frame.sequence(ids[begin : begin + frame.room()])
+            pieces[begin] = sequence, types, start - begin
+        sequence, types, shift = pieces[begin]
+        one, other = ((first + shift, last + shift) for first, last in (spans[head], spans[tail]))
+        relation = row.relations.get((head, tail))
+        label = 0 if relation is None else RELATIONS.index(relation) + 1
+        pairs.append(_Pair((sequence, types), one, other, label))
+    return pairs

@@ -1,0 +1,370 @@
+"""Tasks of spans: questions made from running text, and machine reading."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from metapretrain.data.documents import Corpus, Documents, tokenize_words
+from metapretrain.data.squad import Questions
+from metapretrain.experiments.schedule.tasks.base import Batch, Frame, Ids, scored
+from metapretrain.experiments.schedule.tasks.forms import SpanTask, joined
+from metapretrain.models.text_encoders import TextEncoder
+
+BEFORE = 3  # at most so many sentences before the one with the answer begin a passage
+
+
+def cut_passage(
+    corpus: Corpus, answer: tuple[int, int], lowest: int, highest: int, room: int, random: np.random.Generator
+) -> tuple[NDArray[np.int32], int, int]:
+    """A run of tokens that holds an answer, from the beginning of a sentence where that fits.
+
+    Args:
+        corpus: where it is from.
+        answer: first word, and word after the last.
+        lowest: first sentence that the passage may have.
+        highest: sentence after the last that it may have.
+        room: tokens of the passage at most.
+        random: draws how many sentences stand before the answer's.
+
+    Returns:
+        token ids (L,), and the answer's first and last token in them.
+    """
+    first, last = int(corpus.words[answer[0]]), int(corpus.words[answer[1]])
+    sentence = int(np.searchsorted(corpus.sentences, answer[0], "right")) - 1
+    begin = _begin(corpus, max(lowest, sentence - int(random.integers(BEFORE + 1))))
+    if last - begin > room:
+        begin = _begin(corpus, sentence)
+    begin = max(begin, last - room)
+    end = min(begin + room, _begin(corpus, highest))
+    last = max(first + 1, min(last, end))
+    return corpus.ids[begin:end], first - begin, last - 1 - begin
+
+
+def span_batch(frame: Frame, rows: Sequence[tuple[Ids, NDArray[np.int32], int, int]]) -> Batch:
+    """A batch of (question, passage, first and last token of the answer in it) for :class:`SpanTask`."""
+    framed = [frame.sequence(question, passage) for question, passage, _, _ in rows]
+    batch = frame.pad([(ids, types) for ids, types, _ in framed])
+    place = torch.arange(batch["input_ids"].shape[1])
+    start = torch.tensor([starts[1] for _, _, starts in framed])
+    size = torch.tensor([len(passage) for _, passage, _, _ in rows])
+    allowed = (place >= start[:, None]) & (place < (start + size)[:, None])
+    begin, end = (torch.tensor([row[part] for row in rows]) + start for part in (2, 3))
+    return batch | {"allowed": allowed, "begin": begin, "end": end}
+
+
+def word_tokens(corpus: Corpus, words: Sequence[int]) -> list[int]:
+    """Token ids of some words, in the order given."""
+    return [int(i) for word in words for i in corpus.ids[corpus.words[word] : corpus.words[word + 1]]]
+
+
+def _begin(corpus: Corpus, sentence: int) -> int:
+    return int(corpus.words[corpus.sentences[sentence]])
+
+
+LONGEST = 3  # words of an answer at most
+LETTERS = 4  # of the shortest answer of one word
+COMMON = 200  # so many of the most frequent words are no answers
+
+
+class SpanSelection(SpanTask):
+    """Find the words that a mask hides in a sentence, in a passage of the same document that has them, too.
+
+    A row is a sentence that shares a word with another one of its document; the word has at least four letters and
+    is not among the 200 most frequent. Each batch draws the word and where else it is; words that follow it in both
+    places belong to the answer, up to three. The passage lies before the sentence or after it. Glass et al. retrieve
+    passages from all of Wikipedia and take names and noun phrases; here the document is the collection.
+
+    Args:
+        texts: documents of each split.
+        frame: how sequences are put together.
+
+    Source: Glass et al. (2020), span selection pre-training.
+    """
+
+    name = "span-selection"
+
+    def __init__(self, texts: Mapping[str, Documents], frame: Frame) -> None:
+        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
+        self.rows = {split: shared_words(corpus) for split, corpus in self.corpora.items()}
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`."""
+        corpus, room, found = self.corpora[split], self.frame.room(2), []
+        for row in rows:
+            number, sentence, choices = self.rows[split][row]
+            word, others = choices[int(random.integers(len(choices)))]
+            other = others[int(random.integers(len(others)))]
+            first, last = int(corpus.sentences[sentence]), int(corpus.sentences[sentence + 1])
+            size = 1
+            while size < LONGEST and word + size < last and _same(corpus, word + size, other + size):
+                size += 1
+            question = [*word_tokens(corpus, range(first, word)), self.frame.mask_id]
+            place = len(question) - 1
+            question += word_tokens(corpus, range(word + size, last))
+            half = room // 2
+            begin = max(0, min(place - half // 2, len(question) - half))  # the mask stays in a long sentence
+            question = question[begin : begin + half]
+            before = other < first
+            lowest = int(corpus.documents[number]) if before else sentence + 1
+            highest = sentence if before else int(corpus.documents[number + 1])
+            passage = cut_passage(corpus, (other, other + size), lowest, highest, room - len(question), random)
+            found.append((question, *passage))
+        return span_batch(self.frame, found)
+
+
+def shared_words(corpus: Corpus) -> list[tuple[int, int, list[tuple[int, list[int]]]]]:
+    """Sentences with words that other sentences of their document have, too.
+
+    Returns:
+        document, sentence, and (word, the same word in other sentences) for each such word.
+    """
+    counts = np.bincount(corpus.types, minlength=len(corpus.names))
+    common = set(np.argsort(-counts, kind="stable")[:COMMON].tolist()) if len(counts) > 2 * COMMON else set()
+    rare = np.array([name.isalpha() and len(name) >= LETTERS for name in corpus.names])
+    rare[list(common)] = False
+    shown = corpus.words[1:] > corpus.words[:-1]
+    sentence_of = np.repeat(np.arange(len(corpus.sentences) - 1), np.diff(corpus.sentences))
+    rows = []
+    for number, (first, last) in enumerate(zip(corpus.documents[:-1], corpus.documents[1:], strict=True)):
+        words = np.arange(corpus.sentences[first], corpus.sentences[last])
+        places: dict[int, list[int]] = {}
+        for word in words[rare[corpus.types[words]] & shown[words]].tolist():
+            places.setdefault(int(corpus.types[word]), []).append(word)
+        of_sentence: dict[int, list[tuple[int, list[int]]]] = {}
+        for same in places.values():
+            for word in same:
+                sentence = int(sentence_of[word])
+                others = [other for other in same if sentence_of[other] != sentence]
+                if others:
+                    of_sentence.setdefault(sentence, []).append((word, others))
+        rows += [(number, sentence, of_sentence[sentence]) for sentence in sorted(of_sentence)]
+    return rows
+
+
+def _same(corpus: Corpus, word: int, other: int) -> bool:
+    """Whether two words are alike and the second one begins no sentence."""
+    if other >= len(corpus.types) or corpus.types[word] != corpus.types[other] or not corpus.letters[word]:
+        return False
+    return bool(corpus.sentences[np.searchsorted(corpus.sentences, other)] != other)
+
+
+DROPPED = 0.15  # share of a question's words that are left out
+SHIFT = 3  # places that a word of a question moves at most
+CLOZE_QA_LONGEST = 4  # words of an answer at most
+_YEAR = re.compile(r"1\d{3}|20\d{2}")
+_NUMBER = re.compile(r"\d[\d.,]*")
+
+
+class ClozeQA(SpanTask):
+    """Answer a question made from a sentence of the passage.
+
+    An answer is a run of up to four capitalised words that begins neither its sentence nor a quotation, a year, or
+    another number.
+    Its question is the sentence without it, with ``which``, ``when`` or ``how many`` before; 15% of the words are left
+    out and the others move by up to three places, drawn for each batch, so that matching words is not enough. Luo et
+    al. let models write questions and find answers; here rules do. Texts must have capitals.
+
+    Args:
+        texts: documents of each split.
+        frame: how sequences are put together.
+
+    Source: Luo et al. (2021), cooperative learning of zero-shot machine reading comprehension; the noise is that of
+    Lewis et al. (2019), unsupervised question answering by cloze translation.
+    """
+
+    name = "cloze-qa"
+
+    def __init__(self, texts: Mapping[str, Documents], frame: Frame) -> None:
+        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
+        self.rows = {split: cloze_rows(corpus) for split, corpus in self.corpora.items()}
+        self.asked = {word: frame.ids(word) for word in ("which", "when", "how many", "?")}
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`."""
+        corpus, room, found = self.corpora[split], self.frame.room(2), []
+        for row in rows:
+            number, sentence, answers = self.rows[split][row]
+            first, last, asked = answers[int(random.integers(len(answers)))]
+            begin, end = int(corpus.sentences[sentence]), int(corpus.sentences[sentence + 1])
+            words = np.array([word for word in range(begin, end) if not first <= word < last])
+            words = words[random.random(len(words)) >= DROPPED]
+            # Adding a number below SHIFT + 1 to each place and sorting moves no word by more than SHIFT.
+            words = words[np.argsort(np.arange(len(words)) + random.random(len(words)) * (SHIFT + 1), kind="stable")]
+            question = [*self.asked[asked], *word_tokens(corpus, words.tolist())][: room // 2 - len(self.asked["?"])]
+            question += self.asked["?"]
+            bounds = int(corpus.documents[number]), int(corpus.documents[number + 1])
+            passage = cut_passage(corpus, (first, last), *bounds, room - len(question), random)
+            found.append((question, *passage))
+        return span_batch(self.frame, found)
+
+
+def cloze_rows(corpus: Corpus) -> list[tuple[int, int, list[tuple[int, int, str]]]]:
+    """Sentences with answers: document, sentence, and (first word, word after the last, what is asked) of each."""
+    document_of = np.repeat(np.arange(len(corpus.documents) - 1), np.diff(corpus.documents))
+    shown = corpus.words[1:] > corpus.words[:-1]
+    rows = []
+    for sentence, (begin, end) in enumerate(
+        zip(corpus.sentences[:-1].tolist(), corpus.sentences[1:].tolist(), strict=True)
+    ):
+        answers, word = [], begin + 1
+        while word < end:
+            last = word + 1
+            if corpus.capital[word] and shown[word] and _continues(corpus, word - 1):
+                while last < end and last - word < CLOZE_QA_LONGEST and corpus.capital[last] and shown[last]:
+                    last += 1
+                if last - word > 1 or len(corpus.names[corpus.types[word]]) > 1:  # not the word I
+                    answers.append((word, last, "which"))
+            elif _NUMBER.fullmatch(corpus.names[corpus.types[word]]) and shown[word]:
+                year = _YEAR.fullmatch(corpus.names[corpus.types[word]])
+                answers.append((word, last, "when" if year else "how many"))
+            word = last
+        if answers and end - begin > 4:
+            rows.append((int(document_of[sentence]), sentence, answers))
+    return rows
+
+
+def _continues(corpus: Corpus, word: int) -> bool:
+    """Whether a capital after this word tells a name: after a quotation mark or a colon it need not."""
+    return bool(corpus.letters[word]) or corpus.names[corpus.types[word]] in (",", "(")
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A question with a piece of its passage."""
+
+    question: int
+    ids: NDArray[np.int64]
+    types: NDArray[np.int64]
+    start: int  # of the piece in the sequence
+    words: NDArray[np.int64]  # of each token of the piece
+    span: tuple[int, int]  # first and last token of the answer; (0, 0) where the piece does not hold it
+
+
+class Reading(SpanTask):
+    """Find the answer to a question in a passage.
+
+    Passages that do not fit are read in windows that overlap by half. Losses are of windows that hold the whole
+    answer (rows of batches); :meth:`score` reads all windows of a question and takes the best span of all. The main
+    metric is SQuAD's F1 of the words, beside exact matches.
+
+    Args:
+        texts: questions of each split.
+        frame: how sequences are put together; a question has at most a third of the room.
+        name: of the task.
+
+    Source: Rajpurkar et al. (2016); Devlin et al. (2019), section 4.2.
+    """
+
+    longest = 24
+
+    def __init__(self, texts: Mapping[str, Questions], frame: Frame, *, name: str = "squad") -> None:
+        self.name, self.texts = name, dict(texts)
+        self.windows = {split: _windows(part, frame) for split, part in texts.items()}
+        self.answered = {
+            split: [row for row, window in enumerate(windows) if window.span != (0, 0)]
+            for split, windows in self.windows.items()
+        }
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.answered.items()})
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`; nothing is drawn."""
+        return self._batch(split, [self.answered[split][row] for row in rows])
+
+    def score(
+        self,
+        encoder: TextEncoder,
+        head: nn.Module,
+        split: str = "test",
+        *,
+        batch_size: int = 64,
+        rows: int | None = None,
+    ) -> dict[str, float]:
+        """SQuAD's F1 and exact matches of a split's questions, or of the first `rows` questions."""
+        texts = self.texts[self._split(split)]
+        count = len(texts.rows) if rows is None else min(rows, len(texts.rows))
+        chosen = [row for row, window in enumerate(self.windows[split]) if window.question < count]
+        groups = [chosen[begin : begin + batch_size] for begin in range(0, len(chosen), batch_size)]
+        outcomes = scored(self, encoder, head, (self._batch(split, group) for group in groups))
+        spans, scores = joined(outcomes, "found"), joined(outcomes, "score")
+        best: dict[int, tuple[float, str]] = {}
+        for row, (first, last), score in zip(chosen, spans, scores, strict=True):
+            window = self.windows[split][row]
+            words = texts.rows[window.question].words
+            a, b = window.words[first - window.start], window.words[last - window.start]
+            if window.question not in best or score > best[window.question][0]:
+                best[window.question] = float(score), " ".join(words[a : b + 1])
+        pairs = [(best.get(row, (0.0, ""))[1], texts.rows[row].answer) for row in range(count)]
+        return {
+            "f1": sum(answer_f1(*pair) for pair in pairs) / len(pairs),
+            "exact": sum(normalise(found) == normalise(true) for found, true in pairs) / len(pairs),
+        }
+
+    def _batch(self, split: str, rows: Sequence[int]) -> Batch:
+        windows = [self.windows[split][row] for row in rows]
+        batch = self.frame.pad([(window.ids, window.types) for window in windows])
+        place = torch.arange(batch["input_ids"].shape[1])
+        start = torch.tensor([[window.start] for window in windows])
+        size = torch.tensor([[len(window.words)] for window in windows])
+        span = torch.tensor([window.span for window in windows])
+        allowed = (place >= start) & (place < start + size)
+        return batch | {"allowed": allowed, "begin": span[:, 0].clone(), "end": span[:, 1].clone()}
+
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+        """The best span (B, 2) and its score."""
+        found = super().outcome(encoder, head, states, batch)
+        return {"found": found["found"], "score": found["score"]}
+
+
+def _windows(texts: Questions, frame: Frame) -> list[_Window]:
+    windows = []
+    ids, sizes = tokenize_words([row.words for row in texts.rows], frame.tokenizer)
+    starts, first = np.concatenate([[0], np.cumsum(sizes)]), 0
+    for number, row in enumerate(texts.rows):
+        places = starts[first : first + len(row.words) + 1]
+        first += len(row.words)
+        passage = ids[places[0] : places[-1]]
+        words = np.repeat(np.arange(len(row.words)), np.diff(places))
+        answer = int(places[row.begin] - places[0]), int(places[row.end + 1] - places[0]) - 1
+        question = frame.ids(row.question)[: frame.room(2) // 3]
+        room = frame.room(2) - len(question)
+        for begin in range(0, max(1, len(passage) - room // 2), max(1, room // 2)):
+            piece = slice(begin, begin + room)
+            coded, types, (_, start) = frame.sequence(question, passage[piece])
+            held = begin <= answer[0] <= answer[1] < begin + room
+            span = (answer[0] - begin + start, answer[1] - begin + start) if held else (0, 0)
+            windows.append(_Window(number, coded, types, start, words[piece], span))
+    return windows
+
+
+def normalise(answer: str) -> str:
+    """Lower case without punctuation, articles and more than one space, as SQuAD compares answers.
+
+    Example:
+        >>> normalise("The  Duke , of Kent")
+        'duke of kent'
+    """
+    bare = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def answer_f1(found: str, true: str) -> float:
+    """F1 of the words of two answers, compared as SQuAD does.
+
+    Example:
+        >>> answer_f1("the Duke", "duke of Kent")
+        0.5
+    """
+    a, b = normalise(found).split(), normalise(true).split()
+    both = sum((Counter(a) & Counter(b)).values())
+    return 2 * both / (len(a) + len(b)) if both else float(a == b)

@@ -1,0 +1,317 @@
+"""Tasks of tokens: masked language modelling, and a class of each word."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metapretrain.data.conll import TAGS, Tagged
+from metapretrain.data.documents import Corpus, Documents, tokenize_words
+from metapretrain.errors import InputError, one_of
+from metapretrain.experiments.schedule.tasks.base import IGNORE, Batch, Frame, PretrainingTask
+from metapretrain.experiments.schedule.tasks.forms import LabelTask, joined
+from metapretrain.models.text_encoders import TextEncoder
+
+MASKED = ("token", "word", "span")
+SPAN = 3  # words of a masked span at most
+
+
+class MaskedHead(nn.Module):
+    """BERT's head of masked tokens: linear, GELU, layer norm, the encoder's own word embeddings, a bias.
+
+    Args:
+        features: D.
+        vocabulary: V.
+    """
+
+    def __init__(self, features: int, vocabulary: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(features, features)
+        self.norm = nn.LayerNorm(features)
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+
+    def forward(self, states: Tensor, embeddings: Tensor) -> Tensor:
+        """States (..., D) and word embeddings (V, D) to logits (..., V)."""
+        return F.linear(self.norm(F.gelu(self.hidden(states))), embeddings, self.bias)
+
+
+class MaskedLM(PretrainingTask):
+    """Predict masked tokens from those around them.
+
+    Rows are runs of a document's tokens, as many as fit. Of the chosen tokens 80% become the mask, 10% a random
+    token, 10% stay. The batch has `places` and `labels` (B, P): where the chosen tokens are and what they were;
+    places left over have the label IGNORE.
+
+    Args:
+        texts: documents of each split.
+        frame: how sequences are put together.
+        whole: choose each ``"token"`` on its own, each ``"word"`` whole, or each ``"span"`` of 1 to 3 words: ERNIE's
+            masking of phrases and entities, without knowing which words are one.
+        rate: share of a row's tokens that are chosen.
+
+    Raises:
+        InputError: no text, or a rate out of (0, 1).
+
+    Source: Devlin et al. (2019), section 3.1; Sun et al. (2020, ERNIE 2.0), knowledge masking.
+    """
+
+    name = "masked-lm"
+    metric = "accuracy"
+
+    def __init__(
+        self, texts: Mapping[str, Documents], frame: Frame, *, whole: str = "token", rate: float = 0.15
+    ) -> None:
+        if not 0 < rate < 1:
+            raise InputError(f"rate must be in (0, 1), got {rate}")
+        self.whole, self.rate = one_of("unit of masking", whole, MASKED), rate
+        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
+        self.rows = {split: token_runs(corpus, frame.room()) for split, corpus in self.corpora.items()}
+        self.places = max(1, round(rate * frame.room()))
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+
+    def head(self, hidden: int) -> nn.Module:
+        """See :class:`PretrainingTask`."""
+        return MaskedHead(hidden, self.frame.vocabulary)
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`."""
+        corpus, sequences = self.corpora[split], []
+        places = np.zeros((len(rows), self.places), np.int64)
+        labels = np.full((len(rows), self.places), IGNORE, np.int64)
+        for number, row in enumerate(rows):
+            begin, end = self.rows[split][row]
+            ids, types, (start,) = self.frame.sequence(corpus.ids[begin:end])
+            chosen = self._choose(corpus, begin, end, random) + start
+            places[number, : len(chosen)] = chosen
+            labels[number, : len(chosen)] = ids[chosen]
+            draw = random.random(len(chosen))
+            ids[chosen[draw < 0.8]] = self.frame.mask_id
+            changed = chosen[draw >= 0.9]
+            ids[changed] = random.choice(self.frame.pieces, len(changed))
+            sequences.append((ids, types))
+        batch = self.frame.pad(sequences)
+        return batch | {"places": torch.from_numpy(places), "labels": torch.from_numpy(labels)}
+
+    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+        """Logits (B, P, V) of the chosen places."""
+        index = batch["places"].unsqueeze(-1).expand(-1, -1, states.shape[-1])
+        logits: Tensor = head(states.gather(1, index), encoder.model.get_input_embeddings().weight)
+        return logits.float()
+
+    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+        """Mean cross entropy of the chosen tokens, in nats."""
+        logits = self.logits(encoder, head, states, batch)
+        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE)
+
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+        """Whether each chosen token is found, and its cross entropy."""
+        logits, labels = self.logits(encoder, head, states, batch), batch["labels"]
+        chosen = labels != IGNORE
+        return {
+            "right": (logits.argmax(-1) == labels)[chosen],
+            "loss": F.cross_entropy(logits[chosen], labels[chosen], reduction="none"),
+        }
+
+    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+        """The share of chosen tokens that are found, and their mean cross entropy in nats."""
+        right, loss = joined(outcomes, "right"), joined(outcomes, "loss")
+        return {"accuracy": float(right.mean()), "loss": float(loss.mean())}
+
+    def _choose(self, corpus: Corpus, begin: int, end: int, random: np.random.Generator) -> NDArray[np.int64]:
+        """Places of the tokens to predict, from the row's beginning."""
+        count = min(self.places, max(1, round(self.rate * (end - begin))))
+        if self.whole == "token":
+            return random.permutation(end - begin)[:count].astype(np.int64)
+        first, last = np.searchsorted(corpus.words, [begin, end])
+        starts = np.unique(corpus.words[first:last]) - begin
+        if self.whole == "span":
+            steps = np.cumsum(random.integers(1, SPAN + 1, len(starts)))
+            starts = starts[np.concatenate([[0], steps[steps < len(starts)]])]
+        ends = np.append(starts[1:], end - begin)
+        order = random.permutation(len(starts))
+        fits = np.cumsum((ends - starts)[order]) <= count
+        taken = order[fits] if fits.any() else order[:1]
+        places = np.concatenate([np.arange(starts[unit], ends[unit]) for unit in taken])
+        return places[:count]
+
+
+def token_runs(corpus: Corpus, room: int) -> list[tuple[int, int]]:
+    """Runs (begin, end) of at most `room` tokens that cover every document, cut between words where one fits."""
+    runs = []
+    for first, last in zip(corpus.documents[:-1], corpus.documents[1:], strict=True):
+        begin, end = (int(corpus.words[corpus.sentences[sentence]]) for sentence in (first, last))
+        while begin < end:
+            stop = int(corpus.words[np.searchsorted(corpus.words, min(begin + room, end), "right") - 1])
+            stop = stop if stop > begin else min(begin + room, end)
+            runs.append((begin, stop))
+            begin = stop
+    return runs
+
+
+class WordTask(LabelTask):
+    """Two classes of words of running text in lower case; rows are runs of a document's tokens.
+
+    Args:
+        texts: documents of each split.
+        frame: how sequences are put together.
+    """
+
+    classes = 2
+
+    def __init__(self, texts: Mapping[str, Documents], frame: Frame) -> None:
+        self.corpora = {split: frame.corpus(part, lower=True) for split, part in texts.items()}
+        self.rows: dict[str, list[tuple[int, int]]] = {}
+        self.labels: dict[str, NDArray[np.int64]] = {}
+        for split, corpus in self.corpora.items():
+            runs = token_runs(corpus, frame.room())
+            labels = np.where(corpus.letters, self.word_labels(corpus, runs), IGNORE)
+            at_token = np.full(len(corpus.ids), IGNORE, np.int64)
+            shown = corpus.words[1:] > corpus.words[:-1]
+            at_token[corpus.words[:-1][shown]] = labels[shown]
+            self.labels[split] = at_token
+            self.rows[split] = [run for run in runs if (at_token[slice(*run)] != IGNORE).any()]
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+
+    @abstractmethod
+    def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
+        """The class (W,) of each word, or IGNORE; words that do not begin with a letter count for nothing."""
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`; nothing is drawn."""
+        corpus, runs = self.corpora[split], [self.rows[split][row] for row in rows]
+        framed = [self.frame.sequence(corpus.ids[begin:end]) for begin, end in runs]
+        batch = self.frame.pad([(ids, types) for ids, types, _ in framed])
+        labels = np.full(batch["input_ids"].shape, IGNORE, np.int64)
+        for number, ((begin, end), (_, _, (start,))) in enumerate(zip(runs, framed, strict=True)):
+            labels[number, start : start + end - begin] = self.labels[split][begin:end]
+        return batch | {"labels": torch.from_numpy(labels)}
+
+
+class Capitalisation(WordTask):
+    """Tell which words of a text in lower case began with a capital letter (class 1).
+
+    Texts must have capitals: not the Penn Treebank. The main metric is F1 of the capitalised words.
+
+    Source: Sun et al. (2020, ERNIE 2.0), capitalization prediction.
+    """
+
+    name = "capitalisation"
+
+    def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
+        """See :class:`WordTask`."""
+        return corpus.capital.astype(np.int64)
+
+
+class TokenDocument(WordTask):
+    """Tell which words of a run are also in the rest of its document (class 1).
+
+    Documents that are one run have no rest and are left out. Five of six words are in the rest, so the main metric is
+    the mean F1 of both classes.
+
+    Source: Sun et al. (2020, ERNIE 2.0), token-document relation prediction.
+    """
+
+    name = "token-document"
+    metric = "macro_f1"
+
+    def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
+        """See :class:`WordTask`."""
+        labels = np.full(len(corpus.types), IGNORE, np.int64)
+        run = np.searchsorted([begin for begin, _ in runs], corpus.words[:-1], "right")
+        for first, last in zip(corpus.documents[:-1], corpus.documents[1:], strict=True):
+            words = slice(int(corpus.sentences[first]), int(corpus.sentences[last]))
+            of_word, types = run[words], corpus.types[words]
+            if of_word[0] == of_word[-1]:
+                continue
+            # A word is elsewhere if its type is in two runs or more.
+            _, places = np.unique(types, return_inverse=True)
+            in_run = np.unique(np.stack([places, of_word]), axis=1)[0]
+            labels[words] = np.bincount(in_run)[places] > 1
+        return labels
+
+
+class TokenLabelling(LabelTask):
+    """Tag each word with what its first token says: nothing, or the beginning or inside of a kind of entity.
+
+    The main metric is F1 of whole entities: kind, first and last word must be right. Words that do not fit, or that
+    have no token, have no tag, so that figures leave them out; `lost` counts them.
+
+    Args:
+        texts: sentences of each split.
+        frame: how sequences are put together.
+
+    Attributes:
+        lost: words left out, by split.
+    """
+
+    name = "conll2003"
+    classes = len(TAGS)
+
+    def __init__(self, texts: Mapping[str, Tagged], frame: Frame) -> None:
+        self.rows: dict[str, list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]] = {}
+        self.lost = dict.fromkeys(texts, 0)
+        for split, part in texts.items():
+            ids, sizes = tokenize_words(part.words, frame.tokenizer)
+            starts, first, rows = np.concatenate([[0], np.cumsum(sizes)]), 0, []
+            for words, tags in zip(part.words, part.tags, strict=True):
+                places = starts[first : first + len(words) + 1]
+                first += len(words)
+                coded, types, (begin,) = frame.sequence(ids[places[0] : places[-1]][: frame.room()])
+                at = places[:-1] - places[0]
+                fits = (at < frame.room()) & (places[1:] > places[:-1])
+                labels = np.full(len(coded), IGNORE, np.int64)
+                labels[at[fits] + begin] = np.array(tags)[fits]
+                self.lost[split] += int((~fits).sum())
+                rows.append((coded, types, labels))
+            self.rows[split] = rows
+        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """See :class:`PretrainingTask`; nothing is drawn."""
+        chosen = [self.rows[split][row] for row in rows]
+        batch = self.frame.pad([(ids, types) for ids, types, _ in chosen])
+        labels = np.full(batch["input_ids"].shape, IGNORE, np.int64)
+        for number, (_, _, row) in enumerate(chosen):
+            labels[number, : len(row)] = row
+        return batch | {"labels": torch.from_numpy(labels)}
+
+    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+        """F1 of whole entities, and the share of words with the right tag."""
+        found: set[tuple[int, ...]] = set()
+        true: set[tuple[int, ...]] = set()
+        right = words = offset = 0
+        for outcome in outcomes:
+            right += int((outcome["found"] == outcome["labels"]).sum())
+            words += len(outcome["labels"])
+            for row in outcome["row"].unique().tolist():
+                here = outcome["row"] == row
+                for tags, spans in ((outcome["found"], found), (outcome["labels"], true)):
+                    spans.update((offset + row, *span) for span in entity_spans(tags[here].tolist()))
+            offset += 1 + max(outcome["row"].tolist(), default=0)
+        total = len(found) + len(true)
+        return {"f1": 2 * len(found & true) / total if total else 0.0, "accuracy": right / words if words else 0.0}
+
+
+def entity_spans(tags: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Entities (kind, first word, word after the last) of tags; an I after another kind begins one, as in conlleval.
+
+    Example:
+        >>> entity_spans([TAGS.index(tag) for tag in ("B-PER", "I-PER", "O", "I-LOC", "B-LOC")])
+        [(0, 0, 2), (2, 3, 4), (2, 4, 5)]
+    """
+    spans: list[tuple[int, int, int]] = []
+    open_kind, begin = None, 0
+    for place, tag in enumerate([*tags, 0]):
+        kind = None if tag == 0 else (tag - 1) // 2
+        if open_kind is not None and (kind != open_kind or tag % 2 == 1):  # odd: B
+            spans.append((open_kind, begin, place))
+            open_kind = None
+        if kind is not None and open_kind is None:
+            open_kind, begin = kind, place
+    return spans

@@ -1,0 +1,446 @@
+"""Pretraining by a scheduler's choices, what it probes and logs, and fine-tuning on downstream tasks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.draws import generator, key
+from metapretrain.episodes import TaskStream
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.schedule.data import ScheduleData
+from metapretrain.experiments.schedule.recipe import UTILITY, ScheduleMethod, ScheduleRecipe, decisions_of
+from metapretrain.experiments.schedule.tasks.base import Batch, PretrainingTask, to_device
+from metapretrain.models.text_encoders import TextEncoder
+from metapretrain.scheduling import BlockScheduler, Choice, Probe, UtilityScheduler, agreement
+from metapretrain.scheduling.named import Schedule, build_scheduler
+from metapretrain.scheduling.probes import Weights
+from metapretrain.scheduling.utility import TargetLosses
+from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
+from metapretrain.training.devices import mixed_precision
+
+Watch = Callable[[int, Choice], None]
+
+
+def make_scheduler(
+    method: ScheduleMethod,
+    sources: Mapping[str, Probe],
+    targets: Mapping[str, Probe],
+    params: Any,
+    sizes: Mapping[str, int],
+    recipe: ScheduleRecipe,
+    seed: int,
+    target_losses: TargetLosses | None = None,
+) -> BlockScheduler:
+    """Build the scheduler of a row.
+
+    Args:
+        sources, targets: probes by name.
+        params: the module that the probes' losses use.
+        sizes: training examples of each source.
+        target_losses: the losses of all targets at once.
+    """
+    updates = decisions_of(method, len(sources), len(targets), recipe).updates
+    schedule = Schedule(
+        "utility" if method.scheduler in UTILITY else method.scheduler,
+        method.source or "",
+        updates,
+        recipe.samples,
+        alpha=recipe.alpha,
+        utility=UTILITY.get(method.scheduler, "exact"),
+        normalise=recipe.normalise,
+        epsilon=recipe.epsilon,
+        floor=min(recipe.floor, recipe.epsilon),
+        decay=recipe.decay,
+        smoothing=recipe.smoothing,
+        gamma=recipe.gamma,
+        reward=recipe.fall,
+    )
+    return build_scheduler(schedule, sizes, sources, params, targets=targets, target_losses=target_losses, seed=seed)
+
+
+class Policy:
+    """A scheduler as a stream's policy.
+
+    Args:
+        scheduler: decides.
+        watch: called with the number of the update that a decision begins with, from 1, and the choice.
+
+    Attributes:
+        choices: what was chosen so far, as [source, updates in a row].
+
+    Example:
+        >>> from metapretrain.scheduling import RoundRobin
+        >>> policy = Policy(RoundRobin(["mlm", "order"], updates=2))
+        >>> for _ in range(5):
+        ...     choice = policy.choose()
+        >>> policy.choices
+        [['mlm', 2], ['order', 2], ['mlm', 1]]
+    """
+
+    def __init__(self, scheduler: BlockScheduler, watch: Watch | None = None) -> None:
+        self.scheduler, self.watch = scheduler, watch
+        self.choices: list[list[Any]] = []
+
+    @property
+    def updates(self) -> int:
+        """Updates chosen for so far."""
+        return sum(self.scheduler.counts.values())
+
+    def choose(self) -> Choice:
+        """The source of the next update."""
+        decisions = self.scheduler.decisions
+        choice = self.scheduler.choose()
+        if self.choices and self.choices[-1][0] == choice.source:
+            self.choices[-1][1] += 1
+        else:
+            self.choices.append([choice.source, 1])
+        if self.watch is not None and self.scheduler.decisions > decisions:
+            self.watch(self.updates, choice)
+        return choice
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        return {"scheduler": self.scheduler.state_dict(), "choices": [list(run) for run in self.choices]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another such policy was.
+
+        Raises:
+            InputError: the state is of another scheduler.
+        """
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.choices = [list(run) for run in state["choices"]]
+
+
+class TaskLoader:
+    """The batches of a task's training part, pass after pass: a loader of :class:`TaskStream`."""
+
+    def __init__(self, task: PretrainingTask, batch_size: int, seed: int) -> None:
+        self.task, self.batch_size, self.seed = task, batch_size, seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which pass the next iteration is."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.task.batches("train", batch_size=self.batch_size, seed=self.seed, epoch=self._epoch))
+
+
+class ScheduleStep(nn.Module):
+    """One encoder with a head for each task: `step({task: batch})` returns `{task: loss}`."""
+
+    def __init__(self, encoder: TextEncoder, tasks: Mapping[str, PretrainingTask], seed: int) -> None:
+        super().__init__()
+        self.encoder, self.tasks = encoder, dict(tasks)
+        heads = {}
+        for name, task in tasks.items():  # a head's first weights depend on (seed, task) alone
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(key(seed, "head", name) % 2**63)
+                heads[name] = task.head(encoder.features)
+        self.heads = nn.ModuleDict(heads)
+
+    def loss(self, name: str, batch: Batch) -> Tensor:
+        """The loss of one task's batch."""
+        return self.tasks[name].loss(self.encoder, self.heads[name], batch)
+
+    def joint_losses(self, batches: Mapping[str, Sequence[Batch]]) -> dict[str, Tensor]:
+        """Losses (M,) of M batches of each task, whose sequences the encoder takes all at once."""
+        flat = [(name, batch) for name, listed in batches.items() for batch in listed]
+        states = self.encoder.hidden(_together([batch for _, batch in flat]))
+        found: dict[str, list[Tensor]] = {name: [] for name in batches}
+        row = 0
+        for name, batch in flat:
+            rows, width = batch["input_ids"].shape
+            own = states[row : row + rows, :width]
+            found[name].append(self.tasks[name].loss_of(self.encoder, self.heads[name], own, batch))
+            row += rows
+        return {name: torch.stack(losses) for name, losses in found.items()}
+
+    def forward(self, batches: Mapping[str, Batch]) -> dict[str, Tensor]:
+        return {name: self.loss(name, batch) for name, batch in batches.items()}
+
+
+class TaskProbe:
+    """A task for :class:`metapretrain.scheduling.UtilityScheduler`; batches depend on the generator alone.
+
+    Args:
+        step: encoder and heads.
+        name: of the task.
+        split: the part that batches are drawn from.
+        batch_size: examples of a batch.
+        machine: the precision of losses is that of the updates.
+    """
+
+    def __init__(self, step: ScheduleStep, name: str, split: str, batch_size: int, machine: Machine) -> None:
+        self.step, self.name, self.split, self.batch_size, self.machine = step, name, split, batch_size, machine
+
+    def sample(self, generator: torch.Generator) -> Batch:
+        """A batch that the generator draws, where the weights are."""
+        return to_device(self.step.tasks[self.name].sample(self.split, self.batch_size, generator), self.step)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The scalar loss of a batch, float32."""
+        with mixed_precision(self.machine.device, self.machine.precision):
+            return self.step.loss(self.name, batch).float()
+
+
+class JointProbe(TaskProbe):
+    """The same with M batches in one forward pass."""
+
+    def loss_many(self, batches: Sequence[Batch]) -> Tensor:
+        """Losses (M,), float32."""
+        with mixed_precision(self.machine.device, self.machine.precision):
+            return self.step.joint_losses({self.name: batches})[self.name].float()
+
+
+class Losses:
+    """Mean losses of some tasks over a few batches, without a trace in the model or in generators.
+
+    Args:
+        step: encoder and heads.
+        probes: a probe a task.
+        batches: how many of each.
+        seed: what the draws depend on.
+    """
+
+    def __init__(self, step: ScheduleStep, probes: Mapping[str, TaskProbe], batches: int, *seed: int | str) -> None:
+        self.weights, self.probes, self.batches, self.seed = Weights(step), dict(probes), batches, seed
+        self._kept: tuple[int, dict[str, list[Batch]]] = (-1, {})
+
+    def __call__(self, number: int = 0) -> dict[str, float]:
+        """The losses {task: mean} on draw `number`."""
+        means = []
+        with self.weights.untouched(), torch.no_grad():
+            for name, batches in self._drawn(number).items():
+                losses = []
+                for place, batch in enumerate(batches):
+                    self.weights.reset(key(*self.seed, number, name, place))
+                    losses.append(self.probes[name].loss(batch))
+                means.append(torch.stack(losses).mean())
+        return dict(zip(self.probes, torch.stack(means).tolist(), strict=True))
+
+    def _drawn(self, number: int) -> dict[str, list[Batch]]:
+        """The batches of a draw; those of the last one are kept, as every evaluation asks for the same."""
+        if self._kept[0] != number:
+            drawn = {}
+            for name, probe in self.probes.items():
+                draws = generator(*self.seed, number, name)
+                drawn[name] = [probe.sample(draws) for _ in range(self.batches)]
+            self._kept = number, drawn
+        return self._kept[1]
+
+
+def _together(batches: Sequence[Batch]) -> Batch:
+    """The sequences of all batches as one of the width of the widest; what was added counts as padding."""
+    width = max(batch["input_ids"].shape[1] for batch in batches)
+    names = ("input_ids", "attention_mask", *["token_type_ids"] * ("token_type_ids" in batches[0]))
+    return {
+        name: torch.cat([nn.functional.pad(batch[name], (0, width - batch[name].shape[1])) for batch in batches])
+        for name in names
+    }
+
+
+HEAD_LR = 1e-3
+
+
+class Pretraining:
+    """One row's pretraining, ready to run.
+
+    Args:
+        encoder: changed in place.
+        run: a run folder, or None.
+
+    Attributes:
+        step: encoder and heads.
+        policy: has the choices and their cost.
+        last: what the last evaluation gave.
+        fitting_units: cost of fitting the heads, a forward pass an update.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        method: ScheduleMethod,
+        data: ScheduleData,
+        recipe: ScheduleRecipe,
+        seed: int,
+        machine: Machine,
+        run: RunFolder | None = None,
+    ) -> None:
+        self.method, self.data, self.recipe, self.seed = method, data, recipe, seed
+        self.machine, self.run_folder = machine, run
+        self.sources, self.targets = data.chosen(method.setting), data.watched(method.setting)
+        names = dict.fromkeys((*self.sources, *self.targets))
+        self.step = ScheduleStep(encoder, {name: data.tasks[name] for name in names}, seed).to(machine.device)
+        looked_at = self._probes("probe")
+        sources = {name: self._probe(name, "train") for name in self.sources}
+        sizes = {name: data.tasks[name].sizes["train"] for name in self.sources}
+        joint = self._joint if recipe.joint else None
+        scheduler = make_scheduler(method, sources, looked_at, self.step, sizes, recipe, seed, joint)
+        self.policy = Policy(scheduler, self._watch)
+        self.reported = Losses(self.step, self._probes("report"), recipe.target_batches, 0, "report")
+        self.last: dict[str, float] = {}
+        self._peak, self.on_gpu = 0, torch.device(machine.device).type == "cuda"
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(machine.device)
+        self.fitting_units = recipe.head_updates * len(self.targets)
+
+    def run(self) -> TrainReport:
+        """Train, and go on where a run that was cut short stopped."""
+        recipe = self.recipe
+        self._fit_heads()
+        loaders = {name: TaskLoader(self.data.tasks[name], recipe.batch_size, self.seed) for name in self.sources}
+        stream = TaskStream(loaders, self.policy, seed=self.seed, steps=recipe.updates)
+        settings = TrainSettings(
+            steps=recipe.updates,
+            lr=recipe.lr,
+            optimizer="adamw",
+            weight_decay=recipe.weight_decay,
+            schedule=recipe.schedule,
+            warmup=recipe.warmup,
+            clip=recipe.clip,
+            precision=self.machine.precision,
+            device=self.machine.device,
+            seed=self.seed,
+            cuda_graph=graphs(self.step, self.machine),
+            log_every=max(1, min(50, recipe.updates // 20)),
+            evaluate_every=max(1, recipe.updates // recipe.evaluations),
+        )
+        title = f"{self.method.name} seed {self.seed}"
+        return train(self.step, stream, settings, run=self.run_folder, evaluate=self.evaluate, title=title)
+
+    def evaluate(self, done: int) -> dict[str, float]:
+        """Target losses, shares of the sources and cost after `done` updates; with utilities, how Taylor's agree.
+
+        What is looked at here, exact and Taylor utilities of one draw too, is not counted as cost.
+        """
+        self.last = self._measured() | self._compared()
+        return self.last
+
+    def peak_memory(self) -> int:
+        """Bytes of the GPU that updates and decisions took at most, so far in this process; 0 on a CPU."""
+        if self.on_gpu:
+            self._peak = max(self._peak, torch.cuda.max_memory_allocated(self.machine.device))
+        return self._peak
+
+    def _measured(self) -> dict[str, float]:
+        losses, policy, cost = self.reported(), self.policy, self.policy.scheduler.cost
+        found = {"target_loss": sum(losses.values()) / len(losses)}
+        found |= {f"target_loss_{name}": value for name, value in losses.items()}
+        counts = policy.scheduler.counts
+        found |= {f"share_{name}": count / max(1, policy.updates) for name, count in counts.items()}
+        total = 3 * policy.updates + cost.units + self.fitting_units
+        return found | {
+            "compute_units": float(total),
+            "probe_units": float(cost.units),
+            "probe_share": cost.units / max(1, total),
+            "probe_seconds": cost.seconds,
+        }
+
+    def _compared(self) -> dict[str, float]:
+        scheduler = self.policy.scheduler
+        if not isinstance(scheduler, UtilityScheduler):
+            return {}
+        self.peak_memory()  # what the comparison takes is not the scheduler's
+        both = scheduler.compare()
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.machine.device)
+        finite = [name for name in both["exact"] if all(math.isfinite(values[name]) for values in both.values())]
+        if len(finite) < 2:
+            return {}
+        exact, taylor = ({name: both[kind][name] for name in finite} for kind in ("exact", "taylor"))
+        agreed, spread = agreement(exact, taylor), max(exact.values()) - min(exact.values())
+        return {
+            "taylor_rank_correlation": agreed.rank_correlation,
+            "taylor_regret": agreed.regret / spread if spread else 0.0,
+        }
+
+    def _watch(self, update: int, choice: Choice) -> None:
+        """Log where all began, and every decision that looked at utilities."""
+        if self.run_folder is None:
+            return
+        if update == 1:
+            begin = {"compute_units": float(self.fitting_units), "probe_units": 0.0, "probe_share": 0.0}
+            self.run_folder.log(0, "validation", self._measured() | begin)
+        if choice.utilities:
+            values = {f"utility_{name}": value for name, value in choice.utilities.items()}
+            values |= {f"chosen_{name}": float(name == choice.source) for name in choice.utilities}
+            self.run_folder.log(update, "schedule", values | {"seconds": choice.cost.seconds})
+
+    def _probe(self, name: str, split: str) -> TaskProbe:
+        kind = JointProbe if self.recipe.joint else TaskProbe
+        return kind(self.step, name, split, self.recipe.batch_size, self.machine)
+
+    def _probes(self, use: str) -> dict[str, TaskProbe]:
+        return {name: self._probe(name, self.data.part(name, use)) for name in self.targets}
+
+    def _joint(self, batches: Mapping[str, Sequence[Batch]]) -> dict[str, Tensor]:
+        with mixed_precision(self.machine.device, self.machine.precision):
+            return {name: losses.float() for name, losses in self.step.joint_losses(batches).items()}
+
+    def _fit_heads(self) -> None:
+        """Train the targets' heads on the encoder as it is: a utility through an untrained head is noise."""
+        if not self.recipe.head_updates:
+            return
+        steps, seed = self.recipe.head_updates * len(self.targets), key(self.seed, "heads") % 2**32
+        loaders = {name: TaskLoader(self.data.tasks[name], self.recipe.batch_size, seed) for name in self.targets}
+        settings = TrainSettings(
+            steps=steps,
+            lr=HEAD_LR,
+            optimizer="adamw",
+            weight_decay=0.0,
+            schedule="constant",
+            precision=self.machine.precision,
+            device=self.machine.device,
+            seed=seed,
+            cuda_graph=graphs(self.step, self.machine),
+        )
+        self.step.encoder.requires_grad_(False)
+        try:
+            train(self.step, TaskStream(loaders, "round-robin", seed=seed, steps=steps), settings, title="heads")
+        finally:
+            self.step.encoder.requires_grad_(True)
+
+
+def graphs(step: ScheduleStep, machine: Machine) -> bool | None:
+    """Whether updates may be CUDA graphs: as `machine` says, unless the encoder cannot be recorded."""
+    return machine.cuda_graph if step.encoder.recordable else False
+
+
+def finetune(
+    encoder: TextEncoder, name: str, data: ScheduleData, recipe: ScheduleRecipe, seed: int, machine: Machine
+) -> dict[str, float]:
+    """Fine-tune a copy of the encoder with a new head on a downstream task; return metrics by split and name."""
+    task = data.tasks[name]
+    step = ScheduleStep(copy.deepcopy(encoder), {name: task}, key(seed, "downstream"))
+    loaders = {name: TaskLoader(task, recipe.finetune_batch, seed)}
+    settings = TrainSettings(
+        steps=recipe.finetune_updates,
+        lr=recipe.finetune_lr,
+        optimizer="adamw",
+        weight_decay=recipe.weight_decay,
+        schedule="linear",
+        warmup=0.1,
+        clip=1.0,
+        precision=machine.precision,
+        device=machine.device,
+        seed=seed,
+        cuda_graph=graphs(step, machine),
+    )
+    stream = TaskStream(loaders, "longest", seed=seed, steps=recipe.finetune_updates)
+    train(step, stream, settings, title=f"fine-tuning on {name}")
+    found: dict[str, float] = {}
+    for split in ("validation", "test"):
+        if split in task.sizes and not (data.tuning and split == "test"):
+            prefix = "" if split == "test" else "validation_"
+            with mixed_precision(machine.device, machine.precision):
+                scores = task.score(step.encoder, step.heads[name], split)
+            found |= {f"{prefix}{name}_{metric}": float(value) for metric, value in scores.items()}
+    return found

@@ -1,0 +1,1 @@
+"""Texts: several tasks in one encoder."""

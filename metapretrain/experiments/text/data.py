@@ -1,0 +1,74 @@
+"""The tasks of a text experiment and their tokens, made once for all rows of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from metapretrain.data.texts import TextSet, TextTask, check_tasks
+from metapretrain.data.tokens import Tokens, tokenize
+from metapretrain.errors import InputError
+from metapretrain.experiments.text.recipe import TextRecipe
+from metapretrain.models.text_encoders import TextEncoder
+
+
+def width_limit(encoder: TextEncoder, recipe: TextRecipe) -> int:
+    """Tokens of a sequence at most: what the recipe allows and the encoder takes."""
+    return min(recipe.max_length, encoder.max_length)
+
+
+@dataclass(frozen=True)
+class TextData:
+    """The tasks of an experiment, and their tokens, made once.
+
+    Args:
+        tasks: each with a name of its own.
+        tuning: the dev parts are left alone: what :meth:`scored` gives are the validation parts.
+    """
+
+    tasks: tuple[TextTask, ...]
+    tuning: bool = False
+    _cache: dict[Any, Tokens] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check that there are tasks and that each has a name of its own."""
+        check_tasks(self.tasks)
+        empty = [task.name for task in self.tasks if not len(task.validation)]
+        if self.tuning and empty:
+            raise InputError(f"{empty[0]} has no validation rows to choose by; raise the recipe's validation")
+
+    @property
+    def test(self) -> tuple[TextSet, ...]:
+        """What runs are reported on: the dev parts, or nothing while tuning."""
+        return () if self.tuning else tuple(task.dev for task in self.tasks)
+
+    @property
+    def scored(self) -> list[TextTask]:
+        """The tasks with what is scored as their dev part."""
+        return [replace(task, dev=task.validation) for task in self.tasks] if self.tuning else list(self.tasks)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows of each part of each task, and what the reader counted (rows left out, overlaps)."""
+        found = {}
+        for task in self.tasks:
+            parts = {"train": task.train, "validation": task.validation, "dev": task.dev, "test": task.test}
+            for name, part in parts.items():
+                if part is not None and not (self.tuning and name in ("dev", "test")):
+                    found[f"{task.name}_{name}"] = len(part)
+                    found |= {f"{task.name}_{name}_{what}": count for what, count in part.counts.items()}
+        return found
+
+    @property
+    def files(self) -> dict[str, dict[str, Any]]:
+        """What was read, with checksums."""
+        parts = [part for task in self.tasks for part in (task.train, task.dev, task.test) if part is not None]
+        return {name: about for part in parts for name, about in part.files.items()}
+
+    def tokens(self, rows: TextSet, key: str, encoder: TextEncoder, recipe: TextRecipe, joined: bool) -> Tokens:
+        """Return the tokens of `rows`, made the first time; `key` tells them from other rows."""
+        whole = (key, joined and rows.pairs, recipe.encoder, recipe.max_length)
+        if whole not in self._cache:
+            limit = width_limit(encoder, recipe)
+            self._cache[whole] = tokenize(rows, encoder.tokenizer, max_length=limit, joined=joined)
+        return self._cache[whole]

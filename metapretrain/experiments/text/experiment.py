@@ -1,0 +1,226 @@
+"""A text experiment on the disk: one run folder a row and seed, pretrainings shared, all of it resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from metapretrain.data.texts import TextTask
+from metapretrain.errors import InputError
+from metapretrain.evaluation.metrics import majorities
+from metapretrain.evaluation.representation import subsample
+from metapretrain.experiments.base import NO_COST, Runs
+from metapretrain.experiments.text.data import TextData
+from metapretrain.experiments.text.objectives import added, build_heads
+from metapretrain.experiments.text.recipe import (
+    PRETRAININGS,
+    Pretraining,
+    TextMethod,
+    TextRecipe,
+    loss_weights,
+    updates,
+)
+from metapretrain.experiments.text.saved import ENCODER, HEADS, PROTOTYPES, describe, write_table
+from metapretrain.experiments.text.streams import share_of
+from metapretrain.experiments.text.training import (
+    Embedded,
+    Fitted,
+    embed,
+    finetune,
+    new_encoder,
+    predictions,
+    pretrain,
+    prototype_scores,
+    score,
+)
+from metapretrain.files import save_tensors
+from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, save_text_encoder
+from metapretrain.protonet import prototypes
+from metapretrain.scheduling.named import PROBING, parse_schedule
+from metapretrain.training import RunFolder
+
+MAP_ROWS = 100  # rows of each task in a map, as in the paper's figure 1
+
+
+@dataclass(frozen=True)
+class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
+    """A text experiment: see `Runs`; its figures are maps of pretrained embeddings."""
+
+    map_points: int = MAP_ROWS
+
+    def pretraining_run(self, method: TextMethod) -> tuple[str, Pretraining] | None:
+        """Return name and plan of the pretraining that a row shares with others, or None."""
+        if method.pretraining is None:
+            return None
+        return f"pretrain-{method.pretraining}", PRETRAININGS[method.pretraining]
+
+    def check_row(self, name: str, method: TextMethod) -> None:
+        """Refuse a budget that is too small for both phases, and weights or a schedule of other tasks."""
+        if self.recipe.scheduler:
+            schedule = parse_schedule(self.recipe.scheduler, [task.name for task in self.data.tasks])
+            if schedule.name in PROBING and self.machine.world > 1:
+                raise InputError(
+                    f"the probes of {schedule.name} run in one process; run rows side by side with --jobs-per-device"
+                )
+            if method.surgery:
+                raise InputError(f"{name} needs the gradients of all tasks at once: leave it out, or --set scheduler=")
+        share_of(self.recipe.batch_size, self.machine.world)
+        updates(self.recipe, self.data.tasks, method)
+        loss_weights(self.recipe, self.data.tasks, method)
+
+    def model(self, method: TextMethod | Pretraining) -> dict[str, Any]:
+        """Return what the saved model of a row needs to be built again."""
+        return describe(self.data.tasks, method, self.recipe)
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """The files that were read, with checksums."""
+        return self.data.files
+
+    def plan(self, methods: Mapping[str, TextMethod]) -> list[str]:
+        """Return one line a run with its budget: what `--dry-run` prints."""
+        lines = []
+        for name, method in methods.items():
+            self.check_row(name, method)
+            before, after = updates(self.recipe, self.data.tasks, method)
+            source = f"{before:,} of pretraining {method.pretraining} (shared) + " if before else ""
+            learns = "the heads" if method.frozen else "heads and encoder"
+            chosen = self.recipe.scheduler
+            rows = f"one task an update, by {chosen}" if chosen else "each task an update"
+            spent = f"{source}{after:,} updates of {learns}, {self.recipe.batch_size} rows of {rows}"
+            lines.append(f"{name}: {spent if method.trained else 'no training'}")
+        return lines
+
+    def row(self, name: str, method: TextMethod, seed: int) -> dict[str, Any]:
+        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
+        if (done := self.kept(name, method, seed)) is not None:
+            return done
+        if method.pretraining is None:
+            encoder, before = new_encoder(self.recipe, seed), dict(NO_COST)
+        else:
+            encoder, before = self.pretraining(method.pretraining, seed)
+        with self.open(name, method, seed) as run:
+            fitted = Fitted(0, 0.0, 0.0)
+            if method.trained:
+                heads, fitted = finetune(encoder, method, self.data, self.recipe, seed, self.machine, run=run)
+            else:
+                run.cut_back(-1)
+                heads = build_heads(self.data.tasks, method, self.recipe.sts_head, encoder.features)
+            steps = {"pretrain_updates": before["updates"], "finetune_updates": fitted.updates}
+            passes = before["encoder_passes"] + (0 if method.frozen else self._passes(fitted, method.joined))
+            budget = {"encoder_passes": passes, "updates": sum(steps.values()), **steps}
+            extra = {"pretrain_wall_s": before["wall_s"], **self._about(fitted, method.frozen)}
+            return self._score(run, name, seed, encoder, heads, method.joined, budget, extra)
+
+    def pretraining(self, name: str, seed: int) -> tuple[TextEncoder, dict[str, Any]]:
+        """Pretrain for one seed, unless that has been done already; return the encoder and the cost."""
+        plan, folder = PRETRAININGS[name], f"pretrain-{name}"
+        done = self.finished(folder, plan, seed)
+        if done is None:
+            with self.open(folder, plan, seed) as run:
+                maps = self._maps(new_encoder(self.recipe, seed), plan) if self.figures == seed else {}
+                encoder, fitted = pretrain(name, self.data, self.recipe, seed, self.machine, run=run)
+                if maps:
+                    self._draw(run, maps, self._maps(encoder, plan), fitted.updates)
+                budget = {"encoder_passes": self._passes(fitted, plan.joined), "updates": fitted.updates}
+                extra = {"kind": "pretraining", **self._about(fitted)}
+                self._score(run, folder, seed, encoder, nn.ModuleDict(), plan.joined, budget, extra)
+            done = self.finished(folder, plan, seed) or {}  # what the first rank wrote
+        # Read even where it was just written, so that a run that goes on later starts from the very same encoder.
+        return load_text_encoder(self.written(folder, seed) / ENCODER), {**done["budget"], "wall_s": done["wall_s"]}
+
+    def _passes(self, fitted: Fitted, joined: bool) -> int:
+        """Sequences that training encoded: one a row, or two where pairs are encoded separately; probes left out."""
+        sequences = {task.name: 1 if joined or not task.train.pairs else 2 for task in self.data.tasks}
+        return self.recipe.batch_size * sum(fitted.batches.get(name, 0) * number for name, number in sequences.items())
+
+    def _about(self, fitted: Fitted, frozen: bool = False) -> dict[str, Any]:
+        """What a result says besides: its encoder, tokens a second and share of padding where training encoded any."""
+        found: dict[str, Any] = {"encoder": self.recipe.encoder}
+        if fitted.schedule is not None:
+            found["schedule"] = dict(fitted.schedule)
+        if not frozen and fitted.updates:
+            found |= {"tokens_per_s": round(fitted.tokens_per_s, 1), "padding_share": round(fitted.padding_share, 4)}
+        return found
+
+    def _score(
+        self,
+        run: RunFolder,
+        name: str,
+        seed: int,
+        encoder: TextEncoder,
+        heads: nn.ModuleDict,
+        joined: bool,
+        budget: Mapping[str, int],
+        extra: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Embed every part once, score heads and nearest prototypes, write predictions, weights and result."""
+        split = "validation" if self.data.tuning else "dev"
+        parts = ("train", split) if self.data.tuning else ("train", split, "test")
+        z = {part: embed(encoder, self.data, self.recipe, part, joined, self.machine) for part in parts}
+        headed = [task for task in self.data.tasks if task.name in heads]
+        predicted = {part: predictions(headed, heads, z[part]) for part in parts if part != "train"}
+        metrics = prototype_scores(self.data.scored, z["train"], z[split])
+        metrics |= majorities(self.data.scored)
+        own = score(headed, split, predicted[split])
+        if len(headed) < len(self.data.tasks):  # a mean over some of the tasks is not the table's
+            own = {key: value for key, value in own.items() if not key.startswith("overall")}
+        metrics |= own
+
+        def save() -> None:
+            for task in headed:
+                files = {"dev": (f"{task.name}-dev.csv", task.dev), "test": (f"{task.name}.csv", task.test)}
+                for part, (file, rows) in files.items():
+                    if rows is not None and task.name in predicted.get(part, {}):
+                        write_table(run.path / "predictions" / file, rows, predicted[part][task.name])
+            if split == "dev" or extra.get("kind") == "pretraining":  # a trial's weights are used by nobody
+                self._save_model(run, encoder, heads, z["train"])
+
+        return self.finish(run, name, seed, metrics, budget, extra, save)
+
+    def _save_model(self, run: RunFolder, encoder: TextEncoder, heads: nn.ModuleDict, z_train: Embedded) -> None:
+        save_text_encoder(encoder, run.path / ENCODER)
+        state = {key: value.detach().cpu().clone() for key, value in heads.state_dict().items()}
+        if state:
+            save_tensors(run.path / HEADS, state)
+        centres = {}
+        for task in self.data.tasks:
+            own = added(z_train[task.name])
+            centres[task.name], _ = prototypes(own, task.class_labels(task.train).to(own.device), task.num_classes)
+        save_tensors(run.path / PROTOTYPES, {name: value.cpu() for name, value in centres.items()})
+
+    def _maps(self, encoder: TextEncoder, plan: Pretraining) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Embeddings and classes of some rows of each task, the same rows before and after."""
+        split = "validation" if self.data.tuning else "dev"
+        found = {}
+        for name, z in embed(encoder, self.data, self.recipe, split, plan.joined, self.machine).items():
+            task = next(task for task in self.data.tasks if task.name == name)
+            rows = subsample(len(z[0]), self.map_points)
+            found[name] = added(z).cpu()[rows], task.class_labels(getattr(task, split))[rows]
+        return found
+
+    def _draw(self, run: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any], step: int) -> None:
+        from metapretrain.report.figures import tsne_figure
+
+        for task in self.data.tasks:
+            if task.name not in before:
+                continue
+            words = class_names(task)
+            panels = {"before pretraining": before[task.name], "after pretraining": after[task.name]}
+            titled = {f"{task.name}, {when}": panel for when, panel in panels.items()}
+            figure = tsne_figure(titled, words, reducer=self.reducer, max_points=self.map_points)
+            run.figure(f"{self.reducer}-{task.name}", figure, step)
+            for when, (z, classes) in panels.items():
+                labels = [words[label] for label in classes.tolist()]
+                run.embedding(f"{task.name}-{when.replace(' ', '-')}", z, labels, step=step)
+
+
+def class_names(task: TextTask) -> list[str]:
+    """Return the names of a task's classes; those of scores are the whole scores."""
+    if not task.regression:
+        return list(task.classes)
+    return [f"{task.low + number:g}" for number in range(task.num_classes)]

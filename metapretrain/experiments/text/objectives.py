@@ -1,0 +1,403 @@
+"""Objectives and heads of text tasks, the step that trains them together, and gradient surgery.
+
+Yu et al. (2020), "Gradient surgery for multi-task learning" (PCGrad), algorithm 1. Every projected gradient is a sum of
+the tasks' gradients, so that all projections are done on the T x T matrix of their dot products.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metapretrain.data.texts import TextTask
+from metapretrain.data.tokens import Tokens
+from metapretrain.experiments.images.objectives import WeightedLosses
+from metapretrain.experiments.text.recipe import TextMethod
+from metapretrain.models.text_encoders import ClassHead, CosineHead, PairHead, share_hidden
+from metapretrain.protonet import ProtoLoss
+from metapretrain.training.devices import mean_over_ranks
+
+
+def task_gradients(losses: Sequence[Tensor], shared: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return the gradient of each loss for each shared parameter; the graph is kept.
+
+    Example:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> task_gradients([w.sum(), 2 * w.sum()], [w])
+        [[tensor([1., 1.])], [tensor([2., 2.])]]
+    """
+    return [
+        [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(
+                shared, torch.autograd.grad(loss, shared, retain_graph=True, allow_unused=True), strict=True
+            )
+        ]
+        for loss in losses
+    ]
+
+
+def dot_products(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the float32 matrix (T, T) of the dot products of T gradients."""
+    flat = [torch.cat([part.flatten().float() for part in gradient]) for gradient in gradients]
+    return torch.stack([torch.stack([(a * b).sum() for b in flat]) for a in flat])
+
+
+def cosines(products: Tensor) -> Tensor:
+    """Return the cosines (T, T) of gradients from their dot products; 0 beside a gradient that vanishes.
+
+    Example:
+        >>> cosines(torch.tensor([[4.0, -2.0], [-2.0, 1.0]]))[0]
+        tensor([ 1., -1.])
+    """
+    norms = products.diagonal().clamp_min(0).sqrt()
+    scale = norms[:, None] * norms[None, :]
+    return torch.where(scale > 0, products / scale.clamp_min(torch.finfo(products.dtype).tiny), 0)
+
+
+def projection_weights(products: Tensor, order: Tensor) -> Tensor:
+    """Return how much of each task's gradient PCGrad's sum holds, (T,).
+
+    Each task's gradient g_i meets the others in its own order; where g_i . g_j < 0, it loses its part along g_j.
+
+    Args:
+        products: dot products of the tasks' gradients (T, T).
+        order: row i the order, a permutation of 0..T-1, in which task i meets the others; int64 (T, T).
+
+    Example:
+        >>> gradients = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
+        >>> projection_weights(gradients @ gradients.T, torch.tensor([[0, 1], [0, 1]]))
+        tensor([2.0000, 1.5000])
+    """
+    tasks = torch.arange(len(products), device=products.device)
+    mixed = torch.eye(len(products), dtype=products.dtype, device=products.device)
+    for met in order.unbind(1):
+        dots = ((mixed @ products) * torch.nn.functional.one_hot(met, len(products))).sum(1)
+        norms = products.diagonal()[met]
+        conflict = (dots < 0) & (met != tasks) & (norms > 0)
+        share = torch.where(conflict, dots / norms.clamp_min(torch.finfo(products.dtype).tiny), 0)
+        mixed = mixed - share[:, None] * torch.nn.functional.one_hot(met, len(products))
+    return mixed.sum(0)
+
+
+def pcgrad(losses: Mapping[str, Tensor], shared: Sequence[Tensor], order: Tensor | None = None) -> dict[str, Tensor]:
+    """Return losses of the same values whose summed gradient is PCGrad's for the shared parameters.
+
+    All other parameters, the heads, keep their own gradient. Over ranks, whose gradients are averaged afterwards, the
+    projections are those of the gradients of the whole batch.
+
+    Args:
+        losses: scalar loss of each task.
+        shared: the parameters that the tasks share.
+        order: see :func:`projection_weights`; None: random.
+
+    Example:
+        >>> w = torch.zeros(2, requires_grad=True)
+        >>> losses = pcgrad({"a": w[0] + 7, "b": w[1] - w[0]}, [w])
+        >>> sum(losses.values()).backward()
+        >>> losses["a"].item(), w.grad  # (0.5, 0.5) of the first task and (0, 1) of the second
+        (7.0, tensor([0.5000, 1.5000]))
+    """
+    gradients = [mean_over_ranks(own) for own in task_gradients(list(losses.values()), shared)]
+    products = dot_products(gradients)
+    if order is None:
+        # The ranks draw different numbers: the order of their means is as random, and the same for all.
+        order = mean_over_ranks([torch.rand(products.shape, device=products.device)])[0].argsort(1)
+    change = projection_weights(products, order) - 1
+    correction = torch.zeros((), device=products.device)
+    for parameter, parts in zip(shared, zip(*gradients, strict=True), strict=True):
+        difference = sum(weight * part for weight, part in zip(change, parts, strict=True))
+        correction = correction + (parameter * difference).sum()
+    first = next(iter(losses))
+    return {**losses, first: losses[first] + correction - correction.detach()}
+
+
+Encoded = Sequence[Tensor]  # (B, D) of a sentence or a joined pair, or of both sentences of a pair
+
+
+class Outputs(Protocol):
+    """What a head is built for: a :class:`metapretrain.data.texts.TextTask`, or what a saved model knows of one."""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """`classification`, `pair-classification` or `pair-regression`."""
+        ...
+
+    @property
+    def low(self) -> float:
+        """Lowest score."""
+        ...
+
+    @property
+    def high(self) -> float:
+        """Highest score."""
+        ...
+
+    @property
+    def regression(self) -> bool:
+        """Whether predictions are scores."""
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        ...
+
+
+class TextRows(nn.Module):
+    """Tokens, labels and classes of a training set; they follow the module to its device, no part of its state.
+
+    Args:
+        task: gives classes and labels.
+        tokens: of `task.train`.
+        features: embeddings (N, D) of the rows, one or two, where the encoder is frozen: it need not run again.
+    """
+
+    def __init__(self, task: TextTask, tokens: Tokens, features: Encoded | None = None) -> None:
+        super().__init__()
+        self.kind, self.tokens = task.kind, tokens
+        self.labels, self.classes = task.train.require_labels(), task.class_labels(task.train)
+        self.features = None if features is None else list(features)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TextRows:
+        # no buffers: they would be in every checkpoint
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.labels, self.classes = fn(self.labels), fn(self.classes)
+        self.tokens = self.tokens.to(self.labels.device)
+        if self.features is not None:
+            self.features = [fn(part) for part in self.features]
+        return self
+
+    def inputs(self, rows: Tensor, width: int) -> list[dict[str, Tensor]]:
+        """Return the encoder's input (B, width) of `rows` (B,): one, or two where pairs are encoded separately."""
+        parts = [self.tokens] if self.tokens.second is None else [self.tokens, self.tokens.second]
+        return [part.gather(rows, width) for part in parts]
+
+
+class TextObjective(nn.Module, ABC):
+    """What an encoder of texts is trained by, given the embeddings of a batch.
+
+    Args:
+        texts: where rows come from.
+    """
+
+    def __init__(self, texts: TextRows) -> None:
+        super().__init__()
+        self.texts = texts
+
+    @abstractmethod
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the scalar loss of `rows` (B,) with embeddings `z`."""
+
+
+class Prototypes(TextObjective):
+    """The prototypical loss of a task's classes (text paper, section 4.3); separate embeddings are added (A.2).
+
+    Args:
+        texts: where rows come from.
+        proto: the loss, in standard or query mode.
+    """
+
+    def __init__(self, texts: TextRows, proto: ProtoLoss) -> None:
+        super().__init__(texts)
+        self.proto = proto
+
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the prototypical loss of `rows` (B,)."""
+        loss: Tensor = self.proto(added(z), self.texts.classes[rows])
+        return loss
+
+
+class Classes(TextObjective):
+    """The control: cross entropy of a linear head over the same classes as :class:`Prototypes`."""
+
+    def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__(texts)
+        self.head, self.label_smoothing = head, label_smoothing
+
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the mean cross entropy of `rows` (B,)."""
+        logits = self.head(added(z)).float()
+        return F.cross_entropy(logits, self.texts.classes[rows], label_smoothing=self.label_smoothing)
+
+
+class Labels(TextObjective):
+    """The paper's loss of a task under its head (section 5.3).
+
+    Cross entropy of classes, binary cross entropy with a sigmoid for pairs of two classes, mean squared error of
+    scores.
+
+    Args:
+        texts: where rows come from.
+        head: of :func:`build_heads`.
+        label_smoothing: of cross entropy; in [0, 1).
+    """
+
+    def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__(texts)
+        self.head, self.label_smoothing = head, label_smoothing
+
+    def loss(self, z: Encoded, rows: Tensor) -> Tensor:
+        """Return the mean loss of `rows` (B,)."""
+        outputs, labels = self.head(*z).float(), self.texts.labels[rows]
+        if self.texts.kind == "pair-regression":
+            return F.mse_loss(outputs, labels)
+        if outputs.ndim > 1:
+            return F.cross_entropy(outputs, labels, label_smoothing=self.label_smoothing)
+        wanted = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
+        return F.binary_cross_entropy_with_logits(outputs, wanted)
+
+
+def added(z: Encoded) -> Tensor:
+    """Return one embedding (B, D) a row: that of the text, or the sum of both sentences' (appendix A.2)."""
+    return z[0] if len(z) == 1 else z[0] + z[1]
+
+
+def build_heads(tasks: Sequence[Outputs], method: TextMethod, sts_head: str, features: int) -> nn.ModuleDict:
+    """Build a head for each task: appendix A.1.1, or Dropout and one linear layer over joined pairs.
+
+    Args:
+        tasks: what the heads are of.
+        method: tells how pairs are encoded and which heads share their hidden layers; where nothing is trained, only
+            heads without parameters are built.
+        sts_head: `mlp` or `cosine`, where the method leaves it open.
+        features: D.
+
+    Example:
+        >>> from metapretrain.data.made import made_tasks
+        >>> heads = build_heads(made_tasks(), TextMethod(), "mlp", 384)
+        >>> {name: sum(p.numel() for p in head.parameters()) for name, head in heads.items()}
+        {'sst': 1925, 'para': 296065, 'sts': 296065}
+    """
+    heads: dict[str, nn.Module] = {}
+    shared: PairHead | None = None
+    for task in tasks:
+        binary = task.kind == "pair-classification" and task.num_classes == 2
+        outputs = 1 if task.regression or binary else task.num_classes
+        if task.kind == "classification" or method.joined:
+            heads[task.name] = ClassHead(features, outputs)
+        elif task.regression and (method.sts or sts_head) == "cosine":
+            heads[task.name] = CosineHead(task.low, task.high)
+        else:
+            head = PairHead(features, outputs, method.combine)
+            if method.shared and shared is not None:
+                share_hidden(shared, head)
+            shared = head
+            heads[task.name] = head
+    return nn.ModuleDict({name: head for name, head in heads.items() if method.trained or not list(head.parameters())})
+
+
+def predict(task: Outputs, head: nn.Module, z: Encoded) -> Tensor:
+    """Return predicted classes int64 (N,), or scores float32 (N,), of embeddings (N, D)."""
+    outputs: Tensor = head(*z).float()
+    if task.regression:
+        return outputs
+    return outputs.argmax(1) if outputs.ndim > 1 else (outputs > 0).long()
+
+
+class TextStep(WeightedLosses[TextObjective]):
+    """The losses of one update: an encoder and a task's objective each.
+
+    The rows of all tasks go through the encoder together where their batches have one width.
+
+    Args:
+        model: encoder, {"input_ids", "attention_mask", ...} (B, L) to features (B, D).
+        objectives: by the task's name.
+        weights: of the losses, 1 where not named.
+        surgery: PCGrad on the encoder's parameters (Yu et al., 2020).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objectives: Mapping[str, TextObjective],
+        weights: Mapping[str, float] | None = None,
+        surgery: bool = False,
+    ) -> None:
+        super().__init__(model, objectives, weights)
+        self.surgery = surgery
+
+    @property
+    def texts(self) -> dict[str, TextRows]:
+        """Tokens and labels of each task's training rows."""
+        return {name: self.objective(name).texts for name in self.objectives}
+
+    def forward(self, batches: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return `{name: weighted loss}` for `{name: {"rows": (B,), "width": (L, 0)}}`."""
+        if not self.surgery:
+            return self.losses(batches, self.encode(batches))
+        # Each task by itself: the backward pass of a task then has its own rows only.
+        losses: dict[str, Tensor] = {}
+        for name, batch in batches.items():
+            losses |= self.losses({name: batch}, self.encode({name: batch}))
+        return pcgrad(losses, list(self.model.parameters()))
+
+    def losses(self, batches: Mapping[str, Any], z: Mapping[str, Encoded]) -> dict[str, Tensor]:
+        """Return `{name: weighted loss}` of embedded batches."""
+        return {
+            name: self.weights.get(name, 1.0) * self.objective(name).loss(z[name], batch["rows"])
+            for name, batch in batches.items()
+        }
+
+    def encode(self, batches: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+        """Embed the rows of each task, one pass through the encoder a width."""
+        all_texts = self.texts
+        found: dict[str, list[Tensor]] = {}
+        waiting: dict[int, list[tuple[str, dict[str, Tensor]]]] = {}
+        for name, batch in batches.items():
+            texts = all_texts[name]
+            rows, width = batch["rows"], batch["width"].shape[0]
+            found[name] = [] if texts.features is None else [part[rows] for part in texts.features]
+            if texts.features is None:
+                waiting.setdefault(width, []).extend((name, part) for part in texts.inputs(rows, width))
+        for parts in waiting.values():
+            z = self.model(_stacked([part for _, part in parts]))
+            for (name, _), own in zip(parts, z.split([len(part["input_ids"]) for _, part in parts]), strict=True):
+                found[name].append(own)
+        return found
+
+    def conflict(self, batches: Mapping[str, Any]) -> dict[str, float]:
+        """Return the cosine between the gradients of each two tasks' losses, over the encoder's parameters.
+
+        In evaluation mode: dropout takes no part. Every rank looks at the whole batches. Waits for the device.
+
+        Returns:
+            {"gradient_cosine_sst_para": ...}, for each pair of tasks; below 0 they conflict.
+        """
+        mode, counters = self.training, [(buffer, buffer.clone()) for buffer in self.objectives.buffers()]
+        gathering = [part for part in self.objectives.modules() if isinstance(part, ProtoLoss) and part.gather]
+        self.eval()
+        for proto in gathering:
+            proto.gather = False
+        names, parameters = list(batches), [p for p in self.model.parameters() if p.requires_grad]
+        gradients = []
+        with torch.compiler.set_stance("force_eager"):  # compiled code goes back once only
+            for name in names:  # one graph at a time
+                loss = self.losses({name: batches[name]}, self.encode({name: batches[name]}))[name]
+                gradients += task_gradients([loss], parameters)
+        found = cosines(dot_products(gradients)).tolist()
+        self.train(mode)
+        for proto in gathering:
+            proto.gather = True
+        for buffer, value in counters:  # calls in which nothing could be scored are counted: these are none of training
+            buffer.copy_(value)
+        return {
+            f"gradient_cosine_{a}_{b}": found[i][j] for i, a in enumerate(names) for j, b in enumerate(names) if i < j
+        }
+
+
+def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """One batch of several; token types are 0 where only some have them."""
+    keys = dict.fromkeys(key for part in parts for key in part)
+    blank = torch.zeros_like
+    return {key: torch.cat([part.get(key, blank(part["input_ids"])) for part in parts]) for key in keys}

@@ -1,0 +1,250 @@
+"""What can be chosen in a text experiment: methods, pretrainings and recipes, and the budget that they imply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from metapretrain.data.texts import TextTask
+from metapretrain.errors import InputError, one_of
+from metapretrain.experiments.recipe import PhaseTerms, Proto
+from metapretrain.experiments.text.streams import POLICIES
+from metapretrain.models.text_encoders import COMBINES
+
+STS_HEADS = ("cosine", "mlp")
+FAVOURED, OTHERS = 0.98, 0.01  # the paper's weights of the losses
+MOST_SORTED = 10_000  # batches that are sorted together
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """How an encoder is pretrained on the classes of all tasks; scores are rounded half up to classes.
+
+    Args:
+        loss: `prototypes`, or `cross-entropy` with a linear head a task: the control.
+        joined: a pair is one sequence; else its two embeddings are added (text paper, appendix A.2).
+        query: prototypes from support rows and loss on query rows, by the recipe's `query` options.
+        epoch: prototypes over the epoch so far.
+        ensemble: losses weighted by 1 / ln(classes), so that chance weighs the same in each task, and the average of
+            the weights over the updates instead of the last ones: our reading of the paper's "weighted ensembling".
+    """
+
+    loss: str = "prototypes"
+    joined: bool = True
+    query: bool = False
+    epoch: bool = False
+    ensemble: bool = False
+
+
+PRETRAININGS = {
+    "proto": Pretraining(),
+    "proto-separate": Pretraining(joined=False),
+    "proto-query": Pretraining(query=True),
+    "proto-epoch": Pretraining(epoch=True),
+    "proto-ensemble": Pretraining(ensemble=True),
+    "cross-entropy": Pretraining(loss="cross-entropy"),
+}
+
+
+@dataclass(frozen=True)
+class TextMethod:
+    """A row of the table: what the encoder starts from, how pairs are encoded, which heads are trained and how.
+
+    Args:
+        pretraining: a name of :data:`PRETRAININGS`, shared by the rows that name it, or None.
+        joined: a pair is one sequence, under Dropout and one linear layer; else the heads of appendix A.1.1.
+        combine: step 3 of those heads: `mult`, `add` or `concat`.
+        sts: head of pair regression where pairs are encoded separately: `mlp` or `cosine`; None: the recipe's.
+        shared: pair tasks share the hidden layers of their heads.
+        frozen: only the heads learn.
+        favoured: task whose loss has the weight 0.98; the others have 0.01.
+        surgery: PCGrad between the tasks.
+        trained: False: the encoder as it is; scores by cosine and by nearest prototypes.
+    """
+
+    pretraining: str | None = None
+    joined: bool = False
+    combine: str = "mult"
+    sts: str | None = "mlp"
+    shared: bool = False
+    frozen: bool = False
+    favoured: str | None = None
+    surgery: bool = False
+    trained: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        one_of("combination", self.combine, COMBINES)
+        if self.pretraining is not None:
+            one_of("pretraining", self.pretraining, PRETRAININGS)
+        if self.sts is not None:
+            one_of("head of STS", self.sts, STS_HEADS)
+
+
+@dataclass(frozen=True)
+class TextPhase(PhaseTerms):
+    """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`."""
+
+    lr: float
+    optimizer: str = "adamw"
+    weight_decay: float = 0.01
+    schedule: str = "constant"
+    warmup: float = 0.0
+    clip: float | None = None
+    label_smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
+class TextRecipe:
+    """Choices of a text experiment but the method and the seed.
+
+    Args:
+        epochs: the budget, pretraining and fine-tuning together, in epochs of the loading policy.
+        joint, pretrain, finetune, frozen: the phase of rows without pretraining, of pretraining, of what follows it,
+            and of heads over a frozen encoder.
+        pretrain_share: share of the updates that pretraining gets, in (0, 1).
+        batch_size: rows of each task in an update.
+        encoder, pooling: see :func:`metapretrain.models.text_encoders.build_text_encoder`.
+        max_length: tokens of a sequence at most.
+        dropout: of the encoder; None: as its own configuration says.
+        policy: what an epoch is: the `longest` loader or the `shortest` (text paper, section 5.3).
+        scheduler: "" for a batch of every task in each update; else one task an update, chosen by this
+            :func:`metapretrain.scheduling.named.parse_schedule`. There are as many updates, each
+            with the rows of one task.
+        pool: batches that are sorted by length together; `multiple`: widths are rounded up to it.
+        balanced: all classes equally frequent in pretraining; `balanced_finetune`: in the other phases.
+        sts_head: of the rows that leave it open.
+        loss_weights: such as `sst=1,para=0.5`, 1 where not named; not for rows that weight the tasks themselves.
+        validation: training rows of each task that no seed trains on.
+        proto: of prototypical pretraining; `query`: of its query mode.
+        ensemble_ema: decay of the average of weights of `proto-ensemble`.
+
+    Raises:
+        InputError: a value outside its range, or an unknown name (with the nearest one).
+    """
+
+    epochs: int
+    joint: TextPhase
+    pretrain: TextPhase
+    finetune: TextPhase
+    frozen: TextPhase
+    pretrain_share: float = 0.5
+    batch_size: int = 64
+    encoder: str = "minilm"
+    pooling: str = "auto"
+    max_length: int = 128
+    dropout: float | None = None
+    policy: str = "longest"
+    scheduler: str = ""
+    pool: int = 32
+    multiple: int = 8
+    balanced: bool = False
+    balanced_finetune: bool = False
+    sts_head: str = "cosine"
+    loss_weights: str = ""
+    validation: int = 500
+    proto: Proto = field(default_factory=Proto)
+    query: Proto = field(default_factory=Proto)
+    ensemble_ema: float = 0.99
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        lowest = {"epochs": 1, "batch_size": 2, "pool": 1, "multiple": 1, "max_length": 4, "validation": 0}
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.pool > MOST_SORTED:
+            raise InputError(f"pool must be at most {MOST_SORTED}, got {self.pool}")
+        for name in ("pretrain_share", "ensemble_ema"):
+            if not 0 < getattr(self, name) < 1:
+                raise InputError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+        one_of("policy", self.policy, POLICIES)
+        one_of("head of STS", self.sts_head, STS_HEADS)
+        one_of("pooling", self.pooling, ("auto", "mean", "cls"))
+
+
+def epoch_updates(recipe: TextRecipe, tasks: Sequence[TextTask]) -> int:
+    """Return the updates of an epoch: the batches of the longest or the shortest loader.
+
+    Raises:
+        InputError: a task with fewer training rows than a batch.
+    """
+    lengths = {task.name: len(task.train) // recipe.batch_size for task in tasks}
+    for task in tasks:
+        if not lengths[task.name]:
+            raise InputError(
+                f"batch_size {recipe.batch_size} is more than the {len(task.train)} training rows of {task.name}; "
+                "lower it"
+            )
+    return max(lengths.values()) if recipe.policy == "longest" else min(lengths.values())
+
+
+def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -> tuple[int, int]:
+    """Return the updates of pretraining and of the phase with heads: their sum is the same for every trained row.
+
+    Raises:
+        InputError: the budget is too small for one update of each phase.
+    """
+    if not method.trained:
+        return 0, 0
+    total = recipe.epochs * epoch_updates(recipe, tasks)
+    before = round(recipe.pretrain_share * total) if method.pretraining is not None else 0
+    if before >= total or (not before and method.pretraining is not None):
+        raise InputError(
+            f"{total} updates are too few for pretrain_share {recipe.pretrain_share}: give more epochs or smaller "
+            "batches"
+        )
+    return before, total - before
+
+
+def loss_weights(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod | Pretraining) -> dict[str, float]:
+    """Return the weight of each task's loss.
+
+    Raises:
+        InputError: `loss_weights` names another task, or has a value that is no number of at least 0.
+
+    Example:
+        >>> from metapretrain.data.made import made_tasks
+        >>> phase = TextPhase(lr=1e-3)
+        >>> recipe = TextRecipe(1, phase, phase, phase, phase, loss_weights="sts=2")
+        >>> loss_weights(recipe, made_tasks(), TextMethod())
+        {'sst': 1.0, 'para': 1.0, 'sts': 2.0}
+        >>> loss_weights(recipe, made_tasks(), TextMethod(favoured="para"))
+        {'sst': 0.01, 'para': 0.98, 'sts': 0.01}
+    """
+    names = [task.name for task in tasks]
+    given = parse_weights(recipe.loss_weights, names)
+    if isinstance(method, TextMethod) and method.favoured is not None:
+        favoured = one_of("task", method.favoured, names)
+        return {name: FAVOURED if name == favoured else OTHERS for name in names}
+    start = dict.fromkeys(names, 1.0)
+    if isinstance(method, Pretraining) and method.ensemble and not given:
+        inverse = {task.name: 1 / math.log(task.num_classes) for task in tasks}
+        mean = sum(inverse.values()) / len(inverse)
+        start = {name: value / mean for name, value in inverse.items()}
+    return {**start, **given}
+
+
+def parse_weights(text: str, names: Sequence[str]) -> Mapping[str, float]:
+    """Read `sst=0.5,para=2`.
+
+    Example:
+        >>> parse_weights("sst=0.5, para=2", ["sst", "para", "sts"])
+        {'sst': 0.5, 'para': 2.0}
+    """
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        if one_of("task of a loss weight", name.strip(), names) in found:
+            raise InputError(f"the loss of {name.strip()} is weighted twice in {text!r}")
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = math.nan
+        if not 0 <= weight < math.inf:
+            raise InputError(f"a loss weight is task=number, 0 or more, such as sst=0.5; got {part!r}")
+        found[name.strip()] = weight
+    if found and not any({**dict.fromkeys(names, 1.0), **found}.values()):
+        raise InputError("all loss weights are 0: nothing to train")
+    return found

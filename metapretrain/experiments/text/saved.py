@@ -1,0 +1,216 @@
+"""The model of a finished text run: what it is built from, and predictions with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metapretrain.checks import check_device
+from metapretrain.data.texts import TextSet, TextTask
+from metapretrain.data.tokens import tokenize
+from metapretrain.errors import InputError, one_of
+from metapretrain.experiments.text.objectives import added, build_heads, predict
+from metapretrain.experiments.text.recipe import Pretraining, TextMethod, TextRecipe
+from metapretrain.experiments.text.training import embed_tokens
+from metapretrain.files import CheckpointError, load_tensors, read_json, write_file
+from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
+from metapretrain.training.checkpoint import check_sums
+
+ENCODER, HEADS, PROTOTYPES = "encoder", "heads.safetensors", "prototypes.safetensors"
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a saved model knows of a task: enough to build its head; the names are those of a TextTask."""
+
+    name: str
+    kind: str
+    classes: tuple[str, ...]
+    low: float
+    high: float
+    num_classes: int
+
+    @property
+    def regression(self) -> bool:
+        """Whether predictions are scores."""
+        return self.kind == "pair-regression"
+
+
+def describe(tasks: Sequence[TextTask], method: TextMethod | Pretraining, recipe: TextRecipe) -> dict[str, Any]:
+    """Return what a saved model needs to be built again, as JSON values."""
+    outputs = [Output(t.name, t.kind, t.classes, t.low, t.high, t.num_classes) for t in tasks]
+    return {
+        "kind": "text",
+        "heads": isinstance(method, TextMethod),
+        **asdict(method),
+        "sts_head": recipe.sts_head,
+        "max_length": recipe.max_length,
+        "tasks": [asdict(output) for output in outputs],
+    }
+
+
+class SavedTextModel(nn.Module):
+    """The encoder of a finished run with its heads, or its prototypes where it has no head for a task.
+
+    Attributes:
+        outputs: what it predicts, by the task's name.
+        joined: whether pairs are encoded as one sequence.
+    """
+
+    def __init__(self, encoder: TextEncoder, model: Mapping[str, Any], folder: Path) -> None:
+        super().__init__()
+        self.encoder, self.joined = encoder, bool(model["joined"])
+        self.limit = min(int(model["max_length"]), encoder.max_length)
+        found = [Output(**{**about, "classes": tuple(about["classes"])}) for about in model["tasks"]]
+        self.outputs = {output.name: output for output in found}
+        self.heads, self.prototypes = nn.ModuleDict(), load_tensors(folder / PROTOTYPES)
+        if model["heads"]:
+            fields = TextMethod.__dataclass_fields__
+            method = TextMethod(**{name: value for name, value in model.items() if name in fields})
+            self.heads = build_heads(found, method, model["sts_head"], encoder.features)
+            if list(self.heads.parameters()):
+                self.heads.load_state_dict(load_tensors(folder / HEADS))
+
+    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], batch_size: int = 64) -> Tensor:
+        """Return embeddings float32 (N, D) of sentences, or of pairs as one sequence each."""
+        return self.encoder.encode(texts, batch_size)
+
+    @torch.no_grad()
+    def predict(self, task: str, texts: TextSet) -> Tensor:
+        """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; their labels are not read.
+
+        Raises:
+            InputError: a task that the run has not, or pairs where it has single sentences.
+        """
+        output = self.outputs[one_of("task of the run", task, self.outputs)]
+        if not isinstance(texts, TextSet):
+            raise InputError(f"predict takes a TextSet as read_texts returns it, not a {type(texts).__name__}")
+        if texts.pairs != output.kind.startswith("pair"):
+            raise InputError(f"{task} takes {'pairs of sentences' if not texts.pairs else 'single sentences'}")
+        if not len(texts):
+            return torch.zeros(0, dtype=torch.float32 if output.regression else torch.int64)
+        tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined)
+        z = embed_tokens(self.encoder, tokens, next(self.encoder.parameters()).device, self.limit)
+        if task in self.heads:
+            return predict(output, self.heads[task], z).cpu()
+        nearest = torch.cdist(added(z), self.prototypes[task].to(z[0].device)).argmin(1).cpu()
+        return nearest.float() + output.low if output.regression else nearest
+
+
+def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> SavedTextModel:
+    """Load the model of a finished text run; no code from the folder is run.
+
+    Raises:
+        InputError: no run there, a run that has not finished or has no weights, or weights of another model
+            or run.
+    """
+    folder = Path(run)
+    file = folder / "config.json"
+    config = read_json(file)
+    if config is None:
+        raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
+    described = config.get("config")
+    model = described.get("model") if isinstance(described, dict) else None
+    if not isinstance(model, dict) or model.get("kind") != "text":
+        raise InputError(
+            f"{folder} is no run of texts by its config.json; give one of run_text.py, or one of run_prompts.py that"
+            " tuned a prompt, or images to a run of images"
+        )
+    if not (folder / PROTOTYPES).is_file():
+        raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
+    check_sums(folder)
+    encoder = load_text_encoder(folder / ENCODER)
+    try:
+        saved = SavedTextModel(encoder, model, folder)
+    except CheckpointError:
+        raise
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
+        raise InputError(
+            f"{file} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
+        ) from None
+    return saved.to(check_device(str(device))).eval().requires_grad_(False)
+
+
+def predict_files(
+    run: str | Path,
+    tables: Mapping[str, Path],
+    out: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    *,
+    model: str | None = None,
+) -> list[Path]:
+    """Predict the rows of files with the model of a finished run; write `TASK.csv` for each and return the paths.
+
+    Args:
+        run: the folder of the run, or of a saved prompt.
+        tables: by the task's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
+        out: where the predictions go; None: `predictions` in the run's folder, `own-texts` in that of a prompts run.
+        model: of prompts, the language model that they are for; None: the one that the run or the prompt names.
+
+    Raises:
+        InputError: see :func:`load_text_model` and :func:`metapretrain.data.tables.read_texts`; a task that the run
+            has not; no `out`, and the run's folder has predictions for other rows of a task.
+    """
+    if (Path(run) / "prompts").is_dir() or (Path(run) / "prompt.json").is_file():
+        from metapretrain.experiments.prompts.saved import predict_with_prompts
+
+        return predict_with_prompts(run, tables, out, device, model=model)
+    if model is not None:
+        raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
+    saved = load_text_model(run, device)
+    read = {}
+    for task, file in tables.items():
+        kind = saved.outputs[one_of("task of the run", task, saved.outputs)].kind
+        read[task] = read_rows(task, file, kind)
+    folder = Path(run) / "predictions" if out is None else Path(out)
+    for task, rows in read.items() if out is None else ():
+        _check_same_rows(folder / f"{task}.csv", rows)
+    return [write_table(folder / f"{task}.csv", rows, saved.predict(task, rows)) for task, rows in read.items()]
+
+
+def read_rows(task: str, file: Path, kind: str) -> TextSet:
+    """Read a table of rows to predict, with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
+
+    Raises:
+        InputError: see :func:`metapretrain.data.tables.read_texts`; where a column is missing, all are named.
+    """
+    from metapretrain.data.tables import read_texts
+
+    text, pair = ("sentence1", "sentence2") if kind.startswith("pair") else ("sentence", None)
+    try:
+        return read_texts(file, id="id", text=text, pair=pair, kind=kind)
+    except InputError as error:
+        if "unknown column" not in str(error):
+            raise
+        needed = ", ".join(filter(None, ("id", text, pair)))
+        raise InputError(f"{error}; a table for {task} needs the columns {needed}") from error
+
+
+def _check_same_rows(path: Path, rows: TextSet) -> None:
+    """Refuse to replace predictions for other rows: a run keeps those for its own test files."""
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as stream:
+            if [row.get("id") for row in csv.DictReader(stream)] != rows.ids:
+                raise InputError(f"{path} has predictions for other rows; name another folder for these (--out)")
+
+
+def write_table(path: Path, rows: TextSet, predicted: Tensor) -> Path:
+    """Write id and prediction of each row, and its label where it has one; classes are whole numbers, scores floats."""
+    columns: dict[str, list[Any]] = {"id": rows.ids, "prediction": predicted.tolist()}
+    if rows.labels is not None:
+        columns["label"] = rows.labels.tolist()
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(zip(*columns.values(), strict=True))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_file(path, text.getvalue())

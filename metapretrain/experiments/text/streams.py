@@ -1,0 +1,201 @@
+"""Batches of rows of similar length, at the same place of the length order in every task, with one width for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metapretrain.checks import check_rank
+from metapretrain.data.tokens import Tokens, padded_width
+from metapretrain.draws import Bits, Use, permutations
+from metapretrain.episodes import ShuffledBatches, TaskStream
+from metapretrain.errors import InputError
+
+POLICIES = ("longest", "shortest")
+
+
+class LengthBatches:
+    """Yields row indices int64 (B,) of similar length; batch g of all passes depends on (seed, g) alone.
+
+    Rows come in shuffled passes, each row once a pass. `pool` batches at a time are sorted by length and given in a
+    random order that depends on the seed alone: loaders of several tasks with one seed give their short batches
+    together and their long ones together, so that they can be padded to one width.
+
+    Args:
+        widths: tokens of each row, int64 (N,).
+        batch_size: B, at most N.
+        seed: 0..2**64-1, the same for all tasks.
+        pool: batches that are sorted together; 1 leaves the rows in random order.
+        labels: one label a row (N,): all classes are then equally frequent, rows of the rarer ones repeated.
+        task: number of the task: tasks of one size see their rows in different orders.
+
+    Raises:
+        InputError: fewer rows than a batch has.
+
+    Example:
+        >>> batches = LengthBatches(torch.tensor([9, 1, 8, 2]), 2, seed=0, pool=2)
+        >>> sorted(sorted(rows.tolist()) for rows in batches)
+        [[0, 2], [1, 3]]
+    """
+
+    def __init__(
+        self, widths: Tensor, batch_size: int, *, seed: int, pool: int = 16, labels: Tensor | None = None, task: int = 0
+    ) -> None:
+        if batch_size > len(widths):
+            raise InputError(f"batch_size {batch_size} is more than the {len(widths)} training rows; lower it")
+        self.widths, self.batch_size, self.seed, self.pool = widths, batch_size, seed, pool
+        self.passes = ShuffledBatches(len(widths), len(widths), seed=(seed + (task << 32)) % 2**64, labels=labels)
+        self.epoch = 0
+        self._block: tuple[int, list[Tensor]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.widths) // self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch: its batches follow those of the epochs before."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.iter_from(0)
+
+    def iter_from(self, position: int) -> Iterator[Tensor]:
+        """The batches of the epoch but for the first `position`."""
+        first = self.epoch * len(self)
+        for number in range(first + position, first + len(self)):
+            yield self.batch(number)
+
+    def batch(self, number: int) -> Tensor:
+        """Rows (B,) of a batch, counted over all epochs."""
+        block, place = divmod(number, self.pool)
+        if self._block is None or self._block[0] != block:
+            rows = self._rows(block * self.pool * self.batch_size, self.pool * self.batch_size)
+            parts = rows[self.widths[rows].argsort(stable=True)].split(self.batch_size)
+            order = permutations(Bits(self.seed, Use.BATCHES, block, 1), np.array([self.pool]))[0]
+            self._block = block, [parts[part] for part in order.tolist()]
+        return self._block[1][place]
+
+    def _rows(self, start: int, count: int) -> Tensor:
+        """`count` rows of the passes laid end to end, from place `start` on."""
+        n, found = len(self.widths), []
+        while count:
+            epoch, place = divmod(start, n)
+            self.passes.set_epoch(epoch)
+            found.append(next(iter(self.passes))[place : place + count])
+            start, count = start + len(found[-1]), count - len(found[-1])
+        return torch.cat(found)
+
+
+def share_of(batch_size: int, world_size: int) -> int:
+    """Return the rows of a batch that each rank has.
+
+    Raises:
+        InputError: the ranks would not have the same number.
+
+    Example:
+        >>> share_of(64, 4)
+        16
+    """
+    if batch_size % world_size:
+        raise InputError(f"batch_size {batch_size} must be a multiple of the {world_size} processes")
+    return batch_size // world_size
+
+
+class TextStream(TaskStream):
+    """Yields {task: {"rows": (B,), "width": (L, 0)}}, with one width L for all tasks of an update.
+
+    L is the longest row's length rounded up to `multiple`, so that few shapes occur and the training loop can record
+    a CUDA graph for each. It is the first size of an empty tensor: known without a device.
+
+    Args:
+        tokens: of the training rows of each task, in the order of the tasks.
+        batch_size: rows of a task in an update.
+        policy: `longest` or `shortest`: an epoch is the longest or the shortest loader (text paper, section 5.3); or
+            another policy of :class:`metapretrain.episodes.TaskStream`, or a scheduler.
+        seed: of all orders.
+        steps: updates in all.
+        pool: see :class:`LengthBatches`.
+        labels: class labels (N,) of each task, for class-balanced batches.
+        multiple: of the widths.
+        limit: longest width there is: the encoder's positions.
+        rank, world_size: rank r of w gives the r-th of w equal parts of each batch, at the width of the whole batch.
+
+    Attributes:
+        tokens_given, places_given: tokens, and places with padding, since the first step, over all ranks.
+
+    Raises:
+        InputError: batches that cannot be shared equally, or fewer rows than a batch has.
+
+    Example:
+        >>> rows = {"a": Tokens.from_rows([[1] * n for n in (3, 4)]), "b": Tokens.from_rows([[1] * 9] * 2)}
+        >>> batch = next(iter(TextStream(rows, 2, "longest", seed=0, steps=1)))
+        >>> batch["a"]["rows"].shape, batch["a"]["width"].shape
+        (torch.Size([2]), torch.Size([16, 0]))
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, Tokens],
+        batch_size: int,
+        policy: Any,
+        *,
+        seed: int,
+        steps: int,
+        pool: int = 16,
+        labels: Mapping[str, Tensor] | None = None,
+        multiple: int = 16,
+        limit: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.rank, self.world_size = check_rank(rank, world_size)
+        self.share = share_of(batch_size, world_size)
+        loaders = {}
+        for number, (name, rows) in enumerate(tokens.items()):
+            classes = None if labels is None else labels[name]
+            try:
+                loaders[name] = LengthBatches(
+                    rows.widths, batch_size, seed=seed, pool=pool, labels=classes, task=number
+                )
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
+        super().__init__(loaders, policy, seed=seed, steps=steps)
+        self.tokens, self.multiple, self.limit = dict(tokens), multiple, limit
+        self.tokens_given = self.places_given = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in super().__iter__():
+            widest = torch.stack([self.tokens[name].widths[rows].max() for name, rows in batch.items()])
+            width = padded_width(widest, self.multiple)
+            if self.limit is not None:
+                width = max(min(width, self.limit), int(widest.max()))
+            for name, rows in batch.items():
+                for part in filter(None, (self.tokens[name], self.tokens[name].second)):
+                    self.tokens_given += int(part.lengths[rows].sum())
+                    self.places_given += len(rows) * width
+            mine = slice(self.rank * self.share, (self.rank + 1) * self.share)
+            yield {name: {"rows": rows[mine], "width": torch.empty(width, 0)} for name, rows in batch.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, and what it has given."""
+        return {**super().state_dict(), "given": [self.tokens_given, self.places_given]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another stream with the same tasks, policy and seed was.
+
+        Raises:
+            InputError: the state is of another stream.
+        """
+        super().load_state_dict(state)
+        try:
+            self.tokens_given, self.places_given = state["given"]
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the stream's state does not hold `given`, two counts; is it of another stream?") from None
+
+    @property
+    def padding_share(self) -> float:
+        """Share of padding in what was given so far, 0..1."""
+        return 1 - self.tokens_given / self.places_given if self.places_given else 0.0

@@ -1,0 +1,441 @@
+"""Files that are whole or absent, JSON that every reader accepts, and tensors with checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metapretrain.errors import InputError
+
+
+@contextlib.contextmanager
+def one_line_errors(what: str, advice: str = "") -> Iterator[None]:
+    """Turn an :class:`OSError` of the body into one line that says what could not be done and why.
+
+    Args:
+        what: the sentence's beginning, such as ``"cannot write run/config.json"``.
+        advice: what to do; "free some space ..." is said by itself when the disk is full.
+
+    Raises:
+        InputError: in place of the :class:`OSError`.
+
+    Example:
+        >>> with one_line_errors("cannot write x", advice="choose another --out"):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: cannot write x: No space left on device; choose another --out
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what}: {reason(error)}{'; ' + advice if advice else ''}") from error
+
+
+def reason(error: OSError) -> str:
+    """Return the reason of `error` without its path, in one line.
+
+    Example:
+        >>> reason(PermissionError(13, "Permission denied", "somewhere"))
+        'Permission denied'
+    """
+    return " ".join((error.strerror or str(error) or type(error).__name__).split())
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte of `data` to the file `descriptor`; a short write goes on where it stopped.
+
+    Raises:
+        OSError: the disk is full, or the file has reached a size limit.
+    """
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write `data` to the new file `path` and wait until it is on the disk.
+
+    Raises:
+        OSError: it cannot be written; what was written of it is left to the caller.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in `folder` (its renames) are on the disk, where its file system can do that.
+
+    Raises:
+        OSError: the folder cannot be opened or synchronised.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, so that a reader sees the old bytes or the new ones and never a part.
+
+    Raises:
+        OSError: it cannot be written; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write_durably(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write `path`, whole or not at all, and the folders above it where they are missing; text as UTF-8.
+
+    What UTF-8 has not, such as a file's name that is none, is written with escapes.
+
+    Raises:
+        InputError: a folder cannot be made, or the file not written; an older one is untouched.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_file(Path(folder) / "report" / "table.csv", "a,b").read_text()
+        'a,b'
+    """
+    with one_line_errors(f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+    return path
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON has it: tuples as lists, keys as strings, numbers that are not finite as None.
+
+    JSON has no NaN and no infinity, so ``null`` stands for both in every file but the checkpoint's, which
+    keeps them exactly. NumPy and torch scalars become Python's; a :class:`~pathlib.Path` its text.
+
+    Raises:
+        InputError: a value that JSON cannot hold, named by its type.
+
+    Example:
+        >>> plain({"rates": (0.1, float("nan")), 3: None})
+        {'rates': [0.1, None], '3': None}
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    raise InputError(f"cannot write a {type(value).__name__} as JSON; give numbers, text, lists and dicts")
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return `value` as indented JSON text that any JSON reader accepts (see :func:`plain`).
+
+    Example:
+        >>> json_bytes({"a": float("inf")})
+        b'{\\n  "a": null\\n}\\n'
+    """
+    text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return text.encode(errors="backslashreplace")  # a name that is no UTF-8: its escape is JSON's own
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in `file`, or None when there is no such file.
+
+    Raises:
+        InputError: it cannot be read or is not a JSON object.
+
+    Example:
+        >>> read_json(Path("no-such-file.json")) is None
+        True
+    """
+    if not file.exists():
+        return None
+    with one_line_errors(f"cannot read {file}"):
+        data = file.read_bytes()
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(f"{file} is damaged: not a JSON object; restore it or choose another folder")
+    return value
+
+
+_SUM = "sha256"
+
+
+def tensor_sum(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, types, shapes and values, whatever the order of the names.
+
+    Example:
+        >>> tensor_sum({"w": torch.zeros(2)}) == tensor_sum({"w": torch.zeros(1, 2)})
+        False
+    """
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        whole.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        whole.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def encode(tensors: dict[str, Tensor], *, checksum: bool = True) -> bytes:
+    """Return CPU tensors as a safetensors file, whose metadata holds a checksum that other readers pass over.
+
+    Raises:
+        InputError: they are of a type that it cannot hold.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save
+
+    metadata = {_SUM: tensor_sum(tensors)} if checksum else None  # one entry: safetensors shuffles several
+    try:
+        return bytes(save(tensors, metadata))
+    except (SafetensorError, KeyError, ValueError) as error:
+        kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
+        raise InputError(f"safetensors cannot hold these tensors ({', '.join(kinds)}): {error}") from error
+
+
+def decode(data: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, of any maker.
+
+    Raises:
+        InputError: it is none, or not the one that was written (where it has a checksum).
+
+    Example:
+        >>> decode(encode({"w": torch.ones(2)}))
+        {'w': tensor([1., 1.])}
+        >>> decode(encode({"w": torch.ones(2)})[:-1] + b"!")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: damaged: its tensors are not those that were written
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        written = header.get("__metadata__", {}).get(_SUM)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise InputError("not a whole safetensors file") from error
+    if written is not None and written != tensor_sum(tensors):
+        raise InputError("damaged: its tensors are not those that were written")
+    return tensors
+
+
+_TAG = "$"
+
+
+def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Split `state` into a value that JSON holds exactly and the tensors that it refers to by name.
+
+    Dicts (any mix of str, int, float, bool and None keys, order kept), lists, tuples, None, bools, ints,
+    floats (NaN and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What
+    JSON has no word for is written as an object with the key ``"$"``.
+
+    Args:
+        state: the nest.
+
+    Returns:
+        (value, tensors): tensors are contiguous, on the CPU and share no memory with `state`.
+
+    Raises:
+        InputError: something else is in the nest; its place is named.
+
+    Example:
+        >>> value, tensors = pack({"betas": (0.9, 0.999), "w": torch.ones(2)})
+        >>> value
+        {'betas': {'$': 'tuple', 'items': [0.9, 0.999]}, 'w': {'$': 'tensor', 'name': 'w'}}
+        >>> tensors
+        {'w': tensor([1., 1.])}
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    return _pack(state, (), tensors), tensors
+
+
+def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the nest that :func:`pack` split.
+
+    Raises:
+        KeyError: a tensor or a word is missing.
+
+    Example:
+        >>> unpack(*pack({0: (float("inf"), None), "x": [True]}))
+        {0: (inf, None), 'x': [True]}
+    """
+    if isinstance(value, list):
+        return [unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TAG not in value:
+        return {key: unpack(item, tensors) for key, item in value.items()}
+    kind = value[_TAG]
+    if kind == "float":
+        return float(value["value"])
+    if kind == "tuple":
+        return tuple(unpack(item, tensors) for item in value["items"])
+    if kind == "dict":
+        return {unpack(key, tensors): unpack(item, tensors) for key, item in value["items"]}
+    if kind == "array":
+        return tensors[value["name"]].numpy()
+    if kind == "tensor":
+        return _with_layout(tensors[value["name"]], value.get("layout"))
+    raise KeyError(f"unknown kind {kind!r}")
+
+
+def _pack(value: Any, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {_TAG: "float", "value": repr(float(value))}
+    if isinstance(value, torch.Tensor):
+        return _pack_tensor(value, place, tensors)
+    if isinstance(value, np.ndarray):
+        return {_TAG: "array", "name": _keep(_from_array(value, place), place, tensors)}
+    if isinstance(value, Mapping):
+        return _pack_dict(value, place, tensors)
+    if isinstance(value, (list, tuple)):
+        items = [_pack(item, (*place, str(i)), tensors) for i, item in enumerate(value)]
+        return {_TAG: "tuple", "items": items} if isinstance(value, tuple) else items
+    raise InputError(
+        f"a checkpoint cannot hold a {type(value).__name__} ({_said(place)}); give tensors, numbers, text, "
+        "lists, tuples and dicts"
+    )
+
+
+def _pack_dict(value: Mapping[Any, Any], place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+    if all(type(key) is str for key in value) and _TAG not in value:
+        return {key: _pack(item, (*place, key), tensors) for key, item in value.items()}
+    items = []
+    for key, item in value.items():
+        if not (key is None or isinstance(key, (str, int, float))):
+            raise InputError(f"a checkpoint's dict keys are text or numbers, not {type(key).__name__} ({_said(place)})")
+        items.append([_pack(key, place, tensors), _pack(item, (*place, str(key)), tensors)])
+    return {_TAG: "dict", "items": items}
+
+
+def _pack_tensor(value: torch.Tensor, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    if value.layout != torch.strided or value.device.type == "meta" or value.is_quantized:
+        raise InputError(
+            f"a checkpoint holds dense tensors with values; {_said(place)} is sparse, quantised or on meta"
+        )
+    packed = {_TAG: "tensor", "name": _keep(value, place, tensors)}
+    if not value.is_contiguous():
+        for layout, memory_format, ndim in _LAYOUTS:
+            if value.ndim == ndim and value.is_contiguous(memory_format=memory_format):
+                packed["layout"] = layout
+    return packed
+
+
+_LAYOUTS = (("channels_last", torch.channels_last, 4), ("channels_last_3d", torch.channels_last_3d, 5))
+
+
+def _with_layout(tensor: torch.Tensor, layout: str | None) -> torch.Tensor:
+    for name, memory_format, _ in _LAYOUTS:
+        if layout == name:
+            return tensor.contiguous(memory_format=memory_format)
+    return tensor
+
+
+def _keep(value: torch.Tensor, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> str:
+    name = base = ".".join(place) or "state"
+    number = 1
+    while name in tensors:
+        number += 1
+        name = f"{base}#{number}"
+    copy = torch.empty(value.shape, dtype=value.dtype)
+    tensors[name] = copy.copy_(value.detach())
+    return name
+
+
+def _from_array(value: np.ndarray[Any, Any], place: tuple[str, ...]) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    except TypeError as error:
+        raise InputError(f"a checkpoint cannot hold an array of {value.dtype} ({_said(place)})") from error
+
+
+def _said(place: tuple[str, ...]) -> str:
+    return f"at {'.'.join(place)}" if place else "as the whole state"
+
+
+class CheckpointError(InputError):
+    """A checkpoint that cannot be written, or one that cannot be trusted."""
+
+
+def save_tensors(file: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a plain state dict as one safetensors file, whole or not at all.
+
+    Its metadata holds a checksum of the tensors, which other readers pass over.
+
+    Raises:
+        CheckpointError: it cannot be written; an older file of that name is untouched.
+    """
+    _, copies = pack(dict(tensors))
+    try:
+        write_whole(Path(file), encode(copies))
+    except OSError as error:
+        raise CheckpointError(f"cannot write {file}: {reason(error)}") from error
+
+
+def load_tensors(file: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """Read a plain safetensors file as a state dict on the CPU.
+
+    Raises:
+        CheckpointError: the file is missing, damaged (where it has a checksum: in any bit) or not safetensors; a
+            pickle is never run.
+    """
+    path = Path(file)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
+    try:
+        return decode(data)
+    except InputError as error:
+        raise CheckpointError(f"{path} is {error}. {no_pickle(path)}") from error
+
+
+def no_pickle(file: Path) -> str:
+    """Return what to do about a file that is not ours."""
+    if file.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}:
+        return "Pickles can run any code and are never loaded; convert it to safetensors where you trust it"
+    return "Give a file or folder that metapretrain wrote"

@@ -1,0 +1,304 @@
+"""Four ways to run the inner loop, with one result: loop, vmap, higher and learn2learn.
+
+There pooling is many times faster so, and convolutions somewhat. Sums over images and pixels are slower, of which the
+second derivative of batch normalisation has many: the inner loop keeps its layout.
+
+Under vmap a convolution whose weights differ between tasks becomes a grouped one, for which cuDNN has slow kernels
+only. Its patches laid side by side (im2col) and one batched matrix product do the same work with fast ones. Run as they
+are, patches are cheapest as a strided view that is copied once; in a graph that will be compiled, as a slice for each
+weight of the filter: the derivative of a view is scattered memory, that of slices is fused with what surrounds it.
+
+``vmap(grad(...))`` differentiated once more is silently wrong through BatchNorm, LayerNorm and InstanceNorm
+with adapted weights (functorch#534). So only the forward pass is mapped. A task's loss depends on its own
+weights alone: the gradient of the summed losses by the stacked weights is the stack of the tasks' gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from metapretrain.checks import import_learn2learn
+from metapretrain.errors import InputError
+from metapretrain.maml.inner import Inner, Named, at_step, differentiable_twice, holding, unroll
+from metapretrain.nests import Nest, map_tensors, rebuild, tensors
+
+SMALL = 32 * 32  # pixels: images of 28 x 28 lose by it, of 84 x 84 they gain (docs/maml.md)
+
+
+class ReshapingViews(TorchFunctionMode):
+    """Within it `view` copies where the layout needs it, as `reshape` does, instead of an error.
+
+    Example:
+        >>> x = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+        >>> with ReshapingViews():
+        ...     x.view(2, -1).shape
+        torch.Size([2, 48])
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace `view` to a shape; everything else runs as it is."""
+        if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
+            func = Tensor.reshape
+        return func(*args, **(kwargs or {}))
+
+
+def channels_last(params: Named, data: Nest) -> tuple[Named, Nest, AbstractContextManager[object]]:
+    """Filters and images channels last, and the context to use them in; all as it is where it would not help."""
+    images = [x for x in tensors(data) if _is_image(x) and x.shape[2] * x.shape[3] > SMALL]
+    if not images or not any(map(_is_image, params.values())):
+        return params, data, nullcontext()
+    return {name: _laid_out(p) for name, p in params.items()}, map_tensors(_laid_out, data), ReshapingViews()
+
+
+def _is_image(x: Tensor) -> bool:
+    return x.ndim == 4 and x.dtype == torch.float32 and x.device.type == "cpu"  # others have no such kernels
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if _is_image(x) else x
+
+
+_sliced: ContextVar[bool] = ContextVar("patches as slices", default=False)
+LARGEST = 32 * 32  # pixels: above, writing the patches costs more than the grouped convolution (docs/maml.md)
+
+
+class MatmulConvolutions(TorchFunctionMode):
+    """Within it `conv2d` is a matrix product, where that is possible and fast.
+
+    That is: one group, no dilation, padding in numbers, and images of at most `largest` pixels.
+
+    Example:
+        >>> x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+        >>> expected = F.conv2d(x, weight, stride=2, padding=1)
+        >>> with MatmulConvolutions():
+        ...     torch.allclose(F.conv2d(x, weight, stride=2, padding=1), expected, atol=1e-5)
+        True
+    """
+
+    def __init__(self, largest: int = LARGEST) -> None:
+        super().__init__()
+        self.largest = largest
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace `conv2d`; everything else runs as it is."""
+        if func in (F.conv2d, torch.conv2d):
+            replaced = _convolution(self.largest, *args, **(kwargs or {}))
+            if replaced is not None:
+                return replaced
+        return func(*args, **(kwargs or {}))
+
+
+def _convolution(
+    largest: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    if groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1) or input.ndim != 4:
+        return None
+    if input.shape[-1] * input.shape[-2] > largest:
+        return None
+    return matmul_conv2d(input, weight, bias, _pair(stride), _pair(padding))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+def matmul_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """`conv2d` of x (N, C, H, W) with weight (O, C, h, w): (N, O, H', W'), as a matrix product.
+
+    The result's memory is laid out channels first, (O, N, H', W'), as the next product wants it.
+    """
+    out, _, height, width = weight.shape
+    padded = F.pad(x.transpose(0, 1), (padding[1], padding[1], padding[0], padding[0]))
+    patches = (_slices if _sliced.get() else _windows)(padded, height, width, stride)
+    _, _, _, images, rows, columns = patches.shape
+    result = weight.reshape(out, -1) @ patches.reshape(-1, images * rows * columns)
+    if bias is not None:
+        result = result + bias[:, None]
+    return result.reshape(out, images, rows, columns).transpose(0, 1)
+
+
+def _windows(x: Tensor, height: int, width: int, stride: tuple[int, int]) -> Tensor:
+    """The patches of x (C, N, H, W): (C, h, w, N, H', W')."""
+    return x.unfold(2, height, stride[0]).unfold(3, width, stride[1]).permute(0, 4, 5, 1, 2, 3)
+
+
+def _slices(x: Tensor, height: int, width: int, stride: tuple[int, int]) -> Tensor:
+    """The same as :func:`_windows`."""
+    down, right = stride
+    rows, columns = (x.shape[2] - height) // down * down + 1, (x.shape[3] - width) // right * right + 1
+    found = [
+        torch.stack([x[:, :, i : i + rows : down, j : j + columns : right] for j in range(width)], 1)
+        for i in range(height)
+    ]
+    return torch.stack(found, 1)
+
+
+def sliced_patches() -> AbstractContextManager[None]:
+    """Take patches as slices inside the block, for a graph that will be compiled."""
+    return holding(_sliced, True)
+
+
+def adapt_by_loop(inner: Inner, params: Named, batch: Nest) -> Named:
+    """All parameters of one task after the inner steps, by name."""
+    fast, frozen = inner.split(params)
+    fast = unroll(_advance, inner, inner.start(fast), frozen, batch)
+    return {**frozen, **inner.finish(fast)}
+
+
+def _advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:
+    for step in range(first, last):
+        with at_step(step):
+            loss = inner.loss({**frozen, **fast}, batch)
+        fast = inner.update(step, fast, inner.gradient(step, loss, fast))
+    return fast
+
+
+Function = Callable[[Named, Nest], Tensor]
+
+
+def adapt_stack(inner: Inner, params: Named, batch: Nest, tasks: int) -> tuple[Named, Named]:
+    """(adapted parameters (T, ...), the others, shared) after the inner steps, by name."""
+    fast, frozen = inner.split(params)
+    stacked = {name: p.expand(tasks, *p.shape) for name, p in fast.items()}
+    stacked = unroll(advance, inner, inner.start(stacked), frozen, batch)
+    return inner.finish(stacked), frozen
+
+
+def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> Tensor:
+    """`function` of each task's parameters and batch, (T, ...); random numbers differ between tasks."""
+
+    def one(stacked: list[Tensor], shared: list[Tensor], data: list[Tensor]) -> Tensor:
+        params = {**dict(zip(frozen, shared, strict=True)), **dict(zip(fast, stacked, strict=True))}
+        return function(params, rebuild(batch, iter(data)))
+
+    mapped = torch.vmap(one, in_dims=(0, None, 0), randomness="different")
+    on_cpu = next(iter(fast.values())).device.type == "cpu"
+    # the CPU's fused attention has no rule for vmap either
+    with differentiable_twice(2 if on_cpu else 1), _convolutions(fast, on_cpu), _no_fast_path():
+        return mapped(list(fast.values()), list(frozen.values()), tensors(batch))
+
+
+def _convolutions(fast: Named, on_cpu: bool) -> AbstractContextManager[object]:
+    """Matrix products on a GPU, if filters (T, O, C, h, w) are among the weights of each task's own."""
+    return nullcontext() if on_cpu or all(p.ndim != 5 for p in fast.values()) else MatmulConvolutions()
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Transformer layers of torch in evaluation mode cannot see, under vmap, that a gradient is wanted."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:
+    for step in range(first, last):
+        with at_step(step):
+            losses = over_tasks(inner.loss, fast, frozen, batch)
+        fast = inner.update(step, fast, inner.gradient(step, losses.sum(), fast))
+    return fast
+
+
+def adapt_by_higher(inner: Inner, params: Named, batch: Nest) -> Named:
+    """All parameters of one task after the inner steps, by name."""
+    fast, frozen = inner.split(params)
+    optimizer = _differentiable(inner, fast)
+    weights = list(inner.start(fast).values())
+
+    def checked(gradients: Any) -> Any:
+        gradients = inner.checked(gradients)
+        if inner.order == 2:
+            return gradients
+        return [None if g is None else g.detach() for g in gradients]
+
+    for step in range(inner.steps):
+        with at_step(step):
+            moving = dict(zip(fast, weights, strict=True))
+            loss = inner.loss({**frozen, **moving}, batch)
+        inner.check_loss(step, loss, moving)
+        rates = [inner.rates.at(step, name) for name in fast]
+        weights = optimizer.step(loss, params=weights, override={"lr": rates}, grad_callback=checked)
+    return {**frozen, **inner.finish(dict(zip(fast, weights, strict=True)))}
+
+
+def _differentiable(inner: Inner, fast: Named) -> Any:
+    higher = library()
+    # Its own parameters only tell higher the groups, one a parameter so that each can have a rate.
+    stand_ins = [p.detach().clone().requires_grad_() for p in fast.values()]
+    groups: list[dict[str, Any]] = [{"params": [p]} for p in stand_ins]
+    optimizer = torch.optim.SGD(groups, lr=1.0) if inner.optimizer is None else inner.optimizer(groups)
+    try:
+        return higher.get_diff_optim(optimizer, stand_ins, track_higher_grads=inner.graph)
+    except ValueError as error:
+        raise InputError(f"higher has no differentiable {type(optimizer).__name__}: {error}") from None
+
+
+def library() -> Any:
+    """The module higher.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import higher
+    except ImportError:
+        raise InputError("engine 'higher' needs the package higher: pip install higher") from None
+    return higher
+
+
+def adapt_by_learn2learn(inner: Inner, params: Named, batch: Nest) -> Named:
+    """All parameters of one task after the inner steps, by name."""
+    utils = import_learn2learn("engine 'learn2learn'").utils
+    fast, frozen = inner.split(params)
+    holder = utils.clone_module(_holder(inner.start(fast)))
+    for step in range(inner.steps):
+        fast = dict(zip(fast, holder._parameters.values(), strict=True))
+        with at_step(step):
+            loss = inner.loss({**frozen, **fast}, batch)
+        gradients = inner.gradient(step, loss, fast)
+        updates = [
+            None if g is None else -inner.rates.at(step, name) * g for name, g in zip(fast, gradients, strict=True)
+        ]
+        # Given through its attribute: its `updates` argument matches by order and ignores what is left over.
+        for weight, change in zip(fast.values(), updates, strict=True):
+            weight.update = change  # type: ignore[attr-defined]
+        holder = utils.update_module(holder)
+        if not inner.graph:
+            holder = _holder({n: p.detach().requires_grad_() for n, p in _weights(fast, holder).items()})
+    return {**frozen, **inner.finish(_weights(fast, holder))}
+
+
+def _weights(names: Named, holder: Any) -> Named:
+    return dict(zip(names, holder._parameters.values(), strict=True))
+
+
+def _holder(fast: Named) -> nn.Module:
+    """A module whose parameters are these tensors, wherever they come from."""
+    holder = nn.Module()
+    for number, value in enumerate(fast.values()):
+        holder._parameters[str(number)] = value  # type: ignore[assignment]
+    return holder

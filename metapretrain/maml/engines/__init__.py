@@ -1,1 +1,0 @@
-"""Four ways to run the inner loop, with one result."""

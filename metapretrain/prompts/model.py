@@ -1,0 +1,525 @@
+"""A frozen language model that scores label words, with a prompt for each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.prompts.soft_prompt import read_notes, write_adapter
+from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer, check_batch, right_padded
+
+KINDS = ("llama",)  # rotary positions that are given, and attention that is taken from transformers' registry
+NAME = "metapretrain_shared_prompt"
+
+
+def can_share(model: Any) -> bool:
+    """Whether :func:`shared_prompt` works for this model of transformers.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> can_share(BertModel(BertConfig(hidden_size=8, num_attention_heads=1, num_hidden_layers=1, vocab_size=9)))
+        False
+    """
+    return model.config.model_type in KINDS
+
+
+@contextmanager
+def shared_prompt(model: Any, length: int, width: int) -> Iterator[None]:
+    """Attention of sequences (K, L + m N): a prompt of `length` L, then m rows of `width` N that see it and themselves.
+
+    Within it, every forward pass of `model` has that form; it is for models that :func:`can_share`.
+
+    A row costs N positions instead of L + N, and attention of N x (L + N) instead of (L + N)^2 pairs. Nothing waits for
+    the device, as transformers does to look for several sequences in one.
+    """
+    from transformers import AttentionInterface
+
+    config = model.config
+    before, config._attn_implementation = config._attn_implementation, NAME
+    # Models read the function's name anew in each layer of each pass, so this is the one that they call inside.
+    AttentionInterface.register(NAME, _Attention(length, width))
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def positions(length: int, width: int, rows: int, device: torch.device) -> Tensor:
+    """The place of each token behind the prompt of its own row, int64 (1, L + m N).
+
+    Example:
+        >>> positions(2, 3, 2, torch.device("cpu")).tolist()
+        [[0, 1, 2, 3, 4, 2, 3, 4]]
+    """
+    inside = torch.arange(width, device=device) + length
+    return torch.cat([torch.arange(length, device=device), inside.repeat(rows)])[None]
+
+
+class _Attention:
+    def __init__(self, length: int, width: int) -> None:
+        self.length, self.width = length, width
+        self.masks: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Attention of query (K, H, S, d) to key and value (K, G, S, d) of G groups of heads; returns (K, S, H, d)."""
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:  # the fused kernels that take a mask know no groups
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        tasks, count = len(query), (query.shape[2] - self.length) // self.width
+        own = self._rows(query, count).flatten(0, 1)
+        keys, values = (self._with_prompt(states, count).flatten(0, 1) for states in (key, value))
+        mask = self._mask(query.device, query.dtype)
+        found = scaled_dot_product_attention(own, keys, values, attn_mask=mask, scale=scaling, dropout_p=dropout)
+        out: Tensor = found.unflatten(0, (tasks, count)).transpose(2, 3).flatten(1, 2)  # (K, m N, H, d)
+        if not self.length:
+            return out, None
+        heads = [states[:, :, : self.length] for states in (query, key, value)]
+        first = scaled_dot_product_attention(
+            heads[0], heads[1], heads[2], is_causal=True, scale=scaling, dropout_p=dropout
+        )
+        return torch.cat([first.transpose(1, 2), out], 1), None
+
+    def _rows(self, states: Tensor, count: int) -> Tensor:
+        """States of the rows (K, m, H, N, d)."""
+        rows: Tensor = states[:, :, self.length :].unflatten(2, (count, self.width))
+        return rows.transpose(1, 2)
+
+    def _with_prompt(self, states: Tensor, count: int) -> Tensor:
+        """States of the rows with those of their prompt in front, (K, m, H, L + N, d)."""
+        prompt = states[:, None, :, : self.length].expand(-1, count, -1, -1, -1)
+        return torch.cat([prompt, self._rows(states, count)], 3)
+
+    def _mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores (N, L + N): a token sees the prompt and its row up to itself."""
+        if (device, dtype) not in self.masks:
+            seen = torch.ones(self.width, self.length + self.width, dtype=torch.bool, device=device).tril(self.length)
+            added = torch.zeros(seen.shape, dtype=dtype, device=device)
+            self.masks[device, dtype] = added.masked_fill(~seen, -torch.inf)
+        return self.masks[device, dtype]
+
+
+TAKE_READY_MASKS = ("bert", "camembert", "mt5", "roberta", "t5", "xlm-roberta")
+
+
+def decoder_only(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
+    """The answer is what follows the row: log p(word | prompt, row), (B, C).
+
+    Args:
+        prompts: (B, L, D).
+        batch: B rows, padded on the right.
+    """
+    ids, real = words.padded(batch.answer.device)
+    if words.longest == 1:
+        return _of_single(_answer_logits(model, prompts, batch, batch.answer[:, None]), ids)
+    rows, (classes, longest) = len(batch), ids.shape
+    places = torch.arange(longest, device=ids.device)
+    start = (batch.answer + 1).repeat_interleave(classes)
+    width = batch.input_ids.shape[-1]
+    tokens = torch.nn.functional.pad(batch.input_ids, (0, longest - 1)).repeat_interleave(classes, 0)
+    tokens = tokens.scatter(1, start[:, None] + places[:-1], ids[:, :-1].repeat(rows, 1))
+    lengths = start + real.sum(1).repeat(rows) - 1
+    mask = (torch.arange(width + longest - 1, device=ids.device) < lengths[:, None]).long()
+    longer = PromptBatch(tokens, mask, start - 1)
+    logits = _answer_logits(model, prompts.repeat_interleave(classes, 0), longer, longer.answer[:, None] + places)
+    return _of_several(logits, ids.repeat(rows, 1), real.repeat(rows, 1)).reshape(rows, classes)
+
+
+def shared(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
+    """As :func:`decoder_only` for words of one token and rows (K, m) behind prompts (K, L, D); (K, m, C).
+
+    Args:
+        model: one that :func:`metapretrain.prompts.model.can_share`.
+    """
+    ids, _ = words.padded(batch.answer.device)
+    (tasks, rows, width), length = batch.input_ids.shape, prompts.shape[1]
+    embeds = model.get_input_embeddings()(batch.input_ids.flatten(1))
+    embeds = torch.cat([prompts.to(embeds.dtype), embeds], 1)
+    places = batch.answer + length + width * torch.arange(rows, device=ids.device)
+    places = torch.where(batch.answer < 0, length - 1, places)  # an empty row is answered behind the prompt itself
+    where = positions(length, width, rows, ids.device)
+    with shared_prompt(model, length, width), _only_at(model, places) as cut:
+        logits = model(inputs_embeds=embeds, position_ids=where, use_cache=False).logits
+    at_answers = logits if cut else _gathered(logits, places)
+    scores = _of_single(at_answers.flatten(0, 1)[:, None], ids)
+    return scores.reshape(tasks, rows, -1)
+
+
+def encoder_decoder(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
+    """The decoder is given the sentinel and answers with what follows it (T5); arguments as :func:`decoder_only`."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    ids, real = words.padded(batch.answer.device)
+    embeds, mask = _inputs(model, prompts, batch)
+    hidden = model.get_encoder()(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
+    sentinel = batch.input_ids.gather(1, batch.answer[:, None])
+    begin = torch.cat([torch.full_like(sentinel, model.config.decoder_start_token_id), sentinel], 1)
+    rows, (classes, longest) = len(batch), ids.shape
+    if longest > 1:
+        hidden, mask, begin = (t.repeat_interleave(classes, 0) for t in (hidden, mask, begin))
+        begin = torch.cat([begin, ids[:, :-1].repeat(rows, 1)], 1)
+    encoded = BaseModelOutput(last_hidden_state=hidden)
+    logits = model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=begin, use_cache=False).logits[:, 1:]
+    if longest == 1:
+        return _of_single(logits, ids)
+    return _of_several(logits, ids.repeat(rows, 1), real.repeat(rows, 1)).reshape(rows, classes)
+
+
+def masked(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
+    """The answer stands at the mask token, or at as many as the word has; arguments as :func:`decoder_only`.
+
+    The tokens of a longer word are scored side by side: none of them is told the others.
+    """
+    ids, _ = words.padded(batch.answer.device)
+    if words.longest == 1:
+        return _of_single(_answer_logits(model, prompts, batch, batch.answer[:, None]), ids)
+    lengths = [len(tokens) for tokens in words.tokens]
+    found: dict[int, Tensor] = {}
+    for length in sorted(set(lengths)):
+        wider = _more_masks(batch, length)
+        places = batch.answer[:, None] + torch.arange(length, device=ids.device)
+        log_p = _normalised(_answer_logits(model, prompts, wider, places))
+        for label in (label for label, own in enumerate(lengths) if own == length):
+            index = ids[label, :length].expand(len(batch), length)[..., None]
+            found[label] = log_p.gather(2, index)[..., 0].sum(1)
+    return torch.stack([found[label] for label in range(len(words))], 1)
+
+
+def _more_masks(batch: PromptBatch, length: int) -> PromptBatch:
+    extra = length - 1
+    to = torch.arange(batch.input_ids.shape[-1] + extra, device=batch.answer.device)
+    place = batch.answer[:, None]
+    source = torch.where(to <= place, to, torch.where(to <= place + extra, place, to - extra))
+    return PromptBatch(batch.input_ids.gather(1, source), batch.attention_mask.gather(1, source), batch.answer)
+
+
+def _inputs(model: Any, prompts: Tensor, batch: PromptBatch) -> tuple[Tensor, Tensor]:
+    """Embeddings (B, L + N, D) with the prompt in front, and the mask of their attention."""
+    embeds = model.get_input_embeddings()(batch.input_ids)
+    ones = batch.attention_mask.new_ones(prompts.shape[:2])
+    mask = torch.cat([ones, batch.attention_mask], 1)
+    return torch.cat([prompts.to(embeds.dtype), embeds], 1), _ready(model, mask, embeds)
+
+
+def _ready(model: Any, mask: Tensor, embeds: Tensor) -> Tensor:
+    """What is added to the scores of attention, (B, 1, 1, N), for models that take it.
+
+    Of a mask (B, N) transformers asks whether anything is padding, and waits for the device.
+    """
+    if model.config.model_type not in TAKE_READY_MASKS:
+        return mask
+    added = embeds.new_zeros(mask.shape).masked_fill(mask == 0, torch.finfo(embeds.dtype).min)
+    return added[:, None, None, :]
+
+
+def _answer_logits(model: Any, prompts: Tensor, batch: PromptBatch, places: Tensor) -> Tensor:
+    """Logits (B, T, V) at the places (B, T) of the rows and nowhere else."""
+    embeds, mask = _inputs(model, prompts, batch)
+    # Behind the answer of a decoder-only model stands padding alone, which it does not look at: no mask is needed.
+    masked_model = "ForMaskedLM" in type(model).__name__
+    options: dict[str, Any] = {"attention_mask": mask} if masked_model else {"use_cache": False}
+    places = places + prompts.shape[1]
+    with _only_at(model, places) as cut:
+        logits: Tensor = model(inputs_embeds=embeds, **options).logits
+    return logits if cut else _gathered(logits, places)
+
+
+@contextmanager
+def _only_at(model: Any, places: Tensor) -> Iterator[list[bool]]:
+    """Let the model's head see only the hidden states at `places`: its vocabulary is the larger part of memory."""
+    cut: list[bool] = []
+
+    def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+        cut.append(True)
+        if isinstance(output, tuple):
+            return (_gathered(output[0], places), *output[1:])
+        output.last_hidden_state = _gathered(output.last_hidden_state, places)
+        return output
+
+    body = getattr(model, model.base_model_prefix, None) if model.base_model_prefix else None
+    handle = body.register_forward_hook(hook) if body is not None else None
+    try:
+        yield cut
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def _gathered(states: Tensor, places: Tensor) -> Tensor:
+    return states.gather(1, places[..., None].expand(*places.shape, states.shape[-1]))
+
+
+def _normalised(logits: Tensor) -> Tensor:
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return wide.log_softmax(-1)
+
+
+def _of_single(logits: Tensor, ids: Tensor) -> Tensor:
+    """(B, C) of logits (B, 1, V) and ids (C, 1)."""
+    return _normalised(logits[:, 0])[:, ids[:, 0]]
+
+
+def _of_several(logits: Tensor, ids: Tensor, real: Tensor) -> Tensor:
+    """Sum over the tokens of a word: (R,) of logits (R, T, V), ids and real (R, T)."""
+    each = _normalised(logits).gather(2, ids[..., None])[..., 0]
+    return torch.where(real, each, 0).sum(1)
+
+
+PATHS = {"decoder-only": decoder_only, "encoder-decoder": encoder_decoder, "masked": masked}
+
+
+class PromptedModel(nn.Module):
+    """A language model that classifies by the word it gives for `<X>` (section 3 of Huang et al.).
+
+    The model is put into evaluation mode and takes no gradient; its weights never change.
+
+    Args:
+        model: of transformers: AutoModelForCausalLM, AutoModelForSeq2SeqLM or AutoModelForMaskedLM.
+        max_length: tokens of a row at most, without the soft prompt.
+        normalise: "vocabulary": log-probabilities among all tokens, as in section 3.2; "labels": among the
+            label words alone.
+
+    Raises:
+        InputError: the model is of no such kind, or a value is not allowed.
+
+    Example:
+        >>> from transformers import BertForMaskedLM
+        >>> from metapretrain.models.scratch import tiny_model, tiny_tokenizer
+        >>> tokenizer = tiny_tokenizer()
+        >>> bert = BertForMaskedLM(tiny_model(len(tokenizer)).config)
+        >>> model = PromptedModel(bert, PromptTemplate("It is <X>."), Verbalizer(["no", "ok"], tokenizer))
+        >>> batch = model.encode(["a film", "a plot", "a song"])
+        >>> model(torch.zeros(5, 32), batch).shape  # a prompt of 5 rows for all
+        torch.Size([3, 2])
+        >>> model(torch.zeros(3, 5, 32), batch).shape  # or one for each row
+        torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        template: PromptTemplate,
+        verbalizer: Verbalizer,
+        *,
+        max_length: int = 128,
+        normalise: str = "vocabulary",
+    ) -> None:
+        super().__init__()
+        self.kind = kind_of(model)
+        for wanted, part in ((PromptTemplate, template), (Verbalizer, verbalizer)):
+            if not isinstance(part, wanted):
+                raise InputError(f"give a {wanted.__name__}, not a {type(part).__name__}")
+        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+            raise InputError(f"max_length must be an integer of at least 1, not {max_length!r}")
+        self.model = model.requires_grad_(False).eval()
+        self.template, self.verbalizer = template, verbalizer
+        self.normalise = one_of("normalise", normalise, ["labels", "vocabulary"])
+        self.tokens, self.features = (int(size) for size in model.get_input_embeddings().weight.shape)
+        self.max_length = max_length
+
+    def train(self, mode: bool = True) -> PromptedModel:
+        """Set the mode of this wrapper; the model inside stays in evaluation mode."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def encode(
+        self, first: Sequence[str], second: Sequence[str] | None = None, labels: Sequence[int] | Tensor | None = None
+    ) -> PromptBatch:
+        """Tokens, and labels in 0..C-1, of B rows, on the CPU.
+
+        Raises:
+            InputError: as :meth:`PromptTemplate.encode`, tokens that the model does not have, or labels that are out
+                of range or not one a row.
+        """
+        width = self.max_length - (self.verbalizer.longest - 1)
+        batch = self.template.encode(self.verbalizer.tokenizer, self.kind, first, second, max_length=width)
+        if (highest := int(batch.input_ids.max())) >= self.tokens:
+            raise InputError(
+                f"the tokenizer gives token {highest}, but the model has {self.tokens} tokens; give the model's own"
+            )
+        if labels is None:
+            return batch
+        try:
+            y = torch.as_tensor(labels)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(f"labels must be integers in 0..{len(self.verbalizer) - 1}, one a row") from None
+        whole = y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        if y.shape != batch.answer.shape or not whole:
+            raise InputError(f"give one integer label for each of {len(batch)} rows, not {y.dtype} {tuple(y.shape)}")
+        if int(y.min()) < 0 or int(y.max()) >= len(self.verbalizer):
+            raise InputError(
+                f"labels lie in {int(y.min())}..{int(y.max())}, but there are words for 0..{len(self.verbalizer) - 1}"
+            )
+        return PromptBatch(batch.input_ids, batch.attention_mask, batch.answer, y.long(), batch.truncated)
+
+    def forward(self, prompt: Tensor, batch: PromptBatch) -> Tensor:
+        """Log-probability of each label's word, (..., C).
+
+        Args:
+            prompt: (L, D) for all rows, (0, D) for no prompt; or with the first of the batch's dimensions in front,
+                as (K, L, D) for rows (K, m), a prompt a task, or (B, L, D) for rows (B,), a prompt a row.
+            batch: rows (...), padded on either side.
+
+        Raises:
+            InputError: shapes that do not fit each other or the model.
+        """
+        self._check(prompt, batch)
+        device = self.model.get_input_embeddings().weight.device
+        if not prompt.device == batch.answer.device == device:
+            raise InputError(
+                f"the prompt is on {prompt.device} and the rows on {batch.answer.device}, but the model on {device};"
+                " move them with .to(device)"
+            )
+        shape = batch.shape
+        rows = right_padded(batch.flat())
+        lead, own = prompt.shape[:-2], prompt.shape[-2:]
+        if self.kind == "decoder-only" and self.verbalizer.longest == 1 and can_share(self.model):
+            prompts = prompt.reshape(math.prod(lead), *own)
+            together = rows.take(torch.arange(len(rows), device=rows.answer.device).reshape(len(prompts), -1))
+            scores = shared(self.model, prompts, together, self.verbalizer)
+        else:
+            each = prompt.reshape(*lead, *(1 for _ in shape[len(lead) :]), *own).expand(*shape, *own)
+            scores = PATHS[self.kind](self.model, each.reshape(len(rows), *own), rows, self.verbalizer)
+        if self.normalise == "labels":
+            scores = scores.log_softmax(-1)
+        return scores.reshape(*shape, len(self.verbalizer))
+
+    def losses(self, prompt: Tensor, batch: PromptBatch) -> Tensor:
+        """Negative log-probability of each row's label, (...).
+
+        Raises:
+            InputError: the batch has no labels.
+        """
+        if batch.labels is None:
+            raise InputError("the batch has no labels; give them to encode")
+        scores: Tensor = self(prompt, batch)
+        return -scores.gather(-1, batch.labels[..., None])[..., 0]
+
+    @torch.no_grad()
+    def classify(
+        self, prompt: Tensor, first: Sequence[str], second: Sequence[str] | None = None, *, batch_size: int = 64
+    ) -> Tensor:
+        """Probabilities among the labels (N, C), on the CPU.
+
+        Args:
+            prompt: (L, D), one for all rows.
+
+        Raises:
+            InputError: as :meth:`encode` and :meth:`forward`, a prompt that is not finite, or a batch size below 1.
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise InputError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
+        data = self.encode(first, second)
+        self._check(prompt, data)
+        if prompt.ndim != 2:
+            raise InputError(f"classify takes one prompt (L, D) for all rows, not {tuple(prompt.shape)}")
+        if not bool(prompt.isfinite().all()):
+            raise InputError("the prompt holds NaN or infinity; train it again, with a lower learning rate")
+        device = self.model.get_input_embeddings().weight.device
+        parts = torch.arange(len(data)).split(batch_size)
+        scores = [self(prompt.to(device), data.take(rows).trimmed().to(device)).cpu() for rows in parts]
+        return torch.cat(scores).softmax(-1)
+
+    def save(self, folder: str | Path, prompt: Tensor) -> None:
+        """Write the prompt (L, D) as a PEFT adapter, and template and label words beside it.
+
+        Raises:
+            InputError: the prompt is not (L, D) of finite numbers (what stood there before stays), or the folder cannot
+                be written.
+        """
+        fits = isinstance(prompt, Tensor) and prompt.ndim == 2 and len(prompt) and prompt.shape[1] == self.features
+        if not fits or not prompt.is_floating_point():
+            given = f"{prompt.dtype} {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else type(prompt).__name__
+            raise InputError(f"a saved prompt is a tensor of floats (L, {self.features}) with L >= 1, not {given}")
+        if not bool(prompt.isfinite().all()):
+            raise InputError("the prompt holds NaN or infinity; train it again, with a lower learning rate")
+        notes = {
+            "template": self.template.text,
+            "words": list(self.verbalizer.words),
+            "several": self.verbalizer.several,
+            "space": self.verbalizer.space,
+            "max_length": self.max_length,
+            "normalise": self.normalise,
+        }
+        write_adapter(folder, prompt, self.model, self.kind, notes)
+
+    @classmethod
+    def load(cls, folder: str | Path, model: Any, tokenizer: Any) -> PromptedModel:
+        """The model with template and label words as they were saved; the prompt is :meth:`SoftPrompt.from_adapter`.
+
+        Raises:
+            InputError: the folder was not written by :meth:`save`, or the tokenizer is another one.
+        """
+        notes = read_notes(folder)
+        kind_of(model)
+        try:
+            words = Verbalizer(notes["words"], tokenizer, several=notes["several"], space=notes["space"])
+            options = {"max_length": notes["max_length"], "normalise": notes["normalise"]}
+            return cls(model, PromptTemplate(notes["template"]), words, **options)
+        except KeyError as error:
+            raise InputError(f"prompt.json of {folder} lacks {error}") from None
+        except InputError as error:
+            raise InputError(f"prompt.json of {folder}: {error}") from None
+
+    def _check(self, prompt: Tensor, batch: PromptBatch) -> None:
+        if not isinstance(prompt, Tensor):
+            raise InputError(f"a prompt is a tensor (L, D), such as SoftPrompt(...)(), not {type(prompt).__name__}")
+        if not prompt.is_floating_point():
+            raise InputError(f"a prompt holds floating point numbers, not {prompt.dtype}")
+        check_batch("the batch", batch)
+        lead, shape = tuple(prompt.shape[:-2]), batch.shape
+        if prompt.ndim < 2 or lead != shape[: len(lead)] or prompt.shape[-1] != self.features:
+            raise InputError(
+                f"prompt {tuple(prompt.shape)} does not fit rows {shape} of a model with {self.features} features;"
+                " give (L, D), or the first of the rows' dimensions in front of it"
+            )
+        most = positions_of(self.model)
+        length = prompt.shape[-2] + batch.input_ids.shape[-1] + self.verbalizer.longest - 1
+        if most is not None and length > most:
+            raise InputError(
+                f"{prompt.shape[-2]} prompt rows and {length - prompt.shape[-2]} tokens are more than the model's"
+                f" {most} positions; lower max_length or the prompt's length"
+            )
+
+
+def kind_of(model: Any) -> str:
+    """ "decoder-only", "encoder-decoder" or "masked".
+
+    Raises:
+        InputError: the model has no language modelling head.
+    """
+    name = type(model).__name__
+    if name.endswith("ForMaskedLM"):
+        return "masked"
+    if hasattr(model, "can_generate") and model.can_generate():
+        return "encoder-decoder" if model.config.is_encoder_decoder else "decoder-only"
+    raise InputError(
+        f"{name} has no language modelling head; load the model with AutoModelForCausalLM, AutoModelForSeq2SeqLM or"
+        " AutoModelForMaskedLM"
+    )
+
+
+def positions_of(model: Any) -> int | None:
+    """How many positions the model knows; None: any number (relative positions)."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    embeddings = getattr(getattr(model, model.base_model_prefix, None), "embeddings", None)
+    padding = getattr(embeddings, "padding_idx", None)  # RoBERTa counts from behind its padding token's id
+    return None if most is None else int(most) - (0 if padding is None else padding + 1)

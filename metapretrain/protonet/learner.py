@@ -1,0 +1,145 @@
+"""Prototypical networks as a learner, beside MAML and its kin."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.maml.adapt import whole
+from metapretrain.maml.inner import Named
+from metapretrain.maml.learner import checked_module, pair
+from metapretrain.nests import map_tensors
+
+DISTANCES = ("cosine", "sqeuclidean")
+
+
+class ProtoNet(nn.Module):
+    """Prototypical network (Snell et al., 2017): a query's logits are minus its distances to class means.
+
+    All tasks of a batch go through the encoder in one pass. In training mode batch normalisation therefore
+    uses the statistics of all of them; in evaluation mode, the running ones, so that a query's prediction
+    does not depend on the other queries.
+
+    Args:
+        model: maps x (N, ...) to embeddings; what they have beyond (N, D) is flattened.
+        distance: "sqeuclidean" (the paper's) or "cosine".
+        temperature: above 0; the logits are divided by it.
+        ways: number of classes W of every task, each with support examples. None: read from the labels, which
+            waits for the device.
+
+    Raises:
+        InputError: bad values; a class without support examples (if `ways` is None).
+
+    Example:
+        >>> x, y = torch.tensor([[[0.0], [4.0]]]), torch.tensor([[0, 1]])  # one task
+        >>> ProtoNet(nn.Identity()).logits((x, y), (x, y)).tolist()
+        [[[-0.0, -16.0], [-16.0, -0.0]]]
+    """
+
+    centres: Tensor | None
+
+    def __init__(
+        self, model: nn.Module, *, distance: str = "sqeuclidean", temperature: float = 1.0, ways: int | None = None
+    ) -> None:
+        super().__init__()
+        if not 0 < temperature < float("inf"):
+            raise InputError(f"temperature is {temperature!r}; give a finite number above 0, for example 1.0")
+        self.module = checked_module(model)
+        self.distance = one_of("distance", distance, DISTANCES)
+        self.temperature = temperature
+        self.ways = None if ways is None else whole("ways", ways, 1)
+        self.centres = None
+
+    def losses(self, support: Any, query: Any) -> Tensor:
+        """Mean cross-entropy of each task's queries, (T,). Arguments as for MAML."""
+        _, y = pair(query)
+        logits = self._task_logits(support, query)
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        return each.view(y.shape).mean(1)
+
+    def backward(self, support: Any, query: Any) -> Tensor:
+        """Add the gradient of the mean loss to ``.grad``; return the losses (T,), detached."""
+        losses = self.losses(support, query)
+        losses.mean().backward()
+        return losses.detach()
+
+    @torch.no_grad()
+    def logits(self, support: Any, query: Any) -> Tensor:
+        """Logits of each task's queries, (T, Q, W), without any graph."""
+        return self._task_logits(support, query)
+
+    def predict(self, episode: Any) -> Tensor:
+        """Logits (Q, W) of one episode's queries, for `evaluate_episodes`."""
+        parts = (map_tensors(lambda t: t[None], pair(part)) for part in (episode.support, episode.query))
+        return self.logits(*parts)[0]
+
+    def meta_parameters(self) -> Named:
+        """Everything that the outer loop learns, by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def clone(self) -> ProtoNet:
+        """A learner of the same encoder, with prototypes of its own."""
+        return copy.copy(self)
+
+    def adapt(self, x: Any, y: Tensor) -> None:
+        """Set the prototypes from one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
+        self.centres = _centres(self._embed(x)[None], y[None], self.ways)[0]
+
+    def forward(self, x: Any) -> Tensor:
+        """Logits (Q, W) by the prototypes that :meth:`adapt` has set."""
+        if self.centres is None:
+            raise InputError("this ProtoNet has no prototypes yet: call adapt(x, y) with support examples")
+        return self._compare(self._embed(x)[None], self.centres[None])[0]
+
+    def _embed(self, x: Any) -> Tensor:
+        z = self.module(**x) if isinstance(x, dict) else self.module(x)
+        return torch.flatten(z, 1)
+
+    def _task_logits(self, support: Any, query: Any) -> Tensor:
+        (sx, sy), (qx, qy) = pair(support), pair(query)
+        for name, x, y in (("support", sx, sy), ("query", qx, qy)):
+            _check_rows(name, x, y, len(sy) if isinstance(sy, Tensor) and sy.dim() else 1)
+        tasks, shots = sy.shape
+        z = self._embed(_joined(sx, qx)).view(tasks, shots + _rows(qx), -1)
+        return self._compare(z[:, shots:], _centres(z[:, :shots], sy, self.ways))
+
+    def _compare(self, queries: Tensor, centres: Tensor) -> Tensor:
+        if self.distance == "cosine":
+            return F.normalize(queries, dim=-1) @ F.normalize(centres, dim=-1).mT / self.temperature
+        gaps = (queries[:, :, None] - centres[:, None]).square().sum(-1)
+        return -gaps / self.temperature
+
+
+def _centres(z: Tensor, y: Tensor, ways: int | None) -> Tensor:
+    """Mean embedding of each class, (T, W, D), of z (T, N, D) and y (T, N)."""
+    known = ways is not None
+    ways = int(y.max()) + 1 if ways is None else ways
+    member = (y[..., None] == torch.arange(ways, device=y.device)).to(z.dtype)
+    counts = member.sum(1)
+    if not known and not bool((counts > 0).all()):
+        raise InputError(f"a class of 0..{ways - 1} has no support example in some task; number them 0..W-1")
+    return member.mT @ z / counts[..., None]
+
+
+def _check_rows(name: str, x: Any, y: Any, tasks: int) -> None:
+    first = next(iter(x.values())) if isinstance(x, dict) else x
+    shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in (first, y)]
+    if not isinstance(y, Tensor) or y.dim() != 2 or shapes[0][:2] != shapes[1] or len(y) != tasks:
+        raise InputError(f"{name} is x {shapes[0]} and y {shapes[1]}; give ({tasks}, N, ...) and ({tasks}, N)")
+
+
+def _rows(x: Any) -> int:
+    first: Tensor = next(iter(x.values())) if isinstance(x, dict) else x
+    return first.shape[1]
+
+
+def _joined(support: Any, query: Any) -> Any:
+    """Support and query rows of all tasks as one batch, task by task: (T * (S + Q), ...)."""
+    if isinstance(support, dict):
+        return {key: _joined(value, query[key]) for key, value in support.items()}
+    return torch.cat([support, query], 1).flatten(0, 1)

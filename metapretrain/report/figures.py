@@ -1,0 +1,582 @@
+"""Figures of a run and of a folder of runs: maps of embeddings, confusion, comparison, curves."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.intervals import Interval
+from metapretrain.evaluation.predictions import confusion
+from metapretrain.evaluation.representation import check_embeddings, knn_leave_one_out, silhouette, subsample
+from metapretrain.files import write_file
+from metapretrain.report.results import collect
+from metapretrain.report.table import build_table
+from metapretrain.training.logs import METRICS, POINTS, read_embeddings, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# Paul Tol's "muted" scheme and black: ten colours that stay apart for colour-blind readers.
+COLOURS = ("#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#000000")
+MARKERS = "osD^vPX<>*"
+INK = "#333333"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure in inches on an Agg canvas, known to no global list, so that none is ever left open."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path | str) -> Path:
+    """Write a PNG, whole or not at all.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+    """
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return write_file(Path(path), png.getvalue())
+
+
+def darker(colour: str) -> str:
+    """The colour for text on white: mixed with black until it reads.
+
+    Example:
+        >>> darker("#DDCC77"), darker("#332288")
+        ('#90854E', '#332288')
+    """
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    light = 0.299 * red + 0.587 * green + 0.114 * blue
+    share = min(1.0, 130 / max(light, 1))
+    return "#" + "".join(f"{round(share * part):02X}" for part in (red, green, blue))
+
+
+def plain(axes: Axes) -> None:
+    """Leave out the frame's upper and right side."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=INK)
+
+
+REDUCERS = {"tsne": "t-SNE", "umap": "UMAP"}
+
+
+def check_reducer(name: str) -> None:
+    """Raise InputError unless `name` is a reducer that is installed."""
+    one_of("reducer", name, REDUCERS)
+    if name == "umap":
+        try:
+            import umap  # noqa: F401
+        except ImportError as error:
+            raise InputError("reducer 'umap' needs the extra package: pip install umap-learn") from error
+
+
+def project(z: Tensor, reducer: str = "tsne", seed: int = 0) -> NDArray[np.float32]:
+    """Map embeddings (N, D) to the plane, (N, 2), by t-SNE or UMAP with a fixed random state.
+
+    t-SNE does 500 iterations, which is where nearly all of its time goes: 500 rows take a second.
+
+    Raises:
+        InputError: another reducer, fewer than four rows, or "umap" without the package umap-learn.
+    """
+    check_reducer(reducer)
+    check_embeddings(z)
+    if len(z) < 4:
+        raise InputError(f"a map of embeddings needs 4 rows or more; got {len(z)}")
+    array = z.detach().float().cpu().numpy()
+    if reducer == "umap":
+        from umap import UMAP
+
+        umap = UMAP(random_state=seed, n_neighbors=min(15, len(z) - 1), n_jobs=1)
+        return np.asarray(umap.fit_transform(array), np.float32)
+    if not array.std(axis=0).any():  # all at one point, as a collapsed encoder leaves them
+        return np.zeros((len(array), 2), np.float32)
+    from sklearn.manifold import TSNE
+
+    start = "pca" if z.shape[1] > 1 else "random"
+    perplexity = min(30.0, (len(z) - 1) / 3)
+    tsne = TSNE(perplexity=perplexity, init=start, random_state=seed, max_iter=500, angle=0.7)
+    return np.asarray(tsne.fit_transform(array), np.float32)
+
+
+def tsne_figure(
+    panels: Mapping[str, tuple[Tensor, Tensor]],
+    classes: Sequence[str],
+    *,
+    reducer: str = "tsne",
+    seed: int = 0,
+    max_points: int = 2000,
+    knn: Mapping[str, float] | None = None,
+) -> Figure:
+    """Maps of embeddings, one panel each, two a row, coloured and labelled by class.
+
+    The title of a panel gives silhouette and kNN accuracy in the embedding space itself, not on the map; kNN
+    is by the panel's other points (leave-one-out) unless `knn` holds the panel's figure.
+
+    Args:
+        panels: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1.
+        classes: the C class names.
+        max_points: points drawn and scored a panel, a random part fixed by `seed` where there are more.
+        knn: kNN accuracy (0..1) by panel, if measured elsewhere.
+
+    Raises:
+        InputError: no panel, embeddings with NaN, labels outside 0..C-1.
+    """
+    if not panels:
+        raise InputError("a map of embeddings needs at least one panel: {name: (embeddings, labels)}")
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(5.2 * columns, 4.9 * rows)
+    for place, (name, (z, y)) in enumerate(panels.items(), start=1):
+        check_embeddings(z, y, f"embeddings of panel {name!r}")
+        kept = subsample(len(z), max_points, seed)
+        z, y = z.detach().cpu()[kept], y.cpu()[kept]
+        axes = figure.add_subplot(rows, columns, place)
+        _scatter(axes, project(z, reducer, seed), y.numpy(), classes)
+        if knn is not None and name in knn:
+            measured = f"kNN {knn[name]:.1%}"
+        else:
+            measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}"
+        axes.set_title(f"{name}\n{_tightness(z, y)}, {measured}", fontsize=10, color=INK)
+    figure.supxlabel(f"{REDUCERS[reducer]} of at most {max_points:,} embeddings a panel", fontsize=8, color=INK)
+    return figure
+
+
+def _tightness(z: Tensor, y: Tensor) -> str:
+    defined = 2 <= len(torch.unique(y)) < len(y)
+    return f"silhouette {silhouette(z, y):.2f}" if defined else "silhouette undefined"
+
+
+def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], classes: Sequence[str]) -> None:
+    """Points by class, each class named at the medoid of its points: no legend to look up."""
+    if len(y) and not 0 <= y.min() <= y.max() < len(classes):
+        raise InputError(f"labels must be 0..{len(classes) - 1}, one class name each; got {y.min()}..{y.max()}")
+    from matplotlib.patheffects import withStroke
+
+    middles, size = {}, min(12, max(6, 6000 / len(points)))
+    for label in np.unique(y):
+        mine = points[y == label]
+        colour = COLOURS[label % len(COLOURS)]
+        marker = MARKERS[label // len(COLOURS) % len(MARKERS)]
+        axes.scatter(mine[:, 0], mine[:, 1], s=size, c=colour, marker=marker, alpha=0.65, linewidths=0)
+        middles[label] = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
+    outline = [withStroke(linewidth=3, foreground="white")]
+    for label, (x, height) in _spread(middles, np.ptp(points, axis=0)).items():
+        axes.text(
+            x,
+            height,
+            classes[label],
+            color=darker(COLOURS[label % len(COLOURS)]),
+            fontsize=9,
+            weight="bold",
+            ha="center",
+            va="center",
+            path_effects=outline,
+        )
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _spread(places: dict[int, NDArray[np.float32]], extent: NDArray[np.float32]) -> dict[int, tuple[float, float]]:
+    """Move the places of names up until no two overlap, lowest first."""
+    wide, high = 0.16 * float(extent[0]), 0.035 * float(extent[1])
+    placed: dict[int, tuple[float, float]] = {}
+    for label, (x, y) in sorted(places.items(), key=lambda item: float(item[1][1])):
+        height = float(y)
+        for other_x, other_y in sorted(placed.values(), key=lambda place: place[1]):
+            if abs(other_x - x) < wide and abs(other_y - height) < high:
+                height = other_y + high
+        placed[label] = float(x), height
+    return placed
+
+
+def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title: str = "") -> Figure:
+    """Confusion matrix: a row a true class, cells in per cent of that class's examples.
+
+    Args:
+        y: int (N,), 0..C-1.
+        predicted: int (N,), 0..C-1.
+
+    Raises:
+        InputError: lengths differ, or a label lies outside 0..C-1.
+    """
+    counts = confusion(y, predicted, len(classes)).double()
+    share = (100 * counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).numpy()
+    size = 2.6 + 0.55 * len(classes)
+    figure = new_figure(size + 0.6, size)
+    axes = figure.add_subplot()
+    axes.imshow(share, cmap="Blues", vmin=0, vmax=100)
+    if len(classes) <= 25:
+        for (row, column), value in np.ndenumerate(share):
+            if value >= 0.5:
+                colour = "white" if value > 55 else INK
+                axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(classes)), classes)
+    axes.set_xlabel("predicted", color=INK)
+    axes.set_ylabel("true class", color=INK)
+    right = float(counts.diagonal().sum() / counts.sum().clamp(min=1))
+    axes.set_title(
+        f"{title + ': ' if title else ''}{right:.1%} of {len(y):,} right; cells in % of the row", fontsize=10
+    )
+    return figure
+
+
+def comparison_figure(
+    rows: Mapping[str, Interval], *, published: Mapping[str, float] | None = None, title: str = "test accuracy"
+) -> Figure:
+    """Accuracies as dots with 95% intervals over seeds, in the order given; published figures as diamonds.
+
+    The axis is fitted to the figures and does not begin at 0, so that intervals are seen.
+
+    Args:
+        rows: method to its interval (fractions); a single seed has a dot without interval.
+        published: method to the published fraction.
+
+    Raises:
+        InputError: there are no rows.
+    """
+    if not rows:
+        raise InputError("a comparison needs at least one method")
+    cited = {name: 100 * value for name, value in (published or {}).items() if name in rows}
+    figure = new_figure(8.2, 1.3 + 0.42 * len(rows))
+    axes = figure.add_subplot()
+    for place, (name, interval) in enumerate(rows.items()):
+        half = 100 * interval.half_width if interval.known else None
+        mean = 100 * interval.mean
+        axes.axhline(place, color="#DDDDDD", linewidth=0.8, zorder=0)
+        shown = None if half is None else [[min(half, mean)], [min(half, 100 - mean)]]  # 0 to 100% is all there is
+        axes.errorbar(mean, place, xerr=shown, fmt="o", color="#332288", capsize=3, linewidth=1.4, markersize=5)
+        text = f"{mean:.1f} (one seed)" if half is None else f"{mean:.1f} ± {half:.1f}"
+        axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=INK)
+        if name in cited:
+            axes.plot(cited[name], place + 0.26, "D", mfc="none", color="#CC6677", markersize=5, mew=1.3)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    note = "; diamond: published" if cited else ""
+    axes.set_xlabel(f"{title}, %; dot: mean, line: 95% interval over seeds{note}", color=INK)
+    plain(axes)
+    return figure
+
+
+DRAWN = 1e100  # of a diverged run: axes to the largest float64 have no ticks that could be computed
+Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps, values
+
+
+def read_curves(run: Path | str) -> dict[str, Curve]:
+    """What a run logged: "split/name" -> (steps int64 (S,) in order, values float64 (S,)); NaN where not finite.
+
+    Example:
+        >>> read_curves("no-such-run")
+        {}
+    """
+    series: dict[str, dict[int, float]] = {}
+    for line in read_metrics(run):
+        series.setdefault(f"{line['split']}/{line['name']}", {})[line["step"]] = line["value"]
+    return {
+        key: (np.array(sorted(found), np.int64), np.array([found[step] for step in sorted(found)], np.float64))
+        for key, found in series.items()
+    }
+
+
+def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[str]) -> Figure:
+    """Curves of logged metrics, a panel a metric: mean over seeds, and a band from lowest to highest.
+
+    At each step the seeds count that have reached it, so a run in progress does not cut the others short.
+
+    Args:
+        runs: method to the run folders of its seeds.
+        metrics: "split/name", for example "train/loss".
+
+    Raises:
+        InputError: no run logged any of the metrics (the line names those that are there).
+    """
+    read = {method: [read_curves(folder) for folder in folders] for method, folders in runs.items()}
+    there = sorted({key for seeds in read.values() for seed in seeds for key in seed})
+    shown = [metric for metric in metrics if metric in there]
+    if not shown:
+        raise InputError(
+            f"none of the metrics {', '.join(metrics)} was logged; there are: {', '.join(there) or 'none'}"
+        )
+    columns = min(2, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    figure = new_figure(6.4 * columns, 4.2 * rows)
+    for place, metric in enumerate(shown, start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        ends: list[tuple[float, float, str, str]] = []
+        for position, (method, seeds) in enumerate(read.items()):
+            curves = [seed[metric] for seed in seeds if metric in seed]
+            if curves:
+                ends.append((*_curve(axes, curves, position), method))
+        _end_labels(axes, ends)
+        axes.set_title(metric, fontsize=11, color=INK)
+        axes.set_xlabel("step", color=INK)
+        plain(axes)
+    most = max(len(seeds) for seeds in read.values())
+    told = f"line: mean over seeds (up to {most}); band: lowest to highest seed"
+    figure.supxlabel(told if most > 1 else "one seed", fontsize=8, color=INK)
+    return figure
+
+
+def over_seeds(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Bring the curves of seeds to all their steps: steps (S,) and values (seeds, S).
+
+    Between its logged steps a curve is interpolated; outside them it is NaN.
+
+    Example:
+        >>> a = np.array([0, 2]), np.array([1.0, 3.0])
+        >>> b = np.array([1]), np.array([5.0])
+        >>> over_seeds([a, b])[1].tolist()
+        [[1.0, 2.0, 3.0], [nan, 5.0, nan]]
+    """
+    grid = np.unique(np.concatenate([steps for steps, _ in curves]))
+    return grid, np.stack([np.interp(grid, *curve, left=np.nan, right=np.nan) for curve in curves])
+
+
+def _curve(axes: Axes, curves: Sequence[Curve], position: int) -> tuple[float, float, str]:
+    """Draw mean and band; returns the last point and the colour."""
+    grid, values = over_seeds(curves)
+    values[np.abs(values) > DRAWN] = np.nan
+    kept = ~np.isnan(values).all(axis=0)
+    grid, values = grid[kept], values[:, kept]
+    if grid.size == 0:
+        return math.nan, math.nan, INK
+    mean = np.nanmean(values, axis=0)
+    colour = COLOURS[position % len(COLOURS)]
+    style = ("-", "--", "-.", ":")[position // len(COLOURS) % 4]
+    axes.plot(grid, mean, color=colour, linestyle=style, linewidth=1.6)
+    if len(curves) > 1:
+        low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+        axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
+    return float(grid[-1]), float(mean[-1]), colour
+
+
+def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Name each curve at its end, pushed apart so that no two names overlap and none leaves the panel."""
+    low, high = axes.get_ylim()
+    gap = (high - low) * 0.055
+    finite = sorted((end for end in ends if math.isfinite(end[1])), key=lambda end: end[1])
+    heights: list[float] = []
+    for _, y, _, _ in finite:
+        heights.append(max(y, heights[-1] + gap) if heights else y)
+    top = high
+    for place in reversed(range(len(heights))):
+        heights[place] = min(heights[place], top)
+        top = heights[place] - gap
+    for height, (x, y, colour, method) in zip(heights, finite, strict=True):
+        leader = {"arrowstyle": "-", "color": colour, "lw": 0.6, "relpos": (0, 0.5)}
+        axes.annotate(
+            method,
+            (x, y),
+            (1.02, height),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            color=darker(colour),
+            fontsize=8.5,
+            annotation_clip=False,
+            arrowprops=leader,
+        )
+
+
+USUAL = r".*/(loss.*|target_loss|.*accuracy|.*pearson|overall)"  # what is drawn when no metrics are named
+PANELS = 4
+
+
+def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str] = ()) -> list[Path]:
+    """Draw the curves and, where results are complete, the comparison of every group of runs below `root`.
+
+    A group is the runs ``<method>-s<seed>`` of one folder.
+
+    Args:
+        root: a run's folder or one with runs at any depth.
+        out: where the figures go; by default the folder ``figures`` beside the runs (in a run, its own).
+        metrics: ``split/name`` each, one panel a metric; by default the first four scores and losses.
+
+    Finished scheduling runs also get their target loss against all compute, and their sources over time.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: there are no runs, no such metric was logged, or a file cannot be written.
+    """
+    root = Path(root)
+    groups = runs_by_group(root)
+    written = []
+    for folder, runs in groups.items():
+        place = _place(folder, root, Path(out) if out is not None else None)
+        shown = metrics or usual_metrics([run for seeds in runs.values() for run in seeds])
+        written.append(save_figure(curves_figure(runs, shown), place / "curves.png"))
+        written += _comparison(folder, place)
+    return written
+
+
+def redraw_maps(root: Path | str, reducer: str) -> list[Path]:
+    """Draw the maps of the embeddings that the runs below `root` kept, into each run's ``figures/<reducer>.png``.
+
+    Args:
+        reducer: ``tsne`` or ``umap``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: the reducer is unknown or not installed, no run kept embeddings, or a file cannot be written.
+    """
+    check_reducer(reducer)
+    written = []
+    for run in sorted({path.parent.parent.parent for path in Path(root).rglob(f"projector/*/{POINTS}")}):
+        panels, classes = _panels(run)
+        figure = tsne_figure(panels, classes, reducer=reducer)
+        written.append(save_figure(figure, run / "figures" / f"{reducer}.png"))
+    if not written:
+        raise InputError(f"no run in {root} kept embeddings; a pretraining does, where figures are drawn")
+    return written
+
+
+def _panels(run: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
+    """Points and labels of each embedding of a run, "before" ones first, and the names of the classes."""
+    kept = read_embeddings(run)
+    classes = sorted({word for _, words in kept.values() for word in words})
+    number = {name: place for place, name in enumerate(classes)}
+    panels = {}
+    for name in sorted(kept, key=lambda name: ("before" not in name, "test" in name, name)):
+        z, words = kept[name]
+        panels[name.replace("-", " ")] = (z, torch.tensor([number[word] for word in words]))
+    return panels, classes
+
+
+def runs_by_group(root: Path) -> dict[Path, dict[str, list[Path]]]:
+    """The run folders below `root` that logged anything: folder of a group to method to its seeds' folders.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not root.is_dir():
+        raise InputError(f"no such folder: {root}; name a run's folder or one with runs below it")
+    groups: dict[Path, dict[str, list[Path]]] = {}
+    for run in sorted(file.parent for file in root.rglob(METRICS)):
+        group = root if run == root else run.parent
+        groups.setdefault(group, {}).setdefault(method_of(run.resolve().name), []).append(run)
+    if not groups:
+        raise InputError(f"no runs in {root}: no {METRICS} at any depth")
+    return groups
+
+
+def method_of(run: str) -> str:
+    """The method in a run's folder name.
+
+    Example:
+        >>> method_of("prl-query-s12"), method_of("other")
+        ('prl-query', 'other')
+    """
+    return re.sub(r"-s\d+$", "", run)
+
+
+def usual_metrics(runs: Sequence[Path]) -> list[str]:
+    """The first scores and losses logged in `runs`: those of heads, then those of prototypes, then losses.
+
+    Where there are none, the accuracies of single data sets. What was logged once is left out where others are curves.
+    """
+    there: dict[str, int] = {}
+    for run in runs:
+        for name, (steps, _) in read_curves(run).items():
+            there[name] = max(there.get(name, 0), len(steps))
+    names = [name for name in sorted(there) if re.fullmatch(USUAL, name)]
+    names = names or [name for name in sorted(there) if "/accuracy_" in name]
+    names = [name for name in names if there[name] > 1] or names  # a figure of the end is no curve
+    return sorted(names, key=lambda name: ("/loss" in name, "nearest_prototype" in name))[:PANELS] or ["train/loss"]
+
+
+def _place(folder: Path, root: Path, out: Path | None) -> Path:
+    return folder / "figures" if out is None else out / folder.relative_to(root)
+
+
+def _comparison(folder: Path, place: Path) -> list[Path]:
+    try:
+        found = collect(folder)
+        table = build_table(found)
+    except InputError:  # a run in progress has curves but no result yet
+        return []
+    from metapretrain.report.schedule_figures import plot_schedule
+
+    written = plot_schedule(folder, place) if any("curve" in result for result in found.results) else []
+    for group in table.groups:
+        main = group.layout.column(group.layout.main)
+        rows = {row.method: row.scores[main.name] for row in group.rows if main.name in row.scores}
+        printed = {
+            row.method: row.published.scores.get(main.name)
+            for row in group.rows
+            if row.published and row.published.comparable
+        }
+        cited = {name: value for name, value in printed.items() if value is not None}
+        if rows:
+            kind = "-".join(filter(None, (group.recipe or "all", group.encoder.replace("/", "-"))))
+            name = "comparison.png" if len(table.groups) == 1 else f"comparison-{kind}.png"
+            figure = comparison_figure(rows, published=cited, title=f"{main.drawn}, {group.dataset}")
+            written.append(save_figure(figure, place / name))
+    return written
+
+
+def sweep_figure(values: Mapping[str, Mapping[float, Sequence[float]]], x_label: str, y_label: str) -> Figure:
+    """Mean over seeds with bars of one standard deviation, a line a row, on a logarithmic axis.
+
+    Args:
+        values: of each row, by the number that was changed, one a seed.
+
+    Raises:
+        InputError: there is no value.
+
+    Example:
+        >>> figure = sweep_figure({"pt": {10: [0.2, 0.3], 40: [0.4]}}, "examples", "accuracy")
+        >>> [line.get_ydata().tolist() for line in figure.axes[0].get_lines()][0]
+        [0.25, 0.4]
+    """
+    if not any(values.values()):
+        raise InputError("there is no finished run to draw")
+    figure = new_figure(7.5, 4.2)
+    axes = figure.add_subplot()
+    for number, (row, points) in enumerate(values.items()):
+        x = sorted(points)
+        y = [float(np.mean(points[at])) for at in x]
+        spread = [float(np.std(points[at], ddof=1)) if len(points[at]) > 1 else 0.0 for at in x]
+        style, marker = ("-", "--", "-.", ":")[number // len(COLOURS) % 4], MARKERS[number % len(MARKERS)]
+        axes.errorbar(
+            x,
+            y,
+            spread,
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=style,
+            marker=marker,
+            markersize=4,
+            linewidth=1.3,
+            capsize=2,
+            label=row,
+        )
+    ticks = sorted({at for points in values.values() for at in points})
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{at:,.0f}" for at in ticks], minor=False)
+    axes.minorticks_off()
+    axes.set_xlabel(x_label, color=INK)
+    axes.set_ylabel(y_label, color=INK)
+    plain(axes)
+    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
+    return figure

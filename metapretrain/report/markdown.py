@@ -1,0 +1,304 @@
+"""How a report is shown to readers: Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from metapretrain.evaluation.intervals import Interval, mean_interval
+from metapretrain.report.layout import BUDGET, Column, Layout
+
+if TYPE_CHECKING:
+    from metapretrain.report.rows import Row
+    from metapretrain.report.table import Group, Table
+
+
+MARK = "†"
+STAR = " \\*"
+
+
+def percent(interval: Interval | None, sign: str = "") -> str:
+    """`80.12 ± 0.43` in per cent, without an interval where there is none, `-` where nothing was measured.
+
+    Example:
+        >>> from metapretrain.evaluation.intervals import mean_interval
+        >>> percent(mean_interval([0.70, 0.72, 0.74])), percent(None)
+        ('72.00 ± 4.97', '-')
+    """
+    if interval is None:
+        return "-"
+    text = f"{round(100 * interval.mean, 9):{sign}.2f}"  # rounded so that equal means are shown alike
+    return f"{text} ± {100 * interval.half_width:.2f}" if interval.known else text
+
+
+def plain(interval: Interval | None, sign: str = "") -> str:
+    """`0.724 ± 0.012`: a correlation or a mean of several metrics, as `percent` else.
+
+    Example:
+        >>> from metapretrain.evaluation.intervals import mean_interval
+        >>> plain(mean_interval([0.70, 0.72, 0.74])), plain(mean_interval([0.5]), "+")
+        ('0.720 ± 0.050', '+0.500')
+    """
+    if interval is None:
+        return "-"
+    text = f"{round(interval.mean, 11):{sign}.3f}"
+    return f"{text} ± {interval.half_width:.3f}" if interval.known else text
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table and an empty one; all columns but the first are set right.
+
+    Example:
+        >>> markdown_table(["method", "%"], [["a", "1"]])
+        ['| method | % |', '| --- | ---: |', '| a | 1 |', '']
+    """
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return [_cells(header), _cells(rule), *(_cells(row) for row in rows), ""]
+
+
+def shown_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """The columns without the optional ones that no row has."""
+    return [c for c in columns if not c.optional or any(c.name in row.scores for row in rows)]
+
+
+def figure_text(column: Column, interval: Interval | None, sign: str = "") -> str:
+    """A figure as its column shows it."""
+    return percent(interval, sign) if column.percent else plain(interval, sign)
+
+
+def published_text(column: Column, value: float | None) -> str:
+    """A published figure with the digits that papers print, `-` where there is none.
+
+    Example:
+        >>> published_text(Column("sst", "sst_accuracy", "SST %"), 0.49), published_text(Column("f", "f", "F"), None)
+        ('49.0', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}" if column.percent else f"{value:.3f}"
+
+
+def heading(group: Group, column: Column) -> str:
+    """The heading, with the number of examples where all rows have the same and a mark for the group's remark."""
+    title = f"{column.title} {MARK}" if column.marked and group.remark else column.title
+    if not group.layout.several or column.examples is None:
+        return title
+    numbers = {row.examples.get(column.name) for row in group.rows if column.name in row.scores}
+    number = numbers.pop() if len(numbers) == 1 else None
+    return f"{title} (n = {number:,})" if number else title
+
+
+def differences_section(group: Group) -> list[str]:
+    """Paired differences to each baseline, if there is another row."""
+    if not group.baselines or len(group.rows) < 2:
+        return []
+    if group.layout.several:
+        return [line for place in range(len(group.baselines)) for line in _differences_to(group, place)]
+    header = ["method"]
+    for name in group.baselines:
+        header += [f"less {name}, over seeds", f"less {name}, over images"]
+    rows = []
+    for row in group.rows:
+        cells = [row.method]
+        for difference in row.differences:
+            seeds = percent(difference.over_seeds, "+") if difference else "-"
+            cells += [seeds, percent(difference.over_images, "+") if difference else "-"]
+        rows.append(cells)
+    legend = (
+        "Paired differences of test accuracy, in points, ± half-width of the 95% interval. Over seeds: "
+        "Student t over the differences on the same seeds. Over images: Student t over the images' "
+        "differences, each the mean over those seeds (no bootstrap)."
+    )
+    return ["Paired differences:", "", *markdown_table(header, rows), legend, ""]
+
+
+def _differences_to(group: Group, place: int) -> list[str]:
+    columns = shown_columns([group.layout.column(name) for name in group.layout.compared], group.rows)
+    rows = []
+    for row in group.rows:
+        difference = row.differences[place]
+        if difference is not None:
+            cells = [figure_text(column, difference.columns.get(column.name), "+") for column in columns]
+            rows.append([row.method, str(len(difference.seeds)), *cells])
+    if not rows:
+        return []
+    header = ["method", "common seeds", *(heading(group, replace(column, examples=None)) for column in columns)]
+    legend = "Mean ± half-width of the 95% interval, Student t over the differences on the same seeds; % in points."
+    return [f"Paired differences, less {group.baselines[place]}:", "", *markdown_table(header, rows), legend, ""]
+
+
+def order_section(group: Group) -> list[str]:
+    """The rows from worst to best by the main column, and the published ones among them."""
+    main = group.layout.main
+    ours = {row.method: row.scores[main].mean for row in group.rows if main in row.scores}
+    theirs = {
+        row.method: row.published.scores.get(main) for row in group.rows if row.published and row.published.comparable
+    }
+    cited = {name: value for name, value in theirs.items() if value is not None and name in ours}
+    if not group.layout.several or len(ours) < 2:
+        return []
+    told = f"Order by {main}: {_ordered(ours)}."
+    if len(cited) > 1:
+        mine, their = (_ordered({name: scores[name] for name in cited}) for scores in (ours, cited))
+        told += f" The published rows among them, here: {mine}; as published: {their}."
+    return [told, ""]
+
+
+def _ordered(scores: Mapping[str, float]) -> str:
+    """The names from the lowest to the highest score, equal ones joined by =."""
+    names = sorted(scores, key=scores.__getitem__)
+    told = names[0]
+    for before, name in pairwise(names):
+        told += f" {'=' if scores[before] == scores[name] else '<'} {name}"
+    return told
+
+
+def claims_section(group: Group) -> list[str]:
+    """A line a claim about two families of methods."""
+    lines = []
+    for claim in group.claims:
+        pairs = f"{claim.better} of {claim.pairs} pairs above 0"
+        seeds = f"{len(claim.seeds)} common seed{'s' if len(claim.seeds) != 1 else ''}"
+        told = f"{claim.first} less {claim.second}, mean over pairs of methods: "
+        told += f"{percent(claim.over_seeds, '+')} points ({pairs}, {seeds})"
+        if claim.published is not None:
+            told += f"; published {100 * claim.published:+.2f} ({claim.published_better} of {claim.pairs})"
+        lines += [f"{told}.", ""]
+    return lines
+
+
+def markdown(table: Table) -> str:
+    """The whole report as Markdown: a section a group, then what was left out."""
+    lines: list[str] = []
+    for group in table.groups:
+        lines += _section(group)
+    if not table.groups:
+        lines += ["No complete run yet.", ""]
+    if table.incomplete:
+        lines += [f"Incomplete runs, not in the table: {len(table.incomplete)}", ""]
+        lines += [f"- {name}" for name in table.incomplete] + [""]
+    if table.problems:
+        lines += [f"Problems: {len(table.problems)}", ""]
+        lines += [f"- {problem}" for problem in table.problems] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _about(group: Group) -> tuple[str, ...]:
+    return group.benchmark, group.dataset, group.recipe, group.encoder
+
+
+def _section(group: Group) -> list[str]:
+    title = ", ".join(dict.fromkeys(part for part in _about(group) if part))
+    lines = [f"## {title or 'results'}", ""]
+    if "smoke" in group.recipe.split("-"):
+        lines += ["Smoke runs: tiny, to see that everything works. Their figures mean nothing.", ""]
+    if group.rows:
+        lines += [
+            *_scores(group),
+            *_further(group),
+            *differences_section(group),
+            *claims_section(group),
+            *order_section(group),
+        ]
+        lines += ["Cost of one run (mean over seeds):", "", *_cost(group.rows, bool(group.pretraining))]
+    if group.pretraining:
+        lines += ["Pretraining only, shared by the rows above:", "", *_cost(group.pretraining, False)]
+    lines += [f"- {note}" for note in group.notes]
+    return [*lines, ""] if group.notes else lines
+
+
+def _limits(column: Column, interval: Interval | None) -> str:
+    if interval is None or not interval.known:
+        return "-"
+    low, high = interval.low, interval.high
+    return f"{100 * low:.2f} to {100 * high:.2f}" if column.percent else f"{low:.3f} to {high:.3f}"
+
+
+def _scores(group: Group) -> list[str]:
+    """The main table and what its figures are."""
+    layout = group.layout
+    columns = shown_columns(layout.columns, group.rows)
+    header = ["method", "seeds"]
+    for column in columns:
+        header.append(heading(group, column))
+        if not layout.several and column.interval:
+            header += [f"{column.name} images", f"{column.name} set 95%"]
+    cited = any(row.published for row in group.rows)
+    rows = [_majority(group, columns, cited)] if group.majority else []
+    for row in group.rows:
+        cells = [row.method, str(len(row.seeds))]
+        for column in columns:
+            cells.append(figure_text(column, row.scores.get(column.name)))
+            if not layout.several and column.interval:
+                images = row.examples.get(column.name)
+                cells += [f"{images:,}" if images else "-", _limits(column, row.test_sets.get(column.name))]
+        rows.append([*cells, _published(layout, row)] if cited else cells)
+    legend = layout.legend
+    legend += "".join(f" {column.legend}" for column in columns if column.legend)
+    if any(row.published and not row.published.comparable for row in group.rows):
+        legend += f"{STAR}: {layout.star}."
+    lines = [*markdown_table([*header, layout.published] if cited else header, rows), legend, ""]
+    return [*lines, f"{MARK} {group.remark}", ""] if group.remark else lines
+
+
+def _majority(group: Group, columns: Sequence[Column], cited: bool) -> list[str]:
+    known = {name: mean_interval([value]) for name, value in group.majority.items()}
+    figures = [figure_text(column, known.get(column.name)) for column in columns]
+    return ["majority class", "-", *figures, *["-"] * cited]
+
+
+def _published(layout: Layout, row: Row) -> str:
+    if row.published is None:
+        return "-"
+    known = {name: row.published.scores.get(name) for name in layout.cited}
+    told = [published_text(layout.column(name), value) for name, value in known.items() if value is not None]
+    source = f" ({row.published.source})" if row.published.source else ""
+    return f"{' / '.join(told)}{source}{'' if row.published.comparable else STAR}" if told else "-"
+
+
+def _further(group: Group) -> list[str]:
+    """The second table, and the intervals over examples of the first one's figures."""
+    columns = shown_columns(group.layout.further, group.rows)
+    lines = []
+    if columns:
+        header = ["method", *(heading(group, column) for column in columns)]
+        rows = [[row.method, *(figure_text(c, row.scores.get(c.name)) for c in columns)] for row in group.rows]
+        legend = " ".join([group.layout.further_legend, *(column.legend for column in columns if column.legend)])
+        lines += ["Further figures:", "", *markdown_table(header, rows), legend, ""]
+    columns = [c for c in group.layout.all_columns if any(c.name in row.test_sets for row in group.rows)]
+    if group.layout.several and columns:
+        header = ["method", *(heading(group, column) for column in columns)]
+        rows = [[row.method, *(_limits(c, row.test_sets.get(c.name)) for c in columns)] for row in group.rows]
+        title = f"95% over the {group.layout.part} examples, at the mean over seeds:"
+        lines += [title, "", *markdown_table(header, rows)]
+        pearson = "Pearson: Fisher's z; " * any("Pearson" in column.title for column in columns)
+        lines += [f"Accuracy: Wilson; {pearson}means: from those of their parts, whose examples are different.", ""]
+    return lines
+
+
+def _budget(row: Row, name: str) -> str:
+    return " or ".join(f"{value:,}" for value in row.budget.get(name, [])) or "-"
+
+
+def _cost(rows: Sequence[Row], shares: bool) -> list[str]:
+    """The table of budgets and times; `shares`: passes and updates hold a pretraining whose time stands apart."""
+    wall_time = "wall time without pretraining" if shares else "wall time"
+    budget = {title: name for title, name in BUDGET.items() if any(row.budget.get(name) for row in rows)}
+    header = ["method", "seeds", *budget, wall_time, "device"]
+    tokens = any(row.tokens_per_s is not None for row in rows)
+    header += ["tokens a second", "padding, %"] * tokens
+    lines = []
+    for row in rows:
+        wall = "-" if row.wall_s is None else f"{row.wall_s:,.1f} s"
+        counts = [_budget(row, name) for name in budget.values()]
+        speed = "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
+        padding = "-" if row.padding_share is None else f"{100 * row.padding_share:.1f}"
+        told = [row.method, str(len(row.seeds)), *counts, wall, ", ".join(row.devices) or "-"]
+        lines.append([*told, *[speed, padding] * tokens])
+    return markdown_table(header, lines)

@@ -1,0 +1,394 @@
+"""The results of many runs, from their folders or from a compact bundle, and what cannot be used."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metapretrain.errors import InputError
+from metapretrain.evaluation.predictions import read_predictions
+from metapretrain.files import write_file
+from metapretrain.report.layout import Result
+
+SCHEMA = 1
+SETTINGS = ("aware", "agnostic")
+
+
+def fault_of(result: Mapping[str, Any]) -> str | None:
+    """Return what makes a result unusable, or None.
+
+    Args:
+        result: the JSON object of a run, of any origin.
+
+    Example:
+        >>> good = {"schema": 1, "method": "a", "seed": 0, "metrics": {"test_accuracy": 0.5}}
+        >>> print(fault_of(good))
+        None
+        >>> fault_of(good | {"counts": {"test": -5}})
+        'counts.test is -5; it must be a finite number of at least 0'
+    """
+    if result.get("schema") != SCHEMA:
+        return f"schema {shortened(result.get('schema'))}, this version reads {SCHEMA}"
+    if not isinstance(result.get("method"), str) or type(result.get("seed")) is not int:
+        return "it names no method (text) and seed (whole number)"
+    for name in ("wall_s", "pretrain_wall_s"):
+        if result.get(name) is not None and not _is_amount(result[name]):
+            return _no_amount(name, result[name])
+    if not isinstance(result.get("metrics"), dict):
+        return "'metrics' must be a JSON object"
+    for part in ("counts", "budget"):
+        if not isinstance(result.get(part, {}), dict):
+            return f"{part!r} must be a JSON object"
+        for name, value in result.get(part, {}).items():
+            if not _is_amount(value):
+                return _no_amount(f"{part}.{name}", value)
+    fault = _fault_of_metrics(result["metrics"]) or ("curve" in result and _fault_of_curve(result))
+    if fault:
+        return fault
+    if result.get("kind") == "tuning":
+        return "a tuning run: it has no test figures"
+    from metapretrain.report.layouts import layout_of
+
+    layout = layout_of(str(result.get("benchmark") or ""), result["metrics"])
+    main = layout.column(layout.main)
+    enough = {main.metric, *(layout.column(part).metric for part in main.parts)}  # a row may have some tasks only
+    if result.get("kind") != "pretraining" and all(result["metrics"].get(metric) is None for metric in enough):
+        return f"metrics.{main.metric} is missing"
+    return None
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Tell whether a value of JSON is a number that can be computed with.
+
+    Example:
+        >>> [is_finite(value) for value in (1, 0.5, True, "1", None, float("nan"), 10**400)]
+        [True, True, False, False, False, False, False]
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < 2**63 and math.isfinite(value)
+
+
+def _is_amount(value: Any) -> bool:
+    return is_finite(value) and value >= 0
+
+
+def _no_amount(name: str, value: Any) -> str:
+    return f"{name} is {shortened(value)}; it must be a finite number of at least 0"
+
+
+def _fault_of_metrics(metrics: Mapping[str, Any]) -> str | None:
+    for name, value in metrics.items():
+        if value is None:
+            continue
+        if not is_finite(value):
+            return f"metrics.{name} is {shortened(value)}, not a finite number"
+        if name.endswith(("accuracy", "_f1")) and not 0 <= value <= 1:
+            return f"metrics.{name} is {value!r}; accuracies are fractions, 0 to 1"
+        if name.endswith(("_pearson", "_spearman")) and not -1 <= value <= 1:
+            return f"metrics.{name} is {value!r}; correlations lie in -1 to 1"
+    return None
+
+
+def _fault_of_curve(result: Mapping[str, Any]) -> str | None:
+    """The curve of a scheduling run: lists of one length; only a loss that was not finite may be null."""
+    curve = result["curve"]
+    needed = ("updates", "compute_units", "target_loss")
+    if not isinstance(curve, dict):
+        return f"'curve' is {shortened(curve)}; it must be a JSON object"
+    if result.get("setting") not in SETTINGS:
+        return f"'setting' is {shortened(result.get('setting'))}; a run with a curve has {' or '.join(SETTINGS)}"
+    for name in (*needed, *curve):
+        values = curve.get(name)
+        if not isinstance(values, list):
+            return f"curve.{name} is {shortened(values)}; it must be a list of numbers"
+        if len(values) != len(curve["updates"]):
+            return f"curve.{name} has {len(values)} numbers, curve.updates {len(curve['updates'])}"
+        for place, value in enumerate(values):
+            if name == "target_loss":
+                if value is not None and not is_finite(value):
+                    return f"curve.{name}[{place}] is {shortened(value)}; it must be a finite number or null"
+            elif not _is_amount(value):
+                return _no_amount(f"curve.{name}[{place}]", value)
+        if name in needed[:2] and any(after <= before for before, after in pairwise(values)):
+            return f"curve.{name} must rise from each evaluation to the next"
+    return None
+
+
+SHARED = "shared"
+
+
+def fold(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results without the nested values that most of them have alike; these come first, as `{"shared": {}}`.
+
+    Example:
+        >>> data = {"train.bin": {"md5": "0"}}
+        >>> fold([{"seed": 0, "data": data}, {"seed": 1, "data": data}])
+        [{'shared': {'data': {'train.bin': {'md5': '0'}}}}, {'seed': 0}, {'seed': 1}]
+    """
+    shared = {}
+    for key in sorted(set.intersection(*(set(result) for result in results))) if results else []:
+        values = Counter(json.dumps(result[key], sort_keys=True) for result in results)
+        value, count = values.most_common(1)[0]
+        if 2 * count > max(2, len(results)) and value[0] in "{[":
+            shared[key] = value
+    folded = [
+        {key: value for key, value in one.items() if shared.get(key) != json.dumps(value, sort_keys=True)}
+        for one in results
+    ]
+    return [{SHARED: {key: json.loads(value) for key, value in shared.items()}}] * bool(shared) + folded
+
+
+def unfold(lines: Sequence[Any]) -> list[Any]:
+    """Return the results that :func:`fold` was given; lines of a bundle that shares nothing are returned as they are.
+
+    Raises:
+        InputError: a line of what is shared is damaged or not the first: it is not known which results share it; or
+            it was lost: a result has the commit of its run, but not the versions that every run tells beside it.
+
+    Example:
+        >>> unfold([{"shared": {"data": {}}}, {"seed": 0}, {"seed": 1, "data": {"a": {}}}])
+        [{'data': {}, 'seed': 0}, {'data': {'a': {}}, 'seed': 1}]
+    """
+    shared = _shared(lines[0]) if lines else None
+    rest = lines if shared is None else lines[1:]
+    for number, line in enumerate(rest, start=1 + len(lines) - len(rest)):
+        if isinstance(line, dict) and SHARED in line and "schema" not in line:
+            raise InputError(
+                f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}; to '
+                "join bundles, put their files into one folder"
+            )
+    results = [shared | line if shared is not None and isinstance(line, dict) else line for line in rest]
+    for number, result in enumerate(results, start=1 + len(lines) - len(rest)):
+        if isinstance(result, dict) and "commit" in result and "versions" not in result:
+            raise InputError(
+                f'entry {number} has a commit but no versions: the first entry, {{"{SHARED}": {{...}}}}, with what '
+                "most results share was lost or changed; restore the file"
+            )
+    return results
+
+
+def _shared(line: Any) -> dict[str, Any] | None:
+    found = line[SHARED] if isinstance(line, dict) and line.keys() == {SHARED} else None
+    return found if isinstance(found, dict) else None
+
+
+log = logging.getLogger(__name__)
+EXPECTED = "a folder of runs (<method>-s<seed>/result.json at any depth) or of bundles (<name>.json)"
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Results that can be compared, the runs that are not complete and the files that are no good."""
+
+    results: list[Result] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def collect(root: Path | str) -> Collection:
+    """Read every result under `root`.
+
+    A complete run's `predictions.csv`, if it has one, becomes the result's "correct" entry (see `pack`); a
+    bundle holds that entry already. Nothing is skipped in silence: runs without a result, or whose status is
+    not "complete", are in `.incomplete`, and unreadable, impossible or repeated results in `.problems`.
+
+    Args:
+        root: a folder of runs, a folder of bundles, or one bundle.
+
+    Raises:
+        InputError: `root` does not exist, is a file that is no bundle, or holds nothing of the kind.
+    """
+    root = Path(root)
+    if root.is_file():
+        return _sift([(root.name, result) for result in _read_bundle(root)], [], [])
+    if not root.is_dir():
+        raise InputError(f"no such folder: {root}; expected {EXPECTED}")
+    candidates: list[tuple[str, Result]] = []
+    incomplete: list[str] = []
+    problems: list[str] = []
+    folders = {path.parent for name in ("result.json", "config.json") for path in root.rglob(name)}
+    for folder in sorted(folders):
+        if not folders.isdisjoint(folder.parents):  # a saved encoder's folder inside a run has a config.json too
+            continue
+        name = folder.relative_to(root).as_posix()
+        if not (folder / "result.json").is_file():
+            incomplete.append(f"{name} (no result.json)")
+            continue
+        try:
+            candidates.append((name, _read_run(folder, problems, name)))
+        except InputError as error:
+            problems.append(str(error))
+    for path in sorted(root.glob("*.json")):
+        if path.name not in ("result.json", "config.json"):
+            try:
+                candidates += [(path.name, result) for result in _read_bundle(path, among_others=True)]
+            except InputError as error:
+                problems.append(str(error))
+    if not (candidates or incomplete or problems):
+        raise InputError(f"no results in {root}; expected {EXPECTED}")
+    return _sift(candidates, incomplete, problems)
+
+
+def _read_json(path: Path, name: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: not JSON (torn or damaged): {error}") from error
+
+
+def _read_bundle(path: Path, among_others: bool = False) -> list[Result]:
+    content = _read_json(path, path.name)
+    try:
+        listed = unfold(content) if isinstance(content, list) else []
+    except InputError as error:
+        raise InputError(f"{path.name}: not a bundle: {error}") from error
+    if not any(isinstance(result, dict) and "schema" in result for result in listed):
+        if among_others:  # figures of another kind, such as speeds, may stand beside the bundles
+            log.info("%s holds no results of runs: left out", path.name)
+            return []
+        raise InputError(f"{path.name}: not a bundle (a JSON list of results); expected {EXPECTED}")
+    if not all(isinstance(result, dict) for result in listed):
+        raise InputError(f"{path.name}: not a bundle (a JSON list of results); expected {EXPECTED}")
+    return listed
+
+
+def _read_run(folder: Path, problems: list[str], name: str) -> Result:
+    result = _read_json(folder / "result.json", f"{name}/result.json")
+    if not isinstance(result, dict):
+        raise InputError(f"{name}/result.json: not a result: a JSON object was expected")
+    if (folder / "predictions.csv").is_file():
+        try:
+            predictions = read_predictions(folder / "predictions.csv")
+        except InputError as error:
+            problems.append(f"{name}: no comparison image by image: {str(error).replace(f'{folder}/', '')}")
+        else:
+            result["correct"] = pack(predictions.correct, predictions.images)
+    return result
+
+
+def pack(correct: NDArray[np.bool_], images: str) -> dict[str, Any]:
+    """Right or wrong for each image, as JSON: {"n", "bits": base64 of packed bits, "images": fingerprint}.
+
+    Example:
+        >>> unpack(pack(np.array([True, False, True]), "a")).tolist()
+        [True, False, True]
+    """
+    bits = base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
+    return {"n": int(correct.size), "bits": bits, "images": images}
+
+
+def unpack(packed: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """The inverse of `pack`: bool (n,).
+
+    Raises:
+        InputError: the entry does not hold `n` bits.
+    """
+    try:
+        n, content = int(packed["n"]), base64.b64decode(packed["bits"], validate=True)
+        if n < 1 or len(content) != (n + 7) // 8:
+            raise ValueError(f"{len(content)} bytes for {n} images")
+        if not isinstance(packed.get("images", ""), str):
+            raise ValueError("its images are no fingerprint")
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise InputError(f"'correct' is damaged: {error}") from error
+    return np.unpackbits(np.frombuffer(content, np.uint8), count=n).astype(bool)
+
+
+def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
+    """Write results to one small file, a line each, from which `collect` gives the same results.
+
+    What most of them have alike, such as the checksums of data files, is told once, in the first line.
+
+    Args:
+        results: as in `Collection.results`.
+        path: usually `docs/results/<name>.json`.
+
+    Raises:
+        InputError: there are no results, one holds NaN or infinity, or the file cannot be written.
+    """
+    try:
+        lines = [json.dumps(line, sort_keys=True, allow_nan=False) for line in fold(list(results))]
+    except ValueError as error:
+        raise InputError(f"cannot bundle into {path}: a result holds NaN or infinity, which JSON has not") from error
+    if not lines:
+        raise InputError(f"no complete result to bundle into {path}")
+    return write_file(Path(path), "[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def _disagreement(result: Result) -> str | None:
+    """Why the per-image part cannot belong to the result's own figures, or None."""
+    try:
+        correct = unpack(result["correct"])
+    except InputError as error:
+        return str(error)
+    stated = result["metrics"].get("test_accuracy")
+    if stated is not None and abs(float(correct.mean()) - stated) > 0.5 / correct.size:
+        return f"the predictions are right for {correct.mean():.4f} of the images, test_accuracy is {stated:.4f}"
+    count = result.get("counts", {}).get("test")
+    if count is not None and count != correct.size:
+        return f"{correct.size} predictions for {count} test images"
+    return None
+
+
+def data_of(result: Mapping[str, Any], own: bool = False) -> tuple[tuple[str, str], ...]:
+    """The files that a run read with their checksums, where the result tells them.
+
+    Args:
+        result: of the run.
+        own: those that some rows of a table read by themselves (marked `only`), in place of those that all read.
+
+    Example:
+        >>> data_of({"data": {"test_X.bin": {"bytes": 3, "md5": "900150983cd24fb0"}}})
+        (('test_X.bin', '900150983cd24fb0'),)
+    """
+    files = result.get("data")
+    if not isinstance(files, dict):
+        return ()
+    records = {name: file for name, file in files.items() if isinstance(file, dict) and ("only" in file) == own}
+    return tuple(sorted((name, str(file.get("md5"))) for name, file in records.items()))
+
+
+def identity(result: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+    """What tells one run from another: benchmark, dataset, recipe, encoder, kind and method; and the seed."""
+    keys = ("benchmark", "dataset", "recipe", "encoder", "kind", "method")
+    return tuple(str(result.get(key) or "") for key in keys), int(result["seed"])
+
+
+def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], problems: list[str]) -> Collection:
+    found: dict[tuple[tuple[str, ...], int], tuple[str, Result]] = {}
+    for name, result in candidates:
+        status = result.get("status")
+        if status != "complete":
+            incomplete.append(f"{name} (status {status!r})")
+            continue
+        fault = fault_of(result)
+        if fault is not None:
+            problems.append(f"{name}: {fault}")
+            continue
+        if "correct" in result:
+            disagreement = _disagreement(result)
+            if disagreement is not None:
+                problems.append(f"{name}: no comparison image by image: {disagreement}")
+                result = {key: value for key, value in result.items() if key != "correct"}
+        key = identity(result)
+        if key not in found:
+            found[key] = (name, result)
+        elif found[key][1] != result:
+            problems.append(f"{name}: left out, {found[key][0]} is the same method and seed with other figures")
+    results = [found[key][1] for key in sorted(found)]
+    return Collection(results, incomplete, problems)

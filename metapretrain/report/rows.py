@@ -1,0 +1,204 @@
+"""A row of a report: the means of a method over its seeds, its differences to the baselines, and claims on pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from metapretrain.evaluation.intervals import (
+    Interval,
+    correlation_interval,
+    independent_mean_interval,
+    mean_interval,
+    paired_images_interval,
+    paired_interval,
+    proportion_interval,
+)
+from metapretrain.report.layout import Layout, Published, Result
+from metapretrain.report.results import data_of, is_finite, unpack
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Figures of a method less those of a baseline, on the seeds that both have."""
+
+    baseline: str
+    seeds: list[int]
+    over_seeds: Interval | None  # Student's t over seeds, of the layout's main column, where both have it
+    over_images: Interval | None  # Student's t over per-image differences, each the mean over seeds
+    columns: dict[str, Interval]  # over seeds, of the columns that the layout compares
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a group of runs; accuracies are fractions. Keys are names of the layout's columns."""
+
+    method: str
+    seeds: list[int]
+    scores: dict[str, Interval]  # over seeds, where measured
+    examples: dict[str, int]  # that it was measured on, where all seeds have the same number
+    test_sets: dict[str, Interval]  # over these examples, at the mean over seeds
+    differences: list[Difference | None]  # one a baseline; None for the baseline itself and other settings
+    budget: dict[str, list[int]]  # name -> the different values over seeds
+    wall_s: float | None  # mean over seeds
+    devices: list[str]
+    published: Published | None
+    tokens_per_s: float | None = None  # mean over seeds; padding left out
+    padding_share: float | None = None  # likewise, 0..1
+
+
+def make_row(
+    layout: Layout,
+    method: str,
+    runs: Mapping[int, Result],
+    differences: list[Difference | None],
+    published: Published | None,
+) -> Row:
+    """Return the row of one method.
+
+    Args:
+        layout: what is shown.
+        runs: seed to result.
+        differences: one a baseline, see `make_difference`.
+    """
+    seeds = sorted(runs)
+    scores = {}
+    for column in layout.all_columns:
+        values = [runs[seed]["metrics"].get(column.metric) for seed in seeds]
+        known = [float(value) for value in values if value is not None]
+        if known:
+            scores[column.name] = mean_interval(known)
+    examples: dict[str, int] = {}
+    for column in layout.columns:
+        if column.examples:
+            counts = {_examples(run, column.examples) for run in runs.values()} - {0}
+            examples |= {column.name: counts.pop()} if len(counts) == 1 else {}
+    names = sorted({name for run in runs.values() for name in run.get("budget", {})})
+    budget = {}
+    for name in names:
+        found = {run["budget"].get(name) for run in runs.values() if "budget" in run} - {None}
+        budget[name] = sorted(int(value) for value in found)
+    devices = sorted({str(run["device"]) for run in runs.values() if run.get("device")})
+    wall, speed, padding = (_mean_of(runs, name) for name in ("wall_s", "tokens_per_s", "padding_share"))
+    test_sets = _test_sets(layout, scores, examples)
+    cost = (budget, wall, devices)
+    return Row(method, seeds, scores, examples, test_sets, differences, *cost, published, speed, padding)
+
+
+def _mean_of(runs: Mapping[int, Result], name: str) -> float | None:
+    """Mean over the seeds whose result has a number of this name."""
+    given = [run.get(name) for run in runs.values()]
+    known = [float(value) for value in given if is_finite(value)]
+    return float(np.mean(known)) if known else None
+
+
+def _examples(run: Result, name: str) -> int:
+    return int(run.get("counts", {}).get(name) or run.get("correct", {}).get("n") or 0)
+
+
+def _test_sets(layout: Layout, scores: Mapping[str, Interval], examples: Mapping[str, int]) -> dict[str, Interval]:
+    """Intervals over the examples, at the mean over seeds."""
+    found: dict[str, Interval] = {}
+    for column in layout.columns:
+        if column.interval and column.name in scores and column.name in examples:
+            mean, n = scores[column.name].mean, examples[column.name]
+            proportion = column.interval == "proportion"
+            found[column.name] = proportion_interval(mean * n, n) if proportion else correlation_interval(mean, n)
+    for column in layout.all_columns:
+        if column.parts and column.name in scores and all(part in found for part in column.parts):
+            found[column.name] = independent_mean_interval([found[part] for part in column.parts])
+    return found
+
+
+def make_difference(
+    layout: Layout, by_method: Mapping[str, Mapping[int, Result]], method: str, baseline: str
+) -> Difference | None:
+    """Return the differences of two methods on the seeds that both have, or None where there is none."""
+    mine, theirs = by_method[method], by_method[baseline]
+    seeds = sorted(set(mine) & set(theirs))
+    if not seeds:
+        return None
+
+    def gap(metric: str) -> Interval | None:
+        a, b = ([runs[seed]["metrics"].get(metric) for seed in seeds] for runs in (mine, theirs))
+        return None if None in a + b else paired_interval(a, b)
+
+    over_seeds = gap(layout.column(layout.main).metric)
+    columns = {name: gap(layout.column(name).metric) for name in layout.compared}
+    packed = [[runs[seed].get("correct", {}) for seed in seeds] for runs in (mine, theirs)]
+    images = {(part.get("images"), part.get("n")) for side in packed for part in side}
+    data = {data_of(runs[seed]) for runs in (mine, theirs) for seed in seeds}
+    over_images = None
+    if len(images) == 1 and len(data) == 1 and (None, None) not in images:
+        first, second = (np.stack([unpack(part) for part in side]) for side in packed)
+        over_images = paired_images_interval(first, second)
+    known = {name: interval for name, interval in columns.items() if interval is not None}
+    return Difference(baseline, seeds, over_seeds, over_images, known)
+
+
+FAMILIES = (("prl-query", "prl-standard"),)  # the vision paper: the query variant outperforms the standard one
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Mean difference of test accuracy between two families, over their pairs of methods and common seeds.
+
+    `over_seeds` is Student's t over seeds, each value the mean over the pairs; `better` counts the pairs
+    whose mean over seeds is above 0. The published difference is the mean over the same pairs.
+    """
+
+    first: str
+    second: str
+    pairs: int
+    better: int
+    seeds: list[int]
+    over_seeds: Interval
+    published: float | None
+    published_better: int | None
+
+
+def compare_families(
+    by_method: Mapping[str, Mapping[int, Result]], published: Mapping[str, Published], first: str, second: str
+) -> Claim | None:
+    """Compare two families, methods paired by the rest of their names, on the seeds that all share.
+
+    Args:
+        by_method: method to seed to result.
+        published: method to published figures.
+        first: a family, the beginning of its methods' names.
+        second: the other.
+
+    Returns:
+        Claim: or None where there is no pair or no seed that all pairs share.
+    """
+    endings = [name.removeprefix(first) for name in sorted(by_method) if name.startswith(first)]
+    endings = [ending for ending in endings if second + ending in by_method]
+    names = [family + ending for ending in endings for family in (first, second)]
+    if not names:
+        return None
+    seeds = sorted(set.intersection(*(set(by_method[name]) for name in names)))
+    if not seeds:
+        return None
+
+    def accuracies(family: str) -> list[list[float]]:
+        runs = [by_method[family + ending] for ending in endings]
+        return [[float(run[seed]["metrics"]["test_accuracy"]) for seed in seeds] for run in runs]
+
+    gaps = np.asarray(accuracies(first)) - np.asarray(accuracies(second))  # (pairs, seeds)
+    cited = None
+    printed = {name: row.scores.get("test") for name, row in published.items()}
+    figures = {name: value for name, value in printed.items() if value is not None}
+    if all(name in figures for name in names):
+        cited = [figures[first + ending] - figures[second + ending] for ending in endings]
+    return Claim(
+        first=first,
+        second=second,
+        pairs=len(endings),
+        better=int((gaps.mean(axis=1) > 0).sum()),
+        seeds=seeds,
+        over_seeds=mean_interval(gaps.mean(axis=0)),
+        published=float(np.mean(cited)) if cited else None,
+        published_better=sum(gap > 0 for gap in cited) if cited else None,
+    )

@@ -1,0 +1,318 @@
+"""The table of a benchmark: means and intervals over seeds, paired differences to baselines; as Markdown, JSON, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metapretrain.errors import InputError
+from metapretrain.evaluation.intervals import Interval
+from metapretrain.files import write_file
+from metapretrain.report import markdown
+from metapretrain.report.layout import BUDGET, Layout, Published, Result
+from metapretrain.report.layouts import PUBLISHED, layout_of, published_for
+from metapretrain.report.notes import encoder_remark, schedule_pairs, table_notes
+from metapretrain.report.results import Collection, collect
+from metapretrain.report.rows import FAMILIES, Claim, Row, compare_families, make_difference, make_row
+
+if TYPE_CHECKING:
+    from metapretrain.report.rows import Difference
+
+
+def _json_intervals(intervals: dict[str, Interval]) -> dict[str, Any]:
+    return {name: interval.to_json() for name, interval in intervals.items()}
+
+
+def _json_difference(difference: Difference | None) -> dict[str, Any] | None:
+    if difference is None:
+        return None
+    found = {
+        "baseline": difference.baseline,
+        "seeds": difference.seeds,
+        "over_seeds": difference.over_seeds.to_json() if difference.over_seeds else None,
+        "over_images": difference.over_images.to_json() if difference.over_images else None,
+    }
+    return found | ({"columns": _json_intervals(difference.columns)} if difference.columns else {})
+
+
+def _json_row(group: Group, row: Row) -> dict[str, Any]:
+    main = group.layout.main
+    if group.layout.several:
+        measured: dict[str, Any] = {
+            "scores": _json_intervals(row.scores),
+            "examples": row.examples,
+            "example_intervals": _json_intervals(row.test_sets),
+        }
+    else:
+        test_set = row.test_sets.get(main)
+        measured = {
+            "accuracy": _json_intervals(row.scores),
+            "test_images": row.examples.get(main),
+            "test_set": test_set.to_json() if test_set else None,
+        }
+    return {
+        "method": row.method,
+        "seeds": row.seeds,
+        **measured,
+        "differences": [_json_difference(difference) for difference in row.differences],
+        "budget": row.budget,
+        "wall_s": row.wall_s,
+        "devices": row.devices,
+        **({} if row.tokens_per_s is None else {"tokens_per_s": row.tokens_per_s, "padding_share": row.padding_share}),
+        "published": _json_published(group, row),
+    }
+
+
+def _json_published(group: Group, row: Row) -> dict[str, Any] | None:
+    if row.published is None:
+        return None
+    about = {"source": row.published.source or "paper", "comparable": row.published.comparable}
+    return {**row.published.scores, **(about if group.layout.several else {})}
+
+
+def _json_group(group: Group) -> dict[str, Any]:
+    about: dict[str, Any] = {"benchmark": group.benchmark, "dataset": group.dataset, "recipe": group.recipe}
+    if group.encoder:
+        about["encoder"] = group.encoder
+    about |= {"baselines": group.baselines, "rows": [_json_row(group, row) for row in group.rows]}
+    if group.layout.several:
+        about |= {"majority": group.majority, "remark": group.remark}
+    return about | {
+        "pretraining": [_json_row(group, row) for row in group.pretraining],
+        "claims": [asdict(claim) | {"over_seeds": claim.over_seeds.to_json()} for claim in group.claims],
+        "notes": group.notes,
+    }
+
+
+def json_object(table: Table) -> dict[str, Any]:
+    """The whole report as one JSON object; scores and differences are fractions or correlations."""
+    groups = [_json_group(group) for group in table.groups]
+    return {"schema": 1, "groups": groups, "incomplete": table.incomplete, "problems": table.problems}
+
+
+def _measured(name: str, interval: Interval | None) -> dict[str, object]:
+    known = interval is not None and interval.known
+    return {
+        name: interval.mean if interval else None,
+        f"{name}_half_width": interval.half_width if interval and known else None,
+    }
+
+
+def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
+    layout = group.layout
+    record: dict[str, object] = {
+        "benchmark": group.benchmark,
+        "dataset": group.dataset,
+        "recipe": group.recipe,
+        "kind": kind,
+        "method": row.method,
+        "seeds": " ".join(map(str, row.seeds)),
+        "n_seeds": len(row.seeds),
+    }
+    if group.encoder:
+        record["encoder"] = group.encoder
+    if not layout.several:
+        record["test_images"] = row.examples.get(layout.main)
+    for column in layout.all_columns:
+        record |= _measured(column.name, row.scores.get(column.name))
+    for column in layout.columns:
+        if column.interval or column.parts:
+            test_set = row.test_sets.get(column.name)
+            begin = f"{column.name}_examples" if layout.several else "test_set"
+            record |= {f"{begin}_n": row.examples.get(column.name)} if layout.several and column.examples else {}
+            record |= {f"{begin}_low": test_set.low if test_set else None}
+            record |= {f"{begin}_high": test_set.high if test_set else None}
+    for place, difference in enumerate(row.differences, start=1):
+        if difference is None:
+            continue
+        record[f"baseline_{place}"] = difference.baseline
+        record |= _measured(f"difference_{place}_seeds", difference.over_seeds)
+        if not layout.several:
+            record |= _measured(f"difference_{place}_images", difference.over_images)
+        for name, interval in difference.columns.items():
+            record |= _measured(f"difference_{place}_{name}", interval)
+    for name in BUDGET.values():
+        record[name] = " ".join(map(str, row.budget.get(name, [])))
+    record |= {"wall_s": row.wall_s, "devices": "; ".join(row.devices)}
+    return record | {f"published_{name}": value for name, value in (_json_published(group, row) or {}).items()}
+
+
+def csv_text(table: Table) -> str:
+    """The rows of all groups as CSV, fractions; an empty cell is a figure that was not measured."""
+    records = [
+        _csv_row(group, row, kind)
+        for group in table.groups
+        for kind, rows in (("", group.rows), ("pretraining", group.pretraining))
+        for row in rows
+    ]
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that may be compared: the same benchmark, dataset, recipe and, where they name one, encoder."""
+
+    benchmark: str
+    dataset: str
+    recipe: str
+    encoder: str
+    layout: Layout
+    baselines: list[str]
+    rows: list[Row]
+    pretraining: list[Row]
+    claims: list[Claim]
+    notes: list[str]
+    majority: dict[str, float]  # column to the figure of the majority class, where the results hold it
+    remark: str  # bears on the marked columns; "" for none
+
+
+@dataclass(frozen=True)
+class Table:
+    """What `build_table` made; `.markdown()`, `.csv()` and `.json()` show the same figures."""
+
+    groups: list[Group]
+    incomplete: list[str]
+    problems: list[str]
+
+    def markdown(self) -> str:
+        """The table for readers, percentages."""
+        return markdown.markdown(self)
+
+    def csv(self) -> str:
+        """A line a method, fractions."""
+        return csv_text(self)
+
+    def json(self) -> str:
+        """Everything, fractions."""
+        return json.dumps(json_object(self), indent=1, allow_nan=False) + "\n"
+
+
+def build_table(
+    collection: Collection | Sequence[Result],
+    *,
+    published: Mapping[str, Mapping[str, Published]] | None = None,
+    baselines: Sequence[Sequence[str]] | None = None,
+) -> Table:
+    """Turn results into a table, a group for each benchmark, dataset, recipe and encoder.
+
+    Args:
+        collection: from `collect`, or a list of results.
+        published: dataset to method to the published figures; by default those of the papers.
+        baselines: for each comparison the names a baseline may have; the first one present is used. By default
+            those of the benchmark's `columns.Layout`.
+
+    Raises:
+        InputError: a result holds impossible figures (a list of results that did not come from `collect`).
+    """
+    if not isinstance(collection, Collection):
+        collection = Collection(list(collection))
+    cited = PUBLISHED if published is None else published
+    grouped: dict[tuple[str, str, str, str], list[Result]] = {}
+    for result in collection.results:
+        grouped.setdefault(_group_key(result), []).append(result)
+    groups = []
+    pairs = schedule_pairs(grouped)
+    for key in sorted(grouped):
+        group = _group(key, grouped[key], published_for(key[1], key[2], cited), baselines)
+        group.notes.extend(pairs.get(key, []))
+        groups.append(group)
+    return Table(groups, collection.incomplete, collection.problems)
+
+
+def _group_key(result: Result) -> tuple[str, str, str, str]:
+    benchmark, dataset, recipe, encoder = (
+        str(result.get(key) or "") for key in ("benchmark", "dataset", "recipe", "encoder")
+    )
+    return benchmark, dataset, recipe, encoder
+
+
+def _group(
+    key: tuple[str, str, str, str],
+    results: Sequence[Result],
+    published: Mapping[str, Published],
+    baselines: Sequence[Sequence[str]] | None,
+) -> Group:
+    by_method: dict[str, dict[int, Result]] = {}
+    shared: dict[str, dict[int, Result]] = {}
+    for result in results:
+        kind = shared if result.get("kind") == "pretraining" else by_method
+        kind.setdefault(result["method"], {})[result["seed"]] = result
+    rows_of = [run for runs in by_method.values() for run in runs.values()]
+    layout = layout_of(key[0], [name for run in rows_of for name in run["metrics"]])
+    aliases = {name: other for name, other in layout.aliases.items() if other in by_method and name not in by_method}
+    by_method |= {name: by_method[other] for name, other in aliases.items()}
+    order = {name: place for place, name in enumerate(published)}
+    names = sorted(by_method, key=lambda name: (layout.setting(name), order.get(name, len(order)), name))
+    wanted = layout.baselines if baselines is None else baselines
+    present = [name for names in wanted if (name := next(iter(n for n in names if n in by_method), None)) is not None]
+    if not present and layout.first_row:
+        main = layout.column(layout.main).metric
+        present = [n for n in names if any(run["metrics"].get(main) is not None for run in by_method[n].values())][:1]
+    rows = []
+    for name in names:
+        peers = [base != name and layout.setting(base) == layout.setting(name) for base in present]
+        differences = [
+            make_difference(layout, by_method, name, base) if peer else None
+            for base, peer in zip(present, peers, strict=True)
+        ]
+        rows.append(make_row(layout, name, by_method[name], differences, published.get(name)))
+    pretraining = [make_row(layout, name, shared[name], [], None) for name in sorted(shared)]
+    families = [compare_families(by_method, published, *pair) for pair in FAMILIES] if not layout.several else []
+    claims = [claim for claim in families if claim is not None]
+    notes = [f"{name} is {other} by construction: one run, two names." for name, other in aliases.items()]
+    notes += table_notes(layout, rows, by_method, present)
+    notes += layout.notes(by_method, published) if layout.notes else []
+    majority = _majority(layout, rows_of, notes) if layout.majority else {}
+    marked = any(column.marked for column in layout.all_columns)
+    remark = encoder_remark(key[3]) if marked else ""
+    return Group(*key, layout, present, rows, pretraining, claims, notes, majority, remark)
+
+
+def _majority(layout: Layout, runs: Sequence[Result], notes: list[str]) -> dict[str, float]:
+    """The majority class's figures, where all runs tell the same; a note where they do not."""
+    found = {}
+    for column in layout.columns:
+        values = {run["metrics"].get(f"{layout.majority}{column.metric}") for run in runs} - {None}
+        if len(values) > 1:
+            notes.append(f"The runs tell {len(values)} figures of the majority class for {column.title}.")
+        elif values:
+            found[column.name] = float(values.pop())
+    return found
+
+
+def write(
+    root: Path | str,
+    out: Path | str | None = None,
+    *,
+    published: Mapping[str, Mapping[str, Published]] | None = None,
+    baselines: Sequence[Sequence[str]] | None = None,
+) -> str:
+    """Write `table.md`, `table.csv` and `table.json` for the results under `root` and return the Markdown.
+
+    Args:
+        root: a folder of runs, a folder of bundles, or one bundle (see `collect`).
+        out: where to write; by default the folder `report` beside the runs.
+
+    Raises:
+        InputError: nothing to report, or the folder cannot be written.
+    """
+    root = Path(root)
+    table = build_table(collect(root), published=published, baselines=baselines)
+    folder = Path(out) if out is not None else (root if root.is_dir() else root.parent) / "report"
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"cannot write the report to {folder}: it is a file; name a folder")
+    text = table.markdown()
+    write_file(folder / "table.md", text)
+    write_file(folder / "table.csv", table.csv())
+    write_file(folder / "table.json", table.json())
+    return text

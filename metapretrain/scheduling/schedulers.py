@@ -1,0 +1,367 @@
+"""Schedulers that need no probe: uniform, proportional, round-robin, fixed, Exp3; and what all schedulers share."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, SupportsFloat
+
+from metapretrain.checks import check_names, check_number, check_whole
+from metapretrain.draws import pick
+from metapretrain.errors import InputError, one_of
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What probes took: batches passed forwards, batches passed backwards, and seconds of wall time.
+
+    Example:
+        >>> total = Cost(8, 2, 0.5) + Cost(2, 2, 0.25)
+        >>> total, total.units
+        (Cost(forwards=10, backwards=4, seconds=0.75), 18)
+    """
+
+    forwards: int = 0
+    backwards: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.forwards + other.forwards, self.backwards + other.backwards, self.seconds + other.seconds)
+
+    @property
+    def units(self) -> int:
+        """The cost in forward passes: a backward pass counts as two, so an update is 3 units."""
+        return self.forwards + 2 * self.backwards
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The source that the next update is for.
+
+    Attributes:
+        source: its name.
+        updates: updates left with this source until the next decision, this one included.
+        explored: whether it was drawn at random in place of the best.
+        utilities: utility of each source that the decision looked at (NaN: passed over); empty where it
+            looked at none. The same for all updates of a decision.
+        cost: what this call spent on probes: nothing unless it made a decision.
+    """
+
+    source: str
+    updates: int
+    explored: bool = False
+    utilities: Mapping[str, float] = field(default_factory=dict)
+    cost: Cost = Cost()
+
+
+_log = logging.getLogger(__name__)
+
+
+class BlockScheduler(ABC):
+    """Chooses a source for `updates` updates at a time; to write another scheduler, fill in `_decide`.
+
+    Call `choose` once before each update: it decides, and then gives the same source until the `updates` of
+    the decision are through.
+
+    Args:
+        sources: names of the source tasks.
+        updates: N, updates from one decision to the next.
+        seed: what random draws depend on, together with the number of the decision.
+
+    Attributes:
+        counts: updates given to each source so far.
+        decisions: decisions so far.
+        cost: what probes took so far.
+        active: names of the sources that have not run out.
+
+    Raises:
+        InputError: no sources, a name twice, a bad number.
+    """
+
+    def __init__(self, sources: Iterable[str], *, updates: int = 1, seed: int = 0) -> None:
+        self.sources = check_names("sources", sources)
+        self.updates, self.seed = check_whole("updates", updates, 1), check_whole("seed", seed, 0)
+        self.counts = dict.fromkeys(self.sources, 0)
+        self.decisions, self.cost = 0, Cost()
+        self._left, self._last = 0, Choice(self.sources[0], 0)
+        self._gone: set[str] = set()
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        return tuple(name for name in self.sources if name not in self._gone)
+
+    @property
+    def share(self) -> float:
+        """Probes' part of the compute so far, in [0, 1]: their units to those and 3 an update (:class:`Cost`)."""
+        total = self.cost.units + 3 * sum(self.counts.values())
+        return self.cost.units / total if total else 0.0
+
+    def choose(self) -> Choice:
+        """The source of the next update.
+
+        Raises:
+            InputError: all sources have run out.
+        """
+        if self._left == 0:
+            self._require_active()
+            self._last = self._decide()
+            self.cost += self._last.cost
+            self._left = self.updates
+            self.decisions += 1
+            choice = self._last
+        else:
+            choice = dataclasses.replace(self._last, updates=self._left, cost=Cost())
+        self._left -= 1
+        self.counts[choice.source] += 1
+        return choice
+
+    def observe(self, source: str, reward: float) -> None:
+        """Tell how good an update with `source` was; most schedulers make nothing of it.
+
+        Raises:
+            InputError: an unknown source, a reward that is not finite.
+        """
+        one_of("source", source, self.sources)
+        if not isinstance(reward, SupportsFloat) or not math.isfinite(reward):
+            raise InputError(f"the reward of {source!r} is {reward!r}; give a finite number")
+
+    def drop(self, source: str) -> None:
+        """Say that a source has run out: it is not chosen again, and its remaining updates are given up.
+
+        Raises:
+            InputError: an unknown source.
+        """
+        one_of("source", source, self.sources)
+        if source not in self._gone:
+            _log.info("source %r has run out: it is not chosen again", source)
+            self._gone.add(source)
+        if self._last.source == source:
+            self._left = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        return {
+            **self._identity(),
+            "decisions": self.decisions,
+            "left": self._left,
+            "counts": dict(self.counts),
+            "gone": sorted(self._gone),
+            "cost": dataclasses.asdict(self.cost),
+            "last": {
+                "source": self._last.source,
+                "explored": self._last.explored,
+                "utilities": numbers_or_none(self._last.utilities),
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another scheduler of the same kind, sources, updates and seed was.
+
+        Raises:
+            InputError: the state is of a scheduler that differs in one of these.
+        """
+        if not isinstance(state, Mapping):
+            raise InputError(f"a scheduler's state is what state_dict gave, not {state!r}")
+        for what, here in self._identity().items():
+            if state.get(what) != here:
+                raise InputError(f"the scheduler's state is of {what} {state.get(what)!r}, this one has {here!r}")
+        last = state["last"]
+        self.decisions, self._left = state["decisions"], state["left"]
+        self.counts, self._gone = dict(state["counts"]), set(state["gone"])
+        self.cost = Cost(**state["cost"])
+        self._last = Choice(last["source"], self.updates, last["explored"], none_to_nan(last["utilities"]))
+
+    def _identity(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__, "sources": list(self.sources), "updates": self.updates, "seed": self.seed}
+
+    def _require_active(self) -> None:
+        if not self.active:
+            raise InputError(f"every source has run out: {', '.join(self.sources)}")
+
+    @abstractmethod
+    def _decide(self) -> Choice:
+        """The next decision; `self.decisions` is its number, from 0."""
+
+
+def numbers_or_none(values: Mapping[str, float]) -> dict[str, float | None]:
+    """The values with None for what is not finite, which JSON cannot hold."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def none_to_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+    """The opposite of :func:`numbers_or_none`."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+class Uniform(BlockScheduler):
+    """Each source with the same probability.
+
+    Example:
+        >>> scheduler = Uniform(["mlm", "order"], seed=0)
+        >>> sorted({scheduler.choose().source for _ in range(20)})
+        ['mlm', 'order']
+    """
+
+    def _decide(self) -> Choice:
+        return Choice(pick(self.active, None, self.seed, self.decisions, "uniform"), self.updates)
+
+
+class Proportional(BlockScheduler):
+    """Each source with probability proportional to its size.
+
+    Args:
+        sizes: a number of 0 or more for each source, such as its examples.
+
+    Raises:
+        InputError: also sizes that are negative or all 0.
+
+    Example:
+        >>> Proportional({"mlm": 900, "order": 0}, seed=0).choose().source
+        'mlm'
+    """
+
+    def __init__(self, sizes: Mapping[str, float], *, updates: int = 1, seed: int = 0) -> None:
+        if not isinstance(sizes, Mapping):
+            raise InputError(f"sizes is a {type(sizes).__name__}; give {{source: size}}")
+        super().__init__(sizes, updates=updates, seed=seed)
+        self.sizes = {name: check_number(f"size of {name!r}", size, 0) for name, size in sizes.items()}
+        self._require_active()
+
+    def _require_active(self) -> None:
+        super()._require_active()
+        if not any(self.sizes[name] for name in self.active):
+            raise InputError(f"the sizes of {', '.join(self.active)} are all 0; give one above 0")
+
+    def _decide(self) -> Choice:
+        weights = [self.sizes[name] for name in self.active]
+        return Choice(pick(self.active, weights, self.seed, self.decisions, "proportional"), self.updates)
+
+
+class RoundRobin(BlockScheduler):
+    """Each source in its turn.
+
+    Example:
+        >>> scheduler = RoundRobin(["mlm", "order"], updates=2)
+        >>> [scheduler.choose().source for _ in range(6)]
+        ['mlm', 'mlm', 'order', 'order', 'mlm', 'mlm']
+    """
+
+    def _decide(self) -> Choice:
+        first = self.sources.index(self._last.source) + 1 if self.decisions else 0
+        turns = (*self.sources[first:], *self.sources[:first])
+        return Choice(next(name for name in turns if name in self.active), self.updates)
+
+
+class Fixed(BlockScheduler):
+    """Always the same source.
+
+    Args:
+        source: its name.
+
+    Raises:
+        InputError: also a source that is none of `sources`; from `choose`, one that has run out.
+
+    Example:
+        >>> Fixed(["mlm", "order"], "order").choose().source
+        'order'
+    """
+
+    def __init__(self, sources: Iterable[str], source: str, *, updates: int = 1, seed: int = 0) -> None:
+        super().__init__(sources, updates=updates, seed=seed)
+        self.source = one_of("source", source, self.sources)
+
+    def _decide(self) -> Choice:
+        if self.source not in self.active:
+            raise InputError(f"the fixed source {self.source!r} has run out")
+        return Choice(self.source, self.updates)
+
+
+class Exp3(BlockScheduler):
+    """Exponential weights for exploration and exploitation (Auer et al., 2002, section 3), kept as logarithms.
+
+    Source i of K is drawn with p_i = (1 - gamma) w_i / sum(w) + gamma / K; a reward x of [0, 1] for it adds
+    gamma x / (p_i K) to log w_i, with p_i as of the last decision.
+
+    Args:
+        gamma: share of uniform draws, in (0, 1].
+        low, high: range of rewards, which is mapped to [0, 1]; what lies outside counts as its nearest end.
+
+    Raises:
+        InputError: also gamma out of range, low not below high.
+
+    Example:
+        >>> scheduler = Exp3(["good", "bad"], gamma=0.2, seed=0)
+        >>> for _ in range(300):
+        ...     source = scheduler.choose().source
+        ...     scheduler.observe(source, 1.0 if source == "good" else 0.0)
+        >>> scheduler.probabilities()["good"] > 0.85
+        True
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[str],
+        *,
+        gamma: float = 0.1,
+        low: float = 0.0,
+        high: float = 1.0,
+        updates: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(sources, updates=updates, seed=seed)
+        self.gamma = check_number("gamma", gamma, 0, 1, above=True)
+        self.low, self.high = check_number("low", low, -math.inf), check_number("high", high, -math.inf)
+        if self.low >= self.high:
+            raise InputError(f"low is {low} and high is {high}; low must be below high")
+        self._log_weights = dict.fromkeys(self.sources, 0.0)
+        self._drawn_with = self.probabilities()
+
+    def probabilities(self) -> dict[str, float]:
+        """How likely each source that has not run out is to be drawn next."""
+        names = self.active
+        most = max((self._log_weights[name] for name in names), default=0.0)
+        weights = [math.exp(self._log_weights[name] - most) for name in names]
+        total = sum(weights)
+        return {
+            name: (1 - self.gamma) * weight / total + self.gamma / len(names)
+            for name, weight in zip(names, weights, strict=True)
+        }
+
+    def observe(self, source: str, reward: float) -> None:
+        """Learn from the reward of an update with `source`, which was drawn in the last decision.
+
+        Raises:
+            InputError: an unknown source, a reward that is not finite.
+        """
+        super().observe(source, reward)
+        if source not in self._drawn_with:
+            return
+        scaled = (min(max(reward, self.low), self.high) - self.low) / (self.high - self.low)
+        share = self.gamma / (self._drawn_with[source] * len(self._drawn_with))
+        self._log_weights[source] += share * scaled
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        learned = {"log_weights": dict(self._log_weights), "drawn_with": dict(self._drawn_with)}
+        return {**super().state_dict(), **learned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another such scheduler was.
+
+        Raises:
+            InputError: the state is of one that differs in kind, sources, updates, seed, gamma or range.
+        """
+        super().load_state_dict(state)
+        self._log_weights, self._drawn_with = dict(state["log_weights"]), dict(state["drawn_with"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "gamma": self.gamma, "low": self.low, "high": self.high}
+
+    def _decide(self) -> Choice:
+        self._drawn_with = self.probabilities()
+        names, weights = zip(*self._drawn_with.items(), strict=True)
+        return Choice(pick(names, weights, self.seed, self.decisions, "exp3"), self.updates)

@@ -1,1 +1,0 @@
-"""Pretraining objectives, and the image experiment that is made of them."""

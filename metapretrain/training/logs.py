@@ -1,0 +1,378 @@
+"""What a run logs: `metrics.jsonl`, TensorBoard's events and its embedding projector, each cut back on resume."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from metapretrain.errors import InputError
+from metapretrain.files import json_bytes, plain, sync_folder, write_all, write_whole
+from metapretrain.training.settings import flatten
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+_log = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the lines of a run's ``metrics.jsonl`` (``null`` values as NaN); a torn last line is left out.
+
+    A damaged line elsewhere is left out with a warning.
+
+    Example:
+        >>> read_metrics("no-such-run")
+        []
+    """
+    file = Path(path) / METRICS
+    if not file.exists():
+        return []
+    lines: list[dict[str, Any]] = []
+    bad = 0
+    for text in file.read_bytes().split(b"\n")[:-1]:
+        try:
+            line = json.loads(text)
+            value = math.nan if line["value"] is None else float(line["value"])
+            if abs(line["step"]) >= 2**63:
+                raise ValueError
+            found = {"step": int(line["step"]), "split": str(line["split"]), "name": str(line["name"])}
+            lines.append({**found, "value": value})
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            bad += 1
+    if bad:
+        _log.warning("%s: %d damaged lines are left out", file, bad)
+    return lines
+
+
+class MetricsFile:
+    """A run's ``metrics.jsonl``, open for appending; each call hands its lines to the operating system.
+
+    Args:
+        run: the run folder. The file is made at the first line; a torn last line of an older session is cut.
+
+    Raises:
+        OSError: from every method, when the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = MetricsFile(Path(folder))
+        ...     file.append(1, "train", {"loss": 0.5, "rate": float("inf")})
+        ...     print((Path(folder) / "metrics.jsonl").read_text(), end="")
+        ...     file.close()
+        {"step": 1, "split": "train", "name": "loss", "value": 0.5}
+        {"step": 1, "split": "train", "name": "rate", "value": null}
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._descriptor: int | None = None
+
+    def append(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Append a line a value; ``null`` stands for one that is not finite."""
+        text = "".join(
+            json.dumps({"step": step, "split": split, "name": name, "value": plain(value)}) + "\n"
+            for name, value in values.items()
+        )
+        if self._descriptor is None:
+            self._cut_torn_line()
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self._run / METRICS, flags, 0o666)
+        try:
+            write_all(self._descriptor, text.encode())
+        except OSError:
+            self.close()  # the next call cuts what was written of the line
+            raise
+
+    def cut_back(self, step: int) -> None:
+        """Drop the lines after `step`."""
+        self.close()
+        if (self._run / METRICS).exists():
+            stay = [line for line in read_metrics(self._run) if line["step"] <= step]
+            write_whole(self._run / METRICS, "".join(json.dumps(plain(line)) + "\n" for line in stay).encode())
+
+    def close(self) -> None:
+        """Close the file; the next :meth:`append` opens it again."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def _cut_torn_line(self) -> None:
+        file = self._run / METRICS
+        if file.exists():
+            data = file.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                os.truncate(file, whole)
+
+
+_HEADER = 8 + 4  # the length of the data and the checksum of the length
+_FOOTER = 4  # the checksum of the data
+
+
+def cut_events(folder: Path, step: int) -> None:
+    """Drop what the event files of `folder` hold after `step`, and the torn end that a kill leaves.
+
+    TensorBoard's own way, a `purge_step` in the next file, needs files whose names sort by time: two of one
+    second, or of two machines whose clocks differ, show their steps twice.
+
+    Args:
+        folder: the run folder; no writer may be open in it.
+        step: the last step that stays.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    for file in sorted(folder.glob("events.out.tfevents.*")):
+        data = file.read_bytes()
+        stay = b"".join(record for record in _records(data) if _stays(record, step))
+        if stay != data:
+            write_whole(file, stay)
+    sync_folder(folder)
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """Yield each whole record: length (8 bytes), its checksum (4), the event, its checksum (4)."""
+    start = 0
+    while start + _HEADER <= len(data):
+        (length,) = struct.unpack_from("<Q", data, start)
+        end = start + _HEADER + length + _FOOTER
+        if end > len(data):
+            return
+        yield data[start:end]
+        start = end
+
+
+def _stays(record: bytes, step: int) -> bool:
+    """Whether the event is the file's heading or not after `step`; purge marks of older sessions go."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    event = Event.FromString(record[_HEADER:-_FOOTER])
+    if event.HasField("file_version"):
+        return True
+    return bool(event.step <= step and not event.HasField("session_log"))
+
+
+POINTS, WORDS = "tensors.tsv", "metadata.tsv"
+
+
+def write_embedding(
+    run: Path, name: str, z: torch.Tensor, labels: Sequence[Any], images: torch.Tensor | None, step: int
+) -> Path:
+    """Write points for TensorBoard's embedding projector, beside those that are there.
+
+    Files: ``projector/<name>-<step>/{tensors.tsv,metadata.tsv,sprite.png}`` and ``projector_config.pbtxt``,
+    whose paths are relative, so that the run folder may be moved. The same name and step are replaced.
+
+    Args:
+        run: the run folder.
+        name: what the projector lists.
+        z: (N, D) points.
+        labels: N words or numbers.
+        images: None, or (N, C, H, W) with 1 or 3 channels, uint8 or float in 0..1, shown as the points.
+        step: the step they were taken at.
+
+    Returns:
+        The folder of the points.
+
+    Raises:
+        InputError: the lengths differ or the shapes are others.
+        OSError: it cannot be written.
+    """
+    if z.ndim != 2 or len(labels) != len(z) or (images is not None and len(images) != len(z)):
+        shown = "no" if images is None else len(images)
+        given = f"{tuple(z.shape)} points, {len(labels)} labels, {shown} images"
+        raise InputError(f"the projector takes (N, D) points with a label (and image) each, not {given}")
+    folder = run / "projector" / f"{name}-{step:08d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    table = io.StringIO()
+    np.savetxt(table, z.detach().float().cpu().numpy(), fmt="%.6g", delimiter="\t")
+    write_whole(folder / POINTS, table.getvalue().encode())
+    words = [" ".join(str(label).split()) or "-" for label in labels]
+    write_whole(folder / WORDS, ("\n".join(words) + "\n").encode())
+    if images is not None:
+        write_whole(folder / "sprite.png", _sprite(images))
+    place = folder.relative_to(run).as_posix()
+    write_whole(folder / "entry.pbtxt", _entry(f"{name}:{step:08d}", place, images))
+    _list_embeddings(run)
+    return folder
+
+
+def read_embeddings(run: Path) -> dict[str, tuple[torch.Tensor, list[str]]]:
+    """Read what :func:`write_embedding` wrote: name to points float32 (N, D) and N words; of each name the latest.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    found = {}
+    for folder in sorted((run / "projector").glob("*-*"), key=lambda path: int(path.name.rpartition("-")[2])):
+        try:
+            z = torch.from_numpy(np.loadtxt(folder / POINTS, dtype=np.float32, delimiter="\t", ndmin=2))
+            words = (folder / WORDS).read_text(encoding="utf-8").split("\n")[:-1]
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder}: its points cannot be read: {error}") from error
+        if len(words) != len(z):
+            raise InputError(f"{folder}: {len(z)} points with {len(words)} labels")
+        found[folder.name.rpartition("-")[0]] = (z, words)
+    return found
+
+
+def cut_embeddings(run: Path, step: int) -> None:
+    """Remove the points that were taken after `step`.
+
+    Raises:
+        OSError: the list cannot be written.
+    """
+    folders = list((run / "projector").glob("*-*"))
+    for folder in folders:
+        if int(folder.name.rpartition("-")[2]) > step:
+            shutil.rmtree(folder)
+    if folders:
+        _list_embeddings(run)
+
+
+def _list_embeddings(run: Path) -> None:
+    """Write the list that TensorBoard reads: the entries of all folders, one after the other."""
+    entries = sorted((run / "projector").glob("*/entry.pbtxt"))
+    write_whole(run / "projector_config.pbtxt", b"".join(entry.read_bytes() for entry in entries))
+
+
+def _entry(title: str, place: str, images: torch.Tensor | None) -> bytes:
+    """Return one `EmbeddingInfo` as protocol-buffer text."""
+    lines = [f'tensor_name: "{title}"', f'tensor_path: "{place}/{POINTS}"', f'metadata_path: "{place}/{WORDS}"']
+    if images is not None:
+        height, width = images.shape[-2:]
+        size = f"single_image_dim: {width} single_image_dim: {height}"
+        lines.append(f'sprite {{ image_path: "{place}/sprite.png" {size} }}')
+    return ("embeddings {\n  " + "\n  ".join(lines) + "\n}\n").encode()
+
+
+def _sprite(images: torch.Tensor) -> bytes:
+    """Return the images as one PNG: square in count, row after row, as the projector cuts it."""
+    from PIL import Image
+
+    pixels = images.detach().cpu()
+    if pixels.is_floating_point():
+        pixels = (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
+    count, channels, height, width = pixels.shape
+    side = math.ceil(math.sqrt(count))
+    sheet = torch.full((side * side, 3, height, width), 255, dtype=torch.uint8)
+    sheet[:count] = pixels.expand(-1, 3, -1, -1) if channels == 1 else pixels
+    rows = sheet.view(side, side, 3, height, width).permute(0, 3, 1, 4, 2)
+    file = io.BytesIO()
+    Image.fromarray(rows.reshape(side * height, side * width, 3).numpy()).save(file, "PNG")
+    return file.getvalue()
+
+
+LARGEST = 800  # pixels
+BESIDE = ("knn", "majority", "nearest_prototype", "silhouette", "train", "validation")  # how names of metrics begin
+
+
+class Tracker:
+    """TensorBoard's writer for one folder; TensorBoard is imported at the first use.
+
+    Args:
+        folder: where the event files go.
+        purge_step: events of this step and later ones, written before, are not to be shown.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        self._folder = folder
+        self._purge_step = purge_step
+        self._open: SummaryWriter | None = None
+
+    @property
+    def writer(self) -> SummaryWriter:
+        """The writer, opened when first asked for.
+
+        Raises:
+            InputError: TensorBoard is not installed.
+        """
+        if self._open is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise InputError("TensorBoard is missing: pip install tensorboard") from error
+            self._open = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+        return self._open
+
+    def cut_back(self, step: int) -> None:
+        """Drop every event after `step` that was written before this call.
+
+        The new writer's `purge_step` says so to a TensorBoard that has read them already.
+        """
+        self.close()
+        cut_events(self._folder, step)
+        self._purge_step = step + 1
+        _ = self.writer
+
+    def scalars(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Write each value as ``<split>/<name>`` and flush, so that a kill loses none of them."""
+        for name, value in values.items():
+            self.writer.add_scalar(f"{split}/{name}", value, step)
+        self.writer.flush()
+
+    def image(self, name: str, png: bytes, step: int) -> None:
+        """Write an encoded PNG as the image `name`, at most :data:`LARGEST` pixels wide and high.
+
+        TensorBoard makes a large image small by leaving out rows of pixels, which no letter survives.
+        """
+        from PIL import Image
+
+        with Image.open(io.BytesIO(png)) as image:
+            colours = image.convert("RGB")
+        colours.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+        pixels = np.asarray(colours)
+        self.writer.add_image(name, pixels, step, dataformats="HWC")
+
+    def hparams(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Write the configuration (flattened) and the final metrics, as ``when_done/<name>``, for the HPARAMS tab.
+
+        The tab has columns for the metrics of one run, and ticks the first few: a run with metrics that only
+        accompany others (:data:`BESIDE`) names no columns, and other runs name these last.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        settings = {key: _setting(value) for key, value in flatten(config).items()}
+        beside = [name for name in metrics if name.startswith(BESIDE)]
+        names = [name for name in metrics if name not in beside]
+        finals = {f"when_done/{name}": float(metrics[name]) for name in names + beside if metrics[name] is not None}
+        columns, *session = hparams(settings, finals)
+        self.writer.flush()
+        with SummaryWriter(str(self._folder)) as writer:
+            for summary in [columns, *session] if names else session:
+                writer.file_writer.add_summary(summary)
+            for tag, value in finals.items():  # the tag comes after those of the curves, train and validation
+                writer.add_scalar(tag, value)
+
+    def flush(self) -> None:
+        """Hand what was written to the operating system."""
+        if self._open is not None:
+            self._open.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._open is not None:
+            writer, self._open = self._open, None
+            writer.close()
+
+
+def _setting(value: Any) -> bool | int | float | str:
+    value = plain(value)
+    return value if isinstance(value, (bool, int, float, str)) else json_bytes(value).decode().strip()

@@ -1,0 +1,259 @@
+"""Few-shot training: batches of episodes, the step's gradient, ranks, the best weights, transductive or not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from metapretrain.data.few_shot import FewShotData, load_few_shot
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec
+from metapretrain.errors import InputError
+from metapretrain.evaluation.episodes import evaluate_episodes
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.fewshot import learning
+from metapretrain.experiments.fewshot.learning import (
+    EPISODES,
+    FROZEN_SEED,
+    LEARNERS,
+    Learning,
+    MetaStep,
+    TaskBatches,
+    build_learner,
+    fit,
+    score_episodes,
+)
+from metapretrain.maml import CompiledMeta
+from metapretrain.models.saved import is_transductive
+
+SPEC = EpisodeSpec(3, 1, 2)
+TINY = "mlp"
+
+
+@pytest.fixture(scope="module")
+def data() -> FewShotData:
+    return load_few_shot("made", None, 8)
+
+
+def batches(data: FewShotData, tasks: int = 4, **options: Any) -> TaskBatches:
+    return TaskBatches(data.train.labels, SPEC, tasks, seed=3, **options)
+
+
+def test_batches_of_two_ranks_are_the_one_process_batch(data: FewShotData) -> None:
+    whole = list(islice(batches(data), 3))
+    parts = [list(islice(batches(data, rank=rank, world_size=2), 3)) for rank in (0, 1)]
+    for position, batch in enumerate(whole):
+        for name, rows in batch.items():
+            together = torch.stack([parts[rank][position][name] for rank in (0, 1)], 1).flatten(0, 1)
+            assert torch.equal(together, rows)
+
+
+def test_batches_start_anywhere_and_hold_labelled_rows(data: FewShotData) -> None:
+    first = list(islice(batches(data), 5))
+    late = next(batches(data).iter_from(4))
+    assert all(torch.equal(late[name], first[4][name]) for name in late)
+    labels = data.train.labels
+    for task in range(4):
+        seen = {int(y): int(labels[row]) for row, y in zip(late["support"][task], late["support_y"][task], strict=True)}
+        asked = labels[late["query"][task]].tolist()
+        assert [seen[y] for y in late["query_y"][task].tolist()] == asked
+        assert not set(late["support"][task].tolist()) & set(late["query"][task].tolist())
+    with pytest.raises(InputError, match="tasks=3 must be a multiple of the 2 processes"):
+        batches(data, tasks=3, world_size=2)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_steps_gradient_is_that_of_the_losses(
+    data: FewShotData, name: str, compile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "CompiledMeta", partial(CompiledMeta, backend="eager"))  # no C++ compiler
+    method = Learning(name, updates=1, tasks=4, inner_lr=0.1)
+    learner = build_learner(method, TINY, data, 3, seed=0)
+    step = MetaStep(learner, data.train.images, compile=compile)
+    batch = next(iter(batches(data)))
+    images = data.train.images
+    support, query = ((images[batch[part]], batch[f"{part}_y"]) for part in ("support", "query"))
+    loss = learner.losses(support, query).mean()
+    expected = torch.autograd.grad(loss, list(learner.parameters()))
+    found = step({EPISODES: batch})[EPISODES]
+    torch.testing.assert_close(found, loss)
+    assert all(p.grad is None for p in learner.parameters())
+    (2 * found).backward()
+    for p, grad in zip(learner.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, 2 * grad, rtol=1e-4, atol=1e-6)
+    step({EPISODES: batch})[EPISODES].backward()  # adds to what is there, as any loss does
+    for p, grad in zip(learner.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, 3 * grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["maml", "fomaml", "metasgd"])
+def test_normalisation_may_stay_out_of_the_inner_loop(data: FewShotData, name: str) -> None:
+    method = Learning(name, updates=1, tasks=2, inner_lr=0.1, adapt_norms=False)
+    learner = build_learner(method, "conv4-strided", load_few_shot("made", None, 28), 3, seed=0)
+    norms = {n for n, p in learner.module.named_parameters() if p.ndim == 1 and "encoder" in n}
+    assert norms and not norms & set(learner.only)
+    assert set(learner.only) | norms == {n for n, _ in learner.module.named_parameters()}
+    x, y = torch.randint(0, 255, (2, 6, 1, 28, 28), dtype=torch.uint8), torch.arange(6).remainder(3).repeat(2, 1)
+    learner.backward((x, y), (x, y))
+    assert all(p.grad is not None for p in learner.module.parameters())  # learned outside
+
+
+def test_the_best_weights_are_kept_and_travel_with_the_state(data: FewShotData) -> None:
+    method = Learning("protonet", updates=1, tasks=1)
+    step = MetaStep(build_learner(method, TINY, data, 3, seed=0), data.train.images)
+    weight = next(step.learner.parameters())
+    for number, accuracy in enumerate((0.5, 0.7, 0.6), start=1):
+        with torch.no_grad():
+            weight.fill_(number)
+        step.keep(number, accuracy)
+    other = MetaStep(build_learner(method, TINY, data, 3, seed=1), data.train.images)
+    other.load_state_dict(step.state_dict())
+    assert next(other.learner.parameters()).unique().tolist() == [3]
+    other.restore()
+    assert next(other.learner.parameters()).unique().tolist() == [2]
+    assert (other.best["accuracy"], other.best["step"]) == (0.7, 2)
+    assert "images" not in step.state_dict()
+
+
+def test_protonet_trains_with_more_ways_and_learns_the_glyphs(data: FewShotData) -> None:
+    method = Learning("protonet", updates=30, tasks=2, ways=10, validations=3)
+    tested = EpisodeSpec(5, 1, 5)
+    before = build_learner(method, TINY, data, 10, seed=0)
+    step, report = fit(method, TINY, data, tested, 0, Machine(), validation_episodes=20)
+    assert report.steps == 30 and step.best["step"] in (10, 20, 30)
+    after = score_episodes(step.learner, data.test, tested, 60)
+    assert after.mean > score_episodes(before, data.test, tested, 60).mean + 0.05
+    assert score_episodes(step.learner, data.validation, tested, 20).mean == step.best["accuracy"]
+    assert step.learner.ways == 10
+
+
+def test_embedding_all_images_once_changes_no_figure(data: FewShotData) -> None:
+    learner = build_learner(Learning("protonet", 1, 1), TINY, data, 10, seed=0).eval()
+    tested = EpisodeSpec(5, 2, 5)
+    assert 10 * tested.longest <= len(data.test) < 30 * tested.longest
+    sampler = EpisodeSampler(data.test.labels, tested, 30, seed=FROZEN_SEED["test"])
+    learner.ways = None
+    one_by_one = evaluate_episodes(learner, data.test.images, sampler)
+    assert score_episodes(learner, data.test, tested, 30).values == one_by_one.values
+    assert score_episodes(learner, data.test, tested, 10).values == one_by_one.values[:10]
+
+
+def test_who_is_transductive(data: FewShotData) -> None:
+    large = load_few_shot("made", None, 16)
+    answers = {
+        (name, backbone, norm): is_transductive(
+            build_learner(Learning(name, 1, 1, batchnorm=norm), backbone, large, 3, seed=0)
+        )
+        for name, backbone, norm in (
+            ("maml", "conv4", "batch"),
+            ("maml", "conv4", "per-step"),
+            ("maml", "mlp", "batch"),
+            ("protonet", "conv4", "batch"),
+        )
+    }
+    assert list(answers.values()) == [True, False, False, False]
+
+
+def test_values_that_make_no_sense_are_refused(data: FewShotData) -> None:
+    with pytest.raises(InputError, match=r"learner 'protonets'.*protonet"):
+        Learning("protonets", 1, 1)
+    with pytest.raises(InputError, match="tasks must be at least 1, got 0"):
+        Learning("maml", 1, 0)
+    with pytest.raises(InputError, match="precision fp16 would lose small inner gradients"):
+        fit(Learning("maml", 1, 1), TINY, data, SPEC, 0, Machine(precision="fp16"), validation_episodes=1)
+
+
+def test_ways_of_training_are_protonets_alone_and_no_more_than_there_are() -> None:
+    tested = EpisodeSpec(5, 1, 15)
+    assert Learning("protonet", 1, 1, ways=60).spec(tested, 40) == EpisodeSpec(40, 1, 5)
+    assert Learning("maml", 1, 1, ways=60).spec(tested, 40) == EpisodeSpec(5, 1, 5)
+    assert Learning("maml", 1, 4, inner_steps=5).encoder_passes(EpisodeSpec(5, 1, 5)) == 4 * 5 * (5 + 5)
+
+
+SCRIPT = """
+import sys
+from argparse import Namespace
+import torch
+from safetensors.torch import save_file
+from metapretrain.data.few_shot import load_few_shot
+from metapretrain.episodes import EpisodeSpec
+from metapretrain.experiments.fewshot.learning import Learning, TaskBatches, build_learner, fit
+from metapretrain.experiments.fewshot.learning import EPISODES, MetaStep
+from metapretrain.experiments.command import machine_of
+
+machine = machine_of(Namespace(device="cpu", precision="fp32"))
+data, spec, found = load_few_shot("made", None, 16), EpisodeSpec(3, 1, 2), {}
+backbones = {"maml": "conv4", "fomaml": "mlp", "anil": "mlp", "metasgd": "mlp", "protonet": "mlp"}
+for kind, backbone in backbones.items():
+    method = Learning(kind, updates=3, tasks=4, inner_lr=0.1, validations=1)
+    step = MetaStep(build_learner(method, backbone, data, 3, 0), data.train.images)
+    tasks = TaskBatches(data.train.labels, spec, 4, seed=1, rank=machine.rank, world_size=machine.world)
+    step({EPISODES: next(iter(tasks))})[EPISODES].backward()
+    found |= {f"{kind} {name}": p.grad for name, p in step.learner.named_parameters()}
+    if kind not in ("maml", "protonet"):
+        continue
+    trained, report = fit(method, backbone, data, spec, 0, machine, validation_episodes=2)
+    found[f"{kind} loss"] = torch.tensor(report.losses[EPISODES])
+if machine.rank == 0:
+    save_file(found, sys.argv[1])
+from metapretrain.checks import leave_ranks
+leave_ranks()
+"""
+
+
+def run(environments: list[dict[str, str]], out: Path) -> dict[str, torch.Tensor]:
+    command = [sys.executable, "-c", SCRIPT, str(out)]
+    processes = [subprocess.Popen(command, env=env) for env in environments]
+    try:
+        assert {process.wait(timeout=120) for process in processes} == {0}
+    finally:
+        for process in processes:
+            process.kill()
+    return load_file(out)
+
+
+def test_two_ranks_have_the_one_process_gradient(tmp_path: Path, ranks: Callable[[int], list[dict[str, str]]]) -> None:
+    one, two = run(ranks(1), tmp_path / "one"), run(ranks(2), tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        gap = (two[name] - value).norm() / value.norm()
+        assert gap < (1e-3 if name.endswith("loss") else 1e-5), f"{name}: {gap:.1e}"
+
+
+def test_distortion_reaches_the_training_images_alone(data: FewShotData) -> None:
+    seen: list[Tensor] = []
+
+    class Watched(nn.Module):
+        def backward(self, support: Any, query: Any) -> Tensor:
+            seen.extend([support[0], query[0]])
+            return torch.zeros(())
+
+    def shown(**options: Any) -> list[Tensor]:
+        seen.clear()
+        distort = Learning("protonet", 1, 1, **options).distortion(size=data.train.image_size, channels=1)
+        torch.manual_seed(0)
+        MetaStep(Watched(), data.train.images, distort)({EPISODES: next(iter(batches(data)))})
+        return list(seen)
+
+    plain, moved, again = shown(), shown(shift=0.1), shown(shift=1e-9)
+    for before, after, still in zip(plain, moved, again, strict=True):
+        assert before.shape == after.shape == still.shape
+        assert not torch.allclose(before.float(), after)
+        torch.testing.assert_close(before.float(), still, atol=0.01, rtol=0)
+        assert after.min() >= 0 and after.max() <= 255.01
+
+
+@pytest.mark.parametrize("wrong", [{"rotate": -1.0}, {"shift": 2.0}, {"crop": 0.0}, {"crop": 1.5}])
+def test_distortions_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"rotate|shift|crop"):
+        Learning("protonet", 1, 1, **wrong)

@@ -1,0 +1,233 @@
+"""Prompts tuned in one batch end as if each were tuned alone, by torch's AdamW."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from metapretrain.data.made import made_sentiment
+from metapretrain.errors import InputError
+from metapretrain.experiments.prompts.data import ALL_WORDS, Pool, allowed_words, encode_rows, joined, predict, words_of
+from metapretrain.experiments.prompts.recipe import Tuning
+from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
+from metapretrain.models.language_models import load_language_model
+from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
+
+SETS = ("sst5", "amazon2", "semeval-laptop")
+TUNING = Tuning(lr=0.3, batch_size=4, epochs=6, patience=2, warmup=3, weight_decay=0.1)
+
+
+@cache
+def model() -> PromptedModel:
+    net, tokenizer = load_language_model("tiny")
+    words = Verbalizer(ALL_WORDS, tokenizer)
+    return PromptedModel(net.double(), PromptTemplate("It was <X>."), words, max_length=40)
+
+
+@cache
+def pool() -> Pool:
+    made = made_sentiment()
+    parts = [
+        encode_rows(model(), "It was <X>.", made[name].train, words_of(made[name].num_classes, False)) for name in SETS
+    ]
+    return Pool.of(joined(parts), "cpu")
+
+
+def jobs() -> list[Job]:
+    """Of three sets, with 10, 7 and 3 rows to tune on and 8, 8 and 5 to validate on."""
+    found = []
+    for number, (train, held, classes) in enumerate(((10, 8, 5), (7, 8, 2), (3, 5, 3))):
+        rows = torch.arange(100 * number, 100 * number + train + held)
+        prompt = SoftPrompt.random(3, 32, seed=number).weight.detach().double()
+        words = words_of(classes, False)
+        found.append(Job(SETS[number], prompt, rows[:train], rows[train:], words, seed=number + 5))
+    return found
+
+
+def run(some: list[Job], tuning: Tuning = TUNING, **options: object) -> dict[str, Progress]:
+    return Stack(model(), pool(), some, tuning, **options).run()  # type: ignore[arg-type]
+
+
+def same(one: Progress, other: Progress) -> None:
+    assert (one.step, one.best_step, one.accuracy, one.history) == (
+        other.step,
+        other.best_step,
+        other.accuracy,
+        other.history,
+    )
+    for name in ("prompt", "best", "mean", "square"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("normalise", ["vocabulary", "labels"])
+def test_each_ends_as_if_tuned_alone(normalise: str) -> None:
+    together = run(jobs(), normalise=normalise)
+    assert len({state.step for state in together.values()}) > 1  # some stop before others
+    for job in jobs():
+        same(together[job.name], run([job], normalise=normalise)[job.name])
+
+
+def test_how_many_go_through_the_model_at_a_time_does_not_matter() -> None:
+    together, few = run(jobs()), run(jobs(), rows_per_pass=3)
+    for name, state in together.items():
+        same(state, few[name])
+
+
+def test_jobs_that_fill_up_a_shape_change_nothing() -> None:
+    """As on a GPU, where few shapes are recorded."""
+    stack = Stack(model(), pool(), [*jobs(), *(replace(job, name=f"{job.name} again") for job in jobs()[:2])], TUNING)
+    stack.fixed_shapes = True
+    done, alone = stack.run(), run(jobs())
+    for name, state in done.items():
+        same(state, alone[name.removesuffix(" again")])
+
+
+def reference(job: Job, tuning: Tuning) -> tuple[Tensor, Tensor, list[float]]:
+    """The last prompt and the best one, and accuracies, by torch's AdamW, an epoch after the other."""
+    prompt = torch.nn.Parameter(job.prompt.clone())
+    optimizer = torch.optim.AdamW([prompt], lr=1.0, weight_decay=tuning.weight_decay)
+    total, step, accuracies = tuning.epochs * math.ceil(len(job.train) / tuning.batch_size), 0, []
+    best: Tensor = prompt
+    for epoch in range(tuning.epochs):
+        order = job.train[torch.from_numpy(np.random.default_rng([job.seed, epoch]).permutation(len(job.train)))]
+        for rows in order.split(tuning.batch_size):
+            warm = (step + 1) / tuning.warmup
+            decayed = 1 - (step - tuning.warmup) / (total - tuning.warmup)
+            optimizer.param_groups[0]["lr"] = tuning.lr * (warm if step < tuning.warmup else decayed)
+            optimizer.zero_grad()
+            model().losses(prompt, pool().gather(rows)).mean().backward()
+            optimizer.step()
+            step += 1
+        held = pool().gather(job.validation)
+        with torch.no_grad():
+            scores = model()(prompt, held)[:, list(job.words)]
+        labels = torch.tensor([job.words.index(word) for word in held.labels.tolist()])  # type: ignore[union-attr]
+        accuracies.append(float((scores.argmax(1) == labels).double().mean()))
+        if accuracies[-1] > max(accuracies[:-1], default=-1.0):
+            best = prompt.detach().clone()
+    return prompt.detach(), best, accuracies
+
+
+def test_tuning_is_that_of_a_plain_loop() -> None:
+    patient = replace(TUNING, patience=None)
+    for job in jobs():
+        state = run([job], patient)[job.name]
+        prompt, best, accuracies = reference(job, patient)
+        torch.testing.assert_close(state.prompt, prompt, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(state.best, best, rtol=1e-7, atol=1e-9)
+        assert [accuracy for _, accuracy in state.history[1:]] == accuracies
+
+
+def test_it_stops_after_validations_without_a_better_one() -> None:
+    state = run(jobs()[:1], replace(TUNING, epochs=50, lr=1e-9))["sst5"]
+    assert (state.best_step, state.step) == (3, 9)  # the first epoch is the best; patience is 2
+    kept = run(jobs()[:1], replace(TUNING, epochs=50, lr=1e-9, keep_start=True))["sst5"]
+    assert (kept.best_step, kept.step) == (0, 6)
+    assert torch.equal(kept.best, jobs()[0].prompt)
+
+
+def test_given_steps_and_validations() -> None:
+    state = run(jobs()[:1], replace(TUNING, patience=None), steps=10, every=4)["sst5"]
+    assert [step for step, _ in state.history] == [0, 4, 8, 10]
+
+
+def test_a_run_that_goes_on_ends_the_same() -> None:
+    whole, kept = run(jobs()), {}
+
+    class Cut(Exception):
+        pass
+
+    def cut(job: Job, state: Progress) -> None:
+        kept[job.name] = replace(state, history=list(state.history))
+        if len(state.history) == 3:
+            raise Cut
+
+    with pytest.raises(Cut):
+        Stack(model(), pool(), jobs(), TUNING).run(cut)
+    again = Stack(model(), pool(), jobs(), TUNING)
+    again.progress |= kept
+    for name, state in again.run().items():
+        same(state, whole[name])
+
+
+def test_a_prompt_that_diverged_is_never_the_best_nor_harms_others(caplog: pytest.LogCaptureFixture) -> None:
+    first, *rest = jobs()
+    lost = replace(first, prompt=torch.full_like(first.prompt, 1e308))  # too much for the first layer
+    found, alone = run([lost, *rest]), run(rest)
+    assert not found["sst5"].prompt.isfinite().all() and torch.equal(found["sst5"].best, lost.prompt)
+    assert (found["sst5"].accuracy, found["sst5"].best_step, found["sst5"].step) == (0, 0, 3)
+    assert "prompt sst5 diverged by step 3: that of step 0 is kept; lower its lr" in caplog.messages
+    for job in rest:
+        same(found[job.name], alone[job.name])
+
+
+def test_a_rate_that_is_too_high_keeps_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    starts = {job.name: job.prompt for job in jobs()}
+    for name, state in run(jobs(), replace(TUNING, lr=1e200, warmup=0)).items():
+        assert torch.equal(state.best, starts[name]) and state.best_step == 0
+        assert state.accuracy == state.history[0][1] > 0
+        assert f"prompt {name} diverged by step {state.step}: that of step 0 is kept" in caplog.text
+
+
+def test_full_tuning_leaves_the_model_as_it_was() -> None:
+    job = replace(jobs()[0], prompt=torch.zeros(0, 32, dtype=torch.float64))
+    before = {name: value.clone() for name, value in model().model.state_dict().items()}
+    tuned, state = tune_model(model(), pool(), job, replace(TUNING, lr=1e-2, epochs=3))
+    assert all(torch.equal(value, before[name]) for name, value in model().model.state_dict().items())
+    assert any(not torch.equal(value, before[name]) for name, value in tuned.model.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in model().model.parameters())
+    rows = predict(tuned, job.prompt, pool(), job.validation, job.words, device="cpu", precision="fp32", batch_size=3)
+    labels = pool().batch.labels[job.validation]  # type: ignore[index]
+    assert float((torch.tensor(job.words)[rows] == labels).double().mean()) == state.accuracy
+
+
+def test_a_model_that_diverged_is_given_back_as_it_began(caplog: pytest.LogCaptureFixture) -> None:
+    job = replace(jobs()[0], prompt=torch.zeros(0, 32, dtype=torch.float64))
+    tuned, state = tune_model(model(), pool(), job, replace(TUNING, lr=1e30, warmup=0, epochs=3))
+    assert state.history == [(3, 0.0)] and state.best_step == 0
+    assert "the model of sst5 diverged by step 3: that of step 0 is kept; lower its lr" in caplog.messages
+    for name, value in model().model.state_dict().items():
+        assert torch.equal(tuned.model.state_dict()[name], value.float())
+    _, same_start = tune_model(model(), pool(), job, replace(TUNING, lr=1e-30, epochs=1))
+    assert state.accuracy == same_start.accuracy
+
+
+def test_words_of_other_sets_are_never_predicted() -> None:
+    assert allowed_words([words_of(2, False), words_of(2, True)], "cpu").sum(1).tolist() == [2, 2]
+    rows = predict(model(), jobs()[1].prompt, pool(), jobs()[1].train, jobs()[1].words, device="cpu", precision="fp32")
+    assert set(rows.tolist()) <= {0, 1}
+
+
+def test_prompts_of_one_shape_are_needed() -> None:
+    first, second, _ = jobs()
+    with pytest.raises(InputError, match="one shape"):
+        Stack(model(), pool(), [first, replace(second, prompt=second.prompt[:1])], TUNING)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": SETS[0]}, f"names of their own, got {SETS[0]}, {SETS[0]}"),
+        ({"train": torch.arange(0)}, f"job {SETS[1]} has no train rows"),
+        ({"validation": torch.arange(0)}, f"job {SETS[1]} has no validation rows"),
+        ({"validation": torch.tensor([10**6])}, f"validation of job {SETS[1]} has rows that the pool, of"),
+        ({"train": torch.tensor([-1])}, f"train of job {SETS[1]} has rows that the pool"),
+    ],
+)
+def test_jobs_have_names_and_rows(change: dict[str, Any], message: str) -> None:
+    first, second, _ = jobs()
+    with pytest.raises(InputError, match=message):
+        Stack(model(), pool(), [first, replace(second, **change)], TUNING)
+
+
+@pytest.mark.parametrize("name", ["steps", "every", "rows_per_pass"])
+def test_counts_of_a_stack_are_at_least_one(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} of a stack must be at least 1, got 0"):
+        run(jobs(), **{name: 0})

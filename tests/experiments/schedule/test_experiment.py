@@ -1,0 +1,226 @@
+"""Scheduling experiments: the same choices after a resume, parts kept apart, heads fitted alike, costs counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from metapretrain.errors import InputError
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.schedule.data import Encoders, ScheduleData
+from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperiment
+from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, decisions_of, rows_of
+from metapretrain.experiments.schedule.tasks import made_schedule_tasks
+from metapretrain.experiments.schedule.tasks.base import Batches, PretrainingTask
+from metapretrain.experiments.schedule.training import (
+    JointProbe,
+    Losses,
+    Pretraining,
+    ScheduleStep,
+    TaskProbe,
+    finetune,
+)
+from metapretrain.scheduling import UtilityScheduler, probe_units
+from metapretrain.training import checkpoint, loop
+
+SOURCES, TARGETS, DOWNSTREAM = ("masked-lm", "reordering"), ("conll04", "squad"), ("rte",)
+RECIPE = ScheduleRecipe(
+    updates=12,
+    batch_size=4,
+    encoder="tiny",
+    block=3,
+    epsilon=0.3,
+    floor=0.1,
+    head_updates=2,
+    target_batches=1,
+    evaluations=3,
+    finetune_updates=2,
+    finetune_batch=4,
+    lr=3e-3,
+)
+Make = Callable[..., ScheduleExperiment]
+
+
+@pytest.fixture(scope="module")
+def data() -> ScheduleData:
+    sources, targets = made_schedule_tasks(0)
+    return ScheduleData({**sources, **targets}, SOURCES, TARGETS, DOWNSTREAM)
+
+
+@pytest.fixture
+def make(tmp_path: Path, data: ScheduleData) -> Make:
+    def build(out: str = "runs", **changes: Any) -> ScheduleExperiment:
+        usual: dict[str, Any] = {"recipe": RECIPE, "data": data, "machine": Machine(), "out": tmp_path / out}
+        usual |= {"figures": None, "make_encoder": Encoders("tiny")} | changes
+        return ScheduleExperiment("schedule", "made", "short", **usual)
+
+    return build
+
+
+def pretraining(data: ScheduleData, name: str = "uniform", setting: str = "aware", **changes: Any) -> Pretraining:
+    recipe = replace(RECIPE, **changes)
+    return Pretraining(Encoders("tiny")(0), ScheduleMethod(name, setting), data, recipe, 0, Machine())
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"),  # 4: inside a decision of utilities or exp3; 9: before a new one
+    [
+        ("utility-exact-aware", 4),
+        ("utility-exact-aware", 9),
+        ("utility-taylor-agnostic", 9),
+        ("exp3-agnostic", 4),
+        ("proportional-aware", 9),
+    ],
+)
+def test_a_resumed_run_makes_the_same_choices(
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str, stop: int
+) -> None:
+    experiment = make("whole")
+    method = rows_of(SOURCES, TARGETS)[name]
+    whole = experiment.row(name, method, 0)
+    save = checkpoint.save
+
+    def kill(folder: Path, step: int, *rest: Any) -> None:
+        save(folder, step, *rest)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Loop, "_checkpoint_due", lambda self: self.step == stop)
+        patch.setattr(loop.checkpoint, "save", kill)
+        with pytest.raises(Killed):
+            make("cut").row(name, method, 0)
+    again = make("cut", resume=True)
+    resumed = again.row(name, method, 0)
+    paths = [one.path(name, 0) / CHOICES for one in (experiment, again)]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert sum(count for _, count in json.loads(paths[0].read_text())) == 12
+    assert {**resumed["curve"]} == {**whole["curve"]}
+    assert resumed["metrics"] == whole["metrics"] and resumed["budget"] == whole["budget"]
+
+
+def test_what_utilities_see_is_never_reported_and_never_trained_on(
+    data: ScheduleData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, set[tuple[str, str]]] = {"trained": set(), "probed": set()}
+    sample, begin = PretrainingTask.sample, Batches.__init__
+
+    def sampled(task: PretrainingTask, split: str, *rest: Any) -> Any:
+        drawn["probed"].add((task.name, split))
+        return sample(task, split, *rest)
+
+    def begun(self: Batches, task: PretrainingTask, split: str, *rest: Any) -> None:
+        drawn["trained"].add((task.name, split))
+        begin(self, task, split, *rest)
+
+    monkeypatch.setattr(PretrainingTask, "sample", sampled)
+    monkeypatch.setattr(Batches, "__init__", begun)
+    made = pretraining(data, "utility-exact")
+    made.policy.choose()
+    sources = {(name, "train") for name in SOURCES + TARGETS}
+    assert drawn["probed"] == sources | {(name, "validation") for name in TARGETS}
+    drawn["probed"].clear()
+    made._measured()
+    assert drawn["probed"] == {(name, "test") for name in TARGETS}
+    made.run()
+    assert drawn["trained"] <= sources
+
+
+def test_joint_losses_are_those_of_each_batch(data: ScheduleData) -> None:
+    step = ScheduleStep(Encoders("tiny")(0), {name: data.tasks[name] for name in SOURCES + TARGETS}, 0).eval()
+    generator = torch.Generator().manual_seed(0)
+    batches = {name: [task.sample("train", 3, generator) for _ in range(2)] for name, task in step.tasks.items()}
+    assert len({batch["input_ids"].shape[1] for listed in batches.values() for batch in listed}) > 1
+    joint = step.joint_losses(batches)
+    for name, listed in batches.items():
+        alone = torch.stack([step.loss(name, batch) for batch in listed])
+        torch.testing.assert_close(joint[name], alone)
+        torch.testing.assert_close(JointProbe(step, name, "train", 3, Machine()).loss_many(listed), alone)
+
+
+@pytest.mark.parametrize("setting", ["aware", "agnostic"])
+def test_utilities_of_batches_together_are_those_of_batch_after_batch(data: ScheduleData, setting: str) -> None:
+    together, alone = (
+        pretraining(data, "utility-taylor", setting, joint=joint, alpha=0.1).policy.scheduler for joint in (True, False)
+    )
+    assert isinstance(together, UtilityScheduler) and isinstance(alone, UtilityScheduler)
+    one, other = together.compare(), alone.compare()
+    for utility in ("exact", "taylor"):
+        values = list(other[utility].values())
+        spread = max(values) - min(values)
+        assert spread > 0 and one[utility] == pytest.approx(other[utility], abs=0.01 * spread)
+
+
+@pytest.mark.parametrize("utility", ["exact", "taylor"])
+def test_the_cost_of_a_decision_is_what_the_plan_says(data: ScheduleData, utility: str) -> None:
+    made = pretraining(data, f"utility-{utility}", epsilon=0.0, floor=0.0)
+    choice = made.policy.choose()
+    planned = decisions_of(made.method, 4, 2, RECIPE)
+    assert choice.cost.units == planned.units == probe_units(4, 2, 2, utility)
+    exp3 = pretraining(data, "exp3")
+    assert exp3.policy.choose().cost.units == decisions_of(exp3.method, 4, 2, RECIPE).units == 4
+
+
+def test_heads_are_fitted_alike_in_every_row_and_the_encoder_is_not(data: ScheduleData) -> None:
+    states = []
+    for name in ("uniform", "utility-taylor"):
+        made = pretraining(data, name)
+        begin = {key: value.clone() for key, value in made.step.state_dict().items()}
+        made._fit_heads()
+        after = made.step.state_dict()
+        moved = {key for key, value in after.items() if not torch.equal(value, begin[key])}
+        assert moved and all(key.startswith(("heads.conll04", "heads.squad")) for key in moved)
+        assert all(p.requires_grad for p in made.step.encoder.parameters())
+        states.append(after)
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_losses_leave_no_trace_and_are_the_same_again(data: ScheduleData) -> None:
+    step = ScheduleStep(Encoders("tiny")(0), {name: data.tasks[name] for name in TARGETS}, 0)
+    probes = {name: TaskProbe(step, name, "test", 4, Machine()) for name in TARGETS}
+    losses, before = Losses(step, probes, 2, 0, "report"), torch.get_rng_state()
+    first = losses()
+    assert losses() == first != losses(1)
+    assert step.training and torch.equal(before, torch.get_rng_state())
+
+
+def test_fine_tuning_leaves_the_pretrained_encoder_as_it_is(data: ScheduleData) -> None:
+    encoder = Encoders("tiny")(0)
+    before = {key: value.clone() for key, value in encoder.state_dict().items()}
+    scores = finetune(encoder, "rte", data, RECIPE, 0, Machine())
+    assert {"rte_accuracy", "validation_rte_accuracy"} <= scores.keys()
+    assert all(torch.equal(value, before[key]) for key, value in encoder.state_dict().items())
+    assert scores == finetune(encoder, "rte", data, RECIPE, 0, Machine())
+    tuned = finetune(encoder, "rte", replace(data, tuning=True), RECIPE, 0, Machine())
+    assert all(key.startswith("validation_") for key in tuned)
+
+
+def test_a_task_has_one_part(data: ScheduleData) -> None:
+    with pytest.raises(InputError, match="rte is among targets and downstream"):
+        ScheduleData(data.tasks, SOURCES, ("rte",), DOWNSTREAM)
+    with pytest.raises(InputError, match="sources names no task"):
+        ScheduleData(data.tasks, (), TARGETS, DOWNSTREAM)
+    assert (data.chosen("aware"), data.watched("aware")) == (SOURCES + TARGETS, TARGETS)
+    assert (data.chosen("agnostic"), data.watched("agnostic")) == (SOURCES, SOURCES)
+
+
+def test_more_batches_than_memory_holds_are_refused() -> None:
+    for name, most in (("samples", 100), ("target_batches", 1000)):
+        replace(RECIPE, **{name: most})
+        with pytest.raises(InputError, match=f"{name} must be at most {most}, got 100000"):
+            replace(RECIPE, **{name: 100_000})
+
+
+@pytest.mark.parametrize("change", [{"alpha": 0.0}, {"smoothing": 1.0}, {"block": 0}, {"normalise": "mean"}, {"lr": 0}])
+def test_a_recipe_refuses_what_would_fail_later(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        replace(RECIPE, **change)

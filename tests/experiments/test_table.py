@@ -1,0 +1,71 @@
+"""A whole table: one row after the other or side by side, the same files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from metapretrain.cli import main
+from metapretrain.errors import InputError
+from metapretrain.experiments.command import _jobs, machine_of
+from metapretrain.experiments.images.training import Method
+
+ARGUMENTS = ["demo", "--smoke", "--no-figures", "--device", "cpu", "--seeds", "0", "--methods", "supervised,prl-query"]
+
+
+def test_side_by_side_gives_the_files_of_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("os.cpu_count", lambda: 2 * threads)  # as many threads a job as here: the same sums
+    assert main([*ARGUMENTS, "--out", str(tmp_path / "one")]) == 0
+    first = capsys.readouterr().out
+    assert main([*ARGUMENTS, "--out", str(tmp_path / "two"), "--jobs-per-device", "2"]) == 0
+    second = capsys.readouterr().out
+    one, two = (tmp_path / name / "demo" / "digits-smoke" for name in ("one", "two"))
+    runs = sorted(path.name for path in one.glob("*-s0"))
+    assert runs == ["pretrain-prl-query-s0", "prl-query-s0", "supervised-s0"]
+    for run in runs:
+        for name in ("encoder.safetensors", "prototypes.safetensors", "predictions.csv", "metrics.jsonl"):
+            assert (one / run / name).read_bytes() == (two / run / name).read_bytes(), f"{run}/{name}"
+        ours, theirs = (json.loads((root / run / "result.json").read_text()) for root in (one, two))
+        assert ours["metrics"] == theirs["metrics"] and ours["budget"] == theirs["budget"]
+    assert sorted(path.name for path in (two / "logs").iterdir()) == ["prl-query-s0.log", "supervised-s0.log"]
+    assert "tensorboard --logdir" not in (two / "logs" / "supervised-s0.log").read_text()  # the table is shown once
+    table = [line for line in first.splitlines() if line.startswith("| prl-query | 1 |")][:1]
+    assert table and table[0] in second
+
+
+def test_a_job_is_a_seed_and_a_pretraining() -> None:
+    methods = {
+        "mlp": Method("supervised", encoder="mlp"),
+        "supervised": Method("supervised"),
+        "frozen": Method("prl-query", frozen=True),
+        "simclr": Method("simclr"),
+        "unfrozen": Method("prl-query"),
+    }
+    jobs = _jobs(methods, Namespace(seeds=[3, 1]), ["script.py", "--seeds", "3", "1"])
+    assert list(jobs) == [
+        f"{group}-s{seed}" for seed in (3, 1) for group in ("mlp", "supervised", "prl-query", "simclr")
+    ]
+    words = jobs["prl-query-s1"]
+    assert words[:5] == [sys.executable, "script.py", "--seeds", "3", "1"]
+    told = " ".join(words[5:])
+    assert told == "--methods frozen,unfrozen --seeds 1 --jobs-per-device 1 --job --no-figures"
+    assert "--no-figures" not in jobs["prl-query-s3"]
+
+
+def test_the_machine_is_what_the_options_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    machine = machine_of(Namespace(device="cpu", precision="bf16"))
+    assert (machine.device, machine.precision, machine.world, machine.compile) == ("cpu", "bf16", 1, False)
+    assert machine_of(Namespace(device="cpu", precision="fp32", no_cuda_graph=True)).cuda_graph is False
+    for device, precision in (("cpu", "fp16"), ("cpuu", "fp32"), ("cpu", "fp23")):
+        with pytest.raises(InputError):
+            machine_of(Namespace(device=device, precision=precision))

@@ -1,0 +1,228 @@
+"""Objectives and heads of text tasks against the paper's pseudocode and losses written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from metapretrain.data.made import made_tasks
+from metapretrain.data.tokens import padded_width, tokenize
+from metapretrain.errors import InputError
+from metapretrain.experiments.text.objectives import (
+    Classes,
+    Labels,
+    Prototypes,
+    TextRows,
+    TextStep,
+    build_heads,
+    predict,
+    task_gradients,
+)
+from metapretrain.experiments.text.recipe import TextMethod, TextPhase, TextRecipe, loss_weights, parse_weights
+from metapretrain.models.text_encoders import CosineHead, PairHead, TextEncoder, build_text_encoder
+from metapretrain.protonet import ProtoLoss
+
+TASKS = made_tasks(rows=24)
+ROWS = torch.tensor([3, 0, 17, 8, 5, 11])
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    return build_text_encoder("tiny", dropout=0.0)
+
+
+def step_of(encoder: TextEncoder, joined: bool, make: Any, **options: Any) -> TextStep:
+    objectives = {}
+    for task in TASKS:
+        tokens = tokenize(task.train, encoder.tokenizer, max_length=64, joined=joined)
+        objectives[task.name] = make(TextRows(task, tokens), task)
+    return TextStep(encoder, objectives, **options)
+
+
+def batches_of(step: TextStep) -> dict[str, Any]:
+    widths = [step.objective(task.name).texts.tokens.widths[ROWS].max() for task in TASKS]
+    width = padded_width(torch.stack(widths))
+    return {task.name: {"rows": ROWS, "width": torch.empty(width, 0)} for task in TASKS}
+
+
+def encoded(encoder: TextEncoder, *columns: list[str]) -> Tensor:
+    """Each row alone, without padding."""
+    z = []
+    for row in ROWS.tolist():
+        tokens = encoder.tokenizer(*[column[row] for column in columns], return_tensors="pt")
+        z.append(encoder(tokens)[0])
+    return torch.stack(z)
+
+
+def proto_step(latents: Tensor, labels: Tensor) -> Tensor:
+    """Appendix A.2 of the paper as it stands."""
+    class_vectors: dict[int, list[Tensor]] = {}
+    for latent, label in zip(latents, labels.tolist(), strict=True):
+        class_vectors.setdefault(label, []).append(latent)
+    label_map = {label: place for place, label in enumerate(sorted(class_vectors))}
+    protos = torch.stack([torch.stack(class_vectors[label]).mean(0) for label in sorted(class_vectors)])
+    logits = -torch.cdist(latents, protos)
+    return F.cross_entropy(logits, torch.tensor([label_map[label] for label in labels.tolist()]))
+
+
+def test_the_separate_prototypical_step_is_appendix_a2(encoder: TextEncoder) -> None:
+    step = step_of(encoder, False, lambda rows, task: Prototypes(rows, ProtoLoss(num_classes=task.num_classes)))
+    losses = step(batches_of(step))
+    parameters = list(encoder.parameters())
+    for task in TASKS:
+        first, second = task.train.first, task.train.second
+        latents = encoded(encoder, first)
+        if second is not None:
+            latents = latents + encoded(encoder, second)
+        labels = task.train.labels[ROWS]
+        if task.name == "sts":
+            labels = torch.tensor([int(value + 0.5) for value in labels.tolist()])  # half up
+        slow = proto_step(latents, labels)
+        torch.testing.assert_close(losses[task.name], slow)
+        ours, theirs = task_gradients([losses[task.name], slow], parameters)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_losses_of_section_5_3(encoder: TextEncoder, joined: bool) -> None:
+    heads = build_heads(TASKS, TextMethod(joined=joined), "cosine", encoder.features).eval()
+    step = step_of(encoder, joined, lambda rows, task: Labels(rows, heads[task.name])).eval()
+    losses = step(batches_of(step))
+    for task in TASKS:
+        columns = [task.train.first, *([task.train.second] if task.train.second is not None else [])]
+        z = [encoded(encoder, *columns)] if joined else [encoded(encoder, column) for column in columns]
+        outputs, labels = heads[task.name](*z), task.train.labels[ROWS]
+        if task.name == "sst":
+            wanted = -outputs.log_softmax(1)[torch.arange(6), labels].mean()
+        elif task.name == "para":
+            p = outputs.sigmoid()
+            wanted = -(labels * p.log() + (1 - labels) * (1 - p).log()).mean()
+        else:
+            wanted = ((outputs - labels) ** 2).mean()
+        torch.testing.assert_close(losses[task.name], wanted, rtol=1e-4, atol=1e-6)
+        predicted = predict(task, heads[task.name], z)
+        assert predicted.dtype == (torch.float32 if task.name == "sts" else torch.int64) and predicted.shape == (6,)
+
+
+def test_smoothed_labels_are_mixed_with_chance_and_scores_are_not(encoder: TextEncoder) -> None:
+    z = [torch.randn(len(ROWS), encoder.features)]
+    for task, head in zip(
+        TASKS, build_heads(TASKS, TextMethod(joined=True), "mlp", encoder.features).values(), strict=True
+    ):
+        rows = TextRows(task, tokenize(task.train, encoder.tokenizer, max_length=64, joined=True))
+        plain, smoothed = (Labels(rows, head.eval(), smoothing).loss(z, ROWS) for smoothing in (0.0, 0.2))
+        outputs = head(z[0])
+        if task.name == "sst":
+            chance = -outputs.log_softmax(1).mean()
+        elif task.name == "para":
+            chance = -(outputs.sigmoid().log() + (-outputs).sigmoid().log()).mean() / 2
+        else:
+            chance = plain
+        torch.testing.assert_close(smoothed, 0.8 * plain + 0.2 * chance)
+
+
+def test_the_encoder_runs_once_for_rows_of_one_width(encoder: TextEncoder) -> None:
+    shapes = []
+    hook = encoder.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0]["input_ids"].shape)))
+    step = step_of(encoder, False, lambda rows, task: Classes(rows, nn.Linear(32, task.num_classes)))
+    batches = batches_of(step)
+    width = batches["sst"]["width"].shape[0]
+    together = step(batches)
+    batches["sts"] = {"rows": ROWS, "width": torch.empty(width + 16, 0)}
+    apart = step(batches)
+    hook.remove()
+    assert shapes == [(6 + 12 + 12, width), (6 + 12, width), (12, width + 16)]
+    torch.testing.assert_close(together, apart)
+
+
+def test_the_sum_is_weighted(encoder: TextEncoder) -> None:
+    def make(rows: TextRows, task: Any) -> nn.Module:
+        return Prototypes(rows, ProtoLoss(num_classes=task.num_classes))
+
+    plain = step_of(encoder, True, make)
+    weighted = step_of(encoder, True, make, weights={"sst": 0.98, "para": 0.01})
+    ours, theirs = weighted(batches_of(weighted)), plain(batches_of(plain))
+    assert ours["sst"].item() == pytest.approx(0.98 * theirs["sst"].item())
+    assert ours["para"].item() == pytest.approx(0.01 * theirs["para"].item())
+    assert ours["sts"].item() == theirs["sts"].item()
+
+
+def test_surgery_changes_gradients_and_no_value(encoder: TextEncoder) -> None:
+    torch.manual_seed(0)  # heads whose gradients conflict
+    heads = build_heads(TASKS, TextMethod(joined=True), "mlp", encoder.features).eval()
+    plain, cut = (
+        step_of(encoder, True, lambda rows, task: Labels(rows, heads[task.name]), surgery=surgery).eval()
+        for surgery in (False, True)
+    )
+    batches = batches_of(plain)
+    cosines = plain.conflict(batches)
+    assert set(cosines) == {"gradient_cosine_sst_para", "gradient_cosine_sst_sts", "gradient_cosine_para_sts"}
+    assert min(cosines.values()) < 0 and max(map(abs, cosines.values())) <= 1 + 1e-6
+    torch.testing.assert_close(plain(batches), cut(batches))
+    parameters = [*encoder.parameters(), *heads.parameters()]
+    ours, theirs = (
+        task_gradients([torch.stack(list(step(batches).values())).sum()], parameters)[0] for step in (cut, plain)
+    )
+    count = len(list(encoder.parameters()))
+    assert any(not torch.allclose(a, b, rtol=1e-3) for a, b in zip(ours[:count], theirs[:count], strict=True))
+    torch.testing.assert_close(ours[count:], theirs[count:])
+
+
+def test_conflict_leaves_the_state_alone(encoder: TextEncoder) -> None:
+    step = step_of(encoder, True, lambda rows, task: Prototypes(rows, ProtoLoss("query", num_classes=6)))
+    before = {name: value.clone() for name, value in step.state_dict().items()}
+    step.conflict(batches_of(step))
+    assert step.training and all(torch.equal(before[name], value) for name, value in step.state_dict().items())
+    assert all(parameter.grad is None for parameter in step.parameters())
+
+
+def test_shared_heads_learn_from_both_tasks() -> None:
+    heads = build_heads(TASKS, TextMethod(shared=True), "cosine", 8)
+    assert heads["para"].first is heads["sts"].first and heads["para"].second is heads["sts"].second
+    assert heads["para"].output is not heads["sts"].output
+    heads["sts"](torch.ones(2, 8), torch.ones(2, 8)).sum().backward()
+    assert heads["para"].first.weight.grad.abs().sum() > 0
+    apart = build_heads(TASKS, TextMethod(), "cosine", 8)
+    assert apart["para"].first is not apart["sts"].first
+
+
+@pytest.mark.parametrize(
+    ("method", "sts"),
+    [
+        (TextMethod(sts="cosine"), CosineHead),
+        (TextMethod(sts=None), CosineHead),
+        (TextMethod(sts="mlp"), PairHead),
+        (TextMethod(combine="concat"), PairHead),
+    ],
+)
+def test_the_head_of_sts(method: TextMethod, sts: type) -> None:
+    heads = build_heads(TASKS, method, "cosine", 8)
+    assert type(heads["sts"]) is sts and type(heads["para"]) is PairHead
+    assert heads["para"].combine == method.combine
+
+
+def test_pairs_of_three_classes_have_three_outputs() -> None:
+    class Three:
+        name, kind, low, high, regression, num_classes = "nli", "pair-classification", 0.0, 1.0, False, 3
+
+    for joined in (True, False):
+        head = build_heads([Three()], TextMethod(joined=joined), "mlp", 8)["nli"]
+        z = [torch.randn(4, 8)] * (1 if joined else 2)
+        assert head(*z).shape == (4, 3) and predict(Three(), head, z).max() <= 2
+
+
+def test_weights_that_cannot_be_used_are_refused() -> None:
+    phase = TextPhase(lr=1e-3)
+    recipe = TextRecipe(1, phase, phase, phase, phase)
+    for text, match in (("stt=1", "sst"), ("sst=-1", "0 or more"), ("sst", "task=number"), ("sst=nan", "0 or more")):
+        with pytest.raises(InputError, match=match):
+            parse_weights(text, ["sst", "para"])
+    with pytest.raises(InputError, match="all loss weights are 0"):
+        parse_weights("sst=0,para=0", ["sst", "para"])
+    with pytest.raises(InputError, match="unknown task 'nli'"):
+        loss_weights(recipe, TASKS, TextMethod(favoured="nli"))

@@ -1,0 +1,132 @@
+"""Schedules by name: parsing, the reward of exp3, resumes, and probes that leave no trace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from metapretrain.errors import InputError
+from metapretrain.scheduling import FunctionProbe
+from metapretrain.scheduling.named import (
+    SCHEDULES,
+    LossExp3,
+    Schedule,
+    build_scheduler,
+    parse_schedule,
+    probing,
+    row_probe,
+    spent,
+)
+
+SIZES = {"big": 300, "small": 100}
+
+
+def problem() -> tuple[nn.Sequential, dict[str, FunctionProbe]]:
+    """A line with dropout, and a probe for each of two goals."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+    x = torch.randn(300, 3)
+
+    def probe(name: str, goal: float) -> FunctionProbe:
+        return row_probe(SIZES[name], 8, lambda rows: (model(x[rows]) - goal).square().mean())
+
+    return model, {"big": probe("big", 1.0), "small": probe("small", -1.0)}
+
+
+@pytest.mark.parametrize("text", [*(name for name in SCHEDULES if name != "fixed"), "fixed:small", "exp3:updates=2"])
+def test_a_schedule_goes_on_where_another_stopped(text: str) -> None:
+    schedule = parse_schedule(text, SIZES)
+    model, probes = problem()
+    one, other = (build_scheduler(schedule, SIZES, probes, model, seed=4) for _ in range(2))
+    chosen = [one.choose().source for _ in range(25)]
+    assert set(chosen) <= set(SIZES) and spent(one)["updates"] == one.counts
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert [one.choose().source for _ in range(25)] == [other.choose().source for _ in range(25)]
+
+
+def test_options_of_utility_reach_its_scheduler() -> None:
+    given = {"alpha": 0.2, "samples": 3, "epsilon": 0.4, "floor": 0.1, "decay": 0.5, "smoothing": 0.3}
+    text = ",".join([*(f"{name}={value}" for name, value in given.items()), "utility=taylor,normalise=relative"])
+    model, probes = problem()
+    scheduler = build_scheduler(parse_schedule(f"utility:{text}", SIZES), SIZES, probes, model, seed=0)
+    named = given | {"utility": "taylor", "normalise": "relative"}
+    assert {name: getattr(scheduler, name) for name in named} == named
+
+
+def test_proportional_draws_by_size() -> None:
+    scheduler = build_scheduler(Schedule("proportional"), SIZES, {}, [], seed=0)
+    for _ in range(400):
+        scheduler.choose()
+    assert scheduler.counts["big"] / 400 == pytest.approx(0.75, abs=0.06)
+
+
+def test_the_reward_of_exp3_is_the_relative_fall_of_the_losses() -> None:
+    w = torch.zeros(1, requires_grad=True)
+    goals = {
+        "near": FunctionProbe(lambda _: None, lambda _: (w - 1).square().sum()),
+        "far": FunctionProbe(lambda _: None, lambda _: (w - 2).square().sum()),
+    }
+    scheduler = LossExp3(["a", "b"], goals, [w], reward=0.5, gamma=0.2, updates=2)
+    first = scheduler.choose().source
+    scheduler.choose()
+    w.data.fill_(0.1)
+    told: list[Any] = []
+    scheduler.observe = lambda source, reward: told.append((source, reward))  # type: ignore[method-assign]
+    choice = scheduler.choose()
+    assert told == [(first, pytest.approx(((1 - 0.81) + (4 - 3.61) / 4) / 2))]
+    assert choice.cost.forwards == 4 and choice.cost.backwards == 0
+
+
+def test_targets_whose_losses_are_not_finite_are_named() -> None:
+    w = torch.zeros(1, requires_grad=True)
+    goals = {
+        "fine": FunctionProbe(lambda _: None, lambda _: (w - 1).square().sum()),
+        "broken": FunctionProbe(lambda _: None, lambda _: (w / 0).sum()),
+    }
+    with pytest.raises(InputError, match="losses of target broken are not finite"):
+        LossExp3(["a", "b"], goals, [w]).choose()
+
+
+def test_looking_leaves_no_trace() -> None:
+    model, probes = problem()
+    scheduler = LossExp3(SIZES, probes, model, updates=1)
+    before, state = torch.get_rng_state(), {name: value.clone() for name, value in model.state_dict().items()}
+    losses = [scheduler._losses() for _ in range(2)]
+    assert losses[0] == losses[1] and model.training and all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_probing_computes_in_the_precision_of_training() -> None:
+    line, x = nn.Linear(2, 2), torch.ones(1, 2)
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        with probing("cpu", precision):
+            assert line(x).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("unifrm", "uniform"),
+        ("fixed", "fixed:big"),
+        ("fixed:bug", "big"),
+        ("utility:alpha=0", "alpha"),
+        ("utility:alpha", "name=value"),
+        ("utility:utility=exat", "exact"),
+        ("utility:samples=100000", r"samples must lie in 1\.\.100, got 100000"),  # not more than memory holds
+        ("exp3:samples=0", r"samples must lie in 1\.\.100"),
+        ("exp3:gama=0.1", "gamma"),
+        ("exp3:reward=0", "reward"),
+        ("uniform:updates=0", "updates"),
+        ("uniform:task=big", "updates"),
+        ("uniform:name=exp3", "updates"),  # not another schedule under this one's name
+        ("exp3:alpha=0.1", "unknown option of exp3 'alpha'"),  # it would be without effect
+    ],
+)
+def test_bad_schedules_are_one_line(text: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        parse_schedule(text, SIZES)

@@ -1,0 +1,127 @@
+"""BatchNorm over two ranks against torch's over the whole batch: values, gradients, what is tracked."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import metapretrain
+from metapretrain.distributed import SharedBatchNorm2d, share_norms
+
+CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "1d": (lambda: nn.BatchNorm1d(3), (8, 3)),
+    "1d-sequence": (lambda: nn.BatchNorm1d(3), (8, 3, 5)),
+    "2d": (lambda: nn.BatchNorm2d(3), (8, 3, 2, 2)),
+    "3d": (lambda: nn.BatchNorm3d(3), (8, 3, 2, 2, 2)),
+    "no-affine": (lambda: nn.BatchNorm2d(3, affine=False), (8, 3, 2, 2)),
+    "nothing-tracked": (lambda: nn.BatchNorm2d(3, track_running_stats=False), (8, 3, 2, 2)),
+    "plain-average": (lambda: nn.BatchNorm2d(3, momentum=None), (8, 3, 2, 2)),
+    "one-row-a-rank": (lambda: nn.BatchNorm1d(3), (2, 3)),
+    "unlike-counts": (lambda: nn.BatchNorm2d(3), (8, 3, 2, 2)),
+}
+
+
+def outcome(norm: nn.Module, shape: tuple[int, ...], rows: slice) -> dict[str, Tensor]:
+    """Two steps on these rows: the last values and gradients, gradients of weights, and the state."""
+    generator = torch.Generator().manual_seed(1)
+    norm.double()
+    for value in norm.parameters():
+        nn.init.normal_(value, generator=generator)
+    found: dict[str, Tensor] = {}
+    for _ in range(2):
+        x = (3 + 2 * torch.randn(shape, dtype=torch.float64, generator=generator))[rows].requires_grad_()
+        weights = torch.randn(shape, dtype=torch.float64, generator=generator)[rows]
+        norm.zero_grad()
+        y = norm(x)
+        (y.sin() * weights).sum().backward()
+        assert x.grad is not None
+        found |= {"y": y.detach(), "x.grad": x.grad}
+    found |= {f"{name}.grad": value.grad for name, value in norm.named_parameters() if value.grad is not None}
+    return found | {name: value.clone() for name, value in norm.state_dict().items()}
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    found = {}
+    for name, (make, shape) in CASES.items():
+        first = 6 if name == "unlike-counts" else shape[0] // 2
+        norm = share_norms(make())
+        found[name] = outcome(norm, shape, slice(first, None) if rank else slice(first))
+        norm.eval()
+        found[f"{name} evaluated"] = {"y": norm(torch.ones(shape, dtype=torch.float64)).detach()}
+    wrong = share_norms(nn.BatchNorm2d(3))
+    for shape in ((4, 3), (4, 1, 2, 2)):
+        with pytest.raises(ValueError, match="expected"):
+            wrong(torch.ones(shape))
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()  # a rank that leaves while the other still reads from it takes both down
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("gloo")
+    env = {**os.environ, "PYTHONPATH": str(Path(metapretrain.__file__).parents[1])}
+    processes = [
+        subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env=env, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_are_one_batch(ranks: list[dict[str, Any]], name: str) -> None:
+    make, shape = CASES[name]
+    norm = make()
+    one, two = outcome(norm, shape, slice(None)), [rank[name] for rank in ranks]
+    for key, value in one.items():
+        if key in ("y", "x.grad"):
+            found = torch.cat([rank[key] for rank in two])
+        elif key.endswith(".grad"):
+            found = two[0][key] + two[1][key]
+        else:
+            found = two[0][key]
+            torch.testing.assert_close(two[1][key], found, rtol=0, atol=0)
+        torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-12)
+    norm.eval()
+    expected = norm(torch.ones(shape, dtype=torch.float64))
+    torch.testing.assert_close(ranks[0][f"{name} evaluated"]["y"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_names_values_and_types_stay() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.GroupNorm(1, 3))
+    kept = copy.deepcopy(net.state_dict())
+    assert share_norms(net) is net and list(net.state_dict()) == list(kept)
+    assert isinstance(net[1], SharedBatchNorm2d) and isinstance(net[1], nn.BatchNorm2d)
+    assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
+    assert type(share_norms(net)[1]) is SharedBatchNorm2d  # once is enough
+
+
+def test_one_process_computes_what_torch_does() -> None:
+    x = torch.randn(4, 3, 2, 2)
+    torch.testing.assert_close(share_norms(nn.BatchNorm2d(3))(x), nn.BatchNorm2d(3)(x), rtol=0, atol=0)
+
+
+def test_a_norm_that_computes_more_is_left_alone() -> None:
+    class WithActivation(nn.BatchNorm2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).relu()
+
+    assert type(share_norms(WithActivation(3))) is WithActivation
+
+
+if __name__ == "__main__":
+    worker(int(sys.argv[1]), sys.argv[2])
