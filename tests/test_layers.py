@@ -58,7 +58,7 @@ def imported(source: str, known: dict[str, Path]) -> set[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of modules that import each other, by taking away those that import nothing or that nothing imports."""
+    """The modules that import each other: those left when modules that import nothing, or nothing imports, are gone."""
     left = dict(graph)
     while True:
         wanted = {name for names in left.values() for name in names}
