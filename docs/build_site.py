@@ -59,22 +59,16 @@ def module_file(name: str) -> Path:
     return ROOT.joinpath(*name.split(".")).with_suffix(".py")
 
 
-def top_level_homes() -> dict[str, str]:
-    """What ``from metapretrain import ...`` offers, and the folder or module that it comes from."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    (home,) = (
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_HOME"
-    )
-    homes: dict[str, str] = ast.literal_eval(home)
-    return homes
-
-
 def top_level_names() -> str:
-    """The same as a list, each name linked to its description."""
-    homes = sorted(top_level_homes().items())
-    return "\n".join(f"- [`{name}`][metapretrain.{folder}.{name}]" for name, folder in homes)
+    """What ``from metapretrain import ...`` offers: grouped, a line each, each name linked to its description."""
+    text = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    lines = []
+    for line in text.splitlines():
+        if group := re.fullmatch(r"    # (.+)", line):
+            lines += ["", f"**{group[1]}**", ""]
+        elif name := re.fullmatch(r"    from ([\w.]+) import (\w+) as \w+  # (.+)", line):
+            lines.append(f"- [`{name[2]}`][{name[1]}.{name[2]}]: {name[3]}")
+    return "\n".join(lines)
 
 
 def page_name(folder: str) -> str:

@@ -1,175 +1,100 @@
-"""Meta-learning for pretraining: episodes, prototypes and the loop that trains with them.
+"""Meta-learning for pretraining: episodes, prototypes, MAML, prompts, scheduling and the loop that trains with them.
 
-Names are imported when first used: ``import metapretrain`` is quick and brings in no framework.
+The imports below are the one list of public names. Type checkers read them as they stand; at run time each name is
+imported when it is first used, so that ``import metapretrain`` is quick and brings in no framework.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+# isort: off
 if TYPE_CHECKING:
-    from metapretrain.episodes import (
-        Batch,
-        Episode,
-        EpisodeDataset,
-        EpisodeLoader,
-        EpisodePlan,
-        EpisodeSampler,
-        EpisodeSpec,
-        ShuffledBatches,
-        TaskStream,
-        from_taskset,
-        group_tasks,
-        split_support_query,
-        to_taskset,
-    )
-    from metapretrain.errors import InputError
-    from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes
-    from metapretrain.experiments.saved import load
-    from metapretrain.maml import (
-        ANIL,
-        FOMAML,
-        MAML,
-        MetaGraph,
-        MetaSGD,
-        ProtoNet,
-        adapt,
-        check_meta_gradient,
-        functional,
-        meta_backward,
-        meta_loss,
-    )
-    from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
-    from metapretrain.protonet import ProtoLoss, proto_logits, prototypes
-    from metapretrain.scheduling import (
-        Choice,
-        Exp3,
-        Fixed,
-        FunctionProbe,
-        LoaderProbe,
-        Probe,
-        Proportional,
-        RoundRobin,
-        Uniform,
-        UtilityScheduler,
-    )
-    from metapretrain.training.loop import train
-    from metapretrain.training.run_folder import RunFolder
-    from metapretrain.training.settings import TrainSettings
+    # Errors
+    from metapretrain.errors import InputError as InputError  # bad input, told in one line
 
-_HOME = {
-    "ANIL": "maml",
-    "Batch": "episodes",
-    "Choice": "scheduling",
-    "Episode": "episodes",
-    "EpisodeDataset": "episodes",
-    "EpisodeLoader": "episodes",
-    "EpisodePlan": "episodes",
-    "EpisodeResult": "evaluation.episodes",
-    "EpisodeSampler": "episodes",
-    "EpisodeSpec": "episodes",
-    "Exp3": "scheduling",
-    "FOMAML": "maml",
-    "Fixed": "scheduling",
-    "FunctionProbe": "scheduling",
-    "InputError": "errors",
-    "LoaderProbe": "scheduling",
-    "MAML": "maml",
-    "MetaGraph": "maml",
-    "MetaSGD": "maml",
-    "Probe": "scheduling",
-    "PromptMAML": "prompts",
-    "PromptTemplate": "prompts",
-    "PromptedModel": "prompts",
-    "Proportional": "scheduling",
-    "ProtoLoss": "protonet",
-    "ProtoNet": "maml",
-    "RoundRobin": "scheduling",
-    "RunFolder": "training.run_folder",
-    "ShuffledBatches": "episodes",
-    "SoftPrompt": "prompts",
-    "TaskStream": "episodes",
-    "TrainSettings": "training.settings",
-    "Uniform": "scheduling",
-    "UtilityScheduler": "scheduling",
-    "Verbalizer": "prompts",
-    "adapt": "maml",
-    "check_meta_gradient": "maml",
-    "evaluate_episodes": "evaluation.episodes",
-    "from_taskset": "episodes",
-    "functional": "maml",
-    "group_tasks": "episodes",
-    "load": "experiments.saved",
-    "meta_backward": "maml",
-    "meta_loss": "maml",
-    "proto_logits": "protonet",
-    "prototypes": "protonet",
-    "split_support_query": "episodes",
-    "to_taskset": "episodes",
-    "train": "training.loop",
-}
+    # Episodes: what the model sees next
+    from metapretrain.episodes import EpisodeSpec as EpisodeSpec  # ways, shots and queries
+    from metapretrain.episodes import EpisodeSampler as EpisodeSampler  # labels to plans of episodes
+    from metapretrain.episodes import EpisodePlan as EpisodePlan  # the rows of one episode, before data is read
+    from metapretrain.episodes import EpisodeDataset as EpisodeDataset  # a plan to an episode, for a DataLoader
+    from metapretrain.episodes import EpisodeLoader as EpisodeLoader  # data and sampler to episodes
+    from metapretrain.episodes import Episode as Episode  # support and query part
+    from metapretrain.episodes import Batch as Batch  # inputs x and labels y
+    from metapretrain.episodes import split_support_query as split_support_query  # a labelled batch in two parts
+    from metapretrain.episodes import ShuffledBatches as ShuffledBatches  # ordinary batches of rows, resumable
+    from metapretrain.episodes import TaskStream as TaskStream  # batches of several tasks, by a policy
+    from metapretrain.episodes import group_tasks as group_tasks  # rows to meta tasks: k-means, LDA, random, label
+    from metapretrain.episodes import to_taskset as to_taskset  # our sampler as a learn2learn task set
+    from metapretrain.episodes import from_taskset as from_taskset  # a learn2learn task set as our episodes
 
-__all__ = [
-    "ANIL",
-    "FOMAML",
-    "MAML",
-    "Batch",
-    "Choice",
-    "Episode",
-    "EpisodeDataset",
-    "EpisodeLoader",
-    "EpisodePlan",
-    "EpisodeResult",
-    "EpisodeSampler",
-    "EpisodeSpec",
-    "Exp3",
-    "Fixed",
-    "FunctionProbe",
-    "InputError",
-    "LoaderProbe",
-    "MetaGraph",
-    "MetaSGD",
-    "Probe",
-    "PromptMAML",
-    "PromptTemplate",
-    "PromptedModel",
-    "Proportional",
-    "ProtoLoss",
-    "ProtoNet",
-    "RoundRobin",
-    "RunFolder",
-    "ShuffledBatches",
-    "SoftPrompt",
-    "TaskStream",
-    "TrainSettings",
-    "Uniform",
-    "UtilityScheduler",
-    "Verbalizer",
-    "__version__",
-    "adapt",
-    "check_meta_gradient",
-    "evaluate_episodes",
-    "from_taskset",
-    "functional",
-    "group_tasks",
-    "load",
-    "meta_backward",
-    "meta_loss",
-    "proto_logits",
-    "prototypes",
-    "split_support_query",
-    "to_taskset",
-    "train",
-]
+    # Prototypes
+    from metapretrain.protonet import ProtoLoss as ProtoLoss  # prototypical loss, standard and query mode
+    from metapretrain.protonet import prototypes as prototypes  # class means of embeddings
+    from metapretrain.protonet import proto_logits as proto_logits  # logits of queries from distances to prototypes
+    from metapretrain.maml import ProtoNet as ProtoNet  # prototypical networks as a few-shot learner
+
+    # MAML
+    from metapretrain.maml import MAML as MAML  # a learned initialisation, second order
+    from metapretrain.maml import FOMAML as FOMAML  # the same, first order
+    from metapretrain.maml import ANIL as ANIL  # the inner loop adapts the head alone
+    from metapretrain.maml import MetaSGD as MetaSGD  # learned inner rates
+    from metapretrain.maml import MetaGraph as MetaGraph  # a learner's backward recorded as a CUDA graph
+    from metapretrain.maml import adapt as adapt  # the inner loop as a function
+    from metapretrain.maml import meta_loss as meta_loss  # the loss of each task after the inner loop
+    from metapretrain.maml import meta_backward as meta_backward  # its gradient, in chunks of tasks
+    from metapretrain.maml import functional as functional  # a module as a function of its parameters
+    from metapretrain.maml import check_meta_gradient as check_meta_gradient  # against central differences
+
+    # Soft prompts for frozen language models
+    from metapretrain.prompts import PromptMAML as PromptMAML  # a prompt learned by MAML over meta tasks
+    from metapretrain.prompts import PromptedModel as PromptedModel  # a frozen model that scores label words
+    from metapretrain.prompts import PromptTemplate as PromptTemplate  # the text around the sentences
+    from metapretrain.prompts import SoftPrompt as SoftPrompt  # the learned rows; loads in PEFT
+    from metapretrain.prompts import Verbalizer as Verbalizer  # labels as words
+
+    # Scheduling: which task to train on next
+    from metapretrain.scheduling import UtilityScheduler as UtilityScheduler  # utilities from probes, epsilon-greedy
+    from metapretrain.scheduling import Exp3 as Exp3  # a bandit over rewards
+    from metapretrain.scheduling import Uniform as Uniform  # each source as likely as the others
+    from metapretrain.scheduling import Proportional as Proportional  # as likely as it is large
+    from metapretrain.scheduling import RoundRobin as RoundRobin  # in turn
+    from metapretrain.scheduling import Fixed as Fixed  # one source for the whole run
+    from metapretrain.scheduling import Choice as Choice  # what a scheduler answers
+    from metapretrain.scheduling import Probe as Probe  # a task's batches and loss, as a scheduler sees them
+    from metapretrain.scheduling import FunctionProbe as FunctionProbe  # a probe from two functions
+    from metapretrain.scheduling import LoaderProbe as LoaderProbe  # a probe from a loader and a loss
+
+    # Training, evaluation and saved runs
+    from metapretrain.training.settings import TrainSettings as TrainSettings  # the choices of a training phase
+    from metapretrain.training.loop import train as train  # the training loop, resumable
+    from metapretrain.training.run_folder import RunFolder as RunFolder  # one run on the disk
+    from metapretrain.evaluation.episodes import evaluate_episodes as evaluate_episodes  # accuracy with its interval
+    from metapretrain.evaluation.episodes import EpisodeResult as EpisodeResult  # mean, interval, values
+    from metapretrain.experiments.saved import load as load  # the model of a finished run
+# isort: on
+
+
+def _homes() -> dict[str, str]:
+    """The module of each public name, read from the imports above."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    imports = (node for block in tree.body if isinstance(block, ast.If) for node in block.body)
+    return {node.names[0].name: node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+
+
+_HOMES = _homes()
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
