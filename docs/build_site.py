@@ -59,15 +59,19 @@ def module_file(name: str) -> Path:
     return ROOT.joinpath(*name.split(".")).with_suffix(".py")
 
 
+def top_level_imports() -> Iterator[tuple[str, str, str]]:
+    """What ``from metapretrain import ...`` offers: module, name, explanation; a group's title stands alone."""
+    for line in (PACKAGE / "__init__.py").read_text(encoding="utf-8").splitlines():
+        if found := re.fullmatch(r"    (?:from ([\w.]+) import (\w+) as \w+  )?# (.+)", line):
+            yield found[1] or "", found[2] or "", found[3]
+
+
 def top_level_names() -> str:
-    """What ``from metapretrain import ...`` offers: grouped, a line each, each name linked to its description."""
-    text = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
-    lines = []
-    for line in text.splitlines():
-        if group := re.fullmatch(r"    # (.+)", line):
-            lines += ["", f"**{group[1]}**", ""]
-        elif name := re.fullmatch(r"    from ([\w.]+) import (\w+) as \w+  # (.+)", line):
-            lines.append(f"- [`{name[2]}`][{name[1]}.{name[2]}]: {name[3]}")
+    """The same as a list, a line each, each name linked to its description."""
+    lines = (
+        f"- [`{name}`][{home}.{name}]: {about}" if name else f"\n**{about}**\n"
+        for home, name, about in top_level_imports()
+    )
     return "\n".join(lines)
 
 
@@ -147,7 +151,7 @@ class Docstrings(Extension):
         # What a folder's __init__ offers is in one of the folder's modules.
         folder, _, last = name.rpartition(".") if first == "metapretrain" else ("", "", name)
         if folder == "metapretrain":
-            folder = f"metapretrain.{top_level_homes().get(last, '')}"
+            folder = next((home for home, found, _ in top_level_imports() if found == last), "metapretrain.")
         ends = [known for known in self.paths if known.startswith(folder) and f".{known}".endswith(f".{last}")]
         ends = [known for known in ends if self.in_module(known)] or ends
         return path if path in self.paths else ends[0] if len(ends) == 1 else None
