@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -47,31 +48,62 @@ def import_learn2learn(what: str = "learn2learn") -> Any:
     return learn2learn
 
 
-MOST = 2**62
+MOST = 2**62  # above it, sums of two numbers leave the range of int64
 
 
-def whole(what: str, given: Any, minimum: int = 0) -> int:
-    """Return `given` as an int of at least `minimum`.
+def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
+    """Return `value` as an int of `least` to `most`.
 
     Raises:
-        InputError: it is a bool, a float, any other non-integer, or below `minimum` or above 2**62 (a seed: see
-            :func:`check_seed`).
+        InputError: it is a bool, a float, anything else that is no whole number, or out of range.
 
     Example:
         >>> whole("shots", 5, 1)
         5
+        >>> whole("shots", 0, 1)
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: shots is 0; give a whole number of at least 1
     """
     try:
-        if isinstance(given, bool):
-            raise TypeError
-        number = operator.index(given)
+        found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        raise InputError(f"{what} must be an integer of at least {minimum}, not {given!r}") from None
-    if number < minimum:
-        raise InputError(f"{what} must be at least {minimum}, not {number}")
-    if number > MOST and what != "seed":
-        raise InputError(f"{what} must be at most {MOST}, not {number}")
-    return number
+        found = None
+    if found is None or not least <= found <= most:
+        open_ended = most >= 2**31 - 1 and (found or 0) <= most
+        limits = f"of at least {least}" if open_ended else f"from {least} to {most}"
+        raise InputError(f"{name} is {value!r}; give a whole number {limits}")
+    return found
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+) -> float:
+    """Return `value` as a finite float within the limits, of which `above` and `below` are themselves left out.
+
+    Raises:
+        InputError: it is not.
+
+    Example:
+        >>> number("epsilon", 1, least=0, most=1)
+        1.0
+        >>> number("lr", 0, above=0)
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: lr is 0; give a number above 0
+    """
+    real = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    if not (real and least <= value <= most and above < value < below):
+        limits = {"of at least": least, "above": above, "at most": most, "below": below}
+        said = " and ".join(f"{words} {limit}" for words, limit in limits.items() if math.isfinite(limit))
+        raise InputError(f"{name} is {value!r}; give a {f'number {said}' if said else 'finite number'}")
+    return float(value)
 
 
 def check_seed(seed: Any) -> int:
@@ -84,10 +116,7 @@ def check_seed(seed: Any) -> int:
         >>> check_seed(7)
         7
     """
-    number = whole("seed", seed)
-    if number >= 2**64:
-        raise InputError(f"seed must be below 2**64, not {number}")
-    return number
+    return whole("seed", seed, 0, 2**64 - 1)
 
 
 def check_rank(rank: Any, world_size: Any) -> tuple[int, int]:
@@ -125,42 +154,6 @@ def check_names(what: str, given: Iterable[str]) -> tuple[str, ...]:
     if twice:
         raise InputError(f"{what} has {', '.join(twice)} more than once; give different names")
     return names
-
-
-def check_number(
-    what: str, given: Any, low: float, high: float = math.inf, *, above: bool = False, below: bool = False
-) -> float:
-    """Return `given` as a finite float of [low, high], without `low` if `above`, without `high` if `below`.
-
-    Raises:
-        InputError: it is not.
-
-    Example:
-        >>> check_number("epsilon", 1, 0, 1)
-        1.0
-    """
-    right = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
-    if not right or given < low or given > high or (above and given == low) or (below and given == high):
-        limits = f"{'above' if above else 'of at least'} {low:g}"
-        if high < math.inf:
-            limits += f" and {'below' if below else 'at most'} {high:g}"
-        raise InputError(f"{what} is {given!r}; give a number {limits}")
-    return float(given)
-
-
-def check_whole(what: str, given: Any, low: int) -> int:
-    """Return `given`, a whole number of at least `low`.
-
-    Raises:
-        InputError: it is not.
-
-    Example:
-        >>> check_whole("samples", 2, 1)
-        2
-    """
-    if not isinstance(given, int) or isinstance(given, bool) or given < low:
-        raise InputError(f"{what} is {given!r}; give a whole number of at least {low}")
-    return given
 
 
 DEVICES = ("auto", "cpu", "cuda", "mps")

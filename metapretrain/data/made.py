@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import torch
 
+from metapretrain.checks import whole
 from metapretrain.data.conll import RelationRow, Relations
 from metapretrain.data.dialogues import Dialogue, Dialogues
 from metapretrain.data.documents import Documents
@@ -57,8 +58,7 @@ def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
         >>> len(sst.train), len(para.dev), sts.test.labels, sts.high
         (8, 4, None, 5.0)
     """
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 8:
-        raise InputError(f"made tasks need at least 8 rows, got {rows!r}")
+    whole("rows of a made task", rows, 8)
     kinds = {"sst": ("classification", _review), "para": ("pair-classification", _question)}
     kinds["sts"] = ("pair-regression", _similar)
     tasks = []

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.data.images import validation_split
 from metapretrain.errors import InputError, one_of
 
@@ -373,8 +374,7 @@ def few_shot_draw(
     """
     labels = train.require_labels().numpy()
     for what, count in (("training", training), ("validation", validation)):
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-            raise InputError(f"few-shot {what} rows must be an integer of at least 1, got {count!r}")
+        whole(f"few-shot {what} rows", count, 1)
     if training + validation > len(labels):
         raise InputError(
             f"{training} training and {validation} validation rows asked for, but there are {len(labels)} rows; lower "
@@ -410,8 +410,7 @@ def fixed_sample(test: TextSet, count: int = TEST_ROWS) -> TextSet:
         >>> fixed_sample(rows, 3).labels.tolist()
         [0, 0, 1]
     """
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-        raise InputError(f"a sample's rows must be an integer of at least 1, got {count!r}")
+    whole("rows of a sample", count, 1)
     labels = test.require_labels().numpy()
     if len(labels) <= count:
         return test

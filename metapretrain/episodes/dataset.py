@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from metapretrain.checks import number
 from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler
 from metapretrain.errors import InputError
 
@@ -34,10 +35,7 @@ def split_support_query(
         (6, 2)
     """
     y = _integers(labels)
-    if not isinstance(query_fraction, (int, float)):
-        raise InputError(f"query_fraction must be a number between 0 and 1, not {query_fraction!r}")
-    if not 0 < query_fraction < 1:  # also NaN, and True as 1
-        raise InputError(f"query_fraction must lie between 0 and 1, both excluded, not {query_fraction}")
+    number("query_fraction", query_fraction, above=0, below=1)
     if len(y) < 2:
         raise InputError(f"a batch needs at least 2 rows to have a support and a query part, not {len(y)}")
     order = torch.randperm(len(y), generator=generator, device=generator.device if generator else None).cpu()

@@ -38,7 +38,7 @@ class EpisodeSpec:
         >>> EpisodeSpec(ways=5, shots=0, queries=15)
         Traceback (most recent call last):
         ...
-        metapretrain.errors.InputError: shots must be at least 1, not 0
+        metapretrain.errors.InputError: shots is 0; give a whole number of at least 1
     """
 
     ways: Count | None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
+from metapretrain.checks import number, whole
 from metapretrain.data.augment import AUGMENTATIONS
 from metapretrain.errors import InputError, one_of
 from metapretrain.models import ENCODERS, STEMS
@@ -123,13 +123,10 @@ class Recipe:
         """Check every value."""
         one_of("encoder", self.encoder, ENCODERS)
         one_of("stem", self.stem, STEMS)
-        for name, lowest in (("epochs", 1), ("batch_size", 2), ("validation", 0)):
-            if getattr(self, name) < lowest:
-                raise InputError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
-        if not 0 < self.pretrain_share < 1:
-            raise InputError(f"pretrain_share must lie between 0 and 1, got {self.pretrain_share}")
-        if not 0 < self.simclr_temperature < math.inf:
-            raise InputError(f"simclr_temperature must be above 0, got {self.simclr_temperature}")
+        for name, least in (("epochs", 1), ("batch_size", 2), ("validation", 0)):
+            whole(name, getattr(self, name), least)
+        number("pretrain_share", self.pretrain_share, above=0, below=1)
+        number("simclr_temperature", self.simclr_temperature, above=0)
 
 
 def override(recipe: R, changes: Sequence[str]) -> R:

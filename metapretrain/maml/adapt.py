@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml import engines
 from metapretrain.maml.engines import channels_last
@@ -114,13 +115,6 @@ def build(loss_fn: LossFunction, params: Nest, batch: Nest, options: Options) ->
         optimizer=options.factory,
     )
     return inner, named
-
-
-def whole(what: str, value: int, low: int) -> int:
-    """Return `value`, or raise InputError unless it is a whole number of at least `low`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise InputError(f"{what} is {value!r}; give a whole number of at least {low}")
-    return value
 
 
 def check_usable(named: Named) -> None:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.adapt import check_module_not_compiled, check_usable, choose_names, whole
+from metapretrain.maml.adapt import check_module_not_compiled, check_usable, choose_names
 from metapretrain.maml.inner import Named, checked_rate, differentiable_twice, parse_rates, scalar
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, Functional, copy_tree, functional, set_policy

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError
-from metapretrain.maml.adapt import Options, build, check_meta, engine_for, evaluate, whole
+from metapretrain.maml.adapt import Options, build, check_meta, engine_for, evaluate
 from metapretrain.maml.inner import LossFunction, scalar
 from metapretrain.nests import Nest, check_stacked, map_tensors, tensors
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.adapt import check_module_not_compiled, whole
+from metapretrain.maml.adapt import check_module_not_compiled
 from metapretrain.maml.inner import Named, current_step, is_repeated
 
 Copy = Callable[[Tensor], Any]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import whole
 from metapretrain.data.images import normalisation
 from metapretrain.errors import InputError, one_of
 
@@ -181,8 +182,8 @@ def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: s
         >>> build_encoder("resnet18", stem="3x3").features
         512
     """
-    if channels < 1 or image_size < 1:
-        raise InputError(f"channels and image_size must be at least 1, got {channels} and {image_size}")
+    whole("channels", channels, 1)
+    whole("image_size", image_size, 1)
     one_of("stem", stem, STEMS)
     builders: dict[str, Callable[[], Encoder]] = {
         "conv4": lambda: conv4(channels=channels, image_size=image_size),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metapretrain.checks import check_device
+from metapretrain.checks import check_device, whole
 from metapretrain.data.images import normalisation, normalize, resize
 from metapretrain.errors import InputError
 from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, ProtoNet, functional
@@ -296,8 +296,7 @@ class SavedModel(nn.Module):
         Raises:
             InputError: not a tensor of images (see :meth:`prepare`), or a batch size that is not at least 1.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+        whole("batch_size", batch_size, 1)
         return torch.cat([self.encoder(self.prepare(part)).float() for part in check_tensor(images).split(batch_size)])
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.checks import user_path
+from metapretrain.checks import number, user_path, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.hub import ALIASES, expand_mask, load_pretrained, mask_form, package_folder, quietly
 from metapretrain.models.scratch import tiny_model, tiny_tokenizer
@@ -60,11 +60,7 @@ def check_length(given: int | None, most: int) -> int:
         >>> check_length(None, 512)
         512
     """
-    if given is None:
-        return most
-    if isinstance(given, bool) or not isinstance(given, int) or not 3 <= given <= most:
-        raise InputError(f"max_length must be a whole number from 3 to {most}, what this model takes; got {given!r}")
-    return given
+    return most if given is None else whole("max_length", given, 3, most)
 
 
 _MODES = {
@@ -258,8 +254,7 @@ class TextEncoder(nn.Module):
         Raises:
             InputError: no text, texts that are neither strings nor pairs, or a batch size below 1.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+        whole("batch_size", batch_size, 1)
         columns = _columns(texts)
         order = sorted(range(len(texts)), key=lambda row: sum(len(column[row]) for column in columns))
         device = next(self.parameters()).device
@@ -312,8 +307,8 @@ def build_text_encoder(
     """
     name = str(name)
     one_of("pooling", pooling, ("auto", *POOLINGS))
-    if dropout is not None and not 0 <= dropout < 1:
-        raise InputError(f"dropout must be at least 0 and below 1, got {dropout}")
+    if dropout is not None:
+        number("dropout", dropout, least=0, below=1)
     if name == "tiny":
         tokenizer = tiny_tokenizer()
         model = tiny_model(len(tokenizer), seed=seed, dropout=dropout)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import Replay
 from metapretrain.maml import adapt
@@ -180,8 +181,7 @@ def fit(
             raise InputError(f"{name} of fit must hold pairs (support, query) of PromptBatch, not {given!r}")
     held_out = list(held_out)
     for name, count in (("most", most), ("every", every), ("patience", patience)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"{name} of fit must be a whole number of at least 1, not {count!r}")
+        whole(f"{name} of fit", count, 1)
     if not held_out:
         raise InputError("fit needs held-out pairs, at least one")
     if not bool(learner.prompt.weight.isfinite().all()):
@@ -325,12 +325,11 @@ class PromptMAML(nn.Module):
             raise InputError(
                 f"the prompt has {prompt.features} features, but the model's embeddings have {self.prompted.features}"
             )
-        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-            raise InputError(f"chunk must be an integer of at least 1, or None, not {chunk!r}")
+        if chunk is not None:
+            whole("chunk", chunk, 1)
         Options(inner_lr, inner_steps, order, checkpoint=checkpoint)
-        number = isinstance(inner_clip, int | float) and not isinstance(inner_clip, bool)
-        if inner_clip is not None and not (number and 0 < inner_clip < math.inf):
-            raise InputError(f"inner_clip is a norm above 0, or None, not {inner_clip!r}")
+        if inner_clip is not None:
+            number("inner_clip", inner_clip, above=0)
         if inner_clip is not None and checkpoint:
             raise InputError("checkpoint takes no inner_clip; leave one of them out")
         parse_rates({"prompt": inner_lr}, {"prompt": prompt.weight.shape}, inner_steps)

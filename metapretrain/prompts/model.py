@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.prompts.soft_prompt import read_notes, write_adapter
 from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer, check_batch, right_padded
@@ -326,8 +327,7 @@ class PromptedModel(nn.Module):
         for wanted, part in ((PromptTemplate, template), (Verbalizer, verbalizer)):
             if not isinstance(part, wanted):
                 raise InputError(f"give a {wanted.__name__}, not a {type(part).__name__}")
-        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-            raise InputError(f"max_length must be an integer of at least 1, not {max_length!r}")
+        whole("max_length", max_length, 1)
         self.model = model.requires_grad_(False).eval()
         self.template, self.verbalizer = template, verbalizer
         self.normalise = one_of("normalise", normalise, ["labels", "vocabulary"])
@@ -425,8 +425,7 @@ class PromptedModel(nn.Module):
         Raises:
             InputError: as :meth:`encode` and :meth:`forward`, a prompt that is not finite, or a batch size below 1.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
+        whole("batch_size", batch_size, 1)
         data = self.encode(first, second)
         self._check(prompt, data)
         if prompt.ndim != 2:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import number, whole
 from metapretrain.errors import InputError
 from metapretrain.files import decode, encode
 from metapretrain.prompts.template import plain_ids
@@ -166,9 +166,9 @@ class SoftPrompt(nn.Module):
             >>> SoftPrompt.random(5, 3, spread=0.1)().abs().max().item() < 0.1
             True
         """
-        _at_least_one(length=length, features=features)
-        if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < math.inf:
-            raise InputError(f"spread of a soft prompt must be a number above 0, not {spread!r}")
+        whole("length of a soft prompt", length, 1)
+        whole("features of a soft prompt", features, 1)
+        number("spread of a soft prompt", spread, above=0)
         generator = _generator(seed)
         return cls((torch.rand(length, features, generator=generator) * 2 - 1) * spread)
 
@@ -185,9 +185,9 @@ class SoftPrompt(nn.Module):
         Raises:
             InputError: `length` is below 1, or `among` is empty or holds ids that the model does not have.
         """
-        _at_least_one(length=length)
+        whole("length of a soft prompt", length, 1)
         table = _embeddings(model)
-        ids = torch.arange(len(table)) if among is None else _whole_numbers(among)
+        ids = torch.arange(len(table)) if among is None else _token_ids(among)
         if ids.ndim != 1 or not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= len(table):
             raise InputError(f"among must hold token ids in 0..{len(table) - 1}, at least one")
         generator = _generator(seed)
@@ -206,7 +206,7 @@ class SoftPrompt(nn.Module):
         if not len(ids):
             raise InputError(f"the text {text!r} has no tokens; a soft prompt needs at least one row")
         length = len(ids) if length is None else length
-        _at_least_one(length=length)
+        whole("length of a soft prompt", length, 1)
         return cls(_embeddings(model)[ids.repeat(-(-length // len(ids)))[:length]])
 
     @classmethod
@@ -219,7 +219,7 @@ class SoftPrompt(nn.Module):
         return cls(read_adapter(folder))
 
 
-def _whole_numbers(given: Any) -> Tensor:
+def _token_ids(given: Any) -> Tensor:
     try:
         ids = torch.as_tensor(given).cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -237,12 +237,4 @@ def _embeddings(model: Any) -> Tensor:
 
 
 def _generator(seed: int) -> torch.Generator:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise InputError(f"seed must be an integer of 0 to 2**63 - 1, not {seed!r}")
-    return torch.Generator().manual_seed(seed)
-
-
-def _at_least_one(**counts: int) -> None:
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"{name} of a soft prompt must be an integer of at least 1, not {count!r}")
+    return torch.Generator().manual_seed(whole("seed", seed, 0, 2**63 - 1))

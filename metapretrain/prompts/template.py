@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
 
 WHOLE = (torch.int32, torch.int64)
@@ -73,8 +74,7 @@ class PromptBatch:
             >>> PromptBatch(ids, (ids > 0).long(), torch.tensor([1])).trimmed(multiple=1).input_ids
             tensor([[5, 6]])
         """
-        if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
-            raise InputError(f"multiple must be an integer of at least 1, not {multiple!r}")
+        whole("multiple", multiple, 1)
         check_batch("the batch", self)
         rows = right_padded(self)
         longest = int(rows.attention_mask.sum(-1).max())
@@ -337,8 +337,7 @@ class PromptTemplate:
             (['[CLS] no it is [MASK]. [SEP]', '[CLS] it is [MASK]. [SEP] [PAD]'], [4, 3])
         """
         one_of("kind", kind, KINDS)
-        if isinstance(max_length, bool) or not isinstance(max_length, int):
-            raise InputError(f"max_length must be an integer of at least 1, not {max_length!r}")
+        whole("max_length", max_length, 1)
         _check_texts(first, second)
         pieces = self.pieces(second is not None)
         before, after = special_ids(tokenizer)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.adapt import whole
 from metapretrain.maml.inner import Named
 from metapretrain.maml.learner import checked_module, pair
 from metapretrain.nests import map_tensors
@@ -47,8 +47,7 @@ class ProtoNet(nn.Module):
         self, model: nn.Module, *, distance: str = "sqeuclidean", temperature: float = 1.0, ways: int | None = None
     ) -> None:
         super().__init__()
-        if not 0 < temperature < float("inf"):
-            raise InputError(f"temperature is {temperature!r}; give a finite number above 0, for example 1.0")
+        number("temperature", temperature, above=0)
         self.module = checked_module(model)
         self.distance = one_of("distance", distance, DISTANCES)
         self.temperature = temperature

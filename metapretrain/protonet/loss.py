@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
+from metapretrain.checks import number
 from metapretrain.distributed import gather_rows
 from metapretrain.errors import InputError, one_of
 from metapretrain.protonet.prototypes import (
@@ -239,8 +240,8 @@ class ProtoLoss(nn.Module):
         self.mode = one_of("mode", mode, MODES)
         self.distance = one_of("distance", distance, DISTANCES)
         self.memory = None if memory is None else one_of("memory", memory, ["epoch"])
-        self.query_fraction = _between("query_fraction", query_fraction, low_allowed=False)
-        self.label_smoothing = _between("label_smoothing", label_smoothing, low_allowed=True)
+        self.query_fraction = number("query_fraction", query_fraction, above=0, below=1)
+        self.label_smoothing = number("label_smoothing", label_smoothing, least=0, below=1)
         check_temperature(temperature)
         if num_classes is not None:
             check_num_classes(num_classes)
@@ -419,11 +420,3 @@ def _mean_cross_entropy(
         uniform = -torch.where(present, log_p, 0).sum(1) / present.sum().clamp_min(1)
         loss = (1 - smoothing) * loss + smoothing * torch.where(scored, uniform, 0).sum() / count
     return loss
-
-
-def _between(name: str, value: float, *, low_allowed: bool) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (0 < value < 1 or (low_allowed and value == 0)):
-        allowed = "at least 0 and below 1" if low_allowed else "above 0 and below 1"
-        raise InputError(f"{name} is {value!r}; give a number {allowed}")
-    return float(value)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
 
 DISTANCES = ("euclidean", "sqeuclidean", "cosine")
@@ -159,11 +160,8 @@ def proto_logits(
 
 def check_temperature(temperature: float | Tensor) -> None:
     """Raise InputError for a number that is not finite and above 0; a tensor is not read."""
-    if isinstance(temperature, Tensor):
-        return
-    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
-    if not number or not 0 < temperature < float("inf"):
-        raise InputError(f"temperature is {temperature!r}; give a finite number above 0, for example 1.0")
+    if not isinstance(temperature, Tensor):
+        number("temperature", temperature, above=0)
 
 
 MOST = (1 << 31) - 1  # classes
@@ -274,7 +272,4 @@ def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
 
 def check_num_classes(num_classes: int) -> None:
     """Raise InputError unless it is a whole number of at least 1 within what memory could hold."""
-    if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 1:
-        raise InputError(f"num_classes is {num_classes!r}; give a whole number of at least 1")
-    if num_classes > MOST:
-        raise InputError(f"num_classes is {num_classes}; give at most {MOST}, since each class has a prototype")
+    whole("num_classes", num_classes, 1, MOST)

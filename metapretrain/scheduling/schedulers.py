@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
-from metapretrain.checks import check_names, check_number, check_whole
+from metapretrain.checks import check_names, number, whole
 from metapretrain.draws import pick
 from metapretrain.errors import InputError, one_of
 
@@ -84,7 +84,7 @@ class BlockScheduler(ABC):
 
     def __init__(self, sources: Iterable[str], *, updates: int = 1, seed: int = 0) -> None:
         self.sources = check_names("sources", sources)
-        self.updates, self.seed = check_whole("updates", updates, 1), check_whole("seed", seed, 0)
+        self.updates, self.seed = whole("updates", updates, 1), whole("seed", seed, 0)
         self.counts = dict.fromkeys(self.sources, 0)
         self.decisions, self.cost = 0, Cost()
         self._left, self._last = 0, Choice(self.sources[0], 0)
@@ -228,7 +228,7 @@ class Proportional(BlockScheduler):
         if not isinstance(sizes, Mapping):
             raise InputError(f"sizes is a {type(sizes).__name__}; give {{source: size}}")
         super().__init__(sizes, updates=updates, seed=seed)
-        self.sizes = {name: check_number(f"size of {name!r}", size, 0) for name, size in sizes.items()}
+        self.sizes = {name: number(f"size of {name!r}", size, least=0) for name, size in sizes.items()}
         self._require_active()
 
     def _require_active(self) -> None:
@@ -313,8 +313,8 @@ class Exp3(BlockScheduler):
         seed: int = 0,
     ) -> None:
         super().__init__(sources, updates=updates, seed=seed)
-        self.gamma = check_number("gamma", gamma, 0, 1, above=True)
-        self.low, self.high = check_number("low", low, -math.inf), check_number("high", high, -math.inf)
+        self.gamma = number("gamma", gamma, above=0, most=1)
+        self.low, self.high = number("low", low), number("high", high)
         if self.low >= self.high:
             raise InputError(f"low is {low} and high is {high}; low must be below high")
         self._log_weights = dict.fromkeys(self.sources, 0.0)

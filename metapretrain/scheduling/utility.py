@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metapretrain.checks import check_number, check_whole
+from metapretrain.checks import number, whole
 from metapretrain.draws import generator, key, pick, uniform
 from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling.probes import Params, Probe, Weights, check_probes, loss_of, losses_of
@@ -391,16 +391,16 @@ class UtilityScheduler(BlockScheduler):
         seed: int = 0,
     ) -> None:
         sources, targets = check_probes("sources", sources), check_probes("targets", targets)
-        self.samples = check_whole("samples", samples, 1)
+        self.samples = whole("samples", samples, 1)
         self.utility = one_of("utility", utility, UTILITIES)
         self.normalise = normalise if normalise is None else one_of("normalise", normalise, NORMALISATIONS)
         units = probe_units(len(sources), len(targets), self.samples, utility, normalise)
         super().__init__(sources, updates=units if updates is None else updates, seed=seed)
-        self.alpha = check_number("alpha", alpha, 0, 1e30, above=True)
-        self.epsilon = check_number("epsilon", epsilon, 0, 1)
-        self.floor = check_number("floor", floor, 0, 1)
-        self.decay = check_number("decay", decay, 0, 1, above=True)
-        self.smoothing = check_number("smoothing", smoothing, 0, 1, below=True)
+        self.alpha = number("alpha", alpha, above=0, most=1e30)
+        self.epsilon = number("epsilon", epsilon, least=0, most=1)
+        self.floor = number("floor", floor, least=0, most=1)
+        self.decay = number("decay", decay, above=0, most=1)
+        self.smoothing = number("smoothing", smoothing, least=0, below=1)
         if floor > epsilon:
             raise InputError(f"floor is {floor}, above epsilon {epsilon}; epsilon decays to it from above")
         if self.updates < units:

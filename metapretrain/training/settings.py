@@ -6,11 +6,10 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from metapretrain.checks import PRECISIONS
+from metapretrain.checks import PRECISIONS, number, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.files import plain, read_json
 
@@ -85,7 +84,7 @@ class TrainSettings:
         >>> TrainSettings(steps=10, lr=-1)
         Traceback (most recent call last):
         ...
-        metapretrain.errors.InputError: lr must be a number above 0 and below 1e30, got -1
+        metapretrain.errors.InputError: lr is -1; give a number above 0 and below 1e+30
     """
 
     steps: int
@@ -114,26 +113,19 @@ class TrainSettings:
         one_of("precision", self.precision, PRECISIONS)
         if not isinstance(self.device, str):
             raise InputError(f"device is a name such as 'cpu' or 'cuda:0', got {self.device!r}")
-        if not _is_real(self.lr) or not 0 < self.lr < 1e30:  # optimizers compute with 10 lr in float32
-            raise InputError(f"lr must be a number above 0 and below 1e30, got {self.lr!r}")
+        number("lr", self.lr, above=0, below=1e30)  # optimizers compute with 10 lr in float32
         for name in ("steps", "accumulate", "log_every", "checkpoint_every", "evaluate_every"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if value is not None:
+                whole(name, value, 1)
         for name in ("momentum", "warmup", "ema"):
             value = getattr(self, name)
-            if (name != "ema" or value is not None) and (not _is_real(value) or not 0 <= value < 1):
-                raise InputError(f"{name} must lie in [0, 1), got {value!r}")
-        if not _is_real(self.weight_decay) or not 0 <= self.weight_decay < float("inf"):
-            raise InputError(f"weight_decay must be at least 0 and finite, got {self.weight_decay!r}")
-        if self.clip is not None and (not _is_real(self.clip) or not self.clip > 0):
-            raise InputError(f"clip must be above 0, got {self.clip!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise InputError(f"seed must be a whole number from 0 to {2**32 - 1}, got {self.seed!r}")
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+            if name != "ema" or value is not None:
+                number(name, value, least=0, below=1)
+        number("weight_decay", self.weight_decay, least=0)
+        if self.clip is not None and self.clip != math.inf:
+            number("clip", self.clip, above=0)
+        whole("seed", self.seed, 0, 2**32 - 1)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_options_change_the_recipe() -> None:
         (["--sets", "sst3"], "did you mean"),
         (["--set", "meta.order=3"], "order is 1 or 2"),
         (["--set", "meta.inner_lr=nan"], "rates must be above 0"),
-        (["--set", "tune.weight_decay=nan"], "weight_decay must be at least 0"),
+        (["--set", "tune.weight_decay=nan"], "weight_decay is nan; give a number of at least 0"),
         (["--set", "spread=inf"], "spread must be above 0"),
         (["--set", "pseudo_confidence=nan"], "pseudo_confidence must lie in 0..1"),
         (["--set", "pair_template={first} <X>"], "two sentences were given"),

@@ -62,7 +62,7 @@ def test_draws_depend_on_the_seed_alone_and_without_strata_on_no_label() -> None
         ((40, 39), 40, 40, "but there are 79 rows"),
         ((100, 1), 40, 40, "1 of class 1"),
         ((50, 50, 50), 2, 40, "3 rows or more of each part"),
-        ((50, 50), 0, 40, "at least 1, got 0"),
+        ((50, 50), 0, 40, "is 0; give a whole number of at least 1"),
     ],
 )
 def test_draws_that_cannot_be(counts: tuple[int, ...], training: int, validation: int, told: str) -> None:

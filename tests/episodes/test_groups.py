@@ -102,7 +102,7 @@ def test_episodes_stay_inside_a_group_with_one_class_too() -> None:
     ("call", "message"),
     [
         (lambda: group_tasks(FAR, 61), "only 60 rows"),
-        (lambda: group_tasks(FAR, 0), "k must be at least 1"),
+        (lambda: group_tasks(FAR, 0), "k is .*; give a whole number of at least 1"),
         (lambda: group_tasks(FAR, 3, "kmean"), "did you mean 'kmeans'"),
         (lambda: group_tasks(FAR, 3, small="keep"), "unknown small"),
         (lambda: group_tasks(TEXTS, 3), "encode them"),
@@ -127,7 +127,7 @@ def test_episodes_stay_inside_a_group_with_one_class_too() -> None:
         (lambda: tidy_groups([[0, 1]], smallest=1), r"shape \(1, 2\)"),
         (lambda: tidy_groups([0, [1]], smallest=1), "unequal length"),
         (lambda: tidy_groups(None, smallest=1), "whole numbers"),
-        (lambda: tidy_groups([0, 1], smallest=0), "smallest must be at least 1"),
+        (lambda: tidy_groups([0, 1], smallest=0), "smallest is .*; give a whole number of at least 1"),
         (lambda: tidy_groups([0, 1], smallest=1, small="keep"), "unknown small"),
         (lambda: tidy_groups([0, 0, 1], smallest=2, features=FAR), "got 60 for 3 rows"),
         (lambda: group_agreement([0, 1], [0, 1, 1]), "one a row each"),

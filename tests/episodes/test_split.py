@@ -68,11 +68,11 @@ def test_the_generator_decides() -> None:
 @pytest.mark.parametrize(
     ("labels", "fraction", "stratified", "message"),
     [
-        ([0, 0], 0, False, "query_fraction must lie between 0 and 1"),
-        ([0, 0], 1, False, "query_fraction must lie between 0 and 1"),
-        ([0, 0], float("nan"), False, "query_fraction must lie between 0 and 1"),
-        ([0, 0], True, False, "query_fraction must lie between 0 and 1"),
-        ([0, 0], "half", False, "query_fraction must be a number"),
+        ([0, 0], 0, False, "query_fraction is .*; give a number above 0 and below 1"),
+        ([0, 0], 1, False, "query_fraction is .*; give a number above 0 and below 1"),
+        ([0, 0], float("nan"), False, "query_fraction is .*; give a number above 0 and below 1"),
+        ([0, 0], True, False, "query_fraction is .*; give a number above 0 and below 1"),
+        ([0, 0], "half", False, "query_fraction is .*; give a number"),
         ([], 0.25, False, "at least 2 rows"),
         ([3], 0.25, True, "at least 2 rows"),
         ([0, 1, 2], 0.25, True, "every class of this batch of 3 has one example"),

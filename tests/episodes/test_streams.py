@@ -187,8 +187,8 @@ def test_an_interrupted_iteration_goes_on() -> None:
         (LETTERS, object(), None, "policy must be one of .* not object"),
         (LETTERS, Uniform, None, "policy must be one of .* not"),
         ({"a": 3}, "longest", 2, "loader 'a' is 3; give a DataLoader"),
-        (LETTERS, "longest", 0, "steps must be at least 1"),
-        (LETTERS, "longest", 1.0, "steps must be an integer"),
+        (LETTERS, "longest", 0, "steps is .*; give a whole number of at least 1"),
+        (LETTERS, "longest", 1.0, "steps is .*; give a whole number"),
         ({"r": Reiterable()}, "longest", None, "loader 'r' has no length.*steps="),
         ({"r": Reiterable()}, "proportional", 4, "loader 'r' has no length.*'proportional'"),
     ],
@@ -224,12 +224,12 @@ def test_a_state_of_another_stream_is_refused() -> None:
     [
         (lambda state: state.clear(), "state lacks seed, policy, scheduler, step, done, tasks; give what"),
         (lambda state: state.update(tasks=None), "is of tasks None; this stream has a, b, c"),
-        (lambda state: state.update(step=-1), "step of the stream's state must be at least 0"),
-        (lambda state: state.update(done="2"), "done of the stream's state must be an integer"),
+        (lambda state: state.update(step=-1), "step of the stream's state is .*; give a whole number of at least 0"),
+        (lambda state: state.update(done="2"), "done of the stream's state is .*; give a whole number"),
         (lambda state: state["tasks"].update(a=3), "task 'a' of the stream's state is 3; give what"),
         (lambda state: state["tasks"]["a"].pop("count"), "task 'a' of the stream's state lacks count"),
         (lambda state: state["tasks"]["c"].update(position=6), "at batch 6 of task 'c', whose loader has 5"),
-        (lambda state: state["tasks"]["c"].update(epoch=-1), "epoch of task 'c' .* must be at least 0"),
+        (lambda state: state["tasks"]["c"].update(epoch=-1), "epoch of task 'c' .* is -1; give a whole"),
     ],
 )
 def test_a_damaged_state_is_one_line_and_changes_nothing(change: Any, told: str) -> None:

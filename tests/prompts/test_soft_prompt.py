@@ -58,8 +58,8 @@ def test_a_prompt_owns_its_values() -> None:
         (lambda: SoftPrompt(torch.zeros(3, 2, dtype=torch.int64)), "floating point"),
         (lambda: SoftPrompt([[0.0]]), "not list"),  # type: ignore[arg-type]
         (lambda: SoftPrompt.random(0, 3), "length of a soft prompt"),
-        (lambda: SoftPrompt.random(2, 3, spread=float("nan")), "spread of a soft prompt must be a number above 0"),
-        (lambda: SoftPrompt.random(2, 3, seed=-1), "seed must be an integer"),
+        (lambda: SoftPrompt.random(2, 3, spread=float("nan")), "spread of a soft prompt is nan; give a number above 0"),
+        (lambda: SoftPrompt.random(2, 3, seed=-1), "seed is -1; give a whole number"),
         (lambda: SoftPrompt.from_adapter(__file__), "not a saved prompt"),
         (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=[100_000]), "token ids in 0"),
         (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=[]), "at least one"),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import number, whole
 from metapretrain.data.augment import BatchAugment
 from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
@@ -180,12 +181,11 @@ class Learning:
         """Check the names and counts."""
         one_of("learner", self.learner, LEARNERS)
         one_of("batchnorm", self.batchnorm, POLICIES)
-        if not 0 < self.inner_lr < float("inf"):
-            raise InputError(f"inner_lr must be a number above 0, got {self.inner_lr}")
+        number("inner_lr", self.inner_lr, above=0)
         for name in ("updates", "tasks", "queries", "inner_steps", "test_steps", "validations", "ways", "chunk"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                whole(name, value, 1)
         TrainSettings(self.updates, self.lr, schedule=self.schedule, warmup=self.warmup, clip=self.clip)  # its checks
         self.distortion(size=1, channels=1)
 

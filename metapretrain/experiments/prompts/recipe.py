@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from metapretrain.checks import number
 from metapretrain.errors import InputError, one_of
 from metapretrain.prompts import PromptTemplate
 from metapretrain.scheduling.named import parse_schedule
@@ -285,5 +286,4 @@ def passes_of_loss(recipe: PromptRecipe, objective: str) -> tuple[int, int]:
 
 def _check(numbers: Mapping[str, int | float], lowest: int) -> None:
     for name, value in numbers.items():
-        if not lowest <= value < LIMIT:
-            raise InputError(f"{name} must be at least {lowest} and below {LIMIT}, got {value}")
+        number(name, value, least=lowest, below=LIMIT)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool, allowed_words, word_scores
 from metapretrain.experiments.prompts.recipe import Tuning
@@ -99,8 +100,8 @@ class Stack:
         if not jobs or len({job.prompt.shape for job in jobs}) > 1:
             raise InputError("a stack needs prompts of one shape (L, D), one or more")
         for name, count in (("steps", steps), ("every", every), ("rows_per_pass", rows_per_pass)):
-            if count is not None and count < 1:
-                raise InputError(f"{name} of a stack must be at least 1, got {count}")
+            if count is not None:
+                whole(f"{name} of a stack", count, 1)
         _check_jobs(jobs, len(pool.lengths))
         self.model, self.pool, self.tuning, self.normalise = model, pool, tuning, normalise
         self.jobs = sorted(jobs, key=lambda job: float(pool.lengths[job.train].float().mean()))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling import NORMALISATIONS, probe_units
 from metapretrain.scheduling.named import MOST_SAMPLES
@@ -131,23 +132,18 @@ class ScheduleRecipe:
     def __post_init__(self) -> None:
         """Check every value now: fine-tuning begins hours after the start."""
         counts = ("samples", "target_batches", "evaluations", "finetune_updates", "batch_size", "finetune_batch")
-        for name, lowest in (*((name, 1) for name in counts), ("head_updates", 0)):
-            if getattr(self, name) < lowest:
-                raise InputError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
-        for name, most in (("samples", MOST_SAMPLES), ("target_batches", MOST_KEPT)):
-            if getattr(self, name) > most:
-                raise InputError(f"{name} must be at most {most}, got {getattr(self, name)}")
-        if self.block is not None and self.block < 1:
-            raise InputError(f"block must be at least 1 or none, got {self.block}")
+        for name in counts:
+            whole(name, getattr(self, name), 1)
+        whole("head_updates", self.head_updates)
+        whole("samples", self.samples, 1, MOST_SAMPLES)
+        whole("target_batches", self.target_batches, 1, MOST_KEPT)
+        if self.block is not None:
+            whole("block", self.block, 1)
         for name in ("epsilon", "floor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must lie in 0..1, got {getattr(self, name)}")
-        for name, highest in (("decay", 1.0), ("gamma", 1.0), ("alpha", 1e30), ("fall", 1e30)):
-            if not 0 < getattr(self, name) <= highest:
-                allowed = f"above 0{' and at most 1' * (highest == 1)}"
-                raise InputError(f"{name} must be {allowed}, got {getattr(self, name)}")
-        if not 0 <= self.smoothing < 1:
-            raise InputError(f"smoothing must lie in [0, 1), got {self.smoothing}")
+            number(name, getattr(self, name), least=0, most=1)
+        for name, most in (("decay", 1), ("gamma", 1), ("alpha", 1e30), ("fall", 1e30)):
+            number(name, getattr(self, name), above=0, most=most)
+        number("smoothing", self.smoothing, least=0, below=1)
         if self.normalise is not None:
             one_of("normalise", self.normalise, NORMALISATIONS)
         TrainSettings(self.finetune_updates, self.finetune_lr)

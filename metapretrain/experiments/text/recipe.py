@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from metapretrain.checks import number, whole
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.recipe import PhaseTerms, Proto
@@ -152,13 +153,10 @@ class TextRecipe:
         """Check every value."""
         lowest = {"epochs": 1, "batch_size": 2, "pool": 1, "multiple": 1, "max_length": 4, "validation": 0}
         for name, least in lowest.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.pool > MOST_SORTED:
-            raise InputError(f"pool must be at most {MOST_SORTED}, got {self.pool}")
+            whole(name, getattr(self, name), least)
+        whole("pool", self.pool, 1, MOST_SORTED)
         for name in ("pretrain_share", "ensemble_ema"):
-            if not 0 < getattr(self, name) < 1:
-                raise InputError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+            number(name, getattr(self, name), above=0, below=1)
         one_of("policy", self.policy, POLICIES)
         one_of("head of STS", self.sts_head, STS_HEADS)
         one_of("pooling", self.pooling, ("auto", "mean", "cls"))

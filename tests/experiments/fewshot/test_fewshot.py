@@ -167,7 +167,7 @@ def test_who_is_transductive(data: FewShotData) -> None:
 def test_values_that_make_no_sense_are_refused(data: FewShotData) -> None:
     with pytest.raises(InputError, match=r"learner 'protonets'.*protonet"):
         Learning("protonets", 1, 1)
-    with pytest.raises(InputError, match="tasks must be at least 1, got 0"):
+    with pytest.raises(InputError, match="tasks is 0; give a whole number of at least 1"):
         Learning("maml", 1, 0)
     with pytest.raises(InputError, match="precision fp16 would lose small inner gradients"):
         fit(Learning("maml", 1, 1), TINY, data, SPEC, 0, Machine(precision="fp16"), validation_episodes=1)

@@ -229,5 +229,5 @@ def test_jobs_have_names_and_rows(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["steps", "every", "rows_per_pass"])
 def test_counts_of_a_stack_are_at_least_one(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} of a stack must be at least 1, got 0"):
+    with pytest.raises(InputError, match=f"{name} of a stack is 0; give a whole number of at least 1"):
         run(jobs(), **{name: 0})

@@ -216,7 +216,7 @@ def test_a_task_has_one_part(data: ScheduleData) -> None:
 def test_more_batches_than_memory_holds_are_refused() -> None:
     for name, most in (("samples", 100), ("target_batches", 1000)):
         replace(RECIPE, **{name: most})
-        with pytest.raises(InputError, match=f"{name} must be at most {most}, got 100000"):
+        with pytest.raises(InputError, match=f"{name} is 100000; give a whole number from 1 to {most}"):
             replace(RECIPE, **{name: 100_000})
 
 

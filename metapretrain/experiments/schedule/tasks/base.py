@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from metapretrain.checks import whole
 from metapretrain.data.documents import Corpus, Documents, tokenize_documents
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder
@@ -284,11 +285,8 @@ class Batches:
     """
 
     def __init__(self, task: PretrainingTask, split: str, batch_size: int, seed: int, epoch: int = 0) -> None:
-        if batch_size < 1 or seed < 0 or epoch < 0:
-            raise InputError(
-                f"{task.name}: batch_size must be at least 1, seed and epoch at least 0; "
-                f"got {batch_size}, {seed} and {epoch}"
-            )
+        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
+            whole(f"{name} of {task.name}", value, least)
         self.task, self.split, self.seed, self.epoch = task, split, seed, epoch
         self.batch_size = min(batch_size, task.sizes[split])
         self._order: tuple[int, Any] = (-1, None)
