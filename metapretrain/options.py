@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import functools
+import importlib.util
 import logging
 import math
 import os
@@ -17,7 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from metapretrain.checks import DEVICES, PRECISIONS, check_device, check_device_name, check_precision, leave_ranks
+from metapretrain.checks import (
+    DEVICES,
+    PRECISIONS,
+    check_device,
+    check_device_name,
+    check_precision,
+    leave_ranks,
+    user_path,
+)
 from metapretrain.errors import InputError, one_of
 
 Value = TypeVar("Value")
@@ -267,6 +276,7 @@ __all__ = [
     "folder_part",
     "fraction",
     "int_list",
+    "load_plugin",
     "main_guard",
     "names",
     "nonnegative_int",
@@ -309,6 +319,7 @@ def common_options(
     add("--smoke", action="store_true", help="a few tiny steps in seconds, to see that everything works")
     add("--dry-run", action="store_true", help="show the planned runs and their budget, run nothing")
     add("--jobs-per-device", type=place_count, default=1, metavar="N", help="runs side by side (default: 1)")
+    add("--plugin", action="append", metavar="FILE", help="Python file that registers something of yours by name")
 
 
 def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = True) -> None:
@@ -319,8 +330,39 @@ def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = Tru
         add("--precision", choices=PRECISIONS, default="fp32", help="of the forward pass (default: fp32)")
 
 
+def load_plugin(path: str | Path) -> None:
+    """Import a Python file, once in a process: what it registers is then known by its name.
+
+    Raises:
+        InputError: there is no such Python file.
+    """
+    file = user_path(path).resolve()
+    if file.suffix != ".py" or not file.is_file():
+        raise InputError(f"--plugin {path}: no such Python file; give one, such as mine.py")
+    name = re.sub(r"\W", "_", f"plugin_{file}")
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"--plugin {path}: Python cannot import it")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _load_plugins(argv: Sequence[str] | None) -> None:
+    """Load the files of `--plugin` before any parser asks which names there are."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--plugin", action="append", default=[])
+    for path in parser.parse_known_args(argv)[0].plugin:
+        load_plugin(path)
+
+
 def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
-    """Wrap a script's `main(argv)` so that bad input is one line and exit status 2, and Ctrl-C status 130.
+    """Wrap a script's `main(argv)`: files of `--plugin` come first, bad input is one line and status 2, Ctrl-C 130.
 
     So is what the machine lacks: a file that cannot be read or written, memory. The wrapped function returns the
     exit status; any other exception passes through with its traceback. Text that the terminal cannot show (names
@@ -333,6 +375,7 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
         _escape_what_cannot_be_shown()
         try:
             try:
+                _load_plugins(argv)
                 status = main(argv) or 0
                 atexit.register(leave_ranks)  # later, since the process may go on with another call
                 return status

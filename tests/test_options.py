@@ -257,3 +257,22 @@ def test_what_names_its_own_folders_takes_no_tag(script: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         importlib.import_module(name).main([*["demo"] * (script == "cli"), "--tag", "x"])
     assert "unknown option '--tag'" in capsys.readouterr().err
+
+
+def test_a_plugin_is_imported_once_before_any_name_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, known = tmp_path / "mine.py", ["here"]
+    file.write_text("import os\nos.environ['PLUGIN_NAMES'] = os.environ.get('PLUGIN_NAMES', '') + 'x'\n")
+
+    @main_guard
+    def main(argv: Sequence[str] | None = None) -> int:
+        known.append(os.environ.get("PLUGIN_NAMES", ""))
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLUGIN_NAMES", "")
+        assert main(["--seeds", "0", "--plugin", str(file)]) == main([f"--plugin={file}"]) == 0
+        assert known == ["here", "x", "x"]
+    for wrong in (tmp_path / "none.py", tmp_path):
+        assert main(["--plugin", str(wrong)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 2 and "no such Python file" in told
