@@ -3,85 +3,143 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from metapretrain.nests import Nest, layout, map_tensors, tensors
+
 log = logging.getLogger(__name__)
-WARMUPS = 2  # plain calls of a shape before it is recorded: rare shapes do not pay
-MOST = 64  # recorded shapes; others run as they are
+MOST = 64  # recorded layouts; others run as they are
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-Function = Callable[..., tuple[Tensor, ...]]
 
 
-class Replay:
-    """Calls a function of tensors; on a GPU, what it does is recorded once for each shape of them and replayed.
+class Recorder:
+    """Calls a function of nests of tensors; on a GPU, what it does is recorded once per layout of them and replayed.
+
+    A function that cannot be recorded runs as it is, with one warning: it looks at values on the way, or there is no
+    memory for its graph.
 
     Args:
-        function: returns tensors; reads nothing from the device and writes nothing that it does not return. What it
-            reads beside its arguments must stay where it is in memory.
+        function: returns a nest of tensors; reads nothing from the device. What it reads beside its arguments must stay
+            where it is in memory.
+        plain: calls with a layout before it is recorded: rare layouts do not pay.
+        aside: these calls run on a stream of their own: for a function that returns nothing, whose own calls must warm
+            up what is recorded.
+        warmups: further calls just before the recording, whose results are dropped.
+        changed: tensors that a call changes; they are put back after the further calls.
+        prepare: called just before the recording.
+        most: layouts that are recorded.
 
     Example:
-        >>> Replay(lambda a, b: (a + b,))(torch.ones(2), torch.ones(2))
+        >>> Recorder(lambda a, b: (a + b,))(torch.ones(2), torch.ones(2))
         (tensor([2., 2.]),)
     """
 
-    def __init__(self, function: Function) -> None:
-        self.function = function
+    def __init__(
+        self,
+        function: Callable[..., Nest],
+        *,
+        plain: int = 2,
+        aside: bool = False,
+        warmups: int = 1,
+        changed: Callable[[], Iterable[Tensor]] = tuple,
+        prepare: Callable[[], None] | None = None,
+        most: int = MOST,
+    ) -> None:
+        self.function, self.plain, self.aside, self.warmups = function, plain, aside, warmups
+        self.changed, self.prepare, self.most = changed, prepare, most
         self.seen: dict[Any, int] = {}
-        self.recorded: dict[Any, _Recorded] = {}
-        self.pool: Any = None
+        self.graphs: dict[Any, _Graph] = {}
+        self.pool: Any = None  # one for all graphs: they run one after the other and leave nothing that the next reads
         self.possible = True
 
-    def __call__(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """What the function returns for tensors on one device; the result is the caller's own."""
-        if not self.possible or not given[0].is_cuda:
+    def __call__(self, *given: Nest) -> Any:
+        """What the function returns for nests of tensors on one device; the result is the caller's own."""
+        leaves = tensors(given)
+        if not self.possible or not leaves or not leaves[0].is_cuda:
             return self.function(*given)
-        with torch.cuda.device_of(given[0]):  # a graph belongs to the current one
-            return self._replayed(given)
+        with torch.cuda.device_of(leaves[0]):  # a graph belongs to the current one
+            key = layout(given)
+            if key not in self.graphs:
+                self.seen[key] = self.seen.get(key, 0) + 1
+                if self.seen[key] <= self.plain or len(self.graphs) >= self.most or not self._record(key, given):
+                    return _aside(self.function, given) if self.aside else self.function(*given)
+            return self.graphs[key](leaves)
 
-    def _replayed(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        key = tuple((tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in given)
-        if key not in self.recorded:
-            self.seen[key] = self.seen.get(key, 0) + 1
-            if self.seen[key] <= WARMUPS or len(self.recorded) >= MOST or not self._record(key, given):
-                return self.function(*given)
-        return self.recorded[key](given)
-
-    def _record(self, key: Any, given: tuple[Tensor, ...]) -> bool:
+    def _record(self, key: Any, given: Sequence[Nest]) -> bool:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
+        before = [(tensor, tensor.clone()) for tensor in self.changed()]
+        static = map_tensors(Tensor.clone, tuple(given))
         try:
-            self.recorded[key] = _Recorded(self.function, given, self.pool)
-        except RuntimeError as error:
-            # The model looks at values on the way, or there is no memory for it. What else is wrong with the function
-            # is raised by the plain call that follows.
+            try:
+                for _ in range(self.warmups):
+                    _aside(self.function, static)
+            finally:
+                for tensor, value in before:
+                    tensor.copy_(value)
+            if self.prepare is not None:
+                self.prepare()
+            self.graphs[key] = _Graph(self.function, static, self.pool)
+        except RuntimeError as error:  # what is wrong with the function itself is raised by the plain call that follows
             self.possible = False
-            self.recorded.clear()
+            self.graphs.clear()
             torch.cuda.synchronize()
             log.warning("steps are not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
         return self.possible
 
 
-class _Recorded:
-    def __init__(self, function: Function, given: tuple[Tensor, ...], pool: Any) -> None:
-        self.given = [tensor.clone() for tensor in given]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            function(*self.given)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.empty_cache()  # a graph has memory of its own: what the plain calls left would be held beside it
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.found = function(*self.given)
+class _Graph:
+    """What a function does with these tensors, to be done again with others in their place."""
 
-    def __call__(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        for fixed, tensor in zip(self.given, given, strict=True):
+    def __init__(self, function: Callable[..., Nest], given: Sequence[Nest], pool: Any) -> None:
+        torch.cuda.empty_cache()  # a graph has memory of its own: what the plain calls left would be held beside it
+        self.given, self.graph = tensors(given), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.found = function(*given)
+
+    def __call__(self, leaves: Sequence[Tensor]) -> Any:
+        for fixed, tensor in zip(self.given, leaves, strict=True):
             fixed.copy_(tensor, non_blocking=True)
         self.graph.replay()
-        return tuple(tensor.clone() for tensor in self.found)
+        return map_tensors(Tensor.clone, self.found)
+
+
+def _aside(function: Callable[..., Nest], given: Sequence[Nest]) -> Any:
+    """What a function returns, computed on a stream of its own, as recording asks of the calls before it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        found = function(*given)
+    torch.cuda.current_stream().wait_stream(side)
+    return found
+
+
+def own_gradients(backward: Callable[[], Any], parameters: Sequence[Tensor]) -> tuple[Any, list[Tensor | None]]:
+    """What `backward` returns, and the gradient that it adds to each parameter; ``.grad`` stays as it was.
+
+    Example:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> own_gradients(lambda: (3 * w).sum().backward(), [w]), w.grad
+        ((None, [tensor([3., 3.])]), None)
+    """
+    outside = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        return backward(), [parameter.grad for parameter in parameters]
+    finally:
+        for parameter, gradient in zip(parameters, outside, strict=True):
+            parameter.grad = gradient
+
+
+def add_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Add gradients, which become the parameters' own, to ``.grad``; None adds nothing."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 def rounded_up(count: int) -> int:

@@ -1,4 +1,4 @@
-"""Which calls are recorded as CUDA graphs and replayed, told without a GPU: a stand-in says what is recorded."""
+"""Which calls are recorded as CUDA graphs and recordered, told without a GPU: a stand-in says what is recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from metapretrain import graphs as module
-from metapretrain.graphs import MOST, SIZES, WARMUPS, Replay, rounded_up
+from metapretrain.graphs import MOST, SIZES, Recorder, add_gradients, own_gradients, rounded_up
+from metapretrain.nests import rebuild
+from metapretrain.nests import tensors as leaves_of
+
+PLAIN = 2  # calls before a recording
 
 
 class OnGpu(Tensor):
@@ -27,16 +31,19 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes that were recorded; the stand-in for a graph returns minus what the function does."""
     sizes: list[int] = []
 
-    class Recorded:
+    class Graph:
         def __init__(self, function: Any, tensors: tuple[Tensor, ...], pool: Any) -> None:
             function(*tensors)
             self.function = function
-            sizes.append(len(tensors[0]))
+            sizes.append(len(leaves_of(tensors)[0]))
 
-        def __call__(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(-value for value in self.function(*tensors))
+            self.given = tensors
 
-    monkeypatch.setattr(module, "_Recorded", Recorded)
+        def __call__(self, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+            return tuple(-value for value in self.function(*rebuild(self.given, iter(leaves))))
+
+    monkeypatch.setattr(module, "_Graph", Graph)
+    monkeypatch.setattr(module, "_aside", lambda function, tensors: function(*tensors))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return sizes
@@ -47,31 +54,31 @@ def total(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_a_shape_is_recorded_once_it_has_come_often_enough(recorded: list[int]) -> None:
-    replay = Replay(total)
-    found = [replay(given(size))[0].item() for size in [3] * (WARMUPS + 2) + [4]]
-    assert found == [3.0] * WARMUPS + [-3.0] * 2 + [6.0]
+    recorder = Recorder(total)
+    found = [recorder(given(size))[0].item() for size in [3] * (PLAIN + 2) + [4]]
+    assert found == [3.0] * PLAIN + [-3.0] * 2 + [6.0]
     assert recorded == [3]
 
 
 def test_another_type_is_another_shape(recorded: list[int]) -> None:
-    replay = Replay(total)
-    for _ in range(WARMUPS):
-        replay(given(3))
-        replay(given(3).double())
+    recorder = Recorder(total)
+    for _ in range(PLAIN):
+        recorder(given(3))
+        recorder(given(3).double())
     assert recorded == []
 
 
 def test_there_are_so_many_graphs_and_no_more(recorded: list[int]) -> None:
-    replay = Replay(total)
+    recorder = Recorder(total)
     for size in range(1, MOST + 3):
-        for _ in range(WARMUPS + 1):
-            last = replay(given(size))[0].item()
+        for _ in range(PLAIN + 1):
+            last = recorder(given(size))[0].item()
     assert len(recorded) == MOST and last > 0
 
 
 def test_on_a_cpu_nothing_is_recorded(recorded: list[int]) -> None:
-    replay = Replay(total)
-    assert [replay(torch.ones(2))[0].item() for _ in range(WARMUPS + 2)] == [2.0] * (WARMUPS + 2)
+    recorder = Recorder(total)
+    assert [recorder(torch.ones(2))[0].item() for _ in range(PLAIN + 2)] == [2.0] * (PLAIN + 2)
     assert recorded == []
 
 
@@ -81,9 +88,9 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(
     def refuse(*_: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(module, "_Recorded", refuse)
-    replay = Replay(total)
-    assert [replay(given(3))[0].item() for _ in range(WARMUPS + 3)] == [3.0] * (WARMUPS + 3)
+    monkeypatch.setattr(module, "_Graph", refuse)
+    recorder = Recorder(total)
+    assert [recorder(given(3))[0].item() for _ in range(PLAIN + 3)] == [3.0] * (PLAIN + 3)
     assert [record.message for record in caplog.records] == [
         "steps are not recorded as CUDA graphs: operation not permitted when stream is capturing"
     ]
@@ -94,15 +101,51 @@ def test_an_error_of_the_function_itself_is_raised(recorded: list[int]) -> None:
 
     def breaks(x: Tensor) -> tuple[Tensor, ...]:
         calls.append(1)
-        if len(calls) > WARMUPS:
+        if len(calls) > PLAIN:
             raise RuntimeError("shapes do not fit")
         return total(x)
 
-    replay = Replay(breaks)
-    for _ in range(WARMUPS):
-        replay(given(3))
+    recorder = Recorder(breaks)
+    for _ in range(PLAIN):
+        recorder(given(3))
     with pytest.raises(RuntimeError, match="do not fit"):
-        replay(given(3))
+        recorder(given(3))
+
+
+def test_what_warm_ups_changed_is_put_back(recorded: list[int]) -> None:
+    count, order = torch.zeros(()), list[str]()
+
+    def counted(x: Tensor) -> tuple[Tensor, ...]:
+        count.add_(1)
+        order.append("call")
+        return total(x)
+
+    recorder = Recorder(
+        counted, plain=0, warmups=3, changed=lambda: [count], prepare=lambda: order.append(f"at {count:.0f}")
+    )
+    recorder(given(3))
+    assert order == ["call"] * 3 + ["at 0"] + ["call"] * 2  # recorded and replayed
+
+
+def test_a_nest_is_recorded_by_its_layout(recorded: list[int]) -> None:
+    def difference(batch: dict[str, Tensor], _: str) -> tuple[Tensor, ...]:
+        return (batch["a"][0] - batch["b"][0],)
+
+    recorder = Recorder(difference, plain=0)
+    for names in ("ab", "ba"):
+        for note in ("x", "y"):
+            recorder(dict(zip(names, (given(2), given(3)), strict=True)), note)
+    assert len(recorder.graphs) == 4
+
+
+def test_gradients_of_a_backward_stand_beside_grad() -> None:
+    used, unused = (torch.ones(2, requires_grad=True) for _ in range(2))
+    used.grad = kept = torch.full((2,), 5.0)
+    _, found = own_gradients(lambda: (3 * used).sum().backward(), [used, unused])
+    assert used.grad is kept and kept.tolist() == [5, 5] and unused.grad is None
+    assert found[1] is None
+    add_gradients([used, unused], found)
+    assert used.grad.tolist() == [8, 8] and unused.grad is None
 
 
 def test_few_shapes_hold_any_number_of_rows() -> None:

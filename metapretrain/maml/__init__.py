@@ -1,9 +1,8 @@
 """MAML: learning an initialisation through the inner loop."""
 
 from metapretrain.maml.adapt import ENGINES, Choice, adapt, engine_for
-from metapretrain.maml.compiled import CompiledMeta
+from metapretrain.maml.compiled import CompiledMeta, MetaGraph
 from metapretrain.maml.gradient_check import MetaGradientCheck, ParameterCheck, check_meta_gradient
-from metapretrain.maml.graphs import MetaGraph
 from metapretrain.maml.inner import current_step
 from metapretrain.maml.learner import ANIL, FOMAML, MAML, MetaSGD
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
+from metapretrain.graphs import Recorder, add_gradients, own_gradients
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build
 from metapretrain.maml.engines import sliced_patches
@@ -27,6 +28,7 @@ from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
 logger = logging.getLogger(__name__)
 
 Tensors = list[Tensor]
+GRAPH_WARMUPS = 3  # before recording: the engine's probe, lazy buffers and autotuning have to settle
 BY_STEP = "inner rates by step cannot be compiled; give one rate, or leave compile out"
 ALLOWED = {"batchnorm": ("batch", "frozen"), "optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
 
@@ -133,6 +135,67 @@ class CompiledMeta:
         sizes, seconds = [len(graph.graph.nodes) for graph in traced], time.perf_counter() - begin
         logger.info("compiled a meta-step in %.0f s: pieces of %s operations", seconds, sizes)
         return pieces
+
+
+class MetaGraph:
+    """Records a learner's `backward` once for each shape of batch and replays it with a single launch.
+
+    On a CPU it is the learner's `backward` as it is. Steps, rates in numbers, the engine and the training mode are
+    those of the first call with a shape; weights and learned rates are read anew at each call. The learner's
+    parameters must stay where they are in memory, as optimizers and `load_state_dict` leave them.
+
+    Args:
+        learner: :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.maml.ProtoNet`.
+        compile: fuse operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
+
+    Raises:
+        InputError: something that is no learner, or a learner that cannot be compiled.
+
+    Example:
+        >>> from metapretrain.maml import MAML
+        >>> maml = MAML(torch.nn.Linear(4, 2), lr=0.1)
+        >>> x, y = torch.randn(3, 6, 4), torch.tensor([[0, 1] * 3] * 3)
+        >>> MetaGraph(maml).backward((x, y), (x, y)).shape
+        torch.Size([3])
+    """
+
+    def __init__(self, learner: Any, compile: bool = False) -> None:
+        if not hasattr(learner, "backward"):
+            raise InputError(f"a {type(learner).__name__} is no learner: give MAML, its kin or ProtoNet over it")
+        self.learner, self.step = learner, CompiledMeta(learner) if compile else learner
+        self.recorder = Recorder(self._gradients, plain=0, warmups=GRAPH_WARMUPS, changed=self._buffers)
+
+    def backward(self, support: Any, query: Any) -> Tensor:
+        """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached.
+
+        Args:
+            support, query: (inputs, labels) of T tasks; every tensor is (T, ...).
+
+        Raises:
+            InputError: what the learner's `backward` refuses; on a GPU, an lr that is computed from other tensors.
+        """
+        batch = pair(support), pair(query)
+        leaves = tensors(batch)
+        if not leaves or not leaves[0].is_cuda:
+            losses: Tensor = self.step.backward(*batch)
+            return losses
+        learned = self._learned()
+        losses, gradients = self.recorder(*batch, [id(p) for p in learned])  # anew where others are learned
+        add_gradients(learned, gradients)
+        return losses
+
+    def _learned(self) -> Tensors:
+        rates = tensors(getattr(self.learner, "lr", None))  # which are not registered unless they are parameters
+        learned = list({id(p): p for p in (*self.learner.parameters(), *rates) if p.requires_grad}.values())
+        if not all(p.is_leaf for p in learned):
+            raise InputError("lr comes from further computations, which a recorded meta-step would miss; use backward")
+        return learned
+
+    def _buffers(self) -> Tensors:
+        return list(self.learner.buffers())
+
+    def _gradients(self, support: Nest, query: Nest, _: list[int]) -> tuple[Tensor, list[Tensor | None]]:
+        return own_gradients(lambda: self.step.backward(support, query), self._learned())
 
 
 class _Pieces(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.graphs import Replay
+from metapretrain.graphs import Recorder, add_gradients, own_gradients
 from metapretrain.maml import adapt
 from metapretrain.maml.adapt import Options
 from metapretrain.maml.inner import differentiable_twice, parse_rates
@@ -105,29 +105,26 @@ class OuterStep:
         if not all(tensor.is_leaf for tensor in learned):
             raise InputError("inner_lr comes from further computations; learn a tensor, or use PromptMAML.backward")
         self.learner, self.context, self.learned = learner, context, learned
-        self.replay = Replay(self._gradients)
+        self.recorder = Recorder(self._gradients)
 
     def __call__(self, support: PromptBatch, query: PromptBatch) -> Tensor:
         """Add the gradient of the outer loss to ``.grad``; losses (K,) of support rows (K, m) and query rows (K, q)."""
         check_tasks("support", support)
         check_tasks("query", query)
-        losses, *gradients = self.replay(*support.leaves(), *query.leaves())
-        for parameter, gradient in zip(self.learned, gradients, strict=True):
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        losses: Tensor
+        losses, gradients = self.recorder(*support.leaves(), *query.leaves())
+        add_gradients(self.learned, gradients)
         return losses
 
-    def _gradients(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        outside = [parameter.grad for parameter in self.learned]
-        for parameter in self.learned:  # gradients would be added in place
-            parameter.grad = None
-        try:
+    def _gradients(self, *leaves: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        def backward() -> Tensor:
             with self.context():
-                losses = self.learner.backward(PromptBatch.of(*leaves[:LEAVES]), PromptBatch.of(*leaves[LEAVES:]))
-            found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.learned]
-        finally:
-            for parameter, gradient in zip(self.learned, outside, strict=True):
-                parameter.grad = gradient
-        return losses, *found
+                return self.learner.backward(PromptBatch.of(*leaves[:LEAVES]), PromptBatch.of(*leaves[LEAVES:]))
+
+        losses, found = own_gradients(backward, self.learned)
+        return losses, [
+            torch.zeros_like(p) if grad is None else grad for p, grad in zip(self.learned, found, strict=True)
+        ]
 
 
 Pair = tuple[PromptBatch, PromptBatch]

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from metapretrain.errors import InputError
+from metapretrain.graphs import Recorder
+from metapretrain.nests import named_leaves
 from metapretrain.training.checkpoint import Checkpoint
 from metapretrain.training.devices import mean_over_ranks
 from metapretrain.training.settings import TrainSettings
@@ -169,10 +170,10 @@ class Engine:
         self.counts: dict[str, int] = {}
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
         self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
-        self.use_graph = self._graph_possible()
-        self.graphs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
-        self.pool: Any = None  # one for all graphs: they run one after the other and leave nothing that the next reads
-        self.seen: dict[Any, int] = {}
+        self.recorder = Recorder(
+            self._update, plain=WARMUP_UPDATES, aside=True, warmups=0, prepare=optimizer.zero_grad, most=MAX_GRAPHS
+        )
+        self.recorder.possible = self._graph_possible()
         self.set_rate(settings.lr)
 
     def _graph_possible(self) -> bool:
@@ -208,47 +209,18 @@ class Engine:
                 self.counts[name] = self.counts.get(name, 0) + 1
                 if name not in self.sums:
                     self.sums[name] = torch.zeros((), device=self.device)
-        if not self.use_graph:
-            self._update([self._to_device(batch) for batch in batches])
-            return
-        leaves, layout = pytree.tree_flatten(dict(batches[0]))
-        if not all(isinstance(leaf, Tensor) for leaf in leaves):
-            self._update([self._to_device(batches[0])])
-            return
-        key = (str(layout), tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves))
-        if key in self.graphs:
-            graph, static = self.graphs[key]
-            for fixed, leaf in zip(static, leaves, strict=True):
-                fixed.copy_(leaf, non_blocking=True)
-            graph.replay()
-            return
-        self._warm_or_record(key, leaves, layout)
-
-    def _warm_or_record(self, key: Any, leaves: list[Tensor], layout: Any) -> None:
-        static = [leaf.to(self.device, copy=True) for leaf in leaves]
-        batch = pytree.tree_unflatten(static, layout)
-        self.seen[key] = self.seen.get(key, 0) + 1
-        if self.seen[key] > WARMUP_UPDATES and len(self.graphs) < MAX_GRAPHS:
-            self.optimizer.zero_grad(set_to_none=True)
-            graph = torch.cuda.CUDAGraph()
-            self.pool = self.pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self.pool):
-                self._update([batch])
-            self.graphs[key] = (graph, static)
-            graph.replay()
-            return
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._update([batch])
-        torch.cuda.current_stream().wait_stream(side)
+        moved = [self._to_device(batch) for batch in batches]
+        if len(moved) == 1 and all(isinstance(leaf, Tensor) for _, leaf in named_leaves(moved[0])):
+            self.recorder(moved[0])
+        else:
+            self._update(*moved)
 
     def _to_device(self, batch: Mapping[str, Any]) -> Any:
         from accelerate.utils import send_to_device
 
         return send_to_device(dict(batch), self.device, non_blocking=True)
 
-    def _update(self, batches: Sequence[Any]) -> None:
+    def _update(self, *batches: Any) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         for position, batch in enumerate(batches):
             last = position == len(batches) - 1

@@ -113,4 +113,4 @@ def test_recorded_it_gives_the_same() -> None:
         maml.zero_grad()
         torch.testing.assert_close(step(*pair), expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(gradients(maml), wanted, rtol=1e-10, atol=1e-12)
-    assert len(step.replay.recorded) == 1
+    assert len(step.recorder.graphs) == 1

@@ -20,7 +20,7 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool
 from metapretrain.experiments.prompts.recipe import PromptRecipe, passes_of_loss
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack
-from metapretrain.graphs import Replay
+from metapretrain.graphs import Recorder
 from metapretrain.prompts import OuterStep, PromptBatch, PromptMAML
 from metapretrain.scheduling import BlockScheduler, FunctionProbe, Probe, probe_units
 from metapretrain.scheduling.named import Schedule, build_scheduler, parse_schedule, spent
@@ -313,7 +313,7 @@ class _MetaLoop:
             groups.append({"params": [learner.inner_lr], "lr": recipe.meta.rate_lr, "weight_decay": 0.0})
         self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.meta.weight_decay)
         self.learned = [parameter for group in groups for parameter in group["params"]]
-        self.outer_step, self.watched = OuterStep(learner, context), Replay(self._curves)
+        self.outer_step, self.watched = OuterStep(learner, context), Recorder(self._curves)
         self.chosen = AllTasks(rows)
         if recipe.meta.scheduler:
             self.chosen = ScheduledTasks(

@@ -16,7 +16,7 @@ from metapretrain.checks import whole
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool, allowed_words, word_scores
 from metapretrain.experiments.prompts.recipe import Tuning
-from metapretrain.graphs import Replay, rounded_up
+from metapretrain.graphs import Recorder, rounded_up
 from metapretrain.prompts import PromptBatch, PromptedModel
 from metapretrain.training.devices import mixed_precision
 from metapretrain.training.settings import learning_rate
@@ -109,7 +109,7 @@ class Stack:
         self.device, self.precision = device, precision
         self.progress = {job.name: Progress.at(job.prompt.detach().to(device)) for job in self.jobs}
         self.orders: dict[str, tuple[int, Any]] = {}
-        self.replay, self.fixed_shapes = Replay(self._gradient_of), torch.device(device).type == "cuda"
+        self.recorder, self.fixed_shapes = Recorder(self._gradient_of), torch.device(device).type == "cuda"
 
     def run(self, on_validation: Callable[[Job, Progress], None] | None = None) -> dict[str, Progress]:
         """Tune all prompts; `best` of each is the one to use.
@@ -179,7 +179,7 @@ class Stack:
             of, weights = part.to(self.device, non_blocking=True), torch.zeros(new, rows.shape[1]).to(weight)
             weights[: last - first] = weight[first:last]
             batch = self.pool.gather(rows[part])
-            (gradient,) = self.replay(prompts[of], weights, allowed[of], *batch.leaves())
+            (gradient,) = self.recorder(prompts[of], weights, allowed[of], *batch.leaves())
             found[first:last] = gradient[: last - first]
         return found
 

@@ -19,7 +19,7 @@ from metapretrain.experiments.prompts.data import ALL_WORDS, SENTIMENT, Pool, en
 from metapretrain.experiments.prompts.pretraining import MetaRows, Pretrained, crossed, train_meta, train_mixed
 from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Stack
-from metapretrain.graphs import Replay
+from metapretrain.graphs import Recorder
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
 from metapretrain.prompts import learner as learning
@@ -176,13 +176,13 @@ def test_the_best_validated_prompt_is_kept(tmp_path: Path) -> None:
 def test_steps_and_validations_are_recorded_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[str, int]] = []
 
-    class Watched(Replay):
+    class Watched(Recorder):
         def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
             given.append((self.function.__name__, len(tensors)))
             return super().__call__(*tensors)
 
-    monkeypatch.setattr(pretraining, "Replay", Watched)
-    monkeypatch.setattr(learning, "Replay", Watched)
+    monkeypatch.setattr(pretraining, "Recorder", Watched)
+    monkeypatch.setattr(learning, "Recorder", Watched)
     train_meta(learner(), rows(), pool(), RECIPE, None)
     assert given.count(("_gradients", 8)) == 10 and given.count(("_curves", 8)) == 5 * RECIPE.held_out
 
