@@ -282,7 +282,7 @@ def test_budgets() -> None:
     assert (paper.meta_steps(10), paper.mixed_steps(650_000)) == (20_000, 812_500)
     with pytest.raises(InputError, match="reads must be at least 80"):
         replace(recipe, reads=79).meta_steps(10)
-    with pytest.raises(InputError, match="reads must be at least 4"):
+    with pytest.raises(InputError, match="reads is 3; give a number of at least 4"):
         replace(recipe, reads=3)
     with pytest.raises(InputError, match=r"length is 1e.*; give a number of at least 1 and below 2147483648"):
         replace(recipe, length=1e21)  # type: ignore[arg-type]
