@@ -26,8 +26,8 @@ from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.prompts.recipe import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override
+from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
 from metapretrain.options import Parser, common_options, main_guard, names, positive_int
-from metapretrain.scheduling.named import refuse_two_schedules
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add(
         "--schedule",
         metavar="NAME",
-        help="which meta tasks a step takes, in place of all: uniform, proportional, "
-        "round-robin, utility, exp3, fixed:task-0, with options (docs/prompts.md)",
+        help=f"which meta tasks a step takes, in place of all: {schedule_names('task-0')}, "
+        "with options (docs/prompts.md)",
     )
     add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
     add(

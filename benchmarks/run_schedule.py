@@ -25,11 +25,11 @@ from metapretrain.experiments.schedule.data import SIZES, Encoders, ScheduleData
 from metapretrain.experiments.schedule.experiment import ScheduleExperiment
 from metapretrain.experiments.schedule.recipe import (
     FIXED,
-    SCHEDULERS,
     SETTINGS,
     ScheduleMethod,
     ScheduleRecipe,
     rows_of,
+    scheduler_names,
 )
 from metapretrain.experiments.schedule.tasks import (
     PretrainingTask,
@@ -76,9 +76,9 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add = parser.add_argument
     add(
         "--methods",
-        default=",".join(SCHEDULERS),
+        default=",".join(scheduler_names()),
         metavar="A,B|all",
-        help=f"{', '.join(SCHEDULERS)}, fixed:SOURCE, or fixed for one row each; all: these too; "
+        help=f"{', '.join(scheduler_names())}, fixed:SOURCE, or fixed for one row each; all: these too; "
         "uniform-block50: a decision every 50 updates",
     )
     add("--settings", type=names("setting", SETTINGS), default=list(SETTINGS), metavar="A,B", help="aware, agnostic")
@@ -112,7 +112,7 @@ def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence
         InputError: a name that is no row in these settings.
     """
     within = [name for name, row in rows.items() if row.setting in settings]
-    groups = {name: [f"{name}-{setting}" for setting in settings] for name in SCHEDULERS}
+    groups = {name: [f"{name}-{setting}" for setting in settings] for name in scheduler_names()}
     groups |= {name: [name] for name in within}
     fixed = [name for name in within if rows[name].scheduler == FIXED]
     for name in fixed:

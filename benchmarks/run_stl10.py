@@ -25,9 +25,9 @@ from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import Experiment
 from metapretrain.experiments.images.training import SCHEDULED, Method
 from metapretrain.experiments.recipe import Phase, Proto, Recipe, override
+from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
 from metapretrain.options import Parser, common_options, main_guard, option_type, pixels
 from metapretrain.report.figures import REDUCERS, check_reducer
-from metapretrain.scheduling.named import refuse_two_schedules
 
 # A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same
 # pretraining share it. The poster does not say how SimCLR was fine-tuned: both ways are run.
@@ -113,7 +113,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         "--schedule",
         metavar="NAME",
         help=f"rows {', '.join(SCHEDULED_ROWS)}: several objectives, one an update, by "
-        "uniform, proportional, round-robin, utility, exp3 or fixed:OBJECTIVE; utility:alpha=0.05 sets an option",
+        f"{schedule_names('OBJECTIVE')}; utility:alpha=0.05 sets an option",
     )
     add("--validate", action="store_true", help="leave the test images alone: for choosing a recipe")
     add("--train-on-all", action="store_true", help="train on the validation images too")

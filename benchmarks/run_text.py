@@ -21,13 +21,13 @@ from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import machine_of, run_table
 from metapretrain.experiments.recipe import Proto, override
+from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import POLICIES
 from metapretrain.options import Parser, common_options, main_guard
 from metapretrain.report.figures import REDUCERS, check_reducer
-from metapretrain.scheduling.named import refuse_two_schedules
 
 log = logging.getLogger("metapretrain.run_text")
 
@@ -90,7 +90,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         metavar="NAME",
         dest="scheduler",
         help="one task an update, in place of a batch of each: "
-        "uniform, proportional, round-robin, utility, exp3 or fixed:TASK; utility:alpha=0.05 sets an option",
+        f"{schedule_names('TASK')}; utility:alpha=0.05 sets an option",
     )
     add("--loss-weights", metavar="TASK=W,...", help="such as sst=1,para=0.5,sts=1, in all rows but weighted-*")
     add("--sts-head", choices=STS_HEADS, help="of weighted-* and proto-separate (default: cosine)")

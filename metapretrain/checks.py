@@ -156,6 +156,31 @@ def check_names(what: str, given: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def parse_value(text: str, kind: Any) -> Any:
+    """The value that a text gives for a setting of this type: bool, int, float or str, or one of them or None.
+
+    Raises:
+        InputError: it gives none.
+
+    Example:
+        >>> parse_value("0.5", float | None), parse_value("none", float | None), parse_value("true", bool)
+        (0.5, None, True)
+    """
+    options = getattr(kind, "__args__", (kind,))
+    if type(None) in options and text.lower() == "none":
+        return None
+    kind = next(option for option in options if option is not type(None))
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise InputError(f"expected true or false, got {text!r}")
+    try:
+        return kind(text)
+    except ValueError:
+        expected = {int: "a whole number", float: "a number"}[kind]
+        raise InputError(f"expected {expected}, got {text!r}") from None
+
+
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 

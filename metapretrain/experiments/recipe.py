@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
-from metapretrain.checks import number, whole
+from metapretrain.checks import number, parse_value, whole
 from metapretrain.data.augment import AUGMENTATIONS
 from metapretrain.errors import InputError, one_of
 from metapretrain.models import ENCODERS, STEMS
@@ -97,7 +97,7 @@ class Recipe:
         proto: of the prototypical loss.
         simclr_temperature: of the contrastive loss.
         scheduler: of rows whose encoder is pretrained by several objectives, one an update: see
-            :func:`metapretrain.scheduling.named.parse_schedule`.
+            :func:`metapretrain.scheduling.parse_schedule`.
 
     Raises:
         InputError: a value outside its range, or an unknown name (with the nearest one).
@@ -164,20 +164,4 @@ def _replaced(node: Any, path: list[str], text: str) -> Any:
             [f"{key}.{field.name}" for field in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else [key]
         )
         raise InputError(f"not a single value; allowed here: {', '.join(parts)}")
-    return dataclasses.replace(node, **{key: _parsed(text, kinds[key])})
-
-
-def _parsed(text: str, kind: Any) -> Any:
-    options = getattr(kind, "__args__", (kind,))
-    if type(None) in options and text.lower() == "none":
-        return None
-    kind = next(option for option in options if option is not type(None))
-    if kind is bool:
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        raise InputError(f"expected true or false, got {text!r}")
-    try:
-        return kind(text)
-    except ValueError:
-        expected = {int: "a whole number", float: "a number"}[kind]
-        raise InputError(f"expected {expected}, got {text!r}") from None
+    return dataclasses.replace(node, **{key: parse_value(text, kinds[key])})

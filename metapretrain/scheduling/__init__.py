@@ -1,12 +1,21 @@
 """Which source task is worth training on now: utilities from probes, and the schedulers they have to beat."""
 
 from metapretrain.scheduling.probes import FunctionProbe, LoaderProbe, Probe
+from metapretrain.scheduling.registry import (
+    SCHEDULERS,
+    Schedule,
+    build_scheduler,
+    option_defaults,
+    parse_schedule,
+    register,
+)
 from metapretrain.scheduling.schedulers import (
     BlockScheduler,
     Choice,
     Cost,
     Exp3,
     Fixed,
+    LossExp3,
     Proportional,
     RoundRobin,
     Uniform,
@@ -22,6 +31,7 @@ from metapretrain.scheduling.utility import (
 
 __all__ = [
     "NORMALISATIONS",
+    "SCHEDULERS",
     "UTILITIES",
     "Agreement",
     "BlockScheduler",
@@ -31,11 +41,17 @@ __all__ = [
     "Fixed",
     "FunctionProbe",
     "LoaderProbe",
+    "LossExp3",
     "Probe",
     "Proportional",
     "RoundRobin",
+    "Schedule",
     "Uniform",
     "UtilityScheduler",
     "agreement",
+    "build_scheduler",
+    "option_defaults",
+    "parse_schedule",
     "probe_units",
+    "register",
 ]

@@ -1,18 +1,24 @@
-"""Schedulers that need no probe: uniform, proportional, round-robin, fixed, Exp3; and what all schedulers share."""
+"""What all schedulers share; and uniform, proportional, round-robin and fixed choice, Exp3, Exp3 by falling losses."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
+import torch
+
 from metapretrain.checks import check_names, number, whole
-from metapretrain.draws import pick
+from metapretrain.draws import generator, key, pick
 from metapretrain.errors import InputError, one_of
+from metapretrain.scheduling.probes import Params, Probe, Weights, check_probes
+
+MOST_SAMPLES = 100  # all batches of a decision are held at once
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,13 @@ class BlockScheduler(ABC):
         decisions: decisions so far.
         cost: what probes took so far.
         active: names of the sources that have not run out.
+        units: what a decision costs in forward passes of a batch; 0 without probes.
 
     Raises:
         InputError: no sources, a name twice, a bad number.
     """
+
+    units = 0
 
     def __init__(self, sources: Iterable[str], *, updates: int = 1, seed: int = 0) -> None:
         self.sources = check_names("sources", sources)
@@ -99,6 +108,17 @@ class BlockScheduler(ABC):
         """Probes' part of the compute so far, in [0, 1]: their units to those and 3 an update (:class:`Cost`)."""
         total = self.cost.units + 3 * sum(self.counts.values())
         return self.cost.units / total if total else 0.0
+
+    def spent(self) -> dict[str, Any]:
+        """The updates of each source and what the probes took, as a result file has them; `probe_share` is `share`."""
+        return {
+            "updates": dict(self.counts),
+            "decisions": self.decisions,
+            "probe_share": round(self.share, 4),
+            "probe_forwards": self.cost.forwards,
+            "probe_backwards": self.cost.backwards,
+            "probe_seconds": round(self.cost.seconds, 3),
+        }
 
     def choose(self) -> Choice:
         """The source of the next update.
@@ -365,3 +385,91 @@ class Exp3(BlockScheduler):
         self._drawn_with = self.probabilities()
         names, weights = zip(*self._drawn_with.items(), strict=True)
         return Choice(pick(names, weights, self.seed, self.decisions, "exp3"), self.updates)
+
+
+class LossExp3(Exp3):
+    """Exp3 that rewards the last decision by how far the targets' losses fell since.
+
+    The reward is the mean over targets of (before - now) / before, of the same M training batches of each target at
+    every decision; -`reward` to `reward` is mapped to [0, 1]. Looking leaves no trace in weights, buffers, modes or
+    generators.
+
+    Args:
+        sources: names of the source tasks.
+        targets: a probe for each target.
+        params: the module that their losses use.
+        samples: M, 1..100.
+        reward: above 0: the relative fall of the losses over a decision that counts as a full reward.
+        updates: N; a reward over one update is mostly noise.
+        gamma, seed: see :class:`metapretrain.scheduling.Exp3`.
+
+    Raises:
+        InputError: bad probes or numbers; from `choose`, losses of targets that are not finite.
+
+    Example:
+        >>> from metapretrain.scheduling import FunctionProbe
+        >>> w = torch.zeros(1, requires_grad=True)
+        >>> goal = FunctionProbe(lambda _: None, lambda _: (w - 1).square().sum())
+        >>> scheduler = LossExp3(["good", "idle"], {"goal": goal}, [w], gamma=0.3, updates=1)
+        >>> for _ in range(200):
+        ...     if scheduler.choose().source == "good":
+        ...         w.data += 0.1 * (1 - w.data)
+        >>> scheduler.probabilities()["good"] > 0.8
+        True
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[str],
+        targets: Mapping[str, Probe],
+        params: Params,
+        *,
+        samples: int = 2,
+        reward: float = 0.05,
+        gamma: float = 0.1,
+        updates: int = 10,
+        seed: int = 0,
+    ) -> None:
+        reward = number("reward", reward, above=0)
+        super().__init__(sources, gamma=gamma, low=-reward, high=reward, updates=updates, seed=seed)
+        self.targets, self.samples = check_probes("targets", targets), whole("samples", samples, 1, MOST_SAMPLES)
+        self.units = self.samples * len(self.targets)
+        self._weights = Weights(params)
+        self._before: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        return {**super().state_dict(), "before": list(self._before)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another such scheduler was."""
+        super().load_state_dict(state)
+        self._before = list(state["before"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "targets": list(self.targets), "samples": self.samples}
+
+    def _decide(self) -> Choice:
+        start = time.perf_counter()
+        now = self._losses()
+        bad = [name for name, loss in zip(self.targets, now, strict=True) if not math.isfinite(loss)]
+        if bad:
+            raise InputError(f"losses of target {', '.join(bad)} are not finite: look at the weights and the losses")
+        falls = [(before - loss) / before for before, loss in zip(self._before, now, strict=False) if before > 0]
+        if falls:
+            self.observe(self._last.source, sum(falls) / len(falls))
+        self._before = now
+        cost = Cost(forwards=len(self.targets) * self.samples, seconds=time.perf_counter() - start)
+        return dataclasses.replace(super()._decide(), cost=cost)
+
+    def _losses(self) -> list[float]:
+        """Mean loss of each target's batches, the same ones in every call."""
+        means = []
+        with self._weights.untouched(), torch.no_grad():
+            for name, probe in self.targets.items():
+                losses = []
+                for sample in range(self.samples):
+                    self._weights.reset(key(self.seed, "exp3 loss", name, sample))
+                    losses.append(probe.loss(probe.sample(generator(self.seed, "exp3 batch", name, sample))))
+                means.append(torch.stack(losses).float().mean())
+            return torch.stack(means).tolist() if means else []

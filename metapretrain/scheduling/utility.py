@@ -17,7 +17,7 @@ from metapretrain.checks import number, whole
 from metapretrain.draws import generator, key, pick, uniform
 from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling.probes import Params, Probe, Weights, check_probes, loss_of, losses_of
-from metapretrain.scheduling.schedulers import BlockScheduler, Choice, Cost, none_to_nan, numbers_or_none
+from metapretrain.scheduling.schedulers import MOST_SAMPLES, BlockScheduler, Choice, Cost, none_to_nan, numbers_or_none
 
 
 class Agreement(NamedTuple):
@@ -339,8 +339,8 @@ class UtilityScheduler(BlockScheduler):
             downstream-agnostic setting; target batches are then draws of their own.
         params: the module that holds all that the losses use, or its parameters (then buffers are not looked
             after and dropout is not switched off).
-        alpha: rate of a probe's step, above 0.
-        samples: M, batches of each source and each target in a decision.
+        alpha: rate of a probe's step, above 0. Taylor's choices do not depend on it.
+        samples: M, 1 to 100 batches of each source and each target in a decision.
         updates: N, updates until the next decision. None: the least with probes at or under a quarter of all
             compute, which is :func:`probe_units`.
         epsilon: probability that a decision draws a source at random, without probes.
@@ -378,7 +378,7 @@ class UtilityScheduler(BlockScheduler):
         targets: Mapping[str, Probe],
         params: Params,
         *,
-        alpha: float,
+        alpha: float = 0.01,
         samples: int = 2,
         updates: int | None = None,
         epsilon: float = 0.0,
@@ -391,11 +391,12 @@ class UtilityScheduler(BlockScheduler):
         seed: int = 0,
     ) -> None:
         sources, targets = check_probes("sources", sources), check_probes("targets", targets)
-        self.samples = whole("samples", samples, 1)
+        self.samples = whole("samples", samples, 1, MOST_SAMPLES)
         self.utility = one_of("utility", utility, UTILITIES)
         self.normalise = normalise if normalise is None else one_of("normalise", normalise, NORMALISATIONS)
         units = probe_units(len(sources), len(targets), self.samples, utility, normalise)
         super().__init__(sources, updates=units if updates is None else updates, seed=seed)
+        self.units = units
         self.alpha = number("alpha", alpha, above=0, most=1e30)
         self.epsilon = number("epsilon", epsilon, least=0, most=1)
         self.floor = number("floor", floor, least=0, most=1)
@@ -403,13 +404,6 @@ class UtilityScheduler(BlockScheduler):
         self.smoothing = number("smoothing", smoothing, least=0, below=1)
         if floor > epsilon:
             raise InputError(f"floor is {floor}, above epsilon {epsilon}; epsilon decays to it from above")
-        if self.updates < units:
-            _log.info(
-                "probes take %.0f%% of the compute: %d updates a decision, %d would make it a quarter",
-                100 * units / (units + 3 * self.updates),
-                self.updates,
-                units,
-            )
         self._prober = Prober(
             Weights(params),
             sources,
@@ -461,6 +455,13 @@ class UtilityScheduler(BlockScheduler):
         if len(names) == 1:
             return Choice(names[0], self.updates)
         self._wait()
+        if self.decisions == 0 and self.updates < self.units:
+            _log.info(
+                "probes take %.0f%% of the compute: %d updates a decision, %d would make it a quarter",
+                100 * self.units / (self.units + 3 * self.updates),
+                self.updates,
+                self.units,
+            )
         start = time.perf_counter()
         draw = self._prober.draw(names, *place)
         for name in draw.gone:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.run_schedule import main, options_of, recipe_of, rows_named
 from metapretrain.errors import InputError
-from metapretrain.experiments.schedule.recipe import SCHEDULERS, SETTINGS, rows_of
+from metapretrain.experiments.schedule.recipe import SETTINGS, rows_of, scheduler_names
 from metapretrain.report.figures import read_curves
 from metapretrain.report.results import collect
 
@@ -20,13 +20,13 @@ TINY = ["--smoke", "--device", "cpu"]
 def test_a_smoke_run_of_all_schedulers_and_its_report(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    methods = f"{','.join(SCHEDULERS)},fixed:masked-lm"
+    methods = f"{','.join(scheduler_names())},fixed:masked-lm"
     assert run("--methods", methods) == 0
     shown = capsys.readouterr().out
     root = tmp_path / "runs" / "schedule" / "made-paper-smoke"
     found = collect(root)
     rows = {result["method"]: result for result in found.results}
-    assert set(rows) == {f"{name}-{s}" for name in (*SCHEDULERS, "fixed-masked-lm") for s in SETTINGS}
+    assert set(rows) == {f"{name}-{s}" for name in (*scheduler_names(), "fixed-masked-lm") for s in SETTINGS}
     assert (found.incomplete, found.problems) == ([], [])
     assert {result["budget"]["pretrain_updates"] for result in rows.values()} == {12}
     assert all(f"| {name} |" in shown for name in rows)

@@ -92,7 +92,7 @@ def test_by_default_probes_take_at_most_a_quarter_and_one_update_less_would_not_
         scheduler.choose()
     assert scheduler.share == 0.25
     assert not caplog.records
-    made(updates=scheduler.updates - 1, utility=utility, normalise=normalise)
+    made(updates=scheduler.updates - 1, utility=utility, normalise=normalise).choose()
     assert "of the compute" in caplog.text
 
 
@@ -239,7 +239,7 @@ def test_the_state_of_another_scheduler_is_refused() -> None:
 def test_wrong_arguments_are_one_line() -> None:
     for options, message in [
         ({"alpha": 0}, "alpha is 0; give a number above 0"),
-        ({"samples": 0}, "samples is 0; give a whole number of at least 1"),
+        ({"samples": 0}, "samples is 0; give a whole number from 1 to 100"),
         ({"epsilon": 1.5}, "epsilon is 1.5; give a number of at least 0 and at most 1"),
         ({"floor": 0.1}, "floor is 0.1, above epsilon 0.0"),
         ({"smoothing": 1}, "smoothing is 1; give a number of at least 0 and below 1"),

@@ -24,9 +24,9 @@ from metapretrain.experiments.images.objectives import (
     sources,
 )
 from metapretrain.experiments.recipe import Phase, Recipe
+from metapretrain.experiments.scheduling import choices_of, probing, row_probe
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head
-from metapretrain.scheduling import Probe
-from metapretrain.scheduling.named import build_scheduler, choices_of, parse_schedule, probing, row_probe, spent
+from metapretrain.scheduling import Probe, build_scheduler, parse_schedule
 from metapretrain.training import RunFolder, TrainReport, train
 
 SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrain.experiments.images.training`
@@ -310,4 +310,4 @@ def pretrain_scheduled(
         return {**(scores(number) if scores else {}), **choices_of(stream)}
 
     report = fit(step, stream, recipe.prl, count, seed, machine, run, evaluate, f"scheduled seed {seed}")
-    return encoder, report, {"schedule": {"name": recipe.scheduler, **spent(scheduler)}}
+    return encoder, report, {"schedule": {"name": recipe.scheduler, **scheduler.spent()}}

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,15 @@ from metapretrain.experiments.prompts.recipe import PromptRecipe, passes_of_loss
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack
 from metapretrain.graphs import Recorder
 from metapretrain.prompts import OuterStep, PromptBatch, PromptMAML
-from metapretrain.scheduling import BlockScheduler, FunctionProbe, Probe, probe_units
-from metapretrain.scheduling.named import Schedule, build_scheduler, parse_schedule, spent
+from metapretrain.scheduling import (
+    BlockScheduler,
+    FunctionProbe,
+    Probe,
+    Schedule,
+    build_scheduler,
+    parse_schedule,
+    probe_units,
+)
 from metapretrain.scheduling.probes import Params
 from metapretrain.training import RunFolder, checkpoint
 
@@ -113,7 +120,14 @@ def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
         (130, 300)
     """
     # Every task is a source and a target.
-    probes = probe_units(tasks, tasks, schedule.samples, schedule.utility, schedule.normalise, passes=passes)
+    probes = probe_units(
+        tasks,
+        tasks,
+        schedule.option("samples"),
+        schedule.option("utility"),
+        schedule.option("normalise"),
+        passes=passes,
+    )
     return math.ceil(3 * probes / sum(passes))
 
 
@@ -175,7 +189,7 @@ class ScheduledTasks(AllTasks):
 
     Args:
         rows: of the meta tasks.
-        schedule: for :func:`metapretrain.scheduling.named.parse_schedule`; tasks are named `task-0` to `task-(K-1)`.
+        schedule: for :func:`metapretrain.scheduling.parse_schedule`; tasks are named `task-0` to `task-(K-1)`.
         losses: of rows (T, 2m), at the weights of the moment; `params` are those weights.
         seed: of all draws.
         most: tasks whose graph memory has room for, as the learner's `chunk`; None: all that there are. Taylor
@@ -202,13 +216,14 @@ class ScheduledTasks(AllTasks):
         self.losses, self.passes = losses, passes
         sizes = {name: rows.sizes[task] for name, task in self.numbers.items()}
         parsed = parse_schedule(schedule, sizes)
-        if parsed.name == "utility" and parsed.updates is None:
-            parsed = replace(parsed, updates=a_quarter(parsed, rows.tasks, passes))
+        samples, utility = parsed.option("samples"), parsed.option("utility")
+        if parsed.name == "utility" and parsed.option("updates") is None:
+            parsed = Schedule("utility", {**parsed.options, "updates": a_quarter(parsed, rows.tasks, passes)})
         probes: dict[str, Probe] = {name: MetaProbe(rows, task, losses) for name, task in self.numbers.items()}
-        if most is not None and parsed.samples > most:
+        if most is not None and samples is not None and samples > most:
             probes = {name: FunctionProbe(probe.sample, probe.loss) for name, probe in probes.items()}
         # Exact utilities look at targets without a graph, for which the learner's chunks are enough.
-        joint = most is None or parsed.utility == "exact" or parsed.samples * rows.tasks <= most
+        joint = most is None or utility != "taylor" or samples * rows.tasks <= most
         self.scheduler: BlockScheduler = build_scheduler(
             parsed, sizes, probes, params, target_losses=self._together if joint else None, seed=seed
         )
@@ -227,7 +242,7 @@ class ScheduledTasks(AllTasks):
 
     def about(self) -> dict[str, Any]:
         """Choices, and what the probes took: a loss with inner steps is more than one pass."""
-        told, (forward, backward) = spent(self.scheduler), self.passes
+        told, (forward, backward) = self.scheduler.spent(), self.passes
         probes = forward * told["probe_forwards"] + backward * told["probe_backwards"]
         total = probes + (forward + backward) * sum(told["updates"].values())
         share = round(probes / max(1, total), 4)

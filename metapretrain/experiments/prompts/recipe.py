@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from metapretrain.checks import number
 from metapretrain.errors import InputError, one_of
 from metapretrain.prompts import PromptTemplate
-from metapretrain.scheduling.named import parse_schedule
+from metapretrain.scheduling import parse_schedule
 
 STARTS = ("none", "random", "vocabulary")
 OBJECTIVES = ("mixed", "multitask", "meta")
@@ -118,7 +118,7 @@ class Meta:
             changes from step to step (ours: what is adapted to one cluster must serve another; with a scheduler, a
             task that comes twice in a step may meet itself).
         scheduler: "" for all tasks in each step; else as many as there are, each chosen by this schedule:
-            :func:`metapretrain.scheduling.named.parse_schedule`, with tasks `task-0` to `task-(clusters-1)`.
+            :func:`metapretrain.scheduling.parse_schedule`, with tasks `task-0` to `task-(clusters-1)`.
         steps: outer steps at most, with the paper's budget.
         patience: validations, with the paper's budget.
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from metapretrain.experiments.base import Runs
 from metapretrain.experiments.schedule.data import ScheduleData
-from metapretrain.experiments.schedule.recipe import Decisions, ScheduleMethod, ScheduleRecipe, decisions_of
-from metapretrain.experiments.schedule.training import Pretraining, finetune
+from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler
+from metapretrain.experiments.schedule.training import ScheduledPretraining, finetune
 from metapretrain.files import json_bytes, write_whole
 from metapretrain.models.text_encoders import TextEncoder, save_text_encoder
 from metapretrain.report.figures import read_curves
+from metapretrain.scheduling import BlockScheduler
 
 log = logging.getLogger(__name__)
 ENCODER, CHOICES = "encoder", "choices.json"
@@ -76,7 +77,7 @@ class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
         if (done := self.kept(name, method, seed)) is not None:
             return done
         with self.open(name, method, seed) as run:
-            pretraining = Pretraining(
+            pretraining = ScheduledPretraining(
                 self.make_encoder(seed), method, self.data, self.recipe, seed, self.machine, run=run
             )
             report = pretraining.run()
@@ -124,9 +125,9 @@ class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
 
             return self.finish(run, name, seed, metrics, budget, extra, save)
 
-    def _decision(self, method: ScheduleMethod) -> Decisions:
+    def _decision(self, method: ScheduleMethod) -> BlockScheduler:
         sources, targets = self.data.chosen(method.setting), self.data.watched(method.setting)
-        return decisions_of(method, len(sources), len(targets), self.recipe)
+        return planned_scheduler(method, sources, targets, self.recipe)
 
     def _means(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Means of the downstream tasks' main metrics, on test and on validation parts."""

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import torch
 
 from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.scheduling import NORMALISATIONS, probe_units
-from metapretrain.scheduling.named import MOST_SAMPLES
+from metapretrain.scheduling import SCHEDULERS, BlockScheduler, Probe, Schedule, build_scheduler, option_defaults
+from metapretrain.scheduling.probes import Params
+from metapretrain.scheduling.registry import blank_probes
+from metapretrain.scheduling.utility import TargetLosses
 from metapretrain.training import TrainSettings
 
 UTILITY = {"utility-exact": "exact", "utility-taylor": "taylor"}
-SCHEDULERS = (*UTILITY, "uniform", "proportional", "round-robin", "exp3")
 FIXED = "fixed"
+OPTIONS = ("alpha", "samples", "epsilon", "floor", "decay", "smoothing", "normalise", "gamma")  # that recipes state
 SETTINGS = ("aware", "agnostic")
 MOST_KEPT = 1000  # batches of a target
+
+
+def scheduler_names() -> tuple[str, ...]:
+    """The schedulers that rows have: all that are registered, `utility` by both of its utilities, without `fixed`.
+
+    Example:
+        >>> scheduler_names()
+        ('utility-exact', 'utility-taylor', 'uniform', 'proportional', 'round-robin', 'exp3')
+    """
+    return (*UTILITY, *(name for name in SCHEDULERS if name not in ("utility", FIXED)))
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,7 @@ class ScheduleMethod:
     """A row of the table: who chooses the source of an update, and what is chosen by.
 
     Args:
-        scheduler: one of :data:`SCHEDULERS`, or `fixed`.
+        scheduler: one of :func:`scheduler_names`, or `fixed`.
         setting: `aware`: sources are the pretraining tasks and the targets' own training parts, and the targets are
             looked at; `agnostic`: sources are the pretraining tasks, which are the targets as well (T = S).
         source: of `fixed`.
@@ -41,7 +54,7 @@ class ScheduleMethod:
 
     def __post_init__(self) -> None:
         """Check the names."""
-        one_of("scheduler", self.scheduler, (*SCHEDULERS, FIXED))
+        one_of("scheduler", self.scheduler, (*scheduler_names(), FIXED))
         one_of("setting", self.setting, SETTINGS)
         if (self.source is not None) != (self.scheduler == FIXED):
             raise InputError(f"scheduler {self.scheduler} with source {self.source}; fixed has a source, no other has")
@@ -67,7 +80,7 @@ def rows_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Schedul
         >>> list(rows_of(["mlm"], ["squad"]))[-3:]
         ['fixed-mlm-agnostic', 'fixed-mlm-aware', 'fixed-squad-aware']
     """
-    rows = [ScheduleMethod(name, setting) for setting in SETTINGS for name in SCHEDULERS]
+    rows = [ScheduleMethod(name, setting) for setting in SETTINGS for name in scheduler_names()]
     rows += [ScheduleMethod(FIXED, "agnostic", source) for source in sources]
     rows += [ScheduleMethod(FIXED, "aware", source) for source in (*sources, *targets)]
     return {row.name: row for row in rows}
@@ -85,7 +98,7 @@ class ScheduleRecipe:
         lr, weight_decay, schedule, warmup, clip: of AdamW in the updates.
         alpha: rate of a probe's step. Taylor's choices do not depend on it; exact ones were as good up to 0.03 and
             worse than uniform choice at 0.3, on validation parts (docs/scheduling.md).
-        samples: M, 1 to 100.
+        samples: M.
         block: N, updates of a decision by utility or by exp3; None: the least with probes at or under a quarter of all
             compute. The other schedulers decide before every update.
         epsilon, floor, decay, smoothing, normalise: of :class:`metapretrain.scheduling.UtilityScheduler`; a floor
@@ -131,21 +144,14 @@ class ScheduleRecipe:
 
     def __post_init__(self) -> None:
         """Check every value now: fine-tuning begins hours after the start."""
-        counts = ("samples", "target_batches", "evaluations", "finetune_updates", "batch_size", "finetune_batch")
+        counts = ("target_batches", "evaluations", "finetune_updates", "batch_size", "finetune_batch")
         for name in counts:
             whole(name, getattr(self, name), 1)
         whole("head_updates", self.head_updates)
-        whole("samples", self.samples, 1, MOST_SAMPLES)
         whole("target_batches", self.target_batches, 1, MOST_KEPT)
-        if self.block is not None:
-            whole("block", self.block, 1)
-        for name in ("epsilon", "floor"):
-            number(name, getattr(self, name), least=0, most=1)
-        for name, most in (("decay", 1), ("gamma", 1), ("alpha", 1e30), ("fall", 1e30)):
-            number(name, getattr(self, name), above=0, most=most)
-        number("smoothing", self.smoothing, least=0, below=1)
-        if self.normalise is not None:
-            one_of("normalise", self.normalise, NORMALISATIONS)
+        number("floor", self.floor, least=0, most=1)  # the scheduler gets none above epsilon
+        for scheduler in ("utility-exact", "exp3"):
+            planned_scheduler(ScheduleMethod(scheduler, "aware"), ["a", "b"], ["c"], self)
         TrainSettings(self.finetune_updates, self.finetune_lr)
         TrainSettings(
             self.updates,
@@ -158,32 +164,60 @@ class ScheduleRecipe:
         )
 
 
-class Decisions(NamedTuple):
-    """Updates of a decision, and what it costs in forward passes of a batch (a backward pass is two)."""
+def scheduler_of(
+    method: ScheduleMethod,
+    recipe: ScheduleRecipe,
+    sizes: Mapping[str, int],
+    sources: Mapping[str, Probe],
+    targets: Mapping[str, Probe],
+    params: Params,
+    target_losses: TargetLosses | None = None,
+    seed: int = 0,
+) -> BlockScheduler:
+    """The scheduler of a row: options that the recipe states, and else the defaults of the constructor.
 
-    updates: int
-    units: int
-
-
-def decisions_of(method: ScheduleMethod, sources: int, targets: int, recipe: ScheduleRecipe) -> Decisions:
-    """N and the cost of a decision; exp3 looks at M batches of each target, as :class:`.loss_exp3.LossExp3` does.
+    One that probes decides again after so many updates that its probes take a quarter of the compute, unless the row
+    or the recipe has a block; the others decide before every update, unless the row has one.
 
     Args:
-        sources, targets: how many there are in the setting of `method`.
+        sizes: training rows of each source.
+        sources, targets, params, target_losses, seed: see :func:`metapretrain.scheduling.build_scheduler`.
+    """
+    name = "utility" if method.scheduler in UTILITY else method.scheduler
+    known = option_defaults(name)
+    stated = {option: getattr(recipe, option) for option in OPTIONS}
+    stated |= {"floor": min(recipe.floor, recipe.epsilon), "reward": recipe.fall, "source": method.source}
+    stated |= {"utility": UTILITY.get(method.scheduler)}
+
+    def build(**more: int) -> BlockScheduler:
+        schedule = Schedule(name, {key: value for key, value in stated.items() if key in known} | more)
+        return build_scheduler(
+            schedule, sizes, sources, params, targets=targets, target_losses=target_losses, seed=seed
+        )
+
+    units = build().units
+    usual = 1 if not units else units if recipe.block is None else recipe.block
+    return build(updates=usual if method.block is None else method.block)
+
+
+def planned_scheduler(
+    method: ScheduleMethod, sources: Sequence[str], targets: Sequence[str], recipe: ScheduleRecipe
+) -> BlockScheduler:
+    """The scheduler of a row before there is a model: it has `updates` of a decision and its cost in `units`.
+
+    Args:
+        sources, targets: their names in the setting of `method`.
 
     Example:
         >>> recipe = ScheduleRecipe()
-        >>> decisions_of(ScheduleMethod("utility-exact", "aware"), 5, 4, recipe)
-        Decisions(updates=110, units=110)
-        >>> decisions_of(ScheduleMethod("uniform", "aware"), 5, 4, recipe)
-        Decisions(updates=1, units=0)
-        >>> decisions_of(ScheduleMethod("utility-exact", "aware", block=50), 5, 4, recipe)
-        Decisions(updates=50, units=110)
+        >>> for name, block in (("utility-exact", None), ("uniform", None), ("utility-exact", 50)):
+        ...     planned = planned_scheduler(ScheduleMethod(name, "aware", block=block), "abcde", "fghi", recipe)
+        ...     print(planned.updates, planned.units)
+        110 110
+        1 0
+        50 110
     """
-    units = 0
-    if method.scheduler in UTILITY:
-        units = probe_units(sources, targets, recipe.samples, UTILITY[method.scheduler], recipe.normalise)
-    elif method.scheduler == "exp3":
-        units = recipe.samples * targets
-    usual = (recipe.block or units) if units else 1
-    return Decisions(method.block or usual, units)
+    weights = [torch.zeros(1, requires_grad=True)]
+    return scheduler_of(
+        method, recipe, dict.fromkeys(sources, 1), blank_probes(sources), blank_probes(targets), weights
+    )

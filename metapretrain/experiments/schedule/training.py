@@ -14,54 +14,15 @@ from metapretrain.draws import generator, key
 from metapretrain.episodes import TaskStream
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.schedule.data import ScheduleData
-from metapretrain.experiments.schedule.recipe import UTILITY, ScheduleMethod, ScheduleRecipe, decisions_of
+from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, scheduler_of
 from metapretrain.experiments.schedule.tasks.base import Batch, PretrainingTask, to_device
 from metapretrain.models.text_encoders import TextEncoder
-from metapretrain.scheduling import BlockScheduler, Choice, Probe, UtilityScheduler, agreement
-from metapretrain.scheduling.named import Schedule, build_scheduler
+from metapretrain.scheduling import BlockScheduler, Choice, UtilityScheduler, agreement
 from metapretrain.scheduling.probes import Weights
-from metapretrain.scheduling.utility import TargetLosses
 from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
 from metapretrain.training.devices import mixed_precision
 
 Watch = Callable[[int, Choice], None]
-
-
-def make_scheduler(
-    method: ScheduleMethod,
-    sources: Mapping[str, Probe],
-    targets: Mapping[str, Probe],
-    params: Any,
-    sizes: Mapping[str, int],
-    recipe: ScheduleRecipe,
-    seed: int,
-    target_losses: TargetLosses | None = None,
-) -> BlockScheduler:
-    """Build the scheduler of a row.
-
-    Args:
-        sources, targets: probes by name.
-        params: the module that the probes' losses use.
-        sizes: training examples of each source.
-        target_losses: the losses of all targets at once.
-    """
-    updates = decisions_of(method, len(sources), len(targets), recipe).updates
-    schedule = Schedule(
-        "utility" if method.scheduler in UTILITY else method.scheduler,
-        method.source or "",
-        updates,
-        recipe.samples,
-        alpha=recipe.alpha,
-        utility=UTILITY.get(method.scheduler, "exact"),
-        normalise=recipe.normalise,
-        epsilon=recipe.epsilon,
-        floor=min(recipe.floor, recipe.epsilon),
-        decay=recipe.decay,
-        smoothing=recipe.smoothing,
-        gamma=recipe.gamma,
-        reward=recipe.fall,
-    )
-    return build_scheduler(schedule, sizes, sources, params, targets=targets, target_losses=target_losses, seed=seed)
 
 
 class Policy:
@@ -200,7 +161,7 @@ class JointProbe(TaskProbe):
             return self.step.joint_losses({self.name: batches})[self.name].float()
 
 
-class Losses:
+class MeanLosses:
     """Mean losses of some tasks over a few batches, without a trace in the model or in generators.
 
     Args:
@@ -250,7 +211,7 @@ def _together(batches: Sequence[Batch]) -> Batch:
 HEAD_LR = 1e-3
 
 
-class Pretraining:
+class ScheduledPretraining:
     """One row's pretraining, ready to run.
 
     Args:
@@ -283,9 +244,9 @@ class Pretraining:
         sources = {name: self._probe(name, "train") for name in self.sources}
         sizes = {name: data.tasks[name].sizes["train"] for name in self.sources}
         joint = self._joint if recipe.joint else None
-        scheduler = make_scheduler(method, sources, looked_at, self.step, sizes, recipe, seed, joint)
+        scheduler = scheduler_of(method, recipe, sizes, sources, looked_at, self.step, joint, seed)
         self.policy = Policy(scheduler, self._watch)
-        self.reported = Losses(self.step, self._probes("report"), recipe.target_batches, 0, "report")
+        self.reported = MeanLosses(self.step, self._probes("report"), recipe.target_batches, 0, "report")
         self.last: dict[str, float] = {}
         self._peak, self.on_gpu = 0, torch.device(machine.device).type == "cuda"
         if self.on_gpu:

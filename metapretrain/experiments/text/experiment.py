@@ -40,7 +40,7 @@ from metapretrain.experiments.text.training import (
 from metapretrain.files import save_tensors
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, save_text_encoder
 from metapretrain.protonet import prototypes
-from metapretrain.scheduling.named import PROBING, parse_schedule
+from metapretrain.scheduling import parse_schedule
 from metapretrain.training import RunFolder
 
 MAP_ROWS = 100  # rows of each task in a map, as in the paper's figure 1
@@ -62,7 +62,7 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
         """Refuse a budget that is too small for both phases, and weights or a schedule of other tasks."""
         if self.recipe.scheduler:
             schedule = parse_schedule(self.recipe.scheduler, [task.name for task in self.data.tasks])
-            if schedule.name in PROBING and self.machine.world > 1:
+            if schedule.probes and self.machine.world > 1:
                 raise InputError(
                     f"the probes of {schedule.name} run in one process; run rows side by side with --jobs-per-device"
                 )

@@ -111,7 +111,7 @@ class TextRecipe:
         dropout: of the encoder; None: as its own configuration says.
         policy: what an epoch is: the `longest` loader or the `shortest` (text paper, section 5.3).
         scheduler: "" for a batch of every task in each update; else one task an update, chosen by this
-            :func:`metapretrain.scheduling.named.parse_schedule`. There are as many updates, each
+            :func:`metapretrain.scheduling.parse_schedule`. There are as many updates, each
             with the rows of one task.
         pool: batches that are sorted by length together; `multiple`: widths are rounded up to it.
         balanced: all classes equally frequent in pretraining; `balanced_finetune`: in the other phases.

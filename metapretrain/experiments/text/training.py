@@ -14,6 +14,7 @@ from metapretrain.data.tokens import Tokens, padded_width
 from metapretrain.evaluation.metrics import nearest_prototype_scores, score_task, with_overall
 from metapretrain.evaluation.representation import check_embeddings, evaluation_mode
 from metapretrain.experiments.base import Machine
+from metapretrain.experiments.scheduling import choices_of, probing, row_probe
 from metapretrain.experiments.text.data import TextData, width_limit
 from metapretrain.experiments.text.objectives import (
     Classes,
@@ -38,8 +39,7 @@ from metapretrain.experiments.text.recipe import (
 from metapretrain.experiments.text.streams import TextStream
 from metapretrain.models.text_encoders import ClassHead, TextEncoder, build_text_encoder
 from metapretrain.protonet import ProtoLoss
-from metapretrain.scheduling import BlockScheduler, Probe
-from metapretrain.scheduling.named import build_scheduler, choices_of, parse_schedule, probing, row_probe, spent
+from metapretrain.scheduling import BlockScheduler, Probe, build_scheduler, parse_schedule
 from metapretrain.training import RunFolder, train
 
 EMBED_ROWS = 256  # rows that are embedded at once
@@ -344,7 +344,7 @@ def _fit(
         report.updates_per_second * stream.tokens_given / report.steps,
         stream.padding_share,
         report.batches,
-        None if scheduler is None else {"name": recipe.scheduler, **spent(scheduler)},
+        None if scheduler is None else {"name": recipe.scheduler, **scheduler.spent()},
     )
 
 

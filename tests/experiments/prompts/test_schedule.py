@@ -12,8 +12,7 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.pretraining import MetaProbe, Pretrained, ScheduledTasks, train_meta
 from metapretrain.prompts import PromptMAML
-from metapretrain.scheduling import probe_units
-from metapretrain.scheduling.named import parse_schedule
+from metapretrain.scheduling import parse_schedule, probe_units
 from metapretrain.training import RunFolder
 from tests.experiments.prompts.test_pretraining import RECIPE, groups, kill_at, learner, pool, rows
 
@@ -128,14 +127,15 @@ def test_probes_are_counted_with_the_inner_steps_of_their_losses() -> None:
 @pytest.mark.parametrize("passes", [(1, 2), (12, 12), (36, 4)])
 def test_by_default_probes_are_at_or_just_under_a_quarter(schedule: str, passes: tuple[int, int]) -> None:
     parsed, (forward, backward) = parse_schedule(schedule, ["a", "b", "c"]), passes
+    samples, utility, normalise = (parsed.option(name) for name in ("samples", "utility", "normalise"))
     table = rows()
     weights = [torch.zeros(1, requires_grad=True)]
     n = ScheduledTasks(table, schedule, lambda _: torch.zeros(()), weights, seed=0, passes=passes).scheduler.updates
-    looks = parsed.samples * table.tasks
-    losses, gradients = (2 * looks, 2 * looks) if parsed.utility == "taylor" else (looks * (1 + looks), looks)
-    losses += looks if parsed.normalise else 0
+    looks = samples * table.tasks
+    losses, gradients = (2 * looks, 2 * looks) if utility == "taylor" else (looks * (1 + looks), looks)
+    losses += looks if normalise else 0
     probes = forward * losses + backward * gradients
-    assert probes == probe_units(3, 3, parsed.samples, parsed.utility, parsed.normalise, passes=passes)
+    assert probes == probe_units(3, 3, samples, utility, normalise, passes=passes)
     assert probes / (probes + n * (forward + backward)) <= 0.25
     assert probes / (probes + (n - 1) * (forward + backward)) > 0.25
 

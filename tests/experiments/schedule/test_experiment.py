@@ -15,13 +15,13 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.schedule.data import Encoders, ScheduleData
 from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperiment
-from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, decisions_of, rows_of
+from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler, rows_of
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
 from metapretrain.experiments.schedule.tasks.base import Batches, PretrainingTask
 from metapretrain.experiments.schedule.training import (
     JointProbe,
-    Losses,
-    Pretraining,
+    MeanLosses,
+    ScheduledPretraining,
     ScheduleStep,
     TaskProbe,
     finetune,
@@ -63,9 +63,11 @@ def make(tmp_path: Path, data: ScheduleData) -> Make:
     return build
 
 
-def pretraining(data: ScheduleData, name: str = "uniform", setting: str = "aware", **changes: Any) -> Pretraining:
+def pretraining(
+    data: ScheduleData, name: str = "uniform", setting: str = "aware", **changes: Any
+) -> ScheduledPretraining:
     recipe = replace(RECIPE, **changes)
-    return Pretraining(Encoders("tiny")(0), ScheduleMethod(name, setting), data, recipe, 0, Machine())
+    return ScheduledPretraining(Encoders("tiny")(0), ScheduleMethod(name, setting), data, recipe, 0, Machine())
 
 
 class Killed(Exception):
@@ -164,10 +166,10 @@ def test_utilities_of_batches_together_are_those_of_batch_after_batch(data: Sche
 def test_the_cost_of_a_decision_is_what_the_plan_says(data: ScheduleData, utility: str) -> None:
     made = pretraining(data, f"utility-{utility}", epsilon=0.0, floor=0.0)
     choice = made.policy.choose()
-    planned = decisions_of(made.method, 4, 2, RECIPE)
+    planned = planned_scheduler(made.method, SOURCES + TARGETS, TARGETS, RECIPE)
     assert choice.cost.units == planned.units == probe_units(4, 2, 2, utility)
     exp3 = pretraining(data, "exp3")
-    assert exp3.policy.choose().cost.units == decisions_of(exp3.method, 4, 2, RECIPE).units == 4
+    assert exp3.policy.choose().cost.units == exp3.policy.scheduler.units == 4
 
 
 def test_heads_are_fitted_alike_in_every_row_and_the_encoder_is_not(data: ScheduleData) -> None:
@@ -187,7 +189,7 @@ def test_heads_are_fitted_alike_in_every_row_and_the_encoder_is_not(data: Schedu
 def test_losses_leave_no_trace_and_are_the_same_again(data: ScheduleData) -> None:
     step = ScheduleStep(Encoders("tiny")(0), {name: data.tasks[name] for name in TARGETS}, 0)
     probes = {name: TaskProbe(step, name, "test", 4, Machine()) for name in TARGETS}
-    losses, before = Losses(step, probes, 2, 0, "report"), torch.get_rng_state()
+    losses, before = MeanLosses(step, probes, 2, 0, "report"), torch.get_rng_state()
     first = losses()
     assert losses() == first != losses(1)
     assert step.training and torch.equal(before, torch.get_rng_state())

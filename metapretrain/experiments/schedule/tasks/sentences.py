@@ -16,8 +16,7 @@ from metapretrain.data.dialogues import Dialogues
 from metapretrain.data.documents import Documents, tokenize_words
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
-from metapretrain.experiments.schedule.tasks.base import Batch, Frame
-from metapretrain.experiments.schedule.tasks.forms import ChoiceTask, ClassTask, PooledHead, f1, joined
+from metapretrain.experiments.schedule.tasks.base import Batch, ChoiceTask, ClassTask, Frame, PooledHead, f1, joined
 from metapretrain.models.text_encoders import TextEncoder
 
 MAIN = {"cola": "matthews"}  # other sets: accuracy

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from metapretrain.data.documents import Corpus, Documents, tokenize_words
 from metapretrain.data.squad import Questions
-from metapretrain.experiments.schedule.tasks.base import Batch, Frame, Ids, scored
-from metapretrain.experiments.schedule.tasks.forms import SpanTask, joined
+from metapretrain.experiments.schedule.tasks.base import Batch, Frame, Ids, SpanTask, joined, scored
 from metapretrain.models.text_encoders import TextEncoder
 
 BEFORE = 3  # at most so many sentences before the one with the answer begin a passage

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from metapretrain.data.conll import TAGS, Tagged
 from metapretrain.data.documents import Corpus, Documents, tokenize_words
 from metapretrain.errors import InputError, one_of
-from metapretrain.experiments.schedule.tasks.base import IGNORE, Batch, Frame, PretrainingTask
-from metapretrain.experiments.schedule.tasks.forms import LabelTask, joined
+from metapretrain.experiments.schedule.tasks.base import IGNORE, Batch, Frame, LabelTask, PretrainingTask, joined
 from metapretrain.models.text_encoders import TextEncoder
 
 MASKED = ("token", "word", "span")

@@ -8,8 +8,7 @@ import torch
 from metapretrain.data.documents import Documents
 from metapretrain.data.squad import Question, Questions
 from metapretrain.experiments.schedule.tasks import Frame
-from metapretrain.experiments.schedule.tasks.base import Batch
-from metapretrain.experiments.schedule.tasks.forms import best_spans
+from metapretrain.experiments.schedule.tasks.base import Batch, best_spans
 from metapretrain.experiments.schedule.tasks.spans import ClozeQA, Reading, SpanSelection, answer_f1, normalise
 from metapretrain.models.text_encoders import TextEncoder
 
