@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,13 +122,15 @@ class MetricsFile:
 
 _HEADER = 8 + 4  # the length of the data and the checksum of the length
 _FOOTER = 4  # the checksum of the data
+_HPARAMS, _FINALS = "_hparams_/", "when_done/"  # how the tags begin that are written when a run has finished
 
 
 def cut_events(folder: Path, step: int) -> None:
-    """Drop what the event files of `folder` hold after `step`, and the torn end that a kill leaves.
+    """Drop what the event files of `folder` hold after `step`, the final metrics, and the torn end that a kill leaves.
 
     TensorBoard's own way, a `purge_step` in the next file, needs files whose names sort by time: two of one
-    second, or of two machines whose clocks differ, show their steps twice.
+    second, or of two machines whose clocks differ, show their steps twice. A record whose checksum is wrong is
+    left out with a warning; where its length is damaged too, so is all that comes after it.
 
     Args:
         folder: the run folder; no writer may be open in it.
@@ -139,32 +141,49 @@ def cut_events(folder: Path, step: int) -> None:
     """
     for file in sorted(folder.glob("events.out.tfevents.*")):
         data = file.read_bytes()
-        stay = b"".join(record for record in _records(data) if _stays(record, step))
+        records, damaged = _records(data)
+        if damaged:
+            _log.warning("%s is damaged: %d bytes of it are left out; %s has the numbers", file, damaged, METRICS)
+        stay = b"".join(record for record in records if _stays(record, step))
         if stay != data:
             write_whole(file, stay)
     sync_folder(folder)
 
 
-def _records(data: bytes) -> Iterator[bytes]:
-    """Yield each whole record: length (8 bytes), its checksum (4), the event, its checksum (4)."""
-    start = 0
+def _records(data: bytes) -> tuple[list[bytes], int]:
+    """Return the good records and the number of bytes that are damaged; an end that a kill cut off is not counted.
+
+    A record is its length (8 bytes), the checksum of the length (4), the event, and the event's checksum (4).
+    """
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    good: list[bytes] = []
+    start = damaged = 0
     while start + _HEADER <= len(data):
-        (length,) = struct.unpack_from("<Q", data, start)
+        length, of_length = struct.unpack_from("<QI", data, start)
+        if masked_crc32c(data[start : start + 8]) != of_length:  # where the next record begins is not known
+            return good, damaged + len(data) - start
         end = start + _HEADER + length + _FOOTER
         if end > len(data):
-            return
-        yield data[start:end]
+            break
+        record = data[start:end]
+        if masked_crc32c(record[_HEADER:-_FOOTER]) == struct.unpack("<I", record[-_FOOTER:])[0]:
+            good.append(record)
+        else:
+            damaged += len(record)
         start = end
+    return good, damaged
 
 
 def _stays(record: bytes, step: int) -> bool:
-    """Whether the event is the file's heading or not after `step`; purge marks of older sessions go."""
+    """Whether the event is the file's heading, or neither after `step`, nor of the end, nor an older purge mark."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     event = Event.FromString(record[_HEADER:-_FOOTER])
     if event.HasField("file_version"):
         return True
-    return bool(event.step <= step and not event.HasField("session_log"))
+    of_the_end = any(value.tag.startswith((_HPARAMS, _FINALS)) for value in event.summary.value)
+    return bool(event.step <= step and not event.HasField("session_log") and not of_the_end)
 
 
 POINTS, WORDS = "tensors.tsv", "metadata.tsv"
@@ -352,7 +371,7 @@ class Tracker:
         settings = {key: _setting(value) for key, value in flatten(config).items()}
         beside = [name for name in metrics if name.startswith(BESIDE)]
         names = [name for name in metrics if name not in beside]
-        finals = {f"when_done/{name}": float(metrics[name]) for name in names + beside if metrics[name] is not None}
+        finals = {f"{_FINALS}{name}": float(metrics[name]) for name in names + beside if metrics[name] is not None}
         columns, *session = hparams(settings, finals)
         self.writer.flush()
         with SummaryWriter(str(self._folder)) as writer:
