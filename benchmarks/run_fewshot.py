@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from report_fewshot import LAYOUT
+
 from metapretrain.data.few_shot import FEW_SHOT_DATA, FewShotData, load_few_shot
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
@@ -125,6 +127,7 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
         options.resume,
         suffix,
         None if options.no_figures else options.seeds[0],
+        layout=LAYOUT,
     )
     return table, rows
 

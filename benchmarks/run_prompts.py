@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from report_prompts import LAYOUT
+
 from metapretrain.data.made import made_sentiment
 from metapretrain.data.published import concatenate
 from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PLAIN, PRETRAINING, load_plain, load_sentiment
@@ -186,6 +188,7 @@ def experiment_of(options: Namespace) -> PromptExperiment:
         rows_per_pass=options.rows_per_pass,
         tasks_per_pass=options.tasks_per_pass,
         lender=options.pretrained,
+        layout=LAYOUT,
     )
 
 

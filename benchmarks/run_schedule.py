@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from report_schedule import LAYOUT
+
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import machine_of, run_table
 from metapretrain.experiments.recipe import override
@@ -191,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures,
         options.resume,
         make_encoder=encoders,
+        layout=LAYOUT,
     )
     return run_table(experiment, rows, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
 

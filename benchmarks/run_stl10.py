@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from report_stl10 import LAYOUT
 
 from metapretrain.data.images import resized
 from metapretrain.data.registry import DATASETS, load_images
@@ -185,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.resume,
         map_points=200 if options.smoke else 1000,
         reducer=options.reducer,
+        layout=LAYOUT,
     )
     given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]
     return run_table(experiment, METHODS | SCHEDULED_ROWS, options, [__file__, *given])

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from report_text import LAYOUT
+
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import machine_of, run_table
@@ -166,7 +168,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "-".join(filter(None, [options.recipe, encoder, schedule, options.tag, "smoke" * options.smoke]))
     figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = TextExperiment(
-        "text", dataset, name, recipe, data, machine, options.out, figures, options.resume, reducer=options.reducer
+        "text",
+        dataset,
+        name,
+        recipe,
+        data,
+        machine,
+        options.out,
+        figures,
+        options.resume,
+        reducer=options.reducer,
+        layout=LAYOUT,
     )
     return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
 

@@ -19,12 +19,27 @@ from typing import Any
 from metapretrain.errors import InputError
 from metapretrain.files import write_file
 from metapretrain.options import main_guard
-from metapretrain.report.layouts import layout_of
-from metapretrain.report.results import collect
-from metapretrain.report.scaling import scaling_table
+from metapretrain.report.layout import Layout
+from metapretrain.report.results import bundle, collect
 from metapretrain.report.table import build_table
 
 DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent / "benchmarks"))
+
+import report_fewshot  # noqa: E402
+import report_prompts  # noqa: E402
+import report_schedule  # noqa: E402
+import report_stl10  # noqa: E402
+import report_text  # noqa: E402
+from run_scale import scaling_table  # noqa: E402
+
+LAYOUTS: dict[str, Layout] = {
+    "fewshot": report_fewshot.LAYOUT,
+    "prompts": report_prompts.LAYOUT,
+    "schedule": report_schedule.LAYOUT,
+    "stl10": report_stl10.LAYOUT,
+    "text": report_text.LAYOUT,
+}
 
 
 def table(name: str) -> str:
@@ -52,17 +67,27 @@ def table_of(name: str, file: Path) -> str:
         return scaling_table(json.loads(file.read_text(encoding="utf-8")))
     if name.endswith("-sweeps"):
         return sweeps(collect(file).results)
-    text = build_table(collect(file)).markdown()
+    text = build_table(collect(file), LAYOUTS[name.split("-")[0]]).markdown()
     if len(re.findall(r"^## ", text, flags=re.MULTILINE)) > 1:  # which table is which must stay readable
         return re.sub(r"^## ", "#### ", text, flags=re.MULTILINE).strip()
     return re.sub(r"^## .*\n+", "", text).strip()
+
+
+def keep_layouts() -> None:
+    """Put the benchmarks' layouts into the bundles, so that `metapretrain report` makes the same tables of them."""
+    for file in sorted(DOCS.glob("results/*.json")):
+        if '"schema"' in file.read_text(encoding="utf-8"):
+            results = collect(file).results
+            layout = LAYOUTS[file.name.split("-")[0]].to_json()
+            if any(result.get("layout") != layout for result in results):
+                bundle([{**result, "layout": layout} for result in results], file)
 
 
 def tuning(name: str, trials: dict[str, dict[str, float]]) -> str:
     """Return the table of a file of trials, whose metrics are of validation rows and named as those of the report."""
     if not trials:
         raise InputError(f"{name}.json holds no trial")
-    columns = {column.metric: column for column in layout_of(name.split("-")[0]).all_columns}
+    columns = {column.metric: column for column in LAYOUTS[name.split("-")[0]].all_columns}
     measured = sorted(next(iter(trials.values())), key=lambda metric: metric not in columns)  # validation's own first
     known = {metric: columns.get(metric) or columns.get(metric.removeprefix("validation_")) for metric in measured}
     shown = {metric: column for metric, column in known.items() if column is not None}
@@ -151,10 +176,13 @@ def rebuilt(text: str) -> str:
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Rebuild or check docs/results.md."""
+    check = "--check" in (sys.argv[1:] if argv is None else argv)
+    if not check:
+        keep_layouts()
     page = DOCS / "results.md"
     before = page.read_text(encoding="utf-8")
     after = rebuilt(before)
-    if "--check" in (sys.argv[1:] if argv is None else argv):
+    if check:
         print("docs/results.md is up to date" if before == after else "docs/results.md differs: run without --check")
         return int(before != after)
     write_file(page, after)

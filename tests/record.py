@@ -118,7 +118,8 @@ class Recorder:
         if self.group == "api":
             return {"api": json.loads(self.run([str(Path(__file__).resolve()), "--api"])[1] or "{}")}
         if self.group.startswith("docs"):
-            shutil.copytree(self.root / "docs", self.folder / "docs")
+            for part in ("docs", "benchmarks"):
+                shutil.copytree(self.root / part, self.folder / part)
             return self.docs_tables() if self.group == "docs-tables" else self.docs_built()
         make_data(self.folder)
         commands = {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from metapretrain.errors import InputError
+from metapretrain.report.layout import Layout, save_layout
 from metapretrain.training import RunFolder
 from metapretrain.training.checkpoint import check_sums, write_sums
 from metapretrain.training.devices import wait_for_all
@@ -67,12 +68,14 @@ class RunFolders(ABC):
         machine: where it runs.
         out: parent of all runs.
         resume: go on with runs that were cut short and keep finished ones.
+        layout: of the table, kept in its folder; None: a general one.
     """
 
     data: Any
     machine: Machine
     out: Path
     resume: bool
+    layout: Layout | None
 
     @property
     @abstractmethod
@@ -91,6 +94,16 @@ class RunFolders(ABC):
     @abstractmethod
     def row(self, name: str, method: Any, seed: int) -> dict[str, Any]:
         """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
+
+    @property
+    def table_layout(self) -> Layout | None:
+        """The layout with the columns of these data."""
+        return self.layout
+
+    def save_layout(self) -> None:
+        """Keep the layout of the table in its folder, for `metapretrain report`."""
+        if self.table_layout is not None:
+            save_layout(self.table_layout, self.root)
 
     @property
     def root(self) -> Path:
@@ -207,6 +220,8 @@ class RunFolders(ABC):
             }
         )
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
+        if len(self.data.test):
+            self.save_layout()
         wait_for_all(self.machine.world)  # the others may look for result.json now
         result = run.result() or {}
         log.info("%s seed %d: done in %.0f s", name, seed, result.get("wall_s", 0))
@@ -226,6 +241,7 @@ class Runs(RunFolders, Generic[R, D, M]):
         resume: go on with runs that were cut short and keep finished ones.
         map_points: points in a panel of a map of embeddings.
         reducer: what maps are drawn by, `tsne` or `umap`.
+        layout: of the table; None: a column for each metric.
     """
 
     benchmark: str
@@ -239,6 +255,7 @@ class Runs(RunFolders, Generic[R, D, M]):
     resume: bool = False
     map_points: int = 1000
     reducer: str = "tsne"
+    layout: Layout | None = None
 
     @abstractmethod
     def pretraining_run(self, method: M) -> tuple[str, Any] | None:

@@ -48,6 +48,10 @@ class Rows(Protocol):
         """The seed for which figures are drawn; None for none."""
         ...
 
+    def save_layout(self) -> None:
+        """Keep the layout of the table in its folder."""
+        ...
+
     def plan(self, methods: Mapping[str, Any]) -> list[str]:
         """Return a line a row with its budget."""
         ...
@@ -108,6 +112,7 @@ def run_table(experiment: Rows, methods: Mapping[str, Row], options: Namespace, 
             device = experiment.machine.device
             for run, scores in corrupt_runs(experiment.root, lambda *_: experiment.data.test, device):
                 print(f"{run.name}: accuracy {scores['corrupt_accuracy']:.4f} under corruption")
+        experiment.save_layout()
         show(experiment.root, experiment.figures)
     return 0
 

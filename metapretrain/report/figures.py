@@ -19,6 +19,8 @@ from metapretrain.evaluation.intervals import Interval
 from metapretrain.evaluation.predictions import confusion
 from metapretrain.evaluation.representation import check_embeddings, knn_leave_one_out, silhouette, subsample
 from metapretrain.files import write_file
+from metapretrain.report.layout import Result
+from metapretrain.report.notes import is_fixed
 from metapretrain.report.results import collect
 from metapretrain.report.table import build_table
 from metapretrain.training.logs import METRICS, POINTS, read_embeddings, read_metrics
@@ -240,31 +242,39 @@ def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title
 
 
 def comparison_figure(
-    rows: Mapping[str, Interval], *, published: Mapping[str, float] | None = None, title: str = "test accuracy"
+    rows: Mapping[str, Interval],
+    *,
+    published: Mapping[str, float] | None = None,
+    title: str = "test accuracy",
+    percent: bool = True,
 ) -> Figure:
-    """Accuracies as dots with 95% intervals over seeds, in the order given; published figures as diamonds.
+    """Figures as dots with 95% intervals over seeds, in the order given; published figures as diamonds.
 
     The axis is fitted to the figures and does not begin at 0, so that intervals are seen.
 
     Args:
-        rows: method to its interval (fractions); a single seed has a dot without interval.
-        published: method to the published fraction.
+        rows: method to its interval; a single seed has a dot without interval.
+        published: method to the published figure.
+        percent: they are fractions, shown as per cent.
 
     Raises:
         InputError: there are no rows.
     """
     if not rows:
         raise InputError("a comparison needs at least one method")
-    cited = {name: 100 * value for name, value in (published or {}).items() if name in rows}
+    scale, digits = (100, 1) if percent else (1, 3)
+    cited = {name: scale * value for name, value in (published or {}).items() if name in rows}
     figure = new_figure(8.2, 1.3 + 0.42 * len(rows))
     axes = figure.add_subplot()
     for place, (name, interval) in enumerate(rows.items()):
-        half = 100 * interval.half_width if interval.known else None
-        mean = 100 * interval.mean
+        half = scale * interval.half_width if interval.known else None
+        mean = scale * interval.mean
         axes.axhline(place, color="#DDDDDD", linewidth=0.8, zorder=0)
-        shown = None if half is None else [[min(half, mean)], [min(half, 100 - mean)]]  # 0 to 100% is all there is
+        shown = None if half is None else [[half], [half]]
+        if half is not None and percent:
+            shown = [[min(half, mean)], [min(half, 100 - mean)]]  # 0 to 100% is all there is
         axes.errorbar(mean, place, xerr=shown, fmt="o", color="#332288", capsize=3, linewidth=1.4, markersize=5)
-        text = f"{mean:.1f} (one seed)" if half is None else f"{mean:.1f} ± {half:.1f}"
+        text = f"{mean:.{digits}f} (one seed)" if half is None else f"{mean:.{digits}f} ± {half:.{digits}f}"
         axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=INK)
         if name in cited:
             axes.plot(cited[name], place + 0.26, "D", mfc="none", color="#CC6677", markersize=5, mew=1.3)
@@ -272,7 +282,7 @@ def comparison_figure(
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.margins(x=0.08)
     note = "; diamond: published" if cited else ""
-    axes.set_xlabel(f"{title}, %; dot: mean, line: 95% interval over seeds{note}", color=INK)
+    axes.set_xlabel(f"{title}{', %' * percent}; dot: mean, line: 95% interval over seeds{note}", color=INK)
     plain(axes)
     return figure
 
@@ -516,8 +526,6 @@ def _comparison(folder: Path, place: Path) -> list[Path]:
         table = build_table(found)
     except InputError:  # a run in progress has curves but no result yet
         return []
-    from metapretrain.report.schedule_figures import plot_schedule
-
     written = plot_schedule(folder, place) if any("curve" in result for result in found.results) else []
     for group in table.groups:
         main = group.layout.column(group.layout.main)
@@ -531,7 +539,8 @@ def _comparison(folder: Path, place: Path) -> list[Path]:
         if rows:
             kind = "-".join(filter(None, (group.recipe or "all", group.encoder.replace("/", "-"))))
             name = "comparison.png" if len(table.groups) == 1 else f"comparison-{kind}.png"
-            figure = comparison_figure(rows, published=cited, title=f"{main.drawn}, {group.dataset}")
+            title = f"{main.drawn or main.title.removesuffix(' %')}, {group.dataset}"
+            figure = comparison_figure(rows, published=cited, title=title, percent=main.percent)
             written.append(save_figure(figure, place / name))
     return written
 
@@ -579,4 +588,84 @@ def sweep_figure(values: Mapping[str, Mapping[float, Sequence[float]]], x_label:
     axes.set_ylabel(y_label, color=INK)
     plain(axes)
     axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+AXES = {"updates": "source updates", "compute_units": "compute: forward passes of a batch, probes included"}
+
+
+def plot_schedule(root: Path | str, place: Path | None = None) -> list[Path]:
+    """Draw `target-loss-SETTING.png` and `shares-SETTING.png` for the complete runs below `root`.
+
+    Runs of several recipes, encoders or data sets have figures of their own, with these in their names.
+
+    Args:
+        place: where they go; by default `root`/figures.
+
+    Raises:
+        InputError: there is no complete run with a curve, or a file cannot be written.
+    """
+    root = Path(root)
+    place = root / "figures" if place is None else place
+    groups: dict[str, dict[str, dict[str, dict[int, Result]]]] = {}
+    for result in collect(root).results:
+        if "curve" in result:
+            kind = "-".join(str(result[key]) for key in ("dataset", "recipe", "encoder") if result.get(key))
+            by_setting = groups.setdefault(kind, {})
+            by_setting.setdefault(result["setting"], {}).setdefault(result["method"], {})[result["seed"]] = result
+    if not groups:
+        raise InputError(f"no complete scheduling run in {root}")
+    written = []
+    for kind, by_setting in groups.items():  # curves of two recipes are no comparison
+        suffix = f"-{kind.replace('/', '-')}" if kind and len(groups) > 1 else ""
+        for setting, rows in by_setting.items():
+            figures = {"target-loss": loss_figure(rows), "shares": shares_figure(rows)}
+            written += [save_figure(one, place / f"{name}-{setting}{suffix}.png") for name, one in figures.items()]
+    return written
+
+
+def loss_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
+    """Target loss of each method, mean over seeds: a panel against source updates, one against all compute."""
+    figure = new_figure(13, 4.6)
+    for place, (axis, title) in enumerate(AXES.items(), start=1):
+        axes = figure.add_subplot(1, 2, place)
+        for number, (method, seeds) in enumerate(rows.items()):
+            curves = [run["curve"] for run in seeds.values()]
+            length = min(len(curve["updates"]) for curve in curves)
+            x, y = (
+                np.mean([np.array(curve[part][:length], np.float64) for curve in curves], axis=0)
+                for part in (axis, "target_loss")
+            )
+            style, marker = ("-", "--", "-.", ":")[number // len(COLOURS) % 4], MARKERS[number % len(MARKERS)]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(x, y, color=colour, linestyle=style, marker=marker, markersize=3, linewidth=1.3, label=method)
+        axes.set_xlabel(title, color=INK)
+        axes.set_ylabel("target loss, mean over targets", color=INK)
+        plain(axes)
+    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def shares_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
+    """The part of all updates so far that each source had, of each method's first seed: a panel a method."""
+    shown = {method: seeds[min(seeds)]["curve"] for method, seeds in rows.items() if not is_fixed(seeds)}
+    shown = shown or {method: seeds[min(seeds)]["curve"] for method, seeds in rows.items()}
+    columns = min(3, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = new_figure(4.4 * columns + 2, 2.8 * lines)
+    names = list(dict.fromkeys(name for curve in shown.values() for name in curve if name.startswith("share_")))
+    for place, (method, curve) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(lines, columns, place)
+        none = [0.0] * len(curve["updates"])  # a method may have other sources
+        parts = [np.array(curve.get(name, none)[1:], np.float64) for name in names]
+        labels = [name.removeprefix("share_") for name in names]
+        colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
+        hatches = ["//" if i >= len(COLOURS) else "" for i in range(len(names))]  # more sources than colours
+        if names:
+            axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=colours, hatch=hatches)
+        axes.set_title(method, fontsize=9, color=INK)
+        axes.set_ylim(0, 1)
+        plain(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
     return figure

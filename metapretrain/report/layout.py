@@ -1,14 +1,22 @@
-"""How the tables of a benchmark are laid out: columns, baselines, published figures, notes."""
+"""How a table is laid out: columns, baselines, published figures, notes. A benchmark hands its own in; runs keep it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from reprlib import repr as shortened
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from metapretrain.errors import InputError, one_of
+from metapretrain.files import write_file
 
 Result = dict[str, Any]  # the JSON object of a run
 Runs = Mapping[str, Mapping[int, Result]]  # method -> seed -> result
-Notes = Callable[[Runs, "Mapping[str, Published]"], list[str]]
+FILE = Path("report", "layout.json")  # in the folder of a table
 
 
 @dataclass(frozen=True)
@@ -22,11 +30,12 @@ class Column:
         percent: shown times 100 with two digits, else as it is with three.
         optional: shown only where a row has it.
         examples: entry of "counts" with the number of examples that it was measured on, or None.
-        interval: of these examples: `proportion` (Wilson), `correlation` (Fisher's z), or None.
+        interval: over these examples: `proportion` (Wilson), `correlation` (Fisher's z), or None.
         parts: columns whose plain mean this is; its interval over examples follows from theirs.
         marked: the group's remark, if there is one, bears on it.
         drawn: what a figure of it is called.
         legend: said below the table that shows it.
+        lower_is_better: of an error or a loss.
     """
 
     name: str
@@ -40,6 +49,38 @@ class Column:
     marked: bool = False
     drawn: str = ""
     legend: str = ""
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Published:
+    """One row as printed.
+
+    Args:
+        scores: column to figure, fractions or correlations; None where none was printed.
+        source: `poster`, for a row that stands beside rows of another print; "" for the main one.
+        comparable: False for a row that was made otherwise than the others, which the print marks by a star.
+        test: figures of the same row on a test set that no run here sees, told below the table.
+    """
+
+    scores: Mapping[str, float | None]
+    source: str = ""
+    comparable: bool = True
+    test: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A print's claim that methods are better than others, each than its partner.
+
+    Args:
+        first, second: what both sides are called.
+        pairs: of methods.
+    """
+
+    first: str
+    second: str
+    pairs: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -55,33 +96,51 @@ class Layout:
         first_row: take the first row as baseline where none of the names is present.
         compared: columns of the paired differences over seeds, each a table column; empty: the main one only, in
             one table, beside the difference over examples.
-        published: heading of the published figures; `cited` are the columns that they are of.
+        published: data set to method to its published figures.
+        published_title: heading of these; `cited` are the columns that they are of.
+        published_about: said of them below the table, with the number that `published_count` names of "counts".
         star: what the star at a published row means.
         aliases: method to another one that is the same by construction, so that one run makes two rows.
         majority: begin of the metrics' names for the row of the majority class, or None.
-        open: from the names of metrics, a column for each task of theirs; those that are not listed are added.
-        notes: from the runs and the published rows of their data set, more lines below the tables.
+        open: runs may have other tasks: the parts of a mean are those that were measured.
+        claims: that the print makes.
+        notes: names of `metapretrain.report.notes.NOTES`, which are computed from the runs.
+        similarity: what is to be known of an encoder trained for sentence similarity, after its name; "" for nothing.
         part: of the data, that figures with intervals over examples are of.
-        settings: last parts of the methods' names, in the order of the table: rows are paired within a setting.
+        settings: values of the results' "setting", in the order of the table: rows are paired within a setting.
+
+    Raises:
+        InputError: `main`, `compared` or `cited` names no column.
     """
 
     columns: tuple[Column, ...]
     main: str
-    legend: str
+    legend: str = ""
     further: tuple[Column, ...] = ()
     further_legend: str = ""
     baselines: tuple[tuple[str, ...], ...] = ()
     first_row: bool = False
     compared: tuple[str, ...] = ()
-    published: str = "published"
+    published: Mapping[str, Mapping[str, Published]] = field(default_factory=dict)
+    published_title: str = "published"
+    published_about: str = ""
+    published_count: str = ""
     cited: tuple[str, ...] = ()
     star: str = "not comparable with the other rows"
     aliases: Mapping[str, str] = field(default_factory=dict)
     majority: str | None = None
-    open: Callable[[Collection[str]], list[Column]] | None = None
-    notes: Notes | None = None
+    open: bool = False
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()
+    similarity: str = ""
     part: str = "dev"
     settings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the names of columns."""
+        names = [column.name for column in self.all_columns]
+        for name in (self.main, *self.compared, *self.cited, *(part for c in self.all_columns for part in c.parts)):
+            one_of("column", name, names)
 
     @property
     def several(self) -> bool:
@@ -93,29 +152,131 @@ class Layout:
         """The columns of both tables."""
         return self.columns + self.further
 
-    def setting(self, method: str) -> int:
-        """Place of a method's setting, or the number of settings for a method of none."""
-        ends = [place for place, setting in enumerate(self.settings) if method.endswith(f"-{setting}")]
-        return ends[0] if ends else len(self.settings)
-
     def column(self, name: str) -> Column:
         """The column of that name."""
         return next(column for column in self.all_columns if column.name == name)
 
+    def with_tasks(self, tasks: Iterable[Column]) -> Layout:
+        """Add a column for each task that has none, behind the other tasks and before the means.
 
-@dataclass(frozen=True)
-class Published:
-    """One row as printed.
+        Example:
+            >>> sst, overall = Column("sst", "sst_accuracy", "%"), Column("overall", "overall", "mean", parts=("sst",))
+            >>> added = Layout((sst, overall), "overall").with_tasks([Column("topic", "topic_accuracy", "topic %")])
+            >>> [column.name for column in added.columns], added.compared
+            (['sst', 'topic', 'overall'], ('topic',))
+        """
+        listed = {column.metric for column in self.columns}
+        added = tuple(sorted((one for one in tasks if one.metric not in listed), key=lambda column: column.name))
+        if not added:
+            return self
+        means = tuple(column for column in self.columns if column.parts)
+        columns = tuple(column for column in self.columns if not column.parts) + added + means
+        compared = {column.name for column in added} | set(self.compared)
+        ordered = tuple(column.name for column in (*columns, *self.further) if column.name in compared)
+        return replace(self, columns=columns, compared=ordered)
+
+    def measured(self, metrics: Iterable[str]) -> Layout:
+        """Return the layout whose means are over the tasks that were measured, if it is open."""
+        if not self.open:
+            return self
+        known = set(metrics)
+        tasks = [column.name for column in self.columns if not column.parts and column.metric in known]
+
+        def mean(column: Column) -> Column:
+            left_out = column.name.partition("_without_")[2]
+            return replace(column, parts=tuple(name for name in tasks if name != left_out)) if column.parts else column
+
+        return replace(self, columns=tuple(map(mean, self.columns)), further=tuple(map(mean, self.further)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout as JSON, without what is as usual."""
+        found: dict[str, Any] = _told(self)
+        return found
+
+    @classmethod
+    def from_json(cls, found: Any) -> Layout:
+        """Return the layout that `to_json` told.
+
+        Raises:
+            InputError: a field that a layout has not, one that is missing, or a value of another kind.
+
+        Example:
+            >>> layout = Layout((Column("rmse", "test_rmse", "RMSE", percent=False, lower_is_better=True),), "rmse")
+            >>> Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+            True
+        """
+        layout: Layout = _read(cls, found, "layout")
+        return layout
+
+
+def _told(value: Any) -> Any:
+    """A dataclass as JSON, without the fields that are as usual; a mapping as pairs, whose order a bundle keeps."""
+    if is_dataclass(value) and not isinstance(value, type):
+        found = {}
+        for one in fields(value):
+            usual = one.default_factory() if one.default_factory is not MISSING else one.default
+            if (given := getattr(value, one.name)) != usual:
+                found[one.name] = _told(given)
+        return found
+    if isinstance(value, Mapping):
+        return [[key, _told(one)] for key, one in value.items()]
+    return [_told(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _read(kind: Any, value: Any, place: str) -> Any:
+    """Return a value of JSON as what a field's type says; `place` is where it stands."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # such as str | None
+        return None if value is None else _read(inner[0], value, place)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_read(inner[0], one, f"{place}[{number}]") for number, one in enumerate(value))
+    if origin is Mapping and isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
+        return {_read(str, key, f"a key of {place}"): _read(inner[1], one, f"{place}.{key}") for key, one in value}
+    if is_dataclass(kind) and isinstance(value, dict):
+        kinds = get_type_hints(kind)
+        for name in value:
+            one_of(f"field of {place}", name, kinds)
+        for one in fields(kind):
+            if one.name not in value and one.default is MISSING and one.default_factory is MISSING:
+                raise InputError(f"{place} has no {one.name!r}")
+        return kind(**{name: _read(kinds[name], one, f"{place}.{name}") for name, one in value.items()})  # type: ignore[operator]
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+        return float(value)
+    if kind in (str, bool) and type(value) is kind:
+        return value
+    raise InputError(f"{place} is {shortened(value)}; it must be {WORDS.get(origin or kind, 'a JSON object')}")
+
+
+WORDS = {tuple: "a list", Mapping: "a list of pairs", str: "text", bool: "true or false", float: "a number"}
+
+
+def save_layout(layout: Layout, table: Path) -> Path:
+    """Keep the layout of the runs in the folder of a table, from which their report is made."""
+    return write_file(table / FILE, json.dumps(layout.to_json(), indent=1, ensure_ascii=False) + "\n")
+
+
+def general_layout(metrics: Iterable[str]) -> Layout:
+    """Return the layout of results that have none: a column for each metric, ranked by the first test figure.
 
     Args:
-        scores: column of `columns.Layout` to figure, fractions or correlations; None where none was printed.
-        source: `poster`, for a row that stands beside rows of another print; "" for the main one.
-        comparable: False for a row that was made otherwise than the others, which the print marks by a star.
-    """
+        metrics: names of the metrics that the results hold.
 
-    scores: Mapping[str, float | None]
-    source: str = ""
-    comparable: bool = True
+    Example:
+        >>> layout = general_layout(["train_rmse", "test_rmse", "test_accuracy"])
+        >>> [column.title for column in layout.columns], layout.main
+        (['test accuracy %', 'test rmse', 'train rmse'], 'test_accuracy')
+    """
+    columns = []
+    for name in sorted(metrics, key=lambda name: (name != "test_accuracy", not name.startswith("test_"), name)):
+        share = name.endswith(("accuracy", "_f1"))
+        columns.append(Column(name, name, name.replace("_", " ") + " %" * share, percent=share, optional=True))
+    columns = columns or [Column("test_accuracy", "test_accuracy", "test accuracy %", optional=True)]
+    legend = (
+        "These runs keep no layout (report/layout.json), so every figure that they hold is shown; mean ± half-width of "
+        "the 95% interval over seeds (Student t)."
+    )
+    main = columns[0].name
+    return Layout(tuple(columns), main, legend, compared=(main,), first_row=True)
 
 
 BUDGET = {

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from metapretrain.evaluation.intervals import Interval, mean_interval
 from metapretrain.report.layout import BUDGET, Column, Layout
-
-if TYPE_CHECKING:
-    from metapretrain.report.rows import Row
-    from metapretrain.report.table import Group, Table
-
+from metapretrain.report.rows import Group, Row
 
 MARK = "†"
 STAR = " \\*"
@@ -100,6 +95,7 @@ def differences_section(group: Group) -> list[str]:
         return []
     if group.layout.several:
         return [line for place in range(len(group.baselines)) for line in _differences_to(group, place)]
+    main = group.layout.column(group.layout.main)
     header = ["method"]
     for name in group.baselines:
         header += [f"less {name}, over seeds", f"less {name}, over images"]
@@ -107,11 +103,12 @@ def differences_section(group: Group) -> list[str]:
     for row in group.rows:
         cells = [row.method]
         for difference in row.differences:
-            seeds = percent(difference.over_seeds, "+") if difference else "-"
+            seeds = figure_text(main, difference.over_seeds, "+") if difference else "-"
             cells += [seeds, percent(difference.over_images, "+") if difference else "-"]
         rows.append(cells)
+    points = ", in points" * main.percent
     legend = (
-        "Paired differences of test accuracy, in points, ± half-width of the 95% interval. Over seeds: "
+        f"Paired differences of {main.drawn or main.title}{points}, ± half-width of the 95% interval. Over seeds: "
         "Student t over the differences on the same seeds. Over images: Student t over the images' "
         "differences, each the mean over those seeds (no bootstrap)."
     )
@@ -143,49 +140,52 @@ def order_section(group: Group) -> list[str]:
     cited = {name: value for name, value in theirs.items() if value is not None and name in ours}
     if not group.layout.several or len(ours) < 2:
         return []
-    told = f"Order by {main}: {_ordered(ours)}."
+    falling = group.layout.column(main).lower_is_better
+    told = f"Order by {main}: {_ordered(ours, falling)}."
     if len(cited) > 1:
-        mine, their = (_ordered({name: scores[name] for name in cited}) for scores in (ours, cited))
+        mine, their = (_ordered({name: scores[name] for name in cited}, falling) for scores in (ours, cited))
         told += f" The published rows among them, here: {mine}; as published: {their}."
     return [told, ""]
 
 
-def _ordered(scores: Mapping[str, float]) -> str:
-    """The names from the lowest to the highest score, equal ones joined by =."""
-    names = sorted(scores, key=scores.__getitem__)
+def _ordered(scores: Mapping[str, float], falling: bool) -> str:
+    """The names from the worst to the best score, equal ones joined by =."""
+    names = sorted(scores, key=scores.__getitem__, reverse=falling)
     told = names[0]
     for before, name in pairwise(names):
-        told += f" {'=' if scores[before] == scores[name] else '<'} {name}"
+        told += f" {'=' if scores[before] == scores[name] else '>' if falling else '<'} {name}"
     return told
 
 
 def claims_section(group: Group) -> list[str]:
-    """A line a claim about two families of methods."""
+    """A line for each claim that the print makes."""
+    main = group.layout.column(group.layout.main)
     lines = []
     for claim in group.claims:
-        pairs = f"{claim.better} of {claim.pairs} pairs above 0"
+        pairs = f"{claim.better} of {claim.pairs} pairs {'below' if main.lower_is_better else 'above'} 0"
         seeds = f"{len(claim.seeds)} common seed{'s' if len(claim.seeds) != 1 else ''}"
         told = f"{claim.first} less {claim.second}, mean over pairs of methods: "
-        told += f"{percent(claim.over_seeds, '+')} points ({pairs}, {seeds})"
+        told += f"{figure_text(main, claim.over_seeds, '+')}{' points' * main.percent} ({pairs}, {seeds})"
         if claim.published is not None:
-            told += f"; published {100 * claim.published:+.2f} ({claim.published_better} of {claim.pairs})"
+            printed = figure_text(main, mean_interval([claim.published]), "+")
+            told += f"; published {printed} ({claim.published_better} of {claim.pairs})"
         lines += [f"{told}.", ""]
     return lines
 
 
-def markdown(table: Table) -> str:
-    """The whole report as Markdown: a section a group, then what was left out."""
+def markdown(groups: Sequence[Group], incomplete: Sequence[str] = (), problems: Sequence[str] = ()) -> str:
+    """The whole report as Markdown: a section for each group, then what was left out."""
     lines: list[str] = []
-    for group in table.groups:
+    for group in groups:
         lines += _section(group)
-    if not table.groups:
+    if not groups:
         lines += ["No complete run yet.", ""]
-    if table.incomplete:
-        lines += [f"Incomplete runs, not in the table: {len(table.incomplete)}", ""]
-        lines += [f"- {name}" for name in table.incomplete] + [""]
-    if table.problems:
-        lines += [f"Problems: {len(table.problems)}", ""]
-        lines += [f"- {problem}" for problem in table.problems] + [""]
+    if incomplete:
+        lines += [f"Incomplete runs, not in the table: {len(incomplete)}", ""]
+        lines += [f"- {name}" for name in incomplete] + [""]
+    if problems:
+        lines += [f"Problems: {len(problems)}", ""]
+        lines += [f"- {problem}" for problem in problems] + [""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -241,9 +241,11 @@ def _scores(group: Group) -> list[str]:
         rows.append([*cells, _published(layout, row)] if cited else cells)
     legend = layout.legend
     legend += "".join(f" {column.legend}" for column in columns if column.legend)
+    falling = [column.title for column in columns if column.lower_is_better]
+    legend += f" Lower is better: {', '.join(falling)}." * bool(falling)
     if any(row.published and not row.published.comparable for row in group.rows):
         legend += f"{STAR}: {layout.star}."
-    lines = [*markdown_table([*header, layout.published] if cited else header, rows), legend, ""]
+    lines = [*markdown_table([*header, layout.published_title] if cited else header, rows), legend, ""]
     return [*lines, f"{MARK} {group.remark}", ""] if group.remark else lines
 
 

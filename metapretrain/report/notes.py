@@ -1,10 +1,10 @@
-"""What a reader must know before comparing the rows of a report."""
+"""What a reader must know before comparing the rows of a report; `NOTES` are those that a layout names."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,9 @@ import numpy as np
 from metapretrain.evaluation.intervals import paired_interval
 from metapretrain.evaluation.metrics import main_scores
 from metapretrain.report.layout import Layout, Published, Result, Runs
-from metapretrain.report.markdown import percent, plain, published_text
+from metapretrain.report.markdown import figure_text, published_text
 from metapretrain.report.results import data_of, is_finite
-from metapretrain.report.rows import Row
+from metapretrain.report.rows import Row, setting_of
 
 
 def episode_notes(by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
@@ -92,7 +92,7 @@ def _pairing_notes(
     unmatched: dict[str, list[str]] = {}
     for row in rows:
         for baseline, difference in zip(baselines, row.differences, strict=True):
-            if row.method == baseline or layout.setting(row.method) != layout.setting(baseline):
+            if row.method == baseline or row.setting != setting_of(by_method[baseline]):
                 continue
             if difference is None:
                 notes.append(f"{row.method} less {baseline}: no common seed, so no paired difference.")
@@ -107,42 +107,52 @@ def _pairing_notes(
     return notes
 
 
-PAPER = (
-    "The paper: T5-base, 5 seeds, Amazon-2 of Zhang et al. (2015), which is another set than here; its PPT was "
-    "pretrained on pseudo labels, its MetaPT(Y), beside metapt-kmeans, on 650,000 reviews of Yelp."
-)
-
-
-def prompt_notes(by_method: Runs, published: Mapping[str, Published]) -> list[str]:
-    """Return the notes below the tables.
+def published_notes(layout: Layout, by_method: Runs, published: Mapping[str, Published]) -> list[str]:
+    """What is to be known of the published rows, and their figures on test sets that no run here sees.
 
     Args:
         by_method: method to seed to result.
-        published: method to the paper's figures, for the data set of these runs.
+        published: method to the published figures, for the data set of these runs.
     """
-    notes = [PAPER] if any(name in published for name in by_method) else []
-    costs = {name: _cost(runs) for name, runs in by_method.items()}
-    trained = {name: cost for name, cost in costs.items() if cost[0]}
-    if trained:
-        reads = {cost[0] for cost in trained.values()}
-        told = "; ".join(
-            f"{name} {read:,} reads, {passes:,} passes, {wall:,.0f} s" for name, (read, passes, wall) in trained.items()
-        )
-        equal = "Equal reads" if len(reads) == 1 else "Unequal reads"
-        notes.append(
-            f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
-            f"going forward or backward once, backward in second order counts twice: {told}."
-        )
+    cited = [name for name in published if name in by_method]
+    notes = []
+    if cited and layout.published_about:
+        runs = [run for seeds in by_method.values() for run in seeds.values()]
+        counts = sorted({run.get("counts", {}).get(layout.published_count) for run in runs} - {None})
+        ours = f"; here: {' or '.join(f'{n:,}' for n in counts)}" if counts else ""
+        notes.append(f"{layout.published_about}{ours}.")
+    for name in cited:
+        figures = [published_text(layout.column(key), value) for key, value in published[name].test.items()]
+        if figures:
+            source = published[name].source or "paper"
+            told = " / ".join(figures)
+            notes.append(f"The {source}'s {name} on its test set, which no run here sees: {told}.")
+    return notes
+
+
+def reads_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """What each pretraining read and cost."""
+    trained = {name: cost for name, runs in by_method.items() if (cost := _cost(runs))[0]}
+    if not trained:
+        return []
+    told = "; ".join(
+        f"{name} {read:,} reads, {passes:,} passes, {wall:,.0f} s" for name, (read, passes, wall) in trained.items()
+    )
+    equal = "Equal reads" if len({cost[0] for cost in trained.values()}) == 1 else "Unequal reads"
+    return [
+        f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
+        f"going forward or backward once, backward in second order counts twice: {told}."
+    ]
+
+
+def diverged_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """How many trainings of each row diverged."""
     lost = {
         name: sum(run.get("budget", {}).get("diverged", 0) for run in runs.values()) for name, runs in by_method.items()
     }
-    if any(lost.values()):
-        told = "; ".join(f"{name} {count:,}" for name, count in lost.items() if count)
-        notes.append(
-            "Trainings that diverged, of pretraining and of all seeds and sets; the best before that was kept, or the "
-            f"start: {told}."
-        )
-    return notes
+    told = "; ".join(f"{name} {count:,}" for name, count in lost.items() if count)
+    begin = "Trainings that diverged, of pretraining and of all seeds and sets; the best before that was kept, or the "
+    return [f"{begin}start: {told}."] if told else []
 
 
 def _cost(runs: Mapping[int, Result]) -> tuple[int, int, float]:
@@ -154,82 +164,50 @@ def _cost(runs: Mapping[int, Result]) -> tuple[int, int, float]:
 
 
 SIMILARITY = re.compile(r"(^|[/:_-])(all-(minilm|mpnet|distilroberta|roberta)|paraphrase-)|^minilm$", re.IGNORECASE)
-SEEN = (
-    "was trained for sentence similarity, on data that holds Quora's duplicate questions: its PARA and STS figures, "
-    "and the overall ones, are no comparison with an encoder that saw none, such as the paper's BERT-base"
-)
 
 
-def encoder_remark(encoder: str) -> str:
-    """Return what a reader of PARA and STS figures must know of the encoder; "" where there is nothing.
+def encoder_remark(encoder: str, told: str) -> str:
+    """Return what a reader must know of an encoder that was trained for sentence similarity; "" where there is nothing.
 
     Args:
         encoder: name or path as in the results, "" where they name none.
+        told: what it is about such an encoder.
 
     Example:
-        >>> encoder_remark("minilm")[:52], encoder_remark("bert-base-uncased")
-        ('MiniLM (all-MiniLM-L6-v2) was trained for sentence s', '')
+        >>> encoder_remark("minilm", "was trained for similarity"), encoder_remark("bert-base-uncased", "was")
+        ('MiniLM (all-MiniLM-L6-v2) was trained for similarity.', '')
     """
+    if not told:
+        return ""
     if not encoder:
-        return f"These results do not name their encoder. MiniLM (all-MiniLM-L6-v2) {SEEN}."
+        return f"These results do not name their encoder. MiniLM (all-MiniLM-L6-v2) {told}."
     if SIMILARITY.search(encoder) is None:
         return ""
     known = encoder == "minilm" or encoder.lower().endswith("all-minilm-l6-v2")
-    return f"{'MiniLM (all-MiniLM-L6-v2)' if known else encoder} {SEEN}."
+    return f"{'MiniLM (all-MiniLM-L6-v2)' if known else encoder} {told}."
 
 
-def text_notes(by_method: Runs, published: Mapping[str, Published]) -> list[str]:
-    """Return the notes below the tables: training pairs, the paper's other figures, tasks that differ.
-
-    Args:
-        by_method: method to seed to result.
-        published: method to the paper's figures, for the data set of these runs.
-    """
+def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """Which rows were not measured on all tasks, and whose means are over other tasks."""
     notes = []
-    cited = [published[name] for name in by_method if name in published]
-    if cited:
-        pairs = sorted(
-            {run.get("counts", {}).get("para_train") for runs in by_method.values() for run in runs.values()} - {None}
-        )
-        ours = f"; here: {' or '.join(f'{n:,}' for n in pairs)}" if pairs else ""
-        notes.append(f"The paper: BERT-base, no seeds named, 141k PARA pairs to train on{ours}.")
-    from metapretrain.report.layouts import TEXT_TEST
-
-    for name, figures in TEXT_TEST.items():
-        if name in by_method and name in published:
-            source = published[name].source or "paper"
-            notes.append(f"The {source}'s {name} on its test set, which no run here sees: {figures_of(figures)}.")
     tasks: dict[str, list[str]] = {}
     partly = []
     for name, runs in by_method.items():
-        whole = [run for run in runs.values() if run["metrics"].get("overall") is not None]
+        whole = [run for run in runs.values() if run["metrics"].get(layout.column(layout.main).metric) is not None]
         partly += [name] * (len(whole) < len(runs))
         for told in {_tasks_of(run) for run in whole}:
             tasks.setdefault(told, []).append(name)
     if partly:
-        notes.append(f"Not on all tasks, so without an overall figure: {', '.join(partly)}.")
+        notes.append(f"Not on all tasks, so without an {layout.main} figure: {', '.join(partly)}.")
     if len(tasks) > 1:
         told = "; ".join(f"{', '.join(names)}: {which}" for which, names in tasks.items())
-        notes.append(f"The overall figures are means over different tasks. {told}.")
+        notes.append(f"The {layout.main} figures are means over different tasks. {told}.")
     return notes
 
 
 def _tasks_of(run: Result) -> str:
     metrics = {name: 0.0 for name, value in run["metrics"].items() if value is not None}
     return " ".join(sorted(main_scores(metrics))) or "unknown"
-
-
-def figures_of(scores: Mapping[str, float | None]) -> str:
-    """`49.0 / 82.5 / 0.857 / 0.724`: figures of the text table's columns as the paper prints them.
-
-    Example:
-        >>> figures_of({"sst": 0.49, "sts": 0.857, "overall": None})
-        '49.0 / 0.857 / -'
-    """
-    from metapretrain.report.layouts import OVERALL, TASKS
-
-    columns = {column.name: column for column in (*TASKS, OVERALL)}
-    return " / ".join(published_text(columns[name], value) for name, value in scores.items())
 
 
 class Reached(NamedTuple):
@@ -274,16 +252,17 @@ def _number(loss: float | None) -> float:
     return math.inf if loss is None else loss
 
 
-def schedule_notes(by_method: Runs) -> list[str]:
-    """Lines for a report: how soon rows reach uniform's target loss, and their distance to the best fixed source."""
+def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """How soon rows reach their baseline's target loss, and their distance to the best fixed source, by setting."""
     notes = []
-    for setting in ("aware", "agnostic"):
-        rows = {name: runs for name, runs in by_method.items() if name.endswith(f"-{setting}")}
-        uniform = rows.get(f"uniform-{setting}", {})
+    for setting in layout.settings:
+        rows = {name: runs for name, runs in by_method.items() if setting_of(runs) == setting}
+        base = next((name for names in layout.baselines for name in names if name in rows), "")
+        uniform = rows.get(base, {})
         fell = [seed for seed in sorted(uniform) if _fell(uniform[seed])]
         if len(fell) < len(uniform):
             notes.append(
-                f"The target loss of uniform-{setting} did not fall on {len(uniform) - len(fell)} of {len(uniform)} "
+                f"The target loss of {base} did not fall on {len(uniform) - len(fell)} of {len(uniform)} "
                 "seeds, which are left out where others are compared to it."
             )
         for name, runs in rows.items():
@@ -291,21 +270,17 @@ def schedule_notes(by_method: Runs) -> list[str]:
             if seeds and runs is not uniform:
                 end = [reached(runs[seed], uniform[seed]) for seed in seeds]
                 low = [reached(runs[seed], uniform[seed], lowest=True) for seed in seeds]
-                notes.append(_told(name, f"final target loss of uniform-{setting}", end))
+                notes.append(_told(name, f"final target loss of {base}", end))
                 if any(math.isfinite(one.updates) for one in end):
-                    notes.append(_told(name, f"lowest target loss of uniform-{setting}", low))
-        notes += _beside_fixed(rows, setting)
-    return notes + _aware_less_agnostic(by_method)
+                    notes.append(_told(name, f"lowest target loss of {base}", low))
+        notes += _beside_fixed(rows, layout, setting)
+    return notes + _between_settings(by_method, layout)
 
 
 def _fell(run: Result) -> bool:
     losses = run.get("curve", {}).get("target_loss", [])
     first, last = (losses[0], losses[-1]) if losses else (None, None)
     return bool(first is not None and last is not None and last < first)
-
-
-def _scored(runs: Mapping[int, Result]) -> set[int]:
-    return {seed for seed, run in runs.items() if run["metrics"].get("downstream") is not None}
 
 
 def _told(name: str, goal: str, found: list[Reached]) -> str:
@@ -319,67 +294,83 @@ def _told(name: str, goal: str, found: list[Reached]) -> str:
     )
 
 
-def picked(rows: Runs) -> str | None:
+def is_fixed(runs: Mapping[int, Result]) -> bool:
+    """Whether a row's scheduler always takes one source."""
+    return all(run.get("scheduler") == "fixed" for run in runs.values())
+
+
+def picked(rows: Runs, metric: str) -> str | None:
     """The fixed row with the best mean of the validation figures, if there is one.
 
     Example:
-        >>> runs = {"fixed-a-aware": {0: {"metrics": {"validation_downstream": 0.4}}},
-        ...         "fixed-b-aware": {0: {"metrics": {"validation_downstream": 0.5}}}}
-        >>> picked(runs)
-        'fixed-b-aware'
+        >>> runs = {"a": {0: {"scheduler": "fixed", "metrics": {"validation_downstream": 0.4}}},
+        ...         "b": {0: {"scheduler": "fixed", "metrics": {"validation_downstream": 0.5}}}}
+        >>> picked(runs, "downstream")
+        'b'
     """
     means = {}
     for name, runs in rows.items():
-        values = [run["metrics"].get("validation_downstream") for run in runs.values()]
-        if name.startswith("fixed-") and values and None not in values:
+        values = [run["metrics"].get(f"validation_{metric}") for run in runs.values()]
+        if is_fixed(runs) and values and None not in values:
             means[name] = float(np.mean(values))
     return max(means, key=lambda name: means[name]) if means else None
 
 
-def _beside_fixed(rows: Runs, setting: str) -> list[str]:
-    best = picked(rows)
+def _beside_fixed(rows: Runs, layout: Layout, setting: str) -> list[str]:
+    best = picked(rows, layout.column(layout.main).metric)
     if best is None:
         return []
-    count = sum(name.startswith("fixed-") for name in rows)
-    notes = [f"Of {count} fixed sources ({setting}), validation picks {best}."]
-    return notes + [line for name in rows if not name.startswith("fixed-") for line in _gap(rows, name, best)]
+    fixed = [name for name, runs in rows.items() if is_fixed(runs)]
+    notes = [f"Of {len(fixed)} fixed sources ({setting}), validation picks {best}."]
+    return notes + [line for name in rows if name not in fixed for line in _gap(rows, layout, name, best)]
 
 
-def _aware_less_agnostic(rows: Runs) -> list[str]:
-    """The same scheduler in both settings: what looking at the targets, and their training parts, gives."""
-    others = {name: f"{name.removesuffix('-aware')}-agnostic" for name in rows if name.endswith("-aware")}
-    return [line for name, other in others.items() if other in rows for line in _gap(rows, name, other)]
+def _between_settings(rows: Runs, layout: Layout) -> list[str]:
+    """The same scheduler in the first setting and in the others: what looking at the targets gives, say."""
+    found: dict[tuple[Any, ...], dict[str, str]] = {}
+    for name, runs in rows.items():
+        run = runs[min(runs)]
+        found.setdefault((run.get("scheduler"), run.get("source"), run.get("block")), {})[setting_of(runs)] = name
+    notes = []
+    for by_setting in found.values():
+        names = [by_setting[setting] for setting in layout.settings if setting in by_setting]
+        notes += [line for other in names[1:] for line in _gap(rows, layout, names[0], other)]
+    return notes
 
 
-def _gap(rows: Runs, name: str, other: str) -> list[str]:
-    """A line with the paired difference of two rows downstream, if they have seeds in common."""
-    seeds = sorted(_scored(rows[name]) & _scored(rows[other]))
+def _gap(rows: Runs, layout: Layout, name: str, other: str) -> list[str]:
+    """A line with the paired difference of two rows' main figures, if they have seeds in common."""
+    metric = layout.column(layout.main).metric
+    values = [{s: run["metrics"].get(metric) for s, run in rows[row].items()} for row in (name, other)]
+    seeds = sorted(s for s in values[0].keys() & values[1].keys() if None not in (values[0][s], values[1][s]))
     if not seeds:
         return []
-    mine, theirs = ([rows[row][seed]["metrics"]["downstream"] for seed in seeds] for row in (name, other))
-    gap = paired_interval(mine, theirs)
+    gap = paired_interval([values[0][seed] for seed in seeds], [values[1][seed] for seed in seeds])
     limits = f" (95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f})" if gap.known else ""
-    return [f"{name} less {other}, downstream: {100 * gap.mean:+.2f} points{limits}, {len(seeds)} seeds."]
+    return [f"{name} less {other}, {layout.main}: {100 * gap.mean:+.2f} points{limits}, {len(seeds)} seeds."]
 
 
 Key = tuple[str, str, str, str]
 UNIFORM = "uniform"
 
 
-def schedule_pairs(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[str]]:
+def schedule_pairs(groups: Mapping[Key, Sequence[Result]], layouts: Mapping[Key, Layout]) -> dict[Key, list[str]]:
     """Return notes for each group of results whose recipe differs from another's by its schedule alone.
 
     Args:
+        layouts: of these groups.
         groups: results by benchmark, dataset, recipe and encoder. The recipe's name holds that of the schedule, which a
             result's `schedule` tells.
 
     Example:
+        >>> from metapretrain.report.layout import Column
         >>> def run(name, seed, accuracy):
         ...     told = {"name": name, "updates": {"prl": 3, "simclr": 1}, "probe_share": 0.2}
         ...     return {"method": "a", "seed": seed, "metrics": {"test_accuracy": accuracy}, "schedule": told}
         >>> uniform, exp3 = ("stl10", "d", "paper-uniform", ""), ("stl10", "d", "paper-exp3", "")
         >>> groups = {uniform: [run("uniform", 0, 0.70), run("uniform", 1, 0.72)], exp3: [run("exp3", 0, 0.75)]}
-        >>> for note in schedule_pairs(groups)[exp3]:
+        >>> layout = Layout((Column("test", "test_accuracy", "test %"),), "test")
+        >>> for note in schedule_pairs(groups, {uniform: layout, exp3: layout})[exp3]:
         ...     print(note)
         a: updates prl 75%, simclr 25%; probes 20% of the compute of its training, on top of the budget.
         a: test % less that of recipe paper-uniform, paired over seeds: +5.00 (1 seed).
@@ -394,16 +385,12 @@ def schedule_pairs(groups: Mapping[Key, Sequence[Result]]) -> dict[Key, list[str
         slug = re.sub(r"[^\w.+-]", "-", names.pop())
         other = (benchmark, dataset, recipe.replace(slug, UNIFORM, 1), encoder)
         if slug in recipe and other in groups:
-            notes[key] = _choices(told) + _notes(results, groups[other], other)
+            notes[key] = _choices(told) + _notes(results, groups[other], other, layouts[key])
     return notes
 
 
-def _notes(results: Sequence[Result], uniform: Sequence[Result], other: Key) -> list[str]:
-    from metapretrain.report.layouts import layout_of
-
-    layout = layout_of(other[0], [name for result in results for name in result["metrics"]])
+def _notes(results: Sequence[Result], uniform: Sequence[Result], other: Key, layout: Layout) -> list[str]:
     column = layout.column(layout.main)
-    shown = percent if column.percent else plain
     before = {(run["method"], run["seed"]): run["metrics"].get(column.metric) for run in uniform}
     pairs: dict[str, list[tuple[float, float]]] = {}
     for run in results:
@@ -413,8 +400,9 @@ def _notes(results: Sequence[Result], uniform: Sequence[Result], other: Key) -> 
     notes = []
     for method, values in sorted(pairs.items()):
         less = paired_interval([value for value, _ in values], [base for _, base in values])
+        shown = figure_text(column, less, "+")
         notes.append(
-            f"{method}: {column.title} less that of recipe {other[2]}, paired over seeds: {shown(less, '+')} "
+            f"{method}: {column.title} less that of recipe {other[2]}, paired over seeds: {shown} "
             f"({len(values)} seed{'s' * (len(values) > 1)})."
         )
     return notes
@@ -443,3 +431,11 @@ def _numbers(found: Any) -> dict[str, float]:
     """The entries that are numbers: a damaged or foreign result may hold anything."""
     given = found.items() if isinstance(found, Mapping) else ()
     return {name: value for name, value in given if is_finite(value)}
+
+
+NOTES: Mapping[str, Callable[[Runs, Layout], list[str]]] = {
+    "tasks": tasks_notes,
+    "reads": reads_notes,
+    "diverged": diverged_notes,
+    "schedule": schedule_notes,
+}

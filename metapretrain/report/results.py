@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +21,17 @@ from numpy.typing import NDArray
 from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.files import write_file
-from metapretrain.report.layout import Result
+from metapretrain.report.layout import FILE, Layout, Result
 
 SCHEMA = 1
-SETTINGS = ("aware", "agnostic")
 
 
-def fault_of(result: Mapping[str, Any]) -> str | None:
+def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | None:
     """Return what makes a result unusable, or None.
 
     Args:
         result: the JSON object of a run, of any origin.
+        layout: of its table, whose main figure a row must have.
 
     Example:
         >>> good = {"schema": 1, "method": "a", "seed": 0, "metrics": {"test_accuracy": 0.5}}
@@ -59,14 +60,15 @@ def fault_of(result: Mapping[str, Any]) -> str | None:
         return fault
     if result.get("kind") == "tuning":
         return "a tuning run: it has no test figures"
-    from metapretrain.report.layouts import layout_of
-
-    layout = layout_of(str(result.get("benchmark") or ""), result["metrics"])
+    if result.get("kind") == "pretraining":
+        return None
+    if layout is None:
+        return None if any(value is not None for value in result["metrics"].values()) else "it has no figure"
+    layout = layout.measured(result["metrics"])
     main = layout.column(layout.main)
     enough = {main.metric, *(layout.column(part).metric for part in main.parts)}  # a row may have some tasks only
-    if result.get("kind") != "pretraining" and all(result["metrics"].get(metric) is None for metric in enough):
-        return f"metrics.{main.metric} is missing"
-    return None
+    missing = all(result["metrics"].get(metric) is None for metric in enough)
+    return f"metrics.{main.metric} is missing" if missing else None
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
@@ -108,8 +110,9 @@ def _fault_of_curve(result: Mapping[str, Any]) -> str | None:
     needed = ("updates", "compute_units", "target_loss")
     if not isinstance(curve, dict):
         return f"'curve' is {shortened(curve)}; it must be a JSON object"
-    if result.get("setting") not in SETTINGS:
-        return f"'setting' is {shortened(result.get('setting'))}; a run with a curve has {' or '.join(SETTINGS)}"
+    setting = result.get("setting")
+    if not isinstance(setting, str) or re.fullmatch(r"[\w-]*", setting) is None:  # a figure's file is named by it
+        return f"'setting' is {shortened(setting)}; it must be a word"
     for name in (*needed, *curve):
         values = curve.get(name)
         if not isinstance(values, list):
@@ -191,7 +194,10 @@ EXPECTED = "a folder of runs (<method>-s<seed>/result.json at any depth) or of b
 
 @dataclass(frozen=True)
 class Collection:
-    """Results that can be compared, the runs that are not complete and the files that are no good."""
+    """Results that can be compared, the runs that are not complete and the files that are no good.
+
+    A result's "layout" is that of the table that it is of, where its folder or bundle keeps one.
+    """
 
     results: list[Result] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
@@ -201,9 +207,10 @@ class Collection:
 def collect(root: Path | str) -> Collection:
     """Read every result under `root`.
 
-    A complete run's `predictions.csv`, if it has one, becomes the result's "correct" entry (see `pack`); a
-    bundle holds that entry already. Nothing is skipped in silence: runs without a result, or whose status is
-    not "complete", are in `.incomplete`, and unreadable, impossible or repeated results in `.problems`.
+    A complete run's `predictions.csv`, if it has one, becomes the result's "correct" entry (see `pack`), and the
+    `report/layout.json` beside the runs its "layout"; a bundle holds both already. Nothing is skipped in silence: runs
+    without a result, or whose status is not "complete", are in `.incomplete`, and unreadable, impossible or repeated
+    results in `.problems`.
 
     Args:
         root: a folder of runs, a folder of bundles, or one bundle.
@@ -217,6 +224,7 @@ def collect(root: Path | str) -> Collection:
     if not root.is_dir():
         raise InputError(f"no such folder: {root}; expected {EXPECTED}")
     candidates: list[tuple[str, Result]] = []
+    layouts: dict[Path, Any] = {}
     incomplete: list[str] = []
     problems: list[str] = []
     folders = {path.parent for name in ("result.json", "config.json") for path in root.rglob(name)}
@@ -229,6 +237,8 @@ def collect(root: Path | str) -> Collection:
             continue
         try:
             candidates.append((name, _read_run(folder, problems, name)))
+            if (layout := _layout_beside(folder, layouts, problems)) is not None:
+                candidates[-1][1]["layout"] = layout
         except InputError as error:
             problems.append(str(error))
     for path in sorted(root.glob("*.json")):
@@ -279,6 +289,19 @@ def _read_run(folder: Path, problems: list[str], name: str) -> Result:
         else:
             result["correct"] = pack(predictions.correct, predictions.images)
     return result
+
+
+def _layout_beside(folder: Path, known: dict[Path, Any], problems: list[str]) -> Any:
+    """What `report/layout.json` beside a run holds, read once a table, or None."""
+    file = folder.resolve().parent / FILE
+    if file not in known:
+        known[file] = None
+        if file.is_file():
+            try:
+                known[file] = _read_json(file, f"{file.parents[1].name}/{FILE.as_posix()}")
+            except InputError as error:
+                problems.append(str(error))
+    return known[file]
 
 
 def pack(correct: NDArray[np.bool_], images: str) -> dict[str, Any]:
@@ -369,14 +392,29 @@ def identity(result: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     return tuple(str(result.get(key) or "") for key in keys), int(result["seed"])
 
 
+def _figures(result: Result) -> Result:
+    return {key: value for key, value in result.items() if key != "layout"}
+
+
 def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], problems: list[str]) -> Collection:
     found: dict[tuple[tuple[str, ...], int], tuple[str, Result]] = {}
+    layouts: dict[int, Layout | None] = {id(None): None}
     for name, result in candidates:
         status = result.get("status")
         if status != "complete":
             incomplete.append(f"{name} (status {status!r})")
             continue
-        fault = fault_of(result)
+        layout = result.get("layout")
+        if id(layout) not in layouts:  # most results share one
+            layouts[id(layout)] = None
+            try:
+                layouts[id(layout)] = Layout.from_json(layout)
+            except InputError as error:
+                problems.append(f"{name}: a general layout is used: {error}")
+        known = layouts[id(layout)]
+        if known is None and layout is not None:
+            result = _figures(result)
+        fault = fault_of(result, known)
         if fault is not None:
             problems.append(f"{name}: {fault}")
             continue
@@ -388,7 +426,7 @@ def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], probl
         key = identity(result)
         if key not in found:
             found[key] = (name, result)
-        elif found[key][1] != result:
+        elif _figures(found[key][1]) != _figures(result):
             problems.append(f"{name}: left out, {found[key][0]} is the same method and seed with other figures")
     results = [found[key][1] for key in sorted(found)]
     return Collection(results, incomplete, problems)

@@ -16,7 +16,7 @@ from metapretrain.evaluation.intervals import (
     paired_interval,
     proportion_interval,
 )
-from metapretrain.report.layout import Layout, Published, Result
+from metapretrain.report.layout import Claim, Layout, Published, Result, Runs
 from metapretrain.report.results import data_of, is_finite, unpack
 
 
@@ -45,6 +45,7 @@ class Row:
     wall_s: float | None  # mean over seeds
     devices: list[str]
     published: Published | None
+    setting: str = ""  # rows are paired within one
     tokens_per_s: float | None = None  # mean over seeds; padding left out
     padding_share: float | None = None  # likewise, 0..1
 
@@ -84,7 +85,13 @@ def make_row(
     wall, speed, padding = (_mean_of(runs, name) for name in ("wall_s", "tokens_per_s", "padding_share"))
     test_sets = _test_sets(layout, scores, examples)
     cost = (budget, wall, devices)
-    return Row(method, seeds, scores, examples, test_sets, differences, *cost, published, speed, padding)
+    setting = setting_of(runs)
+    return Row(method, seeds, scores, examples, test_sets, differences, *cost, published, setting, speed, padding)
+
+
+def setting_of(runs: Mapping[int, Result]) -> str:
+    """What the results of a method's runs call their setting, "" where they name none."""
+    return str(runs[min(runs)].get("setting") or "")
 
 
 def _mean_of(runs: Mapping[int, Result], name: str) -> float | None:
@@ -138,15 +145,13 @@ def make_difference(
     return Difference(baseline, seeds, over_seeds, over_images, known)
 
 
-FAMILIES = (("prl-query", "prl-standard"),)  # the vision paper: the query variant outperforms the standard one
-
-
 @dataclass(frozen=True)
-class Claim:
-    """Mean difference of test accuracy between two families, over their pairs of methods and common seeds.
+class Measured:
+    """A print's claim, measured: mean difference of the main figure over its pairs of methods and common seeds.
 
     `over_seeds` is Student's t over seeds, each value the mean over the pairs; `better` counts the pairs
-    whose mean over seeds is above 0. The published difference is the mean over the same pairs.
+    whose mean over seeds is above 0, or below it where lower is better. The published difference is the mean over
+    the same pairs.
     """
 
     first: str
@@ -159,46 +164,50 @@ class Claim:
     published_better: int | None
 
 
-def compare_families(
-    by_method: Mapping[str, Mapping[int, Result]], published: Mapping[str, Published], first: str, second: str
-) -> Claim | None:
-    """Compare two families, methods paired by the rest of their names, on the seeds that all share.
+def measure_claim(layout: Layout, claim: Claim, by_method: Runs, published: Mapping[str, Published]) -> Measured | None:
+    """Compare the methods of each pair that is there on the seeds that all share; None where there are none.
 
     Args:
         by_method: method to seed to result.
         published: method to published figures.
-        first: a family, the beginning of its methods' names.
-        second: the other.
-
-    Returns:
-        Claim: or None where there is no pair or no seed that all pairs share.
     """
-    endings = [name.removeprefix(first) for name in sorted(by_method) if name.startswith(first)]
-    endings = [ending for ending in endings if second + ending in by_method]
-    names = [family + ending for ending in endings for family in (first, second)]
-    if not names:
-        return None
-    seeds = sorted(set.intersection(*(set(by_method[name]) for name in names)))
+    pairs = [pair for pair in claim.pairs if all(name in by_method for name in pair)]
+    seeds = sorted(set.intersection(*(set(by_method[name]) for pair in pairs for name in pair))) if pairs else []
     if not seeds:
         return None
-
-    def accuracies(family: str) -> list[list[float]]:
-        runs = [by_method[family + ending] for ending in endings]
-        return [[float(run[seed]["metrics"]["test_accuracy"]) for seed in seeds] for run in runs]
-
-    gaps = np.asarray(accuracies(first)) - np.asarray(accuracies(second))  # (pairs, seeds)
-    cited = None
-    printed = {name: row.scores.get("test") for name, row in published.items()}
-    figures = {name: value for name, value in printed.items() if value is not None}
-    if all(name in figures for name in names):
-        cited = [figures[first + ending] - figures[second + ending] for ending in endings]
-    return Claim(
-        first=first,
-        second=second,
-        pairs=len(endings),
-        better=int((gaps.mean(axis=1) > 0).sum()),
+    main = layout.column(layout.main)
+    scores = np.array(
+        [[[float(by_method[name][seed]["metrics"][main.metric]) for seed in seeds] for name in pair] for pair in pairs]
+    )
+    gaps, sign = scores[:, 0] - scores[:, 1], -1 if main.lower_is_better else 1  # (pairs, seeds)
+    printed = [[row.scores.get(main.name) for name in pair if (row := published.get(name))] for pair in pairs]
+    known = all(len(pair) == 2 and None not in pair for pair in printed)
+    cited = [float(pair[0] or 0) - float(pair[1] or 0) for pair in printed] if known else None
+    return Measured(
+        first=claim.first,
+        second=claim.second,
+        pairs=len(pairs),
+        better=int((sign * gaps.mean(axis=1) > 0).sum()),
         seeds=seeds,
         over_seeds=mean_interval(gaps.mean(axis=0)),
         published=float(np.mean(cited)) if cited else None,
-        published_better=sum(gap > 0 for gap in cited) if cited else None,
+        published_better=sum(sign * gap > 0 for gap in cited) if cited else None,
     )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that may be compared: the same benchmark, dataset, recipe and, where they name one, encoder."""
+
+    benchmark: str
+    dataset: str
+    recipe: str
+    encoder: str
+    layout: Layout
+    baselines: list[str]
+    rows: list[Row]
+    pretraining: list[Row]
+    claims: list[Measured]
+    notes: list[str]
+    majority: dict[str, float]  # column to the figure of the majority class, where the results hold it
+    remark: str  # bears on the marked columns; "" for none

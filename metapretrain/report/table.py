@@ -5,23 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.files import write_file
 from metapretrain.report import markdown
-from metapretrain.report.layout import BUDGET, Layout, Published, Result
-from metapretrain.report.layouts import PUBLISHED, layout_of, published_for
-from metapretrain.report.notes import encoder_remark, schedule_pairs, table_notes
+from metapretrain.report.layout import BUDGET, Layout, Result, general_layout
+from metapretrain.report.notes import NOTES, Key, encoder_remark, published_notes, schedule_pairs, table_notes
 from metapretrain.report.results import Collection, collect
-from metapretrain.report.rows import FAMILIES, Claim, Row, compare_families, make_difference, make_row
-
-if TYPE_CHECKING:
-    from metapretrain.report.rows import Difference
+from metapretrain.report.rows import Difference, Group, Row, make_difference, make_row, measure_claim, setting_of
 
 
 def _json_intervals(intervals: dict[str, Interval]) -> dict[str, Any]:
@@ -159,24 +155,6 @@ def csv_text(table: Table) -> str:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs that may be compared: the same benchmark, dataset, recipe and, where they name one, encoder."""
-
-    benchmark: str
-    dataset: str
-    recipe: str
-    encoder: str
-    layout: Layout
-    baselines: list[str]
-    rows: list[Row]
-    pretraining: list[Row]
-    claims: list[Claim]
-    notes: list[str]
-    majority: dict[str, float]  # column to the figure of the majority class, where the results hold it
-    remark: str  # bears on the marked columns; "" for none
-
-
-@dataclass(frozen=True)
 class Table:
     """What `build_table` made; `.markdown()`, `.csv()` and `.json()` show the same figures."""
 
@@ -186,7 +164,7 @@ class Table:
 
     def markdown(self) -> str:
         """The table for readers, percentages."""
-        return markdown.markdown(self)
+        return markdown.markdown(self.groups, self.incomplete, self.problems)
 
     def csv(self) -> str:
         """A line a method, fractions."""
@@ -197,84 +175,88 @@ class Table:
         return json.dumps(json_object(self), indent=1, allow_nan=False) + "\n"
 
 
-def build_table(
-    collection: Collection | Sequence[Result],
-    *,
-    published: Mapping[str, Mapping[str, Published]] | None = None,
-    baselines: Sequence[Sequence[str]] | None = None,
-) -> Table:
+def build_table(collection: Collection | Sequence[Result], layout: Layout | None = None) -> Table:
     """Turn results into a table, a group for each benchmark, dataset, recipe and encoder.
 
     Args:
         collection: from `collect`, or a list of results.
-        published: dataset to method to the published figures; by default those of the papers.
-        baselines: for each comparison the names a baseline may have; the first one present is used. By default
-            those of the benchmark's `columns.Layout`.
+        layout: of all groups, in place of the results' own. Results that have none get a column for each metric.
 
     Raises:
-        InputError: a result holds impossible figures (a list of results that did not come from `collect`).
+        InputError: a result holds impossible figures (a list of results that did not come from `collect`), or a layout
+            names a note that there is not.
     """
     if not isinstance(collection, Collection):
         collection = Collection(list(collection))
-    cited = PUBLISHED if published is None else published
-    grouped: dict[tuple[str, str, str, str], list[Result]] = {}
+    grouped: dict[Key, list[Result]] = {}
     for result in collection.results:
         grouped.setdefault(_group_key(result), []).append(result)
+    layouts = {key: _layout_of(results, layout) for key, results in grouped.items()}
+    pairs = schedule_pairs(grouped, layouts)
     groups = []
-    pairs = schedule_pairs(grouped)
     for key in sorted(grouped):
-        group = _group(key, grouped[key], published_for(key[1], key[2], cited), baselines)
+        group = _group(key, grouped[key], layouts[key])
         group.notes.extend(pairs.get(key, []))
         groups.append(group)
     return Table(groups, collection.incomplete, collection.problems)
 
 
-def _group_key(result: Result) -> tuple[str, str, str, str]:
+def _layout_of(results: Sequence[Result], layout: Layout | None) -> Layout:
+    """The layout that was handed in, else the results' own, else one of their metrics."""
+    rows = [result for result in results if result.get("kind") != "pretraining"]
+    names = {name for result in rows for name, value in result["metrics"].items() if value is not None}
+    if layout is None:
+        kept = next((result["layout"] for result in results if "layout" in result), None)
+        layout = general_layout(names) if kept is None else Layout.from_json(kept)
+    return layout.measured(names)
+
+
+def _group_key(result: Result) -> Key:
     benchmark, dataset, recipe, encoder = (
         str(result.get(key) or "") for key in ("benchmark", "dataset", "recipe", "encoder")
     )
     return benchmark, dataset, recipe, encoder
 
 
-def _group(
-    key: tuple[str, str, str, str],
-    results: Sequence[Result],
-    published: Mapping[str, Published],
-    baselines: Sequence[Sequence[str]] | None,
-) -> Group:
+def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
     by_method: dict[str, dict[int, Result]] = {}
     shared: dict[str, dict[int, Result]] = {}
     for result in results:
         kind = shared if result.get("kind") == "pretraining" else by_method
         kind.setdefault(result["method"], {})[result["seed"]] = result
     rows_of = [run for runs in by_method.values() for run in runs.values()]
-    layout = layout_of(key[0], [name for run in rows_of for name in run["metrics"]])
+    published = {} if "smoke" in key[2].split("-") else layout.published.get(key[1], {})  # a smoke run sees a part
     aliases = {name: other for name, other in layout.aliases.items() if other in by_method and name not in by_method}
     by_method |= {name: by_method[other] for name, other in aliases.items()}
     order = {name: place for place, name in enumerate(published)}
-    names = sorted(by_method, key=lambda name: (layout.setting(name), order.get(name, len(order)), name))
-    wanted = layout.baselines if baselines is None else baselines
+    settings = {name: place for place, name in enumerate(layout.settings)}
+    setting = {name: setting_of(runs) for name, runs in by_method.items()}
+    names = sorted(
+        by_method, key=lambda name: (settings.get(setting[name], len(settings)), order.get(name, len(order)), name)
+    )
+    wanted = layout.baselines
     present = [name for names in wanted if (name := next(iter(n for n in names if n in by_method), None)) is not None]
     if not present and layout.first_row:
         main = layout.column(layout.main).metric
         present = [n for n in names if any(run["metrics"].get(main) is not None for run in by_method[n].values())][:1]
     rows = []
     for name in names:
-        peers = [base != name and layout.setting(base) == layout.setting(name) for base in present]
         differences = [
-            make_difference(layout, by_method, name, base) if peer else None
-            for base, peer in zip(present, peers, strict=True)
+            make_difference(layout, by_method, name, base) if base != name and setting[base] == setting[name] else None
+            for base in present
         ]
         rows.append(make_row(layout, name, by_method[name], differences, published.get(name)))
     pretraining = [make_row(layout, name, shared[name], [], None) for name in sorted(shared)]
-    families = [compare_families(by_method, published, *pair) for pair in FAMILIES] if not layout.several else []
-    claims = [claim for claim in families if claim is not None]
+    found = [measure_claim(layout, claim, by_method, published) for claim in layout.claims]
+    claims = [claim for claim in found if claim is not None]
     notes = [f"{name} is {other} by construction: one run, two names." for name, other in aliases.items()]
     notes += table_notes(layout, rows, by_method, present)
-    notes += layout.notes(by_method, published) if layout.notes else []
+    notes += published_notes(layout, by_method, published)
+    for note in layout.notes:
+        notes += NOTES[one_of("note of a layout", note, NOTES)](by_method, layout)
     majority = _majority(layout, rows_of, notes) if layout.majority else {}
     marked = any(column.marked for column in layout.all_columns)
-    remark = encoder_remark(key[3]) if marked else ""
+    remark = encoder_remark(key[3], layout.similarity) if marked else ""
     return Group(*key, layout, present, rows, pretraining, claims, notes, majority, remark)
 
 
@@ -290,24 +272,19 @@ def _majority(layout: Layout, runs: Sequence[Result], notes: list[str]) -> dict[
     return found
 
 
-def write(
-    root: Path | str,
-    out: Path | str | None = None,
-    *,
-    published: Mapping[str, Mapping[str, Published]] | None = None,
-    baselines: Sequence[Sequence[str]] | None = None,
-) -> str:
+def write(root: Path | str, out: Path | str | None = None, layout: Layout | None = None) -> str:
     """Write `table.md`, `table.csv` and `table.json` for the results under `root` and return the Markdown.
 
     Args:
         root: a folder of runs, a folder of bundles, or one bundle (see `collect`).
         out: where to write; by default the folder `report` beside the runs.
+        layout: see `build_table`.
 
     Raises:
         InputError: nothing to report, or the folder cannot be written.
     """
     root = Path(root)
-    table = build_table(collect(root), published=published, baselines=baselines)
+    table = build_table(collect(root), layout)
     folder = Path(out) if out is not None else (root if root.is_dir() else root.parent) / "report"
     if folder.exists() and not folder.is_dir():
         raise InputError(f"cannot write the report to {folder}: it is a file; name a folder")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from report_stl10 import POSTER
 
 from benchmarks import run_stl10, tune_stl10
 from benchmarks.run_stl10 import METHODS, RECIPES, main
 from metapretrain.errors import InputError
-from metapretrain.report.layouts import STL10_POSTER
 from metapretrain.report.results import collect
 
 TINY = ["--device", "cpu", "--image-size", "12", "--no-figures"]
@@ -39,7 +39,7 @@ def stl10(tmp_path: Path) -> Path:
 
 
 def test_the_posters_eleven_rows_are_there() -> None:
-    assert set(METHODS) - {"simclr-frozen"} == set(STL10_POSTER) and len(METHODS) == 12
+    assert set(METHODS) - {"simclr-frozen"} == set(POSTER) and len(METHODS) == 12
     for name, method in METHODS.items():
         if name.startswith("prl"):
             mode, state, head = name.split("-")[1:]

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from report_stl10 import LAYOUT
 
 from metapretrain.evaluation.predictions import write_predictions
+from metapretrain.report.layout import save_layout
 
 MakeRun = Callable[..., Path]
 IMAGES = 400
@@ -34,6 +36,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         folder = tmp_path / "runs" / group / f"{method}-s{seed}"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
+        save_layout(LAYOUT, folder.parent)
         result: dict[str, Any] = {
             "schema": 1,
             "benchmark": "stl10",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from metapretrain.errors import InputError
+from metapretrain.report.figures import plot_schedule
 from metapretrain.report.results import collect
-from metapretrain.report.schedule_figures import plot_schedule
 from metapretrain.report.table import write
 
 CURVE = {
@@ -84,7 +84,7 @@ def test_damaged_curves(tmp_path: Path, curve: Any, told: str) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"setting": "../x"}, "'setting' is '../x'; a run with a curve has aware or agnostic"),
+        ({"setting": "../x"}, "'setting' is '../x'; it must be a word"),
         ({"counts": {"test": -5}}, "counts.test is -5; it must be a finite number of at least 0"),
         ({"wall_s": -1}, "wall_s is -1; it must be"),
     ],

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from report_stl10 import LAYOUT, POSTER, QUERY
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval, paired_images_interval, proportion_interval
 from metapretrain.evaluation.predictions import read_predictions
+from metapretrain.experiments.images.experiment import IMAGES
 from metapretrain.report.layout import Published
-from metapretrain.report.layouts import STL10_POSTER
 from metapretrain.report.results import bundle, collect, pack
-from metapretrain.report.rows import Row, compare_families
-from metapretrain.report.table import Group, build_table, write
+from metapretrain.report.rows import Group, Row, measure_claim
+from metapretrain.report.table import build_table, write
 
 MakeRun = Callable[..., Path]
 
@@ -32,8 +33,8 @@ def row_of(group: Group, method: str) -> Row:
 
 
 def test_published_rows_are_the_posters() -> None:
-    assert len(STL10_POSTER) == 11
-    prl = {name: float(pair.scores["test"] or 0) for name, pair in STL10_POSTER.items() if "prl" in name}
+    assert len(POSTER) == 11
+    prl = {name: float(pair.scores["test"] or 0) for name, pair in POSTER.items() if "prl" in name}
     query = np.mean([value for name, value in prl.items() if "query" in name])
     standard = np.mean([value for name, value in prl.items() if "standard" in name])
     assert (round(100 * query, 1), round(100 * standard, 1)) == (63.7, 61.3)
@@ -95,8 +96,8 @@ def test_the_posters_claim_is_tested_on_all_pairs(tmp_path: Path, make_run: Make
 
 
 def test_the_posters_own_claim() -> None:
-    published = {name: {0: {"metrics": {"test_accuracy": pair.scores["test"]}}} for name, pair in STL10_POSTER.items()}
-    claim = compare_families(published, STL10_POSTER, "prl-query", "prl-standard")
+    published = {name: {0: {"metrics": {"test_accuracy": pair.scores["test"]}}} for name, pair in POSTER.items()}
+    claim = measure_claim(LAYOUT, QUERY, published, POSTER)
     assert claim is not None
     assert (claim.pairs, claim.better, claim.published_better) == (4, 3, 3)
     assert claim.over_seeds.mean == pytest.approx(claim.published) == pytest.approx(0.02350)
@@ -203,7 +204,8 @@ def test_groups_do_not_mix(tmp_path: Path, make_run: MakeRun) -> None:
 def test_the_demos_supervised_is_the_baseline(tmp_path: Path, make_run: MakeRun) -> None:
     for method in ("supervised", "prl-query", "simclr-frozen"):
         make_run(method, 0, group="digits-demo")
-    assert group_of(tmp_path / "runs").baselines == ["supervised", "simclr-frozen"]
+    (group,) = build_table(collect(tmp_path / "runs"), IMAGES).groups
+    assert group.baselines == ["supervised", "simclr-frozen"]
 
 
 def test_the_same_table_from_a_bundle(tmp_path: Path, make_run: MakeRun) -> None:
@@ -270,14 +272,14 @@ def test_runs_of_other_data_files_are_not_compared_image_by_image() -> None:
                 "data": {"test images": {"bytes": 3, "md5": md5, "official": None}},
             }
         )
-    (group,) = build_table(results).groups
+    (group,) = build_table(results, LAYOUT).groups
     over_images = {row.method: [gap.over_images is not None for gap in row.differences if gap] for row in group.rows}
     assert over_images["supervised-mlp"] == [True, False]
     assert [note for note in group.notes if "checksums" in note] == [
         "Not a comparison on the same data: the checksums of the data files differ between "
         "supervised-mlp, supervised-resnet18; simclr."
     ]
-    assert not [note for note in build_table(results[:2]).groups[0].notes if "checksums" in note]
+    assert not [note for note in build_table(results[:2], LAYOUT).groups[0].notes if "checksums" in note]
 
 
 @pytest.mark.parametrize(("recipe", "told"), [("paper-smoke", True), ("paper", False)])

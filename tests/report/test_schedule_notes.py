@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from metapretrain.report.notes import schedule_notes
+from report_schedule import LAYOUT
+
+from metapretrain.experiments.schedule.experiment import downstream_column
+from metapretrain.report import notes
 from metapretrain.report.table import build_table
 
 
@@ -21,6 +24,8 @@ def run(method: str, seed: int, losses: list[float], cost: float = 3.0, score: f
         "method": method,
         "seed": seed,
         "setting": method.rpartition("-")[2],
+        "scheduler": "fixed" if method.startswith("fixed-") else method.rpartition("-")[0],
+        "source": method.split("-")[1] if method.startswith("fixed-") else None,
         "metrics": {
             "downstream": score,
             "validation_downstream": score + 0.1,
@@ -33,6 +38,10 @@ def run(method: str, seed: int, losses: list[float], cost: float = 3.0, score: f
         "budget": {"encoder_passes": 100, "updates": max(updates, default=0)},
         "curve": {"updates": updates, "compute_units": [cost * u for u in updates], "target_loss": losses},
     }
+
+
+def schedule_notes(by_method: dict[str, dict[int, Any]]) -> list[str]:
+    return notes.schedule_notes(by_method, LAYOUT)
 
 
 def grouped(*runs: dict[str, Any]) -> dict[str, dict[int, Any]]:
@@ -91,7 +100,7 @@ def test_the_fixed_source_that_validation_picks() -> None:
 
 
 def test_the_table_of_a_scheduling_benchmark() -> None:
-    text = build_table([run(f"{name}-aware", 0, [2.0, 1.0]) for name in ("uniform", "exp3")]).markdown()
+    text = build_table([run(f"{name}-aware", 0, [2.0, 1.0]) for name in ("uniform", "exp3")], LAYOUT).markdown()
     header = next(line for line in text.splitlines() if line.startswith("| method | seeds | downstream"))
     assert header == "| method | seeds | downstream % | wic accuracy % (n = 638) |"
     assert "95% over the test examples" in text and "Paired differences, less uniform-aware" in text
@@ -113,7 +122,9 @@ def test_downstream_tasks_of_ones_own_get_columns() -> None:
     for one in runs:
         one["metrics"] |= extra
         one["counts"] |= {"boolq_test": 200}
-    text = build_table(runs).markdown()
+    own = (("ner", "f1"), ("swag", "accuracy"), ("boolq", "accuracy"), ("wic", "accuracy"))
+    layout = LAYOUT.with_tasks(downstream_column(*task) for task in own)
+    text = build_table(runs, layout).markdown()
     headers = [line for line in text.splitlines() if line.startswith("| method |") and "boolq" in line]
     tasks = "wic accuracy % (n = 638) | boolq accuracy % (n = 200) | ner F1 % | swag accuracy % |"
     assert headers[0] == f"| method | seeds | downstream % | {tasks}"
@@ -143,7 +154,8 @@ def test_settings_stand_apart() -> None:
             for seed in (0, 1)
             for setting, score in (("agnostic", 0.4), ("aware", 0.5))
             for name in ("uniform", "utility-exact")
-        ]
+        ],
+        LAYOUT,
     )
     (group,) = table.groups
     assert [row.method for row in group.rows] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from report_stl10 import LAYOUT
 
 from metapretrain.report.notes import schedule_pairs
 from metapretrain.report.table import build_table
@@ -22,7 +23,7 @@ def run(schedule: str, seed: int, accuracy: float, recipe: str = "strong-{}-t") 
 def test_differences_are_paired_by_seed() -> None:
     uniform = [result for seed in range(3) for result in run("uniform", seed, 0.5 + 0.1 * seed)]
     other = [result for seed in (2, 1, 0) for result in run("utility:alpha=0.1", seed, 0.51 + 0.1 * seed)]
-    text = build_table(uniform + other).markdown()
+    text = build_table(uniform + other, LAYOUT).markdown()
     assert text.count("less that of recipe strong-uniform-t, paired over seeds: +1.00 ± 0.00 (3 seeds)") == 1
     assert "updates supervised 25%, simclr 75%; probes 25% of the compute" in text
 
@@ -33,12 +34,12 @@ def test_other_recipes_are_not_compared() -> None:
         ("stl10", "d", result["recipe"], ""): [r for r in results if r["recipe"] == result["recipe"]]
         for result in results
     }
-    assert schedule_pairs(keys) == {}
+    assert schedule_pairs(keys, dict.fromkeys(keys, LAYOUT)) == {}
 
 
 @pytest.mark.parametrize("damage", [{"updates": [1]}, {"updates": {"simclr": "x"}}, {"probe_share": "x"}])
 def test_a_damaged_schedule_is_passed_over(damage: dict[str, Any]) -> None:
     row, before = run("exp3", 0, 0.6)
     before["schedule"] |= damage
-    text = build_table([*run("uniform", 0, 0.5), row, before]).markdown()
+    text = build_table([*run("uniform", 0, 0.5), row, before], LAYOUT).markdown()
     assert "less that of recipe strong-uniform-t, paired over seeds: +10.00 (1 seed)" in text

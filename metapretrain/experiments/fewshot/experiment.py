@@ -28,6 +28,7 @@ from metapretrain.experiments.fewshot.learning import (
 )
 from metapretrain.files import one_line_errors, write_whole
 from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, is_transductive, load
+from metapretrain.report.layout import Layout
 from metapretrain.training import RunFolder
 from metapretrain.training.devices import wait_for_all
 
@@ -57,6 +58,7 @@ class FewShot(RunFolders):
         test_episodes, validation_episodes: how many, the same ones for every run.
         resume: go on with runs that were cut short and keep finished ones.
         figures: a seed: curves are drawn; None: they are not.
+        layout: of the table; None: a column for each metric.
     """
 
     dataset: str
@@ -70,6 +72,7 @@ class FewShot(RunFolders):
     resume: bool = False
     suffix: str = ""
     figures: int | None = 0
+    layout: Layout | None = None
 
     @property
     def setting(self) -> str:

@@ -31,12 +31,39 @@ from metapretrain.files import load_tensors
 from metapretrain.models import Encoder
 from metapretrain.models.saved import ENCODER, save_model
 from metapretrain.protonet import prototypes
+from metapretrain.report.layout import Column, Layout
 from metapretrain.training import RunFolder, TrainReport
+
+IMAGES = Layout(
+    columns=(
+        Column("test", "test_accuracy", "test %", examples="test", interval="proportion", drawn="test accuracy"),
+        Column("train", "train_accuracy", "train %"),
+        Column("nearest_prototype", "nearest_prototype_accuracy", "nearest prototype %"),
+        Column("knn", "knn_accuracy", "kNN %"),
+        Column("validation", "validation_accuracy", "validation %"),
+        Column(
+            "corrupt",
+            "corrupt_accuracy",
+            "corrupted %",
+            optional=True,
+            legend="Corrupted: test images, mean over the standard corruptions and their severities.",
+        ),
+    ),
+    main="test",
+    legend=(
+        "Mean ± half-width of the 95% interval over seeds (Student t). Test set 95%: Wilson interval at the "
+        "mean, for the number of test images. Nearest prototype: the class of the nearest mean training "
+        "embedding, without a head. Validation: training images held back for choices."
+    ),
+    baselines=(("supervised",), ("simclr", "simclr-frozen")),
+)
 
 
 @dataclass(frozen=True)
 class Experiment(Runs[Recipe, ImageData, Method]):
     """An image experiment: see `Runs`; maps and confusion matrices are its figures."""
+
+    layout: Layout | None = IMAGES
 
     def pretraining_run(self, method: Method) -> tuple[str, Method] | None:
         """Return name and method of the pretraining that a row shares with others, or None."""

@@ -15,11 +15,19 @@ from metapretrain.experiments.schedule.training import ScheduledPretraining, fin
 from metapretrain.files import json_bytes, write_whole
 from metapretrain.models.text_encoders import TextEncoder, save_text_encoder
 from metapretrain.report.figures import read_curves
+from metapretrain.report.layout import Column, Layout
 from metapretrain.scheduling import BlockScheduler
 
 log = logging.getLogger(__name__)
 ENCODER, CHOICES = "encoder", "choices.json"
 AGREED = ("taylor_rank_correlation", "taylor_regret")
+TITLES = {"accuracy": "accuracy %", "f1": "F1 %", "matthews": "Matthews"}
+
+
+def downstream_column(task: str, metric: str) -> Column:
+    """The column of a downstream task's main metric."""
+    title, kind = TITLES.get(metric, metric.replace("_", " ")), "proportion" if metric == "accuracy" else None
+    return Column(task, f"{task}_{metric}", f"{task} {title}", metric != "matthews", True, f"{task}_test", kind)
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,13 @@ class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
     """
 
     make_encoder: Callable[[int], TextEncoder] = field(kw_only=True)
+
+    @property
+    def table_layout(self) -> Layout:
+        """The layout with a column for each downstream task."""
+        mean = Column("downstream", "downstream", "downstream %", drawn="mean over downstream tasks")
+        layout = self.layout or Layout((mean,), mean.name, part="test", first_row=True, compared=(mean.name,))
+        return layout.with_tasks(downstream_column(task, self.data.tasks[task].metric) for task in self.data.downstream)
 
     def pretraining_run(self, method: ScheduleMethod) -> None:
         """None: no two rows share a pretraining."""
@@ -114,6 +129,7 @@ class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
                 "encoder": self.recipe.encoder,
                 "setting": method.setting,
                 "scheduler": method.scheduler,
+                **{key: value for key in ("source", "block") if (value := getattr(method, key)) is not None},
                 "probe_seconds": round(scheduler.cost.seconds, 3),
                 "updates_per_s": round(report.updates_per_second, 2),
                 "curve": {"updates": curves["validation/target_loss"][0].tolist(), **curve},

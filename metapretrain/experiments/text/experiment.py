@@ -11,7 +11,7 @@ from torch import nn
 
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
-from metapretrain.evaluation.metrics import majorities
+from metapretrain.evaluation.metrics import METRICS, majorities
 from metapretrain.evaluation.representation import subsample
 from metapretrain.experiments.base import NO_COST, Runs
 from metapretrain.experiments.text.data import TextData
@@ -40,10 +40,19 @@ from metapretrain.experiments.text.training import (
 from metapretrain.files import save_tensors
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, save_text_encoder
 from metapretrain.protonet import prototypes
+from metapretrain.report.layout import Column, Layout
 from metapretrain.scheduling import parse_schedule
 from metapretrain.training import RunFolder
 
 MAP_ROWS = 100  # rows of each task in a map, as in the paper's figure 1
+
+
+def task_column(task: str, metric: str) -> Column:
+    """The column of a task's accuracy or correlation."""
+    share = metric == "accuracy"
+    title = f"{task.upper()} {'accuracy %' if share else 'Pearson'}"
+    kind = "proportion" if share else "correlation"
+    return Column(task, f"{task}_{metric}", title, share, True, f"{task}_dev", kind)
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,18 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
     """A text experiment: see `Runs`; its figures are maps of pretrained embeddings."""
 
     map_points: int = MAP_ROWS
+
+    @property
+    def table_layout(self) -> Layout:
+        """The layout with a column for each task; without one, a table of the tasks and their mean."""
+        tasks = tuple(task_column(task.name, METRICS[task.kind][0]) for task in self.data.tasks)
+        if self.layout is not None:
+            return self.layout.with_tasks(tasks)
+        names = tuple(task.name for task in tasks)
+        overall = Column("overall", "overall", "overall", False, parts=names)
+        legend = "Dev parts; mean ± half-width of the 95% interval over seeds (Student t). Overall: plain mean."
+        compared = (*names, "overall")
+        return Layout((*tasks, overall), "overall", legend, first_row=True, compared=compared, open=True)
 
     def pretraining_run(self, method: TextMethod) -> tuple[str, Pretraining] | None:
         """Return name and plan of the pretraining that a row shares with others, or None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from metapretrain.report.scaling import scaling_table
+from run_scale import scaling_table
 
 
 def row(processes: int, values: list[float], rate: float, *, graph: bool = False) -> dict[str, Any]:
