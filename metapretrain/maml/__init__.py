@@ -1,6 +1,6 @@
 """MAML: learning an initialisation through the inner loop."""
 
-from metapretrain.maml.adapt import ENGINES, Choice, adapt, engine_for
+from metapretrain.maml.adapt import ENGINES, EngineChoice, adapt, engine_for
 from metapretrain.maml.compiled import CompiledMeta, MetaGraph
 from metapretrain.maml.gradient_check import MetaGradientCheck, ParameterCheck, check_meta_gradient
 from metapretrain.maml.inner import current_step
@@ -15,8 +15,8 @@ __all__ = [
     "FOMAML",
     "MAML",
     "POLICIES",
-    "Choice",
     "CompiledMeta",
+    "EngineChoice",
     "Functional",
     "MetaGradientCheck",
     "MetaGraph",

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from metapretrain.maml.inner import (
 )
 from metapretrain.nests import Nest, check_stacked, flat_params, map_tensors, rebuild, tensors
 
-ENGINES = ("auto", "higher", "learn2learn", "loop", "mixed", "vmap")
+ENGINES = ("auto", *engines.ENGINES)
 OPTIMIZERS: dict[str, OptimizerFactory | None] = {
     "sgd": None,
     "momentum": lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9),
@@ -84,7 +85,9 @@ class Options:
         return self.engine if self.factory is None else "higher"
 
 
-def build(loss_fn: LossFunction, params: Nest, batch: Nest, options: Options) -> tuple[Inner, Named]:
+def build(
+    loss_fn: LossFunction, params: Nest, batch: Nest, options: Options, query: Nest = None
+) -> tuple[Inner, Named]:
     """The inner loop, and the parameters by name.
 
     Raises:
@@ -95,7 +98,7 @@ def build(loss_fn: LossFunction, params: Nest, batch: Nest, options: Options) ->
     named = flat_params(params)
     everything = {**named, **{f"batch tensor {i}": t for i, t in enumerate(tensors(batch))}}
     check_usable(everything)
-    check_meta(everything)
+    check_meta({**everything, **{f"query tensor {i}": t for i, t in enumerate(tensors(query))}})
     if options.order == 2:
         check_not_compiled(loss_fn)
     adapted = choose_names(options.only, tuple(named))
@@ -208,11 +211,6 @@ def task_of(batch: Nest, task: int) -> Nest:
     return map_tensors(lambda t: t[task], batch)
 
 
-def stack_results(results: list[Named]) -> Named:
-    """The tasks' parameters, (T, ...) each."""
-    return {name: torch.stack([result[name] for result in results]) for name in results[0]}
-
-
 logger = logging.getLogger(__name__)
 
 # On a CPU, a task whose forward pass has more multiplications than this keeps the cores busy by itself, and
@@ -223,18 +221,19 @@ BUSY = 5.5e7
 LARGE = 5e5
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """An engine and the reason for it."""
 
     engine: str
     why: str
 
 
+Gradients = list[Tensor | None]
 _probed: dict[Any, str | None] = {}
 _said: set[Any] = set()
 
 
-def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest = None) -> Choice:
+def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest = None) -> EngineChoice:
     """The engine for `engine="auto"`; says at debug level which and why, once for each loss and shape."""
     choice = _choose(inner, named, batch, tasks, query)
     seen = _key(inner, named, batch), choice
@@ -244,23 +243,23 @@ def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Ne
     return choice
 
 
-def _choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest) -> Choice:
+def _choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest) -> EngineChoice:
     if inner.optimizer is not None:
-        return Choice("higher", "the only engine with optimizers other than SGD")
+        return EngineChoice("higher", "the only engine with optimizers other than SGD")
     if tasks is None or tasks == 1:
-        return Choice("loop", "a single task")
+        return EngineChoice("loop", "a single task")
     device = next(iter(named.values())).device.type
     if device == "cpu" and is_busy(named, batch):
-        return Choice("loop", "a task keeps this CPU busy by itself")
+        return EngineChoice("loop", "a task keeps this CPU busy by itself")
     key = _key(inner, named, batch)
     if key not in _probed:
         _probed[key] = _probe(inner, named, batch)
     reason = _probed[key]
     if reason is not None:
-        return Choice("loop", reason)
+        return EngineChoice("loop", reason)
     if device == "cpu" and query is not None and is_busy(named, query):
-        return Choice("mixed", "small support parts are stacked, a query part keeps this CPU busy by itself")
-    return Choice("vmap", f"all tasks in one forward pass on {device}")
+        return EngineChoice("mixed", "small support parts are stacked, a query part keeps this CPU busy by itself")
+    return EngineChoice("vmap", f"all tasks in one forward pass on {device}")
 
 
 def is_busy(named: Named, batch: Nest) -> bool:
@@ -316,10 +315,10 @@ def _gradient_by_vmap(inner: Inner, named: Named, batch: Nest) -> str | None:
     devices = cuda_devices(named)
     with torch.random.fork_rng(devices=devices), repeated(), at_step(0), differentiable_twice(2), exact_products():
         before = _random_states(devices)
-        looped = [_one_gradient(inner, detached, task_of(two, task)) for task in range(2)]
+        looped = [_gradients(inner, detached, task_of(two, task), None, engines.one_loss) for task in range(2)]
         random = not all(map(torch.equal, before, _random_states(devices)))
         try:
-            mapped = _stacked_gradient(inner, detached, two)
+            mapped = _gradients(inner, detached, two, 2, engines.summed_losses)
         except Exception as error:  # of any kind: it may come from the user's loss
             line = str(error).strip().partition("\n")[0]
             return f"vmap is not possible ({type(error).__name__}: {line})"
@@ -344,19 +343,12 @@ def _random_states(devices: list[int]) -> list[Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 
 
-def _one_gradient(inner: Inner, named: Named, batch: Nest) -> list[Tensor | None]:
-    fast, frozen = inner.split(named)
-    fast = inner.start(fast)
-    return inner.gradient(0, inner.loss({**frozen, **fast}, batch), fast)
+def _gradients(inner: Inner, named: Named, batch: Nest, tasks: int | None, loss_of: engines.Loss) -> Gradients:
+    fast, frozen = inner.begin(named, tasks)
+    return inner.gradients(0, loss_of(inner, fast, frozen, batch), fast)
 
 
-def _stacked_gradient(inner: Inner, named: Named, batch: Nest) -> list[Tensor | None]:
-    fast, frozen = inner.split(named)
-    fast = inner.start({name: p.expand(2, *p.shape) for name, p in fast.items()})
-    return inner.gradient(0, engines.over_tasks(inner.loss, fast, frozen, batch).sum(), fast)
-
-
-def _difference(looped: list[list[Tensor | None]], mapped: list[Tensor | None]) -> str | None:
+def _difference(looped: list[Gradients], mapped: Gradients) -> str | None:
     gap = size = 0.0
     exact = True
     for number, stack in enumerate(mapped):
@@ -370,13 +362,6 @@ def _difference(looped: list[list[Tensor | None]], mapped: list[Tensor | None]) 
     if gap**0.5 <= (1e-8 if exact else 2e-2) * size**0.5:
         return None
     return f"by vmap the gradient differs by {(gap / size) ** 0.5:.0e} from that of one task at a time"
-
-
-ONE_TASK: dict[str, Callable[[Inner, Named, Nest], Named]] = {
-    "higher": engines.adapt_by_higher,
-    "learn2learn": engines.adapt_by_learn2learn,
-    "loop": engines.adapt_by_loop,
-}
 
 
 def adapt(
@@ -434,91 +419,71 @@ def adapt(
     if steps == 0:
         results = named if tasks is None else {n: p.expand(tasks, *p.shape) for n, p in named.items()}
     else:
-        results = _with_graph_if_needed(_adapted, inner, named, batch, tasks, options.asked)
+        engine = options.asked if options.asked != "auto" else choose(inner, named, batch, tasks).engine
+        results = _adapted(inner, named, batch, tasks, engine)
     return rebuild(params, iter([results[name] for name in named]))
+
+
+def _adapted(inner: Inner, named: Named, batch: Nest, tasks: int | None, engine: str) -> Named:
+    try:
+        if engine in engines.STACKED:
+            stack = map_tensors(lambda t: t[None], batch) if tasks is None else batch
+            fast, frozen = engines.ENGINES[engine](inner, named, stack, tasks or 1)
+            if tasks is None:
+                return {**frozen, **{name: p[0] for name, p in fast.items()}}
+            return {**{name: p.expand(tasks, *p.shape) for name, p in frozen.items()}, **fast}
+        parts = [batch] if tasks is None else [task_of(batch, task) for task in range(tasks)]
+        found = [engines.ENGINES[engine](inner, named, part) for part in parts]
+    except HiddenWeights:
+        return _adapted(replace(inner, graph=True), named, batch, tasks, engine)
+    each = [{**frozen, **fast} for fast, frozen in found]
+    return each[0] if tasks is None else {name: torch.stack([one[name] for one in each]) for name in named}
 
 
 def engine_for(
     loss_fn: LossFunction, params: Nest, batch: Nest, query: Nest = None, *, lr: Any, **options: Any
-) -> Choice:
-    """The engine that :func:`adapt`, or with `query` :func:`meta_loss`, takes: ``Choice(engine, why)``.
+) -> EngineChoice:
+    """The engine that :func:`adapt`, or with `query` :func:`meta_loss`, takes: ``EngineChoice(engine, why)``.
 
     Example:
         >>> engine_for(lambda w, x: (w - x) ** 2, torch.tensor(1.0), torch.tensor(0.0), lr=0.1)
-        Choice(engine='loop', why='a single task')
+        EngineChoice(engine='loop', why='a single task')
     """
     chosen = Options(lr, **options)
     inner, named = build(loss_fn, params, batch, chosen)
     if chosen.asked != "auto":
-        return Choice(chosen.asked, "asked for")
+        return EngineChoice(chosen.asked, "asked for")
     return choose(inner, named, batch, chosen.tasks, query)
 
 
-def evaluate(
+def task_values(
     inner: Inner, named: Named, support: Nest, query: Nest, tasks: int, engine: str, function: LossFunction
 ) -> Tensor:
     """`function(adapted params, query)` of each task, stacked to (T, ...)."""
-    values: Tensor = _with_graph_if_needed(_evaluated, inner, named, support, tasks, engine, query, function)
-    return values
-
-
-def _with_graph_if_needed(
-    run: Callable[..., Any], inner: Inner, named: Named, batch: Nest, tasks: int | None, *rest: Any
-) -> Any:
-    engine, *others = rest
     if engine == "auto":
-        engine = choose(inner, named, batch, tasks, *others[:1]).engine
+        engine = choose(inner, named, support, tasks, query).engine
+    values: list[Tensor] = []
     try:
-        return run(inner, named, batch, tasks, engine, *others)
+        if engine not in engines.STACKED:
+            for task in range(tasks):
+                fast, frozen = engines.ENGINES[engine](inner, named, task_of(support, task))
+                values.append(_value(inner, function, {**frozen, **fast}, task_of(query, task), engine == "loop"))
+            return torch.stack(values)
+        fast, frozen = engines.ENGINES[engine](inner, named, support, tasks)
     except HiddenWeights:
-        return run(replace(inner, graph=True), named, batch, tasks, engine, *others)
-
-
-def _adapted(inner: Inner, named: Named, batch: Nest, tasks: int | None, engine: str) -> Named:
-    with differentiable_twice(inner.order):
-        if engine in ("vmap", "mixed"):
-            stacked = map_tensors(lambda t: t[None], batch) if tasks is None else batch
-            fast, frozen = engines.adapt_stack(inner, named, stacked, tasks or 1)
-            if tasks is None:
-                return {**frozen, **{name: p[0] for name, p in fast.items()}}
-            return {**{name: p.expand(tasks, *p.shape) for name, p in frozen.items()}, **fast}
-        if tasks is None:
-            return ONE_TASK[engine](inner, named, batch)
-        return stack_results([ONE_TASK[engine](inner, named, task_of(batch, t)) for t in range(tasks)])
-
-
-def _evaluated(
-    inner: Inner, named: Named, support: Nest, tasks: int, engine: str, query: Nest, function: LossFunction
-) -> Tensor:
-    def call(params: Named, data: Nest) -> Tensor:
-        return inner.call(function, params, data)
-
-    if engine in ("vmap", "mixed"):
-        with differentiable_twice(inner.order):
-            fast, frozen = engines.adapt_stack(inner, named, support, tasks)
-        if engine == "mixed":
-            each = zip(*(stack.unbind() for stack in fast.values()), strict=True)
-            adapted = ({**frozen, **dict(zip(fast, values, strict=True))} for values in each)
-            return _one_by_one(inner, call, adapted, query, engine)
+        return task_values(replace(inner, graph=True), named, support, query, tasks, engine, function)
+    if engine == "vmap":
         with at_step(inner.steps):
-            return engines.over_tasks(call, fast, frozen, query)
-
-    def one_task(task: int) -> Named:
-        with differentiable_twice(inner.order):
-            return ONE_TASK[engine](inner, named, task_of(support, task))
-
-    return _one_by_one(inner, call, map(one_task, range(tasks)), query, engine)
-
-
-def _one_by_one(
-    inner: Inner, call: Callable[[Named, Nest], Tensor], adapted: Iterable[Named], query: Nest, engine: str
-) -> Tensor:
-    values = []
-    for task, params in enumerate(adapted):
-        data = task_of(query, task)
-        layout: AbstractContextManager[object] = nullcontext()
-        if engine in ("loop", "mixed"):
-            params, data, layout = channels_last(params, data)
-        with at_step(inner.steps), layout:
-            values.append(call(params, data))
+            return engines.over_tasks(partial(inner.call, function), fast, frozen, query)
+    for task, own in enumerate(zip(*(stack.unbind() for stack in fast.values()), strict=True)):
+        params = {**frozen, **dict(zip(fast, own, strict=True))}
+        values.append(_value(inner, function, params, task_of(query, task), True))
     return torch.stack(values)
+
+
+def _value(inner: Inner, function: LossFunction, params: Named, query: Nest, reorder: bool) -> Tensor:
+    layout: AbstractContextManager[object] = nullcontext()
+    if reorder:
+        params, query, layout = channels_last(params, query)
+    with at_step(inner.steps), layout:
+        return inner.call(function, params, query)

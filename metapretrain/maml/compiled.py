@@ -281,7 +281,7 @@ class _Sources(NamedTuple):
         inner, fast, frozen = self._named(inner, state, others)
         with torch.enable_grad(), differentiable_twice(inner.order):
             batch = rebuild(self.support, iter(data))
-            return list(engines.advance(inner, inner.start(fast), frozen, batch, 0, 1).values())
+            return list(engines.ENGINES["vmap"](inner, {**frozen, **fast}, batch, steps=range(1))[0].values())
 
     def _named(self, inner: Inner, state: Tensors, others: Tensors) -> tuple[Inner, Named, Named]:
         rest = iter(others)

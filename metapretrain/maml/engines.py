@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from metapretrain.checks import import_learn2learn
 from metapretrain.errors import InputError
-from metapretrain.maml.inner import Inner, Named, at_step, differentiable_twice, holding, unroll
+from metapretrain.maml.inner import Inner, Named, at_step, differentiable_twice, holding, in_segments
 from metapretrain.nests import Nest, map_tensors, rebuild, tensors
 
 SMALL = 32 * 32  # pixels: images of 28 x 28 lose by it, of 84 x 84 they gain (docs/maml.md)
@@ -159,30 +160,41 @@ def sliced_patches() -> AbstractContextManager[None]:
     return holding(_sliced, True)
 
 
-def adapt_by_loop(inner: Inner, params: Named, batch: Nest) -> Named:
-    """All parameters of one task after the inner steps, by name."""
-    fast, frozen = inner.split(params)
-    fast = unroll(_advance, inner, inner.start(fast), frozen, batch)
-    return {**frozen, **inner.finish(fast)}
+Loss = Callable[[Inner, Named, Named, Nest], Tensor]
+Engine = Callable[..., tuple[Named, Named]]
 
 
-def _advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:
-    for step in range(first, last):
-        with at_step(step):
-            loss = inner.loss({**frozen, **fast}, batch)
-        fast = inner.update(step, fast, inner.gradient(step, loss, fast))
-    return fast
+def descend(
+    loss_of: Loss, inner: Inner, params: Named, batch: Nest, tasks: int | None = None, steps: range | None = None
+) -> tuple[Named, Named]:
+    """(adapted parameters, the others) after the inner steps, by PyTorch's own derivatives.
+
+    With `tasks` the adapted ones are those of each task, (T, ...), and `loss_of` is the sum of the tasks' losses.
+    """
+    fast, frozen = inner.begin(params, tasks)
+    with differentiable_twice(inner.order):
+        if inner.checkpoint and inner.graph:
+            return in_segments(partial(descend, loss_of), inner, fast, frozen, batch), frozen
+        for step in range(inner.steps) if steps is None else steps:
+            with at_step(step):
+                loss = loss_of(inner, fast, frozen, batch)
+            inner.check_loss(step, loss, fast)
+            gradients = torch.autograd.grad(loss, list(fast.values()), create_graph=inner.twice, allow_unused=True)
+            fast = inner.update(step, fast, inner.checked(gradients))
+    return inner.finish(fast), frozen
+
+
+def one_loss(inner: Inner, fast: Named, frozen: Named, batch: Nest) -> Tensor:
+    """The loss of one task."""
+    return inner.loss({**frozen, **fast}, batch)
+
+
+def summed_losses(inner: Inner, fast: Named, frozen: Named, batch: Nest) -> Tensor:
+    """The sum of the losses of all tasks."""
+    return over_tasks(inner.loss, fast, frozen, batch).sum()
 
 
 Function = Callable[[Named, Nest], Tensor]
-
-
-def adapt_stack(inner: Inner, params: Named, batch: Nest, tasks: int) -> tuple[Named, Named]:
-    """(adapted parameters (T, ...), the others, shared) after the inner steps, by name."""
-    fast, frozen = inner.split(params)
-    stacked = {name: p.expand(tasks, *p.shape) for name, p in fast.items()}
-    stacked = unroll(advance, inner, inner.start(stacked), frozen, batch)
-    return inner.finish(stacked), frozen
 
 
 def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> Tensor:
@@ -215,19 +227,10 @@ def _no_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def advance(inner: Inner, fast: Named, frozen: Named, batch: Nest, first: int, last: int) -> Named:
-    for step in range(first, last):
-        with at_step(step):
-            losses = over_tasks(inner.loss, fast, frozen, batch)
-        fast = inner.update(step, fast, inner.gradient(step, losses.sum(), fast))
-    return fast
-
-
-def adapt_by_higher(inner: Inner, params: Named, batch: Nest) -> Named:
-    """All parameters of one task after the inner steps, by name."""
-    fast, frozen = inner.split(params)
-    optimizer = _differentiable(inner, fast)
-    weights = list(inner.start(fast).values())
+def descend_by_higher(inner: Inner, params: Named, batch: Nest, tasks: None = None) -> tuple[Named, Named]:
+    """As :func:`descend` for one task, by an optimizer of higher."""
+    fast, frozen = inner.begin(params, tasks)
+    optimizer, weights = _differentiable(inner, fast), list(fast.values())
 
     def checked(gradients: Any) -> Any:
         gradients = inner.checked(gradients)
@@ -236,13 +239,13 @@ def adapt_by_higher(inner: Inner, params: Named, batch: Nest) -> Named:
         return [None if g is None else g.detach() for g in gradients]
 
     for step in range(inner.steps):
-        with at_step(step):
-            moving = dict(zip(fast, weights, strict=True))
+        moving = dict(zip(fast, weights, strict=True))
+        with at_step(step), differentiable_twice(inner.order):
             loss = inner.loss({**frozen, **moving}, batch)
         inner.check_loss(step, loss, moving)
         rates = [inner.rates.at(step, name) for name in fast]
         weights = optimizer.step(loss, params=weights, override={"lr": rates}, grad_callback=checked)
-    return {**frozen, **inner.finish(dict(zip(fast, weights, strict=True)))}
+    return inner.finish(dict(zip(fast, weights, strict=True))), frozen
 
 
 def _differentiable(inner: Inner, fast: Named) -> Any:
@@ -270,26 +273,22 @@ def library() -> Any:
     return higher
 
 
-def adapt_by_learn2learn(inner: Inner, params: Named, batch: Nest) -> Named:
-    """All parameters of one task after the inner steps, by name."""
+def descend_by_learn2learn(inner: Inner, params: Named, batch: Nest, tasks: None = None) -> tuple[Named, Named]:
+    """As :func:`descend` for one task, by learn2learn's update of a module."""
     utils = import_learn2learn("engine 'learn2learn'").utils
-    fast, frozen = inner.split(params)
-    holder = utils.clone_module(_holder(inner.start(fast)))
+    fast, frozen = inner.begin(params, tasks)
+    holder = utils.clone_module(_holder(fast))
     for step in range(inner.steps):
-        fast = dict(zip(fast, holder._parameters.values(), strict=True))
-        with at_step(step):
+        fast = _weights(fast, holder)
+        with at_step(step), differentiable_twice(inner.order):
             loss = inner.loss({**frozen, **fast}, batch)
-        gradients = inner.gradient(step, loss, fast)
-        updates = [
-            None if g is None else -inner.rates.at(step, name) * g for name, g in zip(fast, gradients, strict=True)
-        ]
         # Given through its attribute: its `updates` argument matches by order and ignores what is left over.
-        for weight, change in zip(fast.values(), updates, strict=True):
-            weight.update = change  # type: ignore[attr-defined]
+        for (name, weight), g in zip(fast.items(), inner.gradients(step, loss, fast), strict=True):
+            weight.update = None if g is None else -inner.rates.at(step, name) * g  # type: ignore[attr-defined]
         holder = utils.update_module(holder)
         if not inner.graph:
             holder = _holder({n: p.detach().requires_grad_() for n, p in _weights(fast, holder).items()})
-    return {**frozen, **inner.finish(_weights(fast, holder))}
+    return inner.finish(_weights(fast, holder)), frozen
 
 
 def _weights(names: Named, holder: Any) -> Named:
@@ -302,3 +301,13 @@ def _holder(fast: Named) -> nn.Module:
     for number, value in enumerate(fast.values()):
         holder._parameters[str(number)] = value  # type: ignore[assignment]
     return holder
+
+
+ENGINES: dict[str, Engine] = {
+    "higher": descend_by_higher,
+    "learn2learn": descend_by_learn2learn,
+    "loop": partial(descend, one_loss),
+    "mixed": partial(descend, summed_losses),
+    "vmap": partial(descend, summed_losses),
+}
+STACKED = ("mixed", "vmap")  # these adapt all tasks at once, the others one by one

@@ -179,9 +179,19 @@ class Inner:
     checkpoint: bool = False
     optimizer: OptimizerFactory | None = None
 
+    @property
+    def twice(self) -> bool:
+        """Whether the gradients are themselves differentiated."""
+        return self.order == 2 and self.graph
+
     def split(self, params: Named) -> tuple[Named, Named]:
         """(those that are adapted, the others)."""
         return {n: params[n] for n in self.adapted}, {n: p for n, p in params.items() if n not in set(self.adapted)}
+
+    def begin(self, params: Named, tasks: int | None = None) -> tuple[Named, Named]:
+        """(parameters to adapt, of each of `tasks` where it is given: (T, ...); the others)."""
+        fast, frozen = self.split(params)
+        return self.start(fast if tasks is None else {n: p.expand(tasks, *p.shape) for n, p in fast.items()}), frozen
 
     def start(self, fast: Named) -> Named:
         """Weights that a gradient can be taken of: detached leaves where no graph is wanted."""
@@ -214,16 +224,14 @@ class Inner:
             if any(id(leaf) not in known for leaf in leaves_of([loss])):
                 raise HiddenWeights
 
-    def gradient(self, step: int, loss: Tensor, fast: Named) -> list[Tensor | None]:
-        """Gradient of the (summed) loss by the fast weights.
+    def gradients(self, step: int, loss: Tensor, fast: Named) -> list[Tensor | None]:
+        """Gradient of the loss by each of the fast weights.
 
         Raises:
             InputError: the loss has no gradient, or not by some parameters (unless `allow_unused`).
         """
         self.check_loss(step, loss, fast)
-        create = self.order == 2 and self.graph
-        gradients = torch.autograd.grad(loss, list(fast.values()), create_graph=create, allow_unused=True)
-        return self.checked(gradients)
+        return self.checked(torch.autograd.grad(loss, list(fast.values()), create_graph=self.twice, allow_unused=True))
 
     def checked(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients, or an error that names the parameters that have none."""
@@ -293,42 +301,30 @@ def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-Advance = Callable[[Inner, Named, Named, Nest, int, int], Named]
 Run = Callable[[list[Tensor], bool], list[Tensor]]
 
 
-def unroll(advance: Advance, inner: Inner, fast: Named, frozen: Named, batch: Nest) -> Named:
-    """All inner steps of `advance(inner, fast, frozen, batch, first, last)`, checkpointed if asked for."""
-    if not (inner.checkpoint and inner.graph):
-        return advance(inner, fast, frozen, batch, 0, inner.steps)
-    length = math.ceil(math.sqrt(inner.steps))
+def in_segments(engine: Any, inner: Inner, fast: Named, frozen: Named, batch: Nest) -> Named:
+    """The adapted parameters after all inner steps, which the backward pass computes again, a segment at a time."""
+    length = max(1, math.ceil(math.sqrt(inner.steps)))
     others = [*frozen.values(), *tensors(batch), *inner.rates.tensors()]
     for first in range(0, inner.steps, length):
-        last = min(first + length, inner.steps)
-        run = _segment(advance, inner, tuple(fast), tuple(frozen), batch, first, last)
+        steps = range(first, min(first + length, inner.steps))
+        run = _segment(engine, inner, [*fast, *frozen], batch, steps)
         moved = _Segment.apply(run, len(fast), *fast.values(), *others)
         fast = dict(zip(fast, moved, strict=True))
     return fast
 
 
-def _segment(
-    advance: Advance,
-    inner: Inner,
-    names: tuple[str, ...],
-    frozen_names: tuple[str, ...],
-    batch: Nest,
-    first: int,
-    last: int,
-) -> Run:
+def _segment(engine: Any, inner: Inner, names: list[str], batch: Nest, steps: range) -> Run:
     def run(values: list[Tensor], graph: bool) -> list[Tensor]:
         rest = iter(values)
-        fast = {name: next(rest) for name in names}
-        frozen = {name: next(rest) for name in frozen_names}
+        params = {name: next(rest) for name in names}
         data = rebuild(batch, rest)
-        rates = inner.rates.replaced(rest)
-        again = replace(inner, rates=rates, graph=graph, order=inner.order if graph else 1)
+        rates, order = inner.rates.replaced(rest), inner.order if graph else 1
+        again = replace(inner, rates=rates, graph=graph, order=order, checkpoint=False)
         with differentiable_twice(inner.order):
-            return list(advance(again, again.start(fast), frozen, data, first, last).values())
+            return list(engine(again, params, data, steps=steps)[0].values())
 
     return run
 

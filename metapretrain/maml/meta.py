@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError
-from metapretrain.maml.adapt import Options, build, check_meta, engine_for, evaluate
+from metapretrain.maml.adapt import Options, build, choose, task_values
+from metapretrain.maml.engines import STACKED
 from metapretrain.maml.inner import LossFunction, scalar
-from metapretrain.nests import Nest, check_stacked, map_tensors, tensors
+from metapretrain.nests import Nest, check_stacked, map_tensors
 
 
 def meta_loss(
@@ -43,10 +45,14 @@ def meta_loss(
         [2.25, 1.0]
     """
 
-    def one(values: Nest, data: Nest) -> Tensor:
-        return scalar((query_loss or loss_fn)(values, data), "query_loss" if query_loss else "loss_fn")
+    function = query_loss_of(loss_fn, query_loss)
+    return meta_outputs(loss_fn, params, support, query, function, tasks=tasks, chunk=chunk, **options)
 
-    return meta_outputs(loss_fn, params, support, query, one, tasks=tasks, chunk=chunk, **options)
+
+def query_loss_of(loss_fn: LossFunction, query_loss: LossFunction | None) -> LossFunction:
+    """The loss of the query part, checked to be a scalar."""
+    function, name = (loss_fn, "loss_fn") if query_loss is None else (query_loss, "query_loss")
+    return lambda values, data: scalar(function(values, data), name)
 
 
 def meta_outputs(
@@ -71,10 +77,9 @@ def meta_outputs(
     """
     check_stacked("query", query, whole("tasks", tasks, 1))
     chosen = Options(tasks=tasks, **options)
-    inner, named = build(loss_fn, params, support, chosen)
-    check_meta({**named, **{f"query tensor {i}": t for i, t in enumerate(tensors(query))}})
+    inner, named = build(loss_fn, params, support, chosen, query)
     parts = [
-        evaluate(inner, named, _rows(support, rows), _rows(query, rows), len(rows), chosen.asked, function)
+        task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), chosen.asked, function)
         for rows in _chunks(tasks, chunk)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -108,27 +113,14 @@ def meta_backward(
         >>> w.grad.item()  # the mean of 2 (1 - 2 lr)^2 (w - x)
         1.25
     """
-    lr = options.pop("lr", None)
-    borders = _Borders()
-    inside = [borders.cut(nest) for nest in (params, support, query, lr)]
-    engine = options.pop("engine", "auto")
-    if engine == "auto":
-        engine = engine_for(loss_fn, *inside[:3], tasks=tasks, lr=inside[3], **options).engine
-    if chunk is None and engine not in ("vmap", "mixed"):
-        chunk = 1
-    losses = []
-    for rows in _chunks(whole("tasks", tasks, 1), chunk):
-        part = meta_loss(
-            loss_fn,
-            inside[0],
-            _rows(inside[1], rows, tasks),
-            _rows(inside[2], rows, tasks),
-            tasks=len(rows),
-            query_loss=query_loss,
-            lr=inside[3],
-            engine=engine,
-            **options,
-        )
+    check_stacked("query", query, whole("tasks", tasks, 1))
+    chosen, borders = Options(tasks=tasks, **options), _Borders()
+    params, support, query, lr = (borders.cut(nest) for nest in (params, support, query, chosen.lr))
+    inner, named = build(loss_fn, params, support, replace(chosen, lr=lr), query)
+    engine = chosen.asked if chosen.asked != "auto" else choose(inner, named, support, tasks, query).engine
+    function, losses = query_loss_of(loss_fn, query_loss), []
+    for rows in _chunks(tasks, 1 if chunk is None and engine not in STACKED else chunk):
+        part = task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), engine, function)
         if not part.requires_grad:
             raise InputError("meta_backward: neither params nor lr ask for a gradient; see requires_grad_()")
         (part.sum() / tasks).backward()
@@ -142,15 +134,8 @@ def _chunks(tasks: int, chunk: int | None) -> list[range]:
     return [range(first, min(first + size, tasks)) for first in range(0, tasks, size)]
 
 
-def _rows(batch: Nest, rows: range, tasks: int | None = None) -> Nest:
-    """The tasks in `rows`; a batch that is not stacked rightly is left to the checks."""
-
-    def cut(tensor: Tensor) -> Tensor:
-        return tensor[rows.start : rows.stop]
-
-    if tasks is not None:
-        check_stacked("batch", batch, tasks)
-    return map_tensors(cut, batch)
+def _rows(batch: Nest, rows: range) -> Nest:
+    return map_tensors(lambda tensor: tensor[rows.start : rows.stop], batch)
 
 
 class _Borders:
