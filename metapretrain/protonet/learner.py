@@ -14,8 +14,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.maml.inner import Named
 from metapretrain.maml.learner import checked_module, pair
 from metapretrain.nests import map_tensors
-
-DISTANCES = ("cosine", "sqeuclidean")
+from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits, prototypes
 
 
 class ProtoNet(nn.Module):
@@ -27,7 +26,7 @@ class ProtoNet(nn.Module):
 
     Args:
         model: maps x (N, ...) to embeddings; what they have beyond (N, D) is flattened.
-        distance: "sqeuclidean" (the paper's) or "cosine".
+        distance: "sqeuclidean" (the paper's), "euclidean" or "cosine".
         temperature: above 0; the logits are divided by it.
         ways: number of classes W of every task, each with support examples. None: read from the labels, which
             waits for the device.
@@ -108,21 +107,20 @@ class ProtoNet(nn.Module):
         return self._compare(z[:, shots:], _centres(z[:, :shots], sy, self.ways))
 
     def _compare(self, queries: Tensor, centres: Tensor) -> Tensor:
-        if self.distance == "cosine":
-            return F.normalize(queries, dim=-1) @ F.normalize(centres, dim=-1).mT / self.temperature
-        gaps = (queries[:, :, None] - centres[:, None]).square().sum(-1)
-        return -gaps / self.temperature
+        """Logits (T, Q, W) of embeddings (T, Q, D) by centres (T, W, D)."""
+        return torch.vmap(lambda q, c: proto_logits(q, c, self.distance, self.temperature))(queries, centres)
 
 
 def _centres(z: Tensor, y: Tensor, ways: int | None) -> Tensor:
-    """Mean embedding of each class, (T, W, D), of z (T, N, D) and y (T, N)."""
-    known = ways is not None
+    """Mean embedding of each class of each task, (T, W, D), of z (T, N, D) and y (T, N)."""
+    known, tasks = ways is not None, len(z)
     ways = int(y.max()) + 1 if ways is None else ways
-    member = (y[..., None] == torch.arange(ways, device=y.device)).to(z.dtype)
-    counts = member.sum(1)
-    if not known and not bool((counts > 0).all()):
+    ids, inside = class_ids(y, ways)
+    ids = torch.where(inside, ids + ways * torch.arange(tasks, device=y.device)[:, None], -1)
+    centres, present = prototypes(z.flatten(0, 1), ids.flatten(), tasks * ways)
+    if not known and not bool(present.all()):
         raise InputError(f"a class of 0..{ways - 1} has no support example in some task; number them 0..W-1")
-    return member.mT @ z / counts[..., None]
+    return centres.view(tasks, ways, -1)
 
 
 def _check_rows(name: str, x: Any, y: Any, tasks: int) -> None:
