@@ -30,7 +30,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval, paired_interval
 from metapretrain.files import write_file
 from metapretrain.options import Parser, add_device_options, add_int_list, main_guard, names
-from metapretrain.report.markdown import markdown_table, percent, plain
+from metapretrain.report.markdown import markdown_table, shown
 from metapretrain.training.sweep import slots
 
 HERE = Path(__file__).resolve().parent
@@ -253,12 +253,12 @@ def scaling_table(measured: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any], alone: Mapping[str, Any] | None) -> list[str]:
     rate, wall = (sum(row[name]) / len(row[name]) for name in ("rates", "wall_s"))
-    shown = percent if "accuracy" in row["metric"] else plain
+    share = "accuracy" in row["metric"]
     about = ", ".join(map(str, filter(None, (row["batch"], row.get("precision")))))
     cells = [f"{row['row']} ({about})", str(row["processes"]), "yes" if row["cuda_graph"] else "no"]
     cells += [f"{rate:,.0f} {row['unit']}", _speedup(rate, alone), f"{wall:,.1f}"]
-    metric = row["metric"].replace("_", " ") + ", %" * (shown is percent)
-    cells += [f"{metric}: {shown(mean_interval(row['values']))}", str(len(row["seeds"]))]
+    metric = row["metric"].replace("_", " ") + ", %" * share
+    cells += [f"{metric}: {shown(mean_interval(row['values']), share)}", str(len(row["seeds"]))]
     if alone is None or alone is row:
         return [*cells, "-", "-"]
     before = dict(zip(alone["seeds"], alone["values"], strict=True))
@@ -267,7 +267,7 @@ def _cells(row: Mapping[str, Any], alone: Mapping[str, Any] | None) -> list[str]
         return [*cells, "-", "-"]
     less = paired_interval([a for a, _ in both], [b for _, b in both])
     verdict = ("yes" if less.low <= 0 <= less.high else "no") if less.known else "-"
-    return [*cells, shown(less, "+"), verdict]
+    return [*cells, shown(less, share, "+"), verdict]
 
 
 def _speedup(rate: float, alone: Mapping[str, Any] | None) -> str:

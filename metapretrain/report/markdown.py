@@ -14,32 +14,19 @@ MARK = "†"
 STAR = " \\*"
 
 
-def percent(interval: Interval | None, sign: str = "") -> str:
-    """`80.12 ± 0.43` in per cent, without an interval where there is none, `-` where nothing was measured.
+def shown(interval: Interval | None, percent: bool = True, sign: str = "") -> str:
+    """`80.12 ± 0.43` in per cent, else `0.801 ± 0.004`; `-` where nothing was measured.
 
     Example:
-        >>> from metapretrain.evaluation.intervals import mean_interval
-        >>> percent(mean_interval([0.70, 0.72, 0.74])), percent(None)
-        ('72.00 ± 4.97', '-')
+        >>> interval = mean_interval([0.70, 0.72, 0.74])
+        >>> shown(interval), shown(interval, percent=False), shown(mean_interval([0.5]), False, "+"), shown(None)
+        ('72.00 ± 4.97', '0.720 ± 0.050', '+0.500', '-')
     """
     if interval is None:
         return "-"
-    text = f"{round(100 * interval.mean, 9):{sign}.2f}"  # rounded so that equal means are shown alike
-    return f"{text} ± {100 * interval.half_width:.2f}" if interval.known else text
-
-
-def plain(interval: Interval | None, sign: str = "") -> str:
-    """`0.724 ± 0.012`: a correlation or a mean of several metrics, as `percent` else.
-
-    Example:
-        >>> from metapretrain.evaluation.intervals import mean_interval
-        >>> plain(mean_interval([0.70, 0.72, 0.74])), plain(mean_interval([0.5]), "+")
-        ('0.720 ± 0.050', '+0.500')
-    """
-    if interval is None:
-        return "-"
-    text = f"{round(interval.mean, 11):{sign}.3f}"
-    return f"{text} ± {interval.half_width:.3f}" if interval.known else text
+    scale, digits = (100, 2) if percent else (1, 3)
+    text = f"{round(scale * interval.mean, 9 if percent else 11):{sign}.{digits}f}"  # equal means are shown alike
+    return f"{text} ± {scale * interval.half_width:.{digits}f}" if interval.known else text
 
 
 def _cells(cells: Sequence[str]) -> str:
@@ -64,7 +51,7 @@ def shown_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column
 
 def figure_text(column: Column, interval: Interval | None, sign: str = "") -> str:
     """A figure as its column shows it."""
-    return percent(interval, sign) if column.percent else plain(interval, sign)
+    return shown(interval, column.percent, sign)
 
 
 def published_text(column: Column, value: float | None) -> str:
@@ -104,7 +91,7 @@ def differences_section(group: Group) -> list[str]:
         cells = [row.method]
         for difference in row.differences:
             seeds = figure_text(main, difference.over_seeds, "+") if difference else "-"
-            cells += [seeds, percent(difference.over_images, "+") if difference else "-"]
+            cells += [seeds, shown(difference.over_images, sign="+") if difference else "-"]
         rows.append(cells)
     points = ", in points" * main.percent
     legend = (

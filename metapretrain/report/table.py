@@ -20,48 +20,41 @@ from metapretrain.report.results import Collection, collect
 from metapretrain.report.rows import Difference, Group, Row, make_difference, make_row, measure_claim, setting_of
 
 
-def _json_intervals(intervals: dict[str, Interval]) -> dict[str, Any]:
-    return {name: interval.to_json() for name, interval in intervals.items()}
+def _json(value: Any) -> Any:
+    """Intervals as JSON, wherever they stand."""
+    if isinstance(value, Interval):
+        return value.to_json()
+    if isinstance(value, dict):
+        return {name: _json(one) for name, one in value.items()}
+    return [_json(one) for one in value] if isinstance(value, list) else value
 
 
-def _json_difference(difference: Difference | None) -> dict[str, Any] | None:
+def _difference(difference: Difference | None) -> dict[str, Any] | None:
     if difference is None:
         return None
-    found = {
-        "baseline": difference.baseline,
-        "seeds": difference.seeds,
-        "over_seeds": difference.over_seeds.to_json() if difference.over_seeds else None,
-        "over_images": difference.over_images.to_json() if difference.over_images else None,
-    }
-    return found | ({"columns": _json_intervals(difference.columns)} if difference.columns else {})
+    found = {name: getattr(difference, name) for name in ("baseline", "seeds", "over_seeds", "over_images")}
+    return found | ({"columns": difference.columns} if difference.columns else {})
 
 
 def _json_row(group: Group, row: Row) -> dict[str, Any]:
     main = group.layout.main
-    if group.layout.several:
-        measured: dict[str, Any] = {
-            "scores": _json_intervals(row.scores),
-            "examples": row.examples,
-            "example_intervals": _json_intervals(row.test_sets),
-        }
-    else:
-        test_set = row.test_sets.get(main)
-        measured = {
-            "accuracy": _json_intervals(row.scores),
-            "test_images": row.examples.get(main),
-            "test_set": test_set.to_json() if test_set else None,
-        }
-    return {
+    measured: dict[str, Any] = {"scores": row.scores, "examples": row.examples, "example_intervals": row.test_sets}
+    if not group.layout.several:
+        images, test_set = row.examples.get(main), row.test_sets.get(main)
+        measured = {"accuracy": row.scores, "test_images": images, "test_set": test_set}
+    tokens = {} if row.tokens_per_s is None else {"tokens_per_s": row.tokens_per_s, "padding_share": row.padding_share}
+    found = {
         "method": row.method,
         "seeds": row.seeds,
         **measured,
-        "differences": [_json_difference(difference) for difference in row.differences],
+        "differences": [_difference(difference) for difference in row.differences],
         "budget": row.budget,
         "wall_s": row.wall_s,
         "devices": row.devices,
-        **({} if row.tokens_per_s is None else {"tokens_per_s": row.tokens_per_s, "padding_share": row.padding_share}),
+        **tokens,
         "published": _json_published(group, row),
     }
+    return {name: _json(value) for name, value in found.items()}
 
 
 def _json_published(group: Group, row: Row) -> dict[str, Any] | None:
