@@ -153,7 +153,7 @@ def _jpeg(x: Tensor, level: int, generator: torch.Generator) -> Tensor:
     def compress(image: Any) -> Any:
         stream = io.BytesIO()
         image.save(stream, "JPEG", quality=(25, 18, 15, 10, 7)[level])
-        return Image.open(stream)
+        return Image.open(stream, formats=["JPEG"])
 
     return _with_pillow(x, compress)
 

@@ -23,6 +23,7 @@ SPLITS = ("train", "test")
 ALL = "all"  # both splits together, for an evaluation of classes that no training saw
 TEST_SHARE = 0.2
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # by content: others, such as EPS, start programs
 
 
 def load_image_folder(
@@ -179,7 +180,7 @@ def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any,
         content = path.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image: Any = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+            image: Any = ImageOps.exif_transpose(Image.open(io.BytesIO(content), formats=FORMATS))
             if image.mode.startswith("I;16"):
                 # Pillow clips 16-bit grey levels to 8 bits; keep the upper byte instead.
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -192,12 +193,12 @@ def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any,
                 image = image.convert("RGBA")
             image = image.convert("RGB" if channels == 3 else "L")
             image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # Pillow raises any type on damaged files, struct.error and TypeError among them
+        reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, FileNotFoundError):
             raise InputError(f"there is no image {path}") from error
         if isinstance(error, UnidentifiedImageError):  # its own text shows the address of a buffer
-            reason = "it is of no known image format"
+            reason = f"it is of no known image format ({', '.join(FORMATS)})"
         if isinstance(error, IsADirectoryError):
             raise InputError(f"{path} is a folder, not an image; name the files in it") from error
         raise InputError(f"cannot read the image {path}: {reason}; repair or remove it") from error

@@ -353,7 +353,7 @@ class Tracker:
         """
         from PIL import Image
 
-        with Image.open(io.BytesIO(png)) as image:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             colours = image.convert("RGB")
         colours.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
         pixels = np.asarray(colours)
