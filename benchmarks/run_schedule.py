@@ -153,7 +153,7 @@ def data_of(options: Namespace, encoder: str, device: str) -> tuple[ScheduleData
     tasks: dict[str, PretrainingTask] = {}
     if options.smoke:
         encoders = Encoders(encoder)
-        for made in made_schedule_tasks(0, encoders.tokenizer):
+        for made in made_schedule_tasks(0, encoders.tokenizer, names=(*sources, *targets, *downstream)):
             tasks |= made
     else:
         if options.data_dir is None:

@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -55,3 +56,16 @@ def ranks() -> Callable[[int], list[dict[str, str]]]:
         return [{**usual, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(world))]
 
     return environments
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    from metapretrain.experiments.schedule.tasks import TASKS
+    from metapretrain.scheduling import SCHEDULERS
+
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [(known, dict(known)) for known in (SCHEDULERS, TASKS)]
+    yield
+    for known, before in kept:
+        known.clear()
+        known.update(before)

@@ -42,6 +42,7 @@ ELSEWHERE = {"docs/custom-episodes.md", "docs/own-images.md", "docs/own-text-tas
 RUNNABLE = [str(path.relative_to(ROOT)) for path in DOCS if blocks(path, "python")]
 
 
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if name not in ELSEWHERE])
 def test_documented_python_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / name

@@ -300,3 +300,22 @@ def loss_of(name: str, probe: Probe, batch: Any) -> Tensor:
         given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise InputError(f"the loss of {name!r} is {given}; it must be a scalar tensor: take its mean or sum")
     return loss
+
+
+def mean_losses(
+    weights: Weights, probes: Mapping[str, Probe], batches: Mapping[str, Sequence[Any]], *seed: int | str
+) -> dict[str, float]:
+    """The mean loss of each probe's batches, without gradients; call it inside `weights.untouched()`.
+
+    Random numbers inside a loss depend on the seed, the probe's name and the batch's number alone.
+    """
+    means = []
+    with torch.no_grad():
+        for name, probe in probes.items():
+            losses = []
+            for number, batch in enumerate(batches[name]):
+                weights.reset(key(*seed, name, number))
+                losses.append(probe.loss(batch))
+            means.append(torch.stack(losses).float().mean())
+        values: list[float] = torch.stack(means).tolist()
+    return dict(zip(probes, values, strict=True))

@@ -11,12 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
-import torch
-
 from metapretrain.checks import check_names, number, whole
-from metapretrain.draws import generator, key, pick
+from metapretrain.draws import generator, pick
 from metapretrain.errors import InputError, one_of
-from metapretrain.scheduling.probes import Params, Probe, Weights, check_probes
+from metapretrain.scheduling.probes import Params, Probe, Weights, check_probes, mean_losses
 
 MOST_SAMPLES = 100  # all batches of a decision are held at once
 
@@ -407,6 +405,7 @@ class LossExp3(Exp3):
         InputError: bad probes or numbers; from `choose`, losses of targets that are not finite.
 
     Example:
+        >>> import torch
         >>> from metapretrain.scheduling import FunctionProbe
         >>> w = torch.zeros(1, requires_grad=True)
         >>> goal = FunctionProbe(lambda _: None, lambda _: (w - 1).square().sum())
@@ -464,12 +463,9 @@ class LossExp3(Exp3):
 
     def _losses(self) -> list[float]:
         """Mean loss of each target's batches, the same ones in every call."""
-        means = []
-        with self._weights.untouched(), torch.no_grad():
-            for name, probe in self.targets.items():
-                losses = []
-                for sample in range(self.samples):
-                    self._weights.reset(key(self.seed, "exp3 loss", name, sample))
-                    losses.append(probe.loss(probe.sample(generator(self.seed, "exp3 batch", name, sample))))
-                means.append(torch.stack(losses).float().mean())
-            return torch.stack(means).tolist() if means else []
+        with self._weights.untouched():
+            batches = {
+                name: [probe.sample(generator(self.seed, "exp3 batch", name, i)) for i in range(self.samples)]
+                for name, probe in self.targets.items()
+            }
+            return list(mean_losses(self._weights, self.targets, batches, self.seed, "exp3 loss").values())

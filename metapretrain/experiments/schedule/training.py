@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from metapretrain.episodes import TaskStream
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.schedule.data import ScheduleData
 from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, scheduler_of
-from metapretrain.experiments.schedule.tasks.base import Batch, PretrainingTask, to_device
+from metapretrain.experiments.schedule.tasks.base import Batch, Batches, PretrainingTask, to_device
 from metapretrain.models.text_encoders import TextEncoder
 from metapretrain.scheduling import BlockScheduler, Choice, UtilityScheduler, agreement
-from metapretrain.scheduling.probes import Weights
+from metapretrain.scheduling.probes import Weights, mean_losses
 from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
 from metapretrain.training.devices import mixed_precision
 
@@ -77,21 +77,6 @@ class Policy:
         """
         self.scheduler.load_state_dict(state["scheduler"])
         self.choices = [list(run) for run in state["choices"]]
-
-
-class TaskLoader:
-    """The batches of a task's training part, pass after pass: a loader of :class:`TaskStream`."""
-
-    def __init__(self, task: PretrainingTask, batch_size: int, seed: int) -> None:
-        self.task, self.batch_size, self.seed = task, batch_size, seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Which pass the next iteration is."""
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.task.batches("train", batch_size=self.batch_size, seed=self.seed, epoch=self._epoch))
 
 
 class ScheduleStep(nn.Module):
@@ -161,43 +146,6 @@ class JointProbe(TaskProbe):
             return self.step.joint_losses({self.name: batches})[self.name].float()
 
 
-class MeanLosses:
-    """Mean losses of some tasks over a few batches, without a trace in the model or in generators.
-
-    Args:
-        step: encoder and heads.
-        probes: a probe a task.
-        batches: how many of each.
-        seed: what the draws depend on.
-    """
-
-    def __init__(self, step: ScheduleStep, probes: Mapping[str, TaskProbe], batches: int, *seed: int | str) -> None:
-        self.weights, self.probes, self.batches, self.seed = Weights(step), dict(probes), batches, seed
-        self._kept: tuple[int, dict[str, list[Batch]]] = (-1, {})
-
-    def __call__(self, number: int = 0) -> dict[str, float]:
-        """The losses {task: mean} on draw `number`."""
-        means = []
-        with self.weights.untouched(), torch.no_grad():
-            for name, batches in self._drawn(number).items():
-                losses = []
-                for place, batch in enumerate(batches):
-                    self.weights.reset(key(*self.seed, number, name, place))
-                    losses.append(self.probes[name].loss(batch))
-                means.append(torch.stack(losses).mean())
-        return dict(zip(self.probes, torch.stack(means).tolist(), strict=True))
-
-    def _drawn(self, number: int) -> dict[str, list[Batch]]:
-        """The batches of a draw; those of the last one are kept, as every evaluation asks for the same."""
-        if self._kept[0] != number:
-            drawn = {}
-            for name, probe in self.probes.items():
-                draws = generator(*self.seed, number, name)
-                drawn[name] = [probe.sample(draws) for _ in range(self.batches)]
-            self._kept = number, drawn
-        return self._kept[1]
-
-
 def _together(batches: Sequence[Batch]) -> Batch:
     """The sequences of all batches as one of the width of the widest; what was added counts as padding."""
     width = max(batch["input_ids"].shape[1] for batch in batches)
@@ -246,7 +194,7 @@ class ScheduledPretraining:
         joint = self._joint if recipe.joint else None
         scheduler = scheduler_of(method, recipe, sizes, sources, looked_at, self.step, joint, seed)
         self.policy = Policy(scheduler, self._watch)
-        self.reported = MeanLosses(self.step, self._probes("report"), recipe.target_batches, 0, "report")
+        self._reported: dict[str, list[Batch]] = {}
         self.last: dict[str, float] = {}
         self._peak, self.on_gpu = 0, torch.device(machine.device).type == "cuda"
         if self.on_gpu:
@@ -257,20 +205,17 @@ class ScheduledPretraining:
         """Train, and go on where a run that was cut short stopped."""
         recipe = self.recipe
         self._fit_heads()
-        loaders = {name: TaskLoader(self.data.tasks[name], recipe.batch_size, self.seed) for name in self.sources}
-        stream = TaskStream(loaders, self.policy, seed=self.seed, steps=recipe.updates)
-        settings = TrainSettings(
+        stream = TaskStream(self._loaders(self.sources, self.seed), self.policy, seed=self.seed, steps=recipe.updates)
+        settings = adamw(
+            self.step,
+            self.machine,
             steps=recipe.updates,
             lr=recipe.lr,
-            optimizer="adamw",
             weight_decay=recipe.weight_decay,
             schedule=recipe.schedule,
             warmup=recipe.warmup,
             clip=recipe.clip,
-            precision=self.machine.precision,
-            device=self.machine.device,
             seed=self.seed,
-            cuda_graph=graphs(self.step, self.machine),
             log_every=max(1, min(50, recipe.updates // 20)),
             evaluate_every=max(1, recipe.updates // recipe.evaluations),
         )
@@ -290,6 +235,16 @@ class ScheduledPretraining:
         if self.on_gpu:
             self._peak = max(self._peak, torch.cuda.max_memory_allocated(self.machine.device))
         return self._peak
+
+    def reported(self) -> dict[str, float]:
+        """The mean loss of each target's batches for reports, the same ones each time."""
+        probes, weights = self._probes("report"), Weights(self.step)
+        with weights.untouched():
+            if not self._reported:
+                for name, probe in probes.items():
+                    draws = generator(0, "report", 0, name)
+                    self._reported[name] = [probe.sample(draws) for _ in range(self.recipe.target_batches)]
+            return mean_losses(weights, probes, self._reported, 0, "report", 0)
 
     def _measured(self) -> dict[str, float]:
         losses, policy, cost = self.reported(), self.policy, self.policy.scheduler.cost
@@ -335,6 +290,10 @@ class ScheduledPretraining:
             values |= {f"chosen_{name}": float(name == choice.source) for name in choice.utilities}
             self.run_folder.log(update, "schedule", values | {"seconds": choice.cost.seconds})
 
+    def _loaders(self, names: Sequence[str], seed: int) -> dict[str, Batches]:
+        size = self.recipe.batch_size
+        return {name: self.data.tasks[name].batches("train", batch_size=size, seed=seed) for name in names}
+
     def _probe(self, name: str, split: str) -> TaskProbe:
         kind = JointProbe if self.recipe.joint else TaskProbe
         return kind(self.step, name, split, self.recipe.batch_size, self.machine)
@@ -351,28 +310,23 @@ class ScheduledPretraining:
         if not self.recipe.head_updates:
             return
         steps, seed = self.recipe.head_updates * len(self.targets), key(self.seed, "heads") % 2**32
-        loaders = {name: TaskLoader(self.data.tasks[name], self.recipe.batch_size, seed) for name in self.targets}
-        settings = TrainSettings(
-            steps=steps,
-            lr=HEAD_LR,
-            optimizer="adamw",
-            weight_decay=0.0,
-            schedule="constant",
-            precision=self.machine.precision,
-            device=self.machine.device,
-            seed=seed,
-            cuda_graph=graphs(self.step, self.machine),
+        stream = TaskStream(self._loaders(self.targets, seed), "round-robin", seed=seed, steps=steps)
+        settings = adamw(
+            self.step, self.machine, steps=steps, lr=HEAD_LR, weight_decay=0.0, schedule="constant", seed=seed
         )
         self.step.encoder.requires_grad_(False)
         try:
-            train(self.step, TaskStream(loaders, "round-robin", seed=seed, steps=steps), settings, title="heads")
+            train(self.step, stream, settings, title="heads")
         finally:
             self.step.encoder.requires_grad_(True)
 
 
-def graphs(step: ScheduleStep, machine: Machine) -> bool | None:
-    """Whether updates may be CUDA graphs: as `machine` says, unless the encoder cannot be recorded."""
-    return machine.cuda_graph if step.encoder.recordable else False
+def adamw(step: ScheduleStep, machine: Machine, **options: Any) -> TrainSettings:
+    """Settings of AdamW on a machine; updates are no CUDA graphs where the encoder cannot be recorded."""
+    graph = machine.cuda_graph if step.encoder.recordable else False
+    return TrainSettings(
+        optimizer="adamw", precision=machine.precision, device=machine.device, cuda_graph=graph, **options
+    )
 
 
 def finetune(
@@ -381,19 +335,17 @@ def finetune(
     """Fine-tune a copy of the encoder with a new head on a downstream task; return metrics by split and name."""
     task = data.tasks[name]
     step = ScheduleStep(copy.deepcopy(encoder), {name: task}, key(seed, "downstream"))
-    loaders = {name: TaskLoader(task, recipe.finetune_batch, seed)}
-    settings = TrainSettings(
+    loaders = {name: task.batches("train", batch_size=recipe.finetune_batch, seed=seed)}
+    settings = adamw(
+        step,
+        machine,
         steps=recipe.finetune_updates,
         lr=recipe.finetune_lr,
-        optimizer="adamw",
         weight_decay=recipe.weight_decay,
         schedule="linear",
         warmup=0.1,
         clip=1.0,
-        precision=machine.precision,
-        device=machine.device,
         seed=seed,
-        cuda_graph=graphs(step, machine),
     )
     stream = TaskStream(loaders, "longest", seed=seed, steps=recipe.finetune_updates)
     train(step, stream, settings, title=f"fine-tuning on {name}")

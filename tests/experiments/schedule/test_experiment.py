@@ -18,14 +18,7 @@ from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperi
 from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler, rows_of
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
 from metapretrain.experiments.schedule.tasks.base import Batches, PretrainingTask
-from metapretrain.experiments.schedule.training import (
-    JointProbe,
-    MeanLosses,
-    ScheduledPretraining,
-    ScheduleStep,
-    TaskProbe,
-    finetune,
-)
+from metapretrain.experiments.schedule.training import JointProbe, ScheduledPretraining, ScheduleStep, finetune
 from metapretrain.scheduling import UtilityScheduler, probe_units
 from metapretrain.training import checkpoint, loop
 
@@ -186,13 +179,11 @@ def test_heads_are_fitted_alike_in_every_row_and_the_encoder_is_not(data: Schedu
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-def test_losses_leave_no_trace_and_are_the_same_again(data: ScheduleData) -> None:
-    step = ScheduleStep(Encoders("tiny")(0), {name: data.tasks[name] for name in TARGETS}, 0)
-    probes = {name: TaskProbe(step, name, "test", 4, Machine()) for name in TARGETS}
-    losses, before = MeanLosses(step, probes, 2, 0, "report"), torch.get_rng_state()
-    first = losses()
-    assert losses() == first != losses(1)
-    assert step.training and torch.equal(before, torch.get_rng_state())
+def test_reported_losses_leave_no_trace_and_are_the_same_again(data: ScheduleData) -> None:
+    made, before = pretraining(data), torch.get_rng_state()
+    first = made.reported()
+    assert made.reported() == first and list(first) == list(TARGETS)
+    assert made.step.training and torch.equal(before, torch.get_rng_state())
 
 
 def test_fine_tuning_leaves_the_pretrained_encoder_as_it_is(data: ScheduleData) -> None:

@@ -3,9 +3,11 @@
 from metapretrain.experiments.schedule.tasks.base import Batch, Batches, Frame, PretrainingTask, to_device
 from metapretrain.experiments.schedule.tasks.registry import (
     TASKS,
+    Library,
     TaskInfo,
     load_schedule_tasks,
     made_schedule_tasks,
+    register,
     schedule_texts,
 )
 
@@ -14,10 +16,12 @@ __all__ = [
     "Batch",
     "Batches",
     "Frame",
+    "Library",
     "PretrainingTask",
     "TaskInfo",
     "load_schedule_tasks",
     "made_schedule_tasks",
+    "register",
     "schedule_texts",
     "to_device",
 ]

@@ -418,33 +418,18 @@ class LabelTask(PretrainingTask):
         return {"f1": each[1], "macro_f1": sum(each) / len(each), "accuracy": float((found == labels).mean())}
 
 
-class ChoiceTask(PretrainingTask):
+class ChoiceTask(ClassTask):
     """Cross entropy of the right one of C texts, by a score of each; `input_ids` (B C, L), `labels` (B,)."""
 
-    metric = "accuracy"
     choices: int
 
     def head(self, hidden: int) -> nn.Module:
         """See :class:`PretrainingTask`."""
         return PooledHead(hidden, 1)
 
-    def scores(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
         """Scores (B, C)."""
-        scores: Tensor = head(encoder.pool(states, batch["attention_mask"]))
-        return scores.float().view(-1, self.choices)
-
-    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
-        """See :class:`PretrainingTask`."""
-        return F.cross_entropy(self.scores(encoder, head, states, batch), batch["labels"])
-
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
-        """Chosen and right texts (B,)."""
-        return {"found": self.scores(encoder, head, states, batch).argmax(1), "labels": batch["labels"]}
-
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
-        """The share of right choices."""
-        found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
-        return {"accuracy": float((found == labels).mean())}
+        return super().logits(encoder, head, states, batch).view(-1, self.choices)
 
 
 class SpanTask(PretrainingTask):

@@ -1,8 +1,8 @@
-"""The benchmark's tasks by name, built from the publishers' files or from made texts."""
+"""The benchmark's tasks by name, built from the publishers' files or from made texts; `register` adds one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,40 +36,7 @@ from metapretrain.experiments.schedule.tasks.spans import ClozeQA, Reading, Span
 from metapretrain.experiments.schedule.tasks.tokens import Capitalisation, MaskedLM, TokenDocument, TokenLabelling
 
 Tasks = dict[str, PretrainingTask]
-
-
-def made_schedule_tasks(
-    seed: int = 0, tokenizer: Any = None, *, max_length: int = 64, multiple: int = 16
-) -> tuple[Tasks, Tasks]:
-    """Make small tasks of the same kinds as the benchmark's.
-
-    Args:
-        seed: of the texts.
-        tokenizer: None: that of the ``tiny`` encoder.
-        max_length: as :class:`Frame`.
-        multiple: as :class:`Frame`.
-
-    Returns:
-        sources ``masked-lm``, ``reordering``, ``response-selection``, and targets ``conll04``, ``rte``, ``squad``.
-
-    Example:
-        >>> sources, targets = made_schedule_tasks(0)
-        >>> list(sources), list(targets)
-        (['masked-lm', 'reordering', 'response-selection'], ['conll04', 'rte', 'squad'])
-    """
-    if tokenizer is None:
-        from metapretrain.models.scratch import tiny_tokenizer
-
-        tokenizer = tiny_tokenizer()
-    frame = Frame(tokenizer, max_length, multiple)
-    documents = made_documents(seed)
-    sources = (MaskedLM(documents, frame), Reordering(documents, frame), ResponseSelection(made_dialogues(seed), frame))
-    targets = (
-        RelationExtraction(made_relations(seed), frame),
-        Sentences(made_pairs(seed), frame, name="rte"),
-        Reading(made_questions(seed), frame),
-    )
-    return {task.name: task for task in sources}, {task.name: task for task in targets}
+MADE = ("masked-lm", "reordering", "response-selection", "conll04", "rte", "squad")
 
 
 class Library:
@@ -91,8 +58,21 @@ class Library:
             raise InputError(f"there is no folder {folder}; give the one that holds ptb, wikitext-2, conll04 and so on")
         self._read: dict[bool, dict[str, Documents]] = {}
 
-    def documents(self, *, natural: bool) -> dict[str, Documents]:
-        """Documents of the splits; `natural`: without the Penn Treebank, which has no capitals and no articles."""
+    def documents(self) -> dict[str, Documents]:
+        """Documents of the splits."""
+        return self._documents(natural=False)
+
+    def prose(self) -> dict[str, Documents]:
+        """The same without the Penn Treebank, which has no capitals and no articles."""
+        return self._documents(natural=True)
+
+    def dialogues(self) -> dict[str, Dialogues]:
+        """DailyDialog++ and MuTual; the test is that of DailyDialog++."""
+        daily, mutual = load_dailydialog_pp(self.folder), load_mutual(self.folder)
+        parts = {split: join_dialogues([daily[split], mutual[split]], split) for split in ("train", "validation")}
+        return parts | {"test": daily["test"]}
+
+    def _documents(self, *, natural: bool) -> dict[str, Documents]:
         if natural not in self._read:
             parts = [read_wikitext2_documents(self.folder, "valid"), load_book(self.folder)["train"]]
             if not natural:
@@ -105,19 +85,96 @@ class Library:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """One task.
-
-    Attributes:
-        name: in :data:`TASKS`.
-        kind: ``"source"``: labels come from plain text or dialogues; ``"target"``: labels were given by people.
-        data: sets that its files are from, as named in :data:`metapretrain.data.TEXT_DATASETS`.
-        build: makes it from what is in a folder, and a frame.
-    """
+    """One task of the benchmark; see :func:`register`."""
 
     name: str
     kind: str
     data: tuple[str, ...]
-    build: Callable[[Library, Frame], PretrainingTask]
+    task: Callable[..., PretrainingTask]
+    texts: Callable[[Library], Mapping[str, Any]]
+    made: Callable[[int], Mapping[str, Any]] | None
+    options: Mapping[str, Any]
+
+
+TASKS: dict[str, TaskInfo] = {}
+
+
+def register(
+    task: type[PretrainingTask],
+    texts: Callable[[Library], Mapping[str, Any]],
+    *,
+    data: Sequence[str] = (),
+    made: Callable[[int], Mapping[str, Any]] | None = None,
+    kind: str = "source",
+    **options: Any,
+) -> None:
+    """Make a task known by its name: to `--sources`, `--targets` and `--downstream` of `run_schedule.py`.
+
+    Args:
+        task: its class, built as `task(texts, frame, **options)`.
+        texts: gives {split: texts} of a :class:`Library`, such as `Library.documents` or a function of your own.
+        data: sets that the texts are from, as named in :data:`metapretrain.data.TEXT_DATASETS`.
+        made: gives made texts of a seed, for `--smoke`; None: the task has no part in it.
+        kind: ``"source"``: labels come from plain text or dialogues; ``"target"``: labels were given by people.
+        options: of the constructor; `name` is the task's name, where it is not that of the class.
+
+    Raises:
+        InputError: a kind of another name, or a name that another class has.
+
+    Example:
+        >>> from metapretrain.data.made import made_documents
+        >>> class Pairs(Reordering):
+        ...     name = "pairs"
+        >>> register(Pairs, Library.documents, made=made_documents, parts=2)
+        >>> made_schedule_tasks(names=["pairs"])[0]["pairs"].classes
+        2
+        >>> del TASKS["pairs"]
+    """
+    name = options.get("name", getattr(task, "name", ""))
+    one_of("kind of task", kind, ("source", "target"))
+    if name in TASKS and getattr(TASKS[name].task, "__qualname__", "") != task.__qualname__:
+        raise InputError(f"there is a task {name!r} already; give yours another name")
+    TASKS[name] = TaskInfo(name, kind, tuple(data), task, texts, made, options)
+
+
+def made_schedule_tasks(
+    seed: int = 0, tokenizer: Any = None, *, names: Sequence[str] = MADE, max_length: int = 64, multiple: int = 16
+) -> tuple[Tasks, Tasks]:
+    """Make small tasks of the same kinds as the benchmark's.
+
+    Args:
+        seed: of the texts.
+        tokenizer: None: that of the ``tiny`` encoder.
+        names: of tasks in :data:`TASKS` that have made texts.
+        max_length: as :class:`Frame`.
+        multiple: as :class:`Frame`.
+
+    Returns:
+        the sources and the targets, by name.
+
+    Raises:
+        InputError: an unknown name, or a task without made texts.
+
+    Example:
+        >>> sources, targets = made_schedule_tasks(0)
+        >>> list(sources), list(targets)
+        (['masked-lm', 'reordering', 'response-selection'], ['conll04', 'rte', 'squad'])
+    """
+    if tokenizer is None:
+        from metapretrain.models.scratch import tiny_tokenizer
+
+        tokenizer = tiny_tokenizer()
+    frame, texts = Frame(tokenizer, max_length, multiple), {}
+    found: dict[str, Tasks] = {"source": {}, "target": {}}
+    for name in names:
+        info = TASKS[one_of("task", name, tuple(TASKS))]
+        if info.made is None:
+            known = ", ".join(name for name, info in TASKS.items() if info.made is not None)
+            raise InputError(f"task {name} has no made texts; those that have: {known}")
+        if info.made not in texts:
+            texts[info.made] = info.made(seed)
+        found[info.kind][name] = info.task(texts[info.made], frame, **info.options)
+    return found["source"], found["target"]
 
 
 def load_schedule_tasks(
@@ -141,7 +198,7 @@ def load_schedule_tasks(
     """
     infos = [TASKS[one_of("task", name, tuple(TASKS))] for name in (TASKS if names is None else names)]
     library, frame = Library(folder), Frame(tokenizer, max_length, multiple)
-    return {info.name: info.build(library, frame) for info in infos}
+    return {info.name: info.task(info.texts(library), frame, **info.options) for info in infos}
 
 
 def schedule_texts(folder: str | Path) -> list[str]:
@@ -154,68 +211,43 @@ def schedule_texts(folder: str | Path) -> list[str]:
         InputError: a folder or file is missing, or a row cannot be used.
     """
     library = Library(folder)
-    documents = library.documents(natural=False)["train"].documents
+    documents = library.documents()["train"].documents
     texts = [" ".join(word for word in row if word != UNKNOWN) for document in documents for row in document]
-    for dialogue in _dialogues(library)["train"].dialogues:
+    for dialogue in library.dialogues()["train"].dialogues:
         texts += [*dialogue.context, *dialogue.right]
     return [text for text in texts if text]
 
 
-def _of_documents(
-    task: Callable[..., PretrainingTask], natural: bool, library: Library, frame: Frame
-) -> PretrainingTask:
-    return task(library.documents(natural=natural), frame)
+def _register_all() -> None:
+    documents, prose = ("ptb", "wikitext-2", "gutenberg"), ("wikitext-2", "gutenberg")
+    register(MaskedLM, Library.documents, data=documents, made=made_documents)
+    register(Capitalisation, Library.prose, data=prose)
+    register(TokenDocument, Library.prose, data=prose)
+    register(Reordering, Library.documents, data=documents, made=made_documents)
+    register(SentenceDistance, Library.prose, data=prose)
+    register(SpanSelection, Library.prose, data=prose)
+    register(ClozeQA, Library.prose, data=prose)
+    register(
+        ResponseSelection,
+        Library.dialogues,
+        data=("dailydialog-pp", "mutual"),
+        made=made_dialogues,
+        name="response-selection",
+    )
+
+    def target(
+        task: type[PretrainingTask], data: str, load: Callable[[Path], Any], made: Any = None, **options: Any
+    ) -> None:
+        register(task, lambda library: load(library.folder), data=(data,), made=made, kind="target", **options)
+
+    target(RelationExtraction, "conll04", load_conll04, made_relations)
+    target(TokenLabelling, "conll2003", load_conll2003)
+    for name in ("rte", "mrpc", "cola", "qnli"):
+        target(Sentences, name, partial(load_glue, name), made_pairs if name == "rte" else None, name=name)
+    target(Sentences, "wic", load_wic, name="wic")
+    target(Reading, "squad", load_squad, made_questions, name="squad")
+    target(Sentences, "cb", load_cb, name="cb", classes=3)
+    target(ResponseSelection, "copa", load_copa, name="copa", choices=2)
 
 
-def _dialogues(library: Library) -> dict[str, Dialogues]:
-    daily, mutual = load_dailydialog_pp(library.folder), load_mutual(library.folder)
-    parts = {split: join_dialogues([daily[split], mutual[split]], split) for split in ("train", "validation")}
-    return parts | {"test": daily["test"]}
-
-
-def _responses(library: Library, frame: Frame) -> PretrainingTask:
-    return ResponseSelection(_dialogues(library), frame)
-
-
-def _glue(name: str, library: Library, frame: Frame) -> PretrainingTask:
-    return Sentences(load_glue(name, library.folder), frame, name=name)
-
-
-def _simple(
-    task: Callable[..., PretrainingTask], load: Callable[[Path], Any], library: Library, frame: Frame, **options: Any
-) -> PretrainingTask:
-    return task(load(library.folder), frame, **options)
-
-
-_DOCUMENT_TASKS: tuple[tuple[type[PretrainingTask], bool], ...] = (  # whether only natural texts will do
-    (MaskedLM, False),
-    (Capitalisation, True),
-    (TokenDocument, True),
-    (Reordering, False),
-    (SentenceDistance, True),
-    (SpanSelection, True),
-    (ClozeQA, True),
-)
-_TARGETS: tuple[tuple[str, partial[PretrainingTask]], ...] = (
-    ("conll04", partial(_simple, RelationExtraction, load_conll04)),
-    ("conll2003", partial(_simple, TokenLabelling, load_conll2003)),
-    *((name, partial(_glue, name)) for name in ("rte", "mrpc", "cola", "qnli")),
-    ("wic", partial(_simple, Sentences, load_wic, name="wic")),
-    ("squad", partial(_simple, Reading, load_squad)),
-    ("cb", partial(_simple, Sentences, load_cb, name="cb", classes=3)),
-    ("copa", partial(_simple, ResponseSelection, load_copa, name="copa", choices=2)),
-)
-_ROWS = (
-    *(
-        TaskInfo(
-            task.name,
-            "source",
-            ("wikitext-2", "gutenberg") if natural else ("ptb", "wikitext-2", "gutenberg"),
-            partial(_of_documents, task, natural),
-        )
-        for task, natural in _DOCUMENT_TASKS
-    ),
-    TaskInfo("response-selection", "source", ("dailydialog-pp", "mutual"), _responses),
-    *(TaskInfo(name, "target", (name,), build) for name, build in _TARGETS),
-)
-TASKS: dict[str, TaskInfo] = {row.name: row for row in _ROWS}
+_register_all()

@@ -82,7 +82,7 @@ def test_choice_is_scored_by_the_highest_logit(frame: Frame, encoder: TextEncode
     task = ResponseSelection({"train": Dialogues(ROWS)}, frame, choices=4)
     batch = task.make("train", range(5), task.random("train", 0))
     states = torch.zeros(20, 16, encoder.features)
-    task.scores = lambda *_: 10.0 * torch.eye(4)[batch["labels"]]  # type: ignore[method-assign]
+    task.logits = lambda *_: 10.0 * torch.eye(4)[batch["labels"]]  # type: ignore[method-assign]
     found = task.outcome(encoder, task.head(encoder.features), states, batch)
     assert task.measure([found]) == {"accuracy": 1.0}
     expected = np.log(1 + 3 * np.exp(-10))

@@ -1,0 +1,59 @@
+"""A scheduler and a source of one's own, by `--plugin`: the guides' first files in the scripts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT, blocks
+
+pytestmark = pytest.mark.usefixtures("registries")
+SMOKE = ["--smoke", "--device", "cpu", "--no-figures"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., Path]:
+    """Run a script with the block of a guide that registers something; return the folder of its runs."""
+
+    def run(name: str, guide: str, *words: str) -> Path:
+        file, out = tmp_path / "mine.py", tmp_path / "runs"
+        (code,) = [code for code in blocks(ROOT / "docs" / guide, "python") if "\nregister(" in code]
+        file.write_text(code)
+        main = importlib.import_module(f"benchmarks.{name}").main
+        assert main([*SMOKE, "--plugin", str(file), "--out", str(out), *words]) == 0
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("run_text", ["--methods", "cross"]),
+        ("run_stl10", ["--dataset", "digits", "--image-size", "12", "--methods", "scheduled"]),
+        ("run_prompts", ["--methods", "metapt-kmeans", "--sets", "sst2"]),
+    ],
+)
+def test_a_scheduler_of_ones_own_in_every_script(script: Callable[..., Path], name: str, words: list[str]) -> None:
+    out = script(name, "scheduling.md", "--schedule", "least-taken:lead=0.5", *words)
+    told = [json.loads(file.read_text()).get("schedule") for file in out.rglob("result.json")]
+    counts = [about["updates"].values() for about in told if about]
+    assert counts and all(max(of) - min(of) <= 2 for of in counts)
+
+
+def test_a_scheduler_of_ones_own_is_a_row(script: Callable[..., Path]) -> None:
+    out = script("run_schedule", "scheduling.md", "--methods", "least-taken", "--settings", "agnostic")
+    (file,) = out.rglob("choices.json")
+    assert json.loads(file.read_text()) == [["masked-lm", 1], ["reordering", 1]] * 6
+
+
+def test_a_source_of_ones_own(script: Callable[..., Path]) -> None:
+    words = ["--sources", "masked-lm,swapped-words", "--methods", "fixed:swapped-words,uniform", "--settings", "aware"]
+    out = script("run_schedule", "own-scheduler-source.md", *words)
+    (fixed, uniform) = sorted(out.rglob("choices.json"))
+    assert json.loads(fixed.read_text()) == [["swapped-words", 12]]
+    assert "swapped-words" in {name for name, _ in json.loads(uniform.read_text())}
