@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -61,16 +61,26 @@ def refuse_bad_weights(module: nn.Module, step: int, last_good: str) -> None:
     Raises:
         TrainingError: some are; the first parameter is named.
     """
-    named = [(name, value.detach()) for name, value in module.named_parameters() if value.is_floating_point()]
-    if not named:
-        return
-    finite = torch.stack([value.isfinite().all() for _, value in named]).tolist()
-    bad = next((name for (name, _), good in zip(named, finite, strict=True) if not good), None)
-    if bad is not None:
+    bad = not_finite(module.named_parameters())
+    if bad:
         raise TrainingError(
-            f"the weights {bad} are NaN or infinite after step {step}; {last_good}; "
+            f"the weights {bad[0]} are NaN or infinite after step {step}; {last_good}; "
             "lower the learning rate, clip gradients (clip=1.0) or use precision fp32"
         )
+
+
+def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity; waits for the device once.
+
+    Example:
+        >>> not_finite([("a", torch.ones(2)), ("b", torch.tensor([0.0, torch.inf])), ("c", torch.arange(2))])
+        ['b']
+    """
+    floating = [(name, value.detach()) for name, value in named if value.is_floating_point()]
+    if not floating:
+        return []
+    finite = torch.stack([value.isfinite().all() for _, value in floating]).tolist()
+    return [name for (name, _), good in zip(floating, finite, strict=True) if not good]
 
 
 def check_settings(stored: Any, settings: TrainSettings) -> None:
@@ -126,14 +136,22 @@ MAX_GRAPHS = 48  # three tasks of texts with a width each 16 tokens; more shapes
 
 
 def build_optimizer(module: nn.Module, settings: TrainSettings, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer over the parameters that take a gradient; vectors and scalars are not decayed."""
+    """Return the optimizer over the parameters that take a gradient; vectors and scalars are not decayed.
+
+    A module with a method `parameter_groups` says itself what is trained, with which `lr` and `weight_decay`.
+    """
     trained = [p for p in module.parameters() if p.requires_grad]
     if not trained:
         raise InputError(f"{type(module).__name__} has no parameter that takes a gradient: nothing to train")
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    own: Callable[[], list[dict[str, Any]]] | None = getattr(module, "parameter_groups", None)
+    groups = (
+        own()
+        if own is not None
+        else [
+            {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+    )
     groups = [group for group in groups if group["params"]]
     fused = device.type == "cuda"
     if settings.optimizer == "sgd":
@@ -174,7 +192,8 @@ class Engine:
             self._update, plain=WARMUP_UPDATES, aside=True, warmups=0, prepare=optimizer.zero_grad, most=MAX_GRAPHS
         )
         self.recorder.possible = self._graph_possible()
-        self.set_rate(settings.lr)
+        self.peaks = [float(group["lr"]) for group in optimizer.param_groups]
+        self.set_rate(lambda peak: peak)
 
     def _graph_possible(self) -> bool:
         able = (
@@ -187,9 +206,10 @@ class Engine:
             log.warning("cuda_graph needs one CUDA process, no fp16 and no accumulation: running without it")
         return able and self.settings.cuda_graph is not False
 
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next update."""
-        for group in self.optimizer.param_groups:
+    def set_rate(self, rate_of: Callable[[float], float]) -> None:
+        """Set the learning rate of the next update, given the highest one of each group of parameters."""
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            rate = rate_of(peak)
             if self.device.type != "cuda":
                 group["lr"] = rate
             elif isinstance(group["lr"], Tensor) and group["lr"].is_cuda:
@@ -261,3 +281,28 @@ class Engine:
         """Return the first update (counted from 0 in this process) with a NaN or infinite loss, or None."""
         step = int(self.first_bad.item())
         return None if step < 0 else step
+
+
+def with_gradients(loss: Tensor, gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
+    """The loss, whose backward adds these gradients: for a step that went backward itself. None adds nothing.
+
+    Example:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> with_gradients(torch.tensor(5.0), [torch.full((2,), 3.0)], [w]).backward()
+        >>> w.grad
+        tensor([3., 3.])
+    """
+    known = [(p, grad) for p, grad in zip(parameters, gradients, strict=True) if grad is not None]
+    found: Tensor = _WithGradients.apply(loss, [grad for _, grad in known], *(p for p, _ in known))
+    return found
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(outer[0] * grad for grad in ctx.gradients)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from metapretrain.distributed import share_norms
+from metapretrain.errors import InputError
 from metapretrain.training import checkpoint
 from metapretrain.training.devices import (
     compile_parts,
@@ -29,6 +31,7 @@ from metapretrain.training.engine import (
     check_settings,
     load_states,
     moving_average,
+    not_finite,
     refuse_bad_weights,
 )
 from metapretrain.training.run_folder import RunFolder
@@ -36,6 +39,82 @@ from metapretrain.training.settings import TrainSettings, learning_rate
 
 log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass
+class KeepBest:
+    """The weights that were best in validations, and whether it is time to stop.
+
+    Weights with NaN or infinity are never kept.
+
+    Args:
+        metric: the value of a validation that counts, the higher the better.
+        patience: validations without a better value after which training is done; None: any number.
+        start: the weights before the first update may be kept as well.
+        forgiving: training that diverged ends with a warning and the best weights before that; otherwise it is an
+            error.
+        name: of what is trained, in the warning.
+        step, value: of the best validation; `weights` by name; `since`: validations after it.
+        diverged: the last weights, or the last value, were no numbers. `done`: training should end.
+        history: what each validation gave, with its step.
+
+    Example:
+        >>> best = KeepBest("accuracy", patience=2)
+        >>> for step, accuracy in enumerate([0.5, 0.7, 0.6, 0.65], start=1):
+        ...     best.see(step, {"accuracy": accuracy}, {"w": torch.tensor(step)})
+        >>> best.step, best.value, best.weights["w"].item(), best.done
+        (2, 0.7, 2, True)
+    """
+
+    metric: str = "accuracy"
+    patience: int | None = None
+    start: bool = False
+    forgiving: bool = False
+    name: str = "training"
+    step: int = 0
+    value: float = -math.inf
+    since: int = 0
+    diverged: bool = False
+    done: bool = False
+    weights: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def begin(self, weights: Mapping[str, Any]) -> None:
+        """Keep these weights until a validation finds others."""
+        self.weights = {name: _copied(value) for name, value in weights.items()}
+
+    def see(self, step: int, values: Mapping[str, float], weights: Mapping[str, Any], finite: bool = True) -> None:
+        """Take note of a validation.
+
+        Args:
+            values: the metric and others; a metric of NaN says that the model gives no numbers.
+            weights: what was validated; `finite`: they hold neither NaN nor infinity.
+        """
+        value = values[self.metric]
+        self.history.append({"step": step, **values})
+        self.diverged = not finite or math.isnan(value)
+        if step or self.start:
+            self.since += 1
+            if value > self.value and finite:
+                self.begin(weights)
+                self.step, self.value, self.since = step, value, 0
+        self.done = not finite or (self.patience is not None and self.since >= self.patience)
+        if self.diverged and self.forgiving:
+            log.warning("%s diverged by step %d: that of step %d is kept; lower its lr", self.name, step, self.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds."""
+        names = ("step", "value", "since", "diverged", "done", "weights", "history")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 class Stream(Protocol):
@@ -60,7 +139,8 @@ class TrainReport:
 
     `steps` updates in all, of which `resumed_from` were done by an earlier process; `seconds` of this process;
     `losses` the last logged mean loss of each task; `batches` drawn from each task; `updates_per_second` the median
-    over log intervals, evaluation and checkpoints left out (0 if there was one interval only).
+    over log intervals, evaluation and checkpoints left out (0 if there was one interval only); `best` the validations,
+    where the best weights are kept.
     """
 
     steps: int
@@ -69,6 +149,7 @@ class TrainReport:
     losses: dict[str, float]
     batches: dict[str, int]
     updates_per_second: float
+    best: KeepBest = field(default_factory=KeepBest)
 
 
 def train(
@@ -78,6 +159,7 @@ def train(
     *,
     run: RunFolder | None = None,
     evaluate: Callable[[int], Mapping[str, float]] | None = None,
+    keep_best: KeepBest | str | None = None,
     title: str = "train",
 ) -> TrainReport:
     """Train the parameters of `step` on the batches of `stream`, in place.
@@ -86,12 +168,15 @@ def train(
         step: a module; `step({task: batch})` returns `{task: scalar loss}`; their sum is minimised. If
             `settings.ema` is set it has an attribute `model`, whose weights end as the moving average. If it
             has a method `start_epoch(task)`, that is called when a new pass over a task's batches begins.
-            With an attribute `reduces_gradients = True` it averages its gradients over the ranks by itself.
-        stream: yields `{task: batch}`; see :class:`Stream`.
+            With an attribute `reduces_gradients = True` it averages its gradients over the ranks by itself. A method
+            `parameter_groups()` gives the optimizer's groups, each with its highest `lr`.
+        stream: yields `{task: batch}`; see :class:`Stream`. With an attribute `may_end = True`, training ends with it.
         settings: see :class:`TrainSettings`.
         run: a :class:`RunFolder`: losses are logged there and a run that was cut short goes on from its last
             checkpoint (to the same bits on the CPU).
         evaluate: called with the number of updates done, every `settings.evaluate_every`; its values are logged.
+        keep_best: name of a value of `evaluate`, the higher the better, or a :class:`KeepBest` for more choices: the
+            step ends with the weights of the best validation, also when it is cut short.
         title: of the progress bar.
 
     Over several processes, BatchNorm of `step` takes the rows of all in training mode, also afterwards
@@ -121,13 +206,18 @@ def train(
     device: torch.device = accelerator.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(settings.seed * 100_003 + accelerator.process_index)
-        loop = _Loop(step, stream, settings, accelerator, run, evaluate, title)
+        loop = _Loop(step, stream, settings, accelerator, run, evaluate, title, keep_best)
         try:
             return loop.run()
         except torch.OutOfMemoryError as error:
             raise TrainingError(out_of_memory(str(device), loop.step, *memory_held(device))) from error
         finally:
+            loop.restore_best()
             accelerator.unwrap_model(loop.module, keep_fp32_wrapper=False)
+
+
+class _StreamEnd(Exception):
+    """A stream that may end has ended."""
 
 
 class _Loop:
@@ -140,7 +230,11 @@ class _Loop:
         run: RunFolder | None,
         evaluate: Callable[[int], Mapping[str, float]] | None,
         title: str,
+        keep_best: KeepBest | str | None,
     ) -> None:
+        self.best = KeepBest(keep_best) if isinstance(keep_best, str) else keep_best
+        if self.best is not None and (settings.ema is not None or evaluate is None or settings.evaluate_every is None):
+            raise InputError("keep_best needs evaluate and settings.evaluate_every, and no ema")
         self.plain, self.stream, self.settings, self.accelerator = step, stream, settings, accelerator
         self.folder, self.evaluate, self.title = run, evaluate, title
         step.to(accelerator.device)
@@ -154,9 +248,12 @@ class _Loop:
         self.module = accelerator.prepare_model(step, evaluation_mode=own)  # evaluation_mode: not wrapped in DDP
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.step = self.resumed_from = self.start = 0
+        self.evaluated = -1
         self.losses: dict[str, float] = {}
         self.speeds: list[float] = []
         self.engine = Engine(self.module, self.optimizer, accelerator, settings, self.average)
+        if self.best is not None:
+            self.best.begin(step.state_dict())
         if run is not None:
             self._resume(run)
 
@@ -168,6 +265,8 @@ class _Loop:
         self.logged_step = self.step
         batches = iter(self.stream)
         self.plain.train()
+        if self.best is not None and self.best.start and not self.step:
+            self._evaluate()
         main = self.accelerator.is_main_process
         with tqdm(
             total=settings.steps,
@@ -177,9 +276,14 @@ class _Loop:
             disable=None if main else True,
             leave=False,
         ) as bar:
-            while self.step < settings.steps:
-                self.engine.set_rate(self._rate())
-                self.engine.update([self._next(batches) for _ in range(settings.accumulate)])
+            while self.step < settings.steps and not self._done():
+                self.engine.set_rate(self._rate)
+                try:
+                    self.engine.update([self._next(batches) for _ in range(settings.accumulate)])
+                except _StreamEnd:
+                    if self.step and self.evaluated < self.step:
+                        self._evaluate()
+                    break
                 self.step += 1
                 bar.update()
                 if self.step % settings.log_every == 0 or self.step == settings.steps:
@@ -190,23 +294,38 @@ class _Loop:
                     self._save(self.folder)
                 if logged:
                     self.logged_at, self.logged_step = time.monotonic(), self.step
-        refuse_bad_weights(self.plain, self.step, self._last_good())
+        if not self._forgiving():
+            refuse_bad_weights(self.plain, self.step, self._last_good())
         if self.average is not None:
             self.plain.get_submodule("model").load_state_dict(self.average.module.state_dict())
         counts = dict(getattr(self.stream, "counts", {}))
         speed = statistics.median(self.speeds[1:]) if len(self.speeds) > 1 else 0.0
-        return TrainReport(self.step, self.resumed_from, time.monotonic() - began, self.losses, counts, speed)
+        seconds, best = time.monotonic() - began, self.best or KeepBest()
+        return TrainReport(self.step, self.resumed_from, seconds, self.losses, counts, speed, best)
 
-    def _rate(self) -> float:
+    def restore_best(self) -> None:
+        """Give the step the best weights, if any are kept."""
+        if self.best is not None:
+            self.plain.load_state_dict(self.best.weights)
+
+    def _done(self) -> bool:
+        return self.best is not None and self.best.done
+
+    def _forgiving(self) -> bool:
+        return self.best is not None and self.best.forgiving
+
+    def _rate(self, peak: float) -> float:
         s = self.settings
-        warmup = round(s.warmup * s.steps)
-        return learning_rate(self.step, s.steps, peak=s.lr, schedule=s.schedule, warmup=warmup)
+        warmup = round(s.warmup * s.steps) if s.warmup_steps is None else s.warmup_steps
+        return learning_rate(self.step, s.steps, peak=peak, schedule=s.schedule, warmup=warmup)
 
     def _next(self, batches: Iterator[dict[str, Any]]) -> dict[str, Any]:
         before = getattr(self.stream, "epochs", {})
         try:
             batch = next(batches)
         except StopIteration:
+            if getattr(self.stream, "may_end", False):
+                raise _StreamEnd from None
             raise TrainingError(
                 f"the stream ended after {self.step} of {self.settings.steps} steps; "
                 "give TaskStream steps= (updates x accumulation)"
@@ -226,11 +345,11 @@ class _Loop:
         bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()}, refresh=False)
         if self.folder is not None:
             values = {f"loss_{name}": value for name, value in losses.items()}
-            self.folder.log(self.step, "train", {**values, "learning_rate": self._rate()})
+            self.folder.log(self.step, "train", {**values, "learning_rate": self._rate(self.settings.lr)})
 
     def _refuse_bad_loss(self) -> None:
         bad = self.engine.bad_step()
-        if bad is not None:
+        if bad is not None and not self._forgiving():
             raise TrainingError(
                 f"the loss became NaN or infinite at step {self.start + bad + 1}; {self._last_good()}; "
                 "lower the learning rate, clip gradients (clip=1.0) or use precision fp32"
@@ -250,12 +369,21 @@ class _Loop:
         every = self.settings.evaluate_every
         if self.evaluate is None or every is None or (self.step % every and self.step != self.settings.steps):
             return
-        values = self.evaluate(self.step)
+        self._evaluate()
+
+    def _evaluate(self) -> None:
+        assert self.evaluate is not None
+        values, self.evaluated = self.evaluate(self.step), self.step
         self.plain.train()
         if self.folder is not None:
             self.folder.log(self.step, "validation", values)
+        if self.best is not None:
+            finite = not not_finite(self.plain.named_parameters())
+            self.best.see(self.step, values, self.plain.state_dict(), finite)
 
     def _checkpoint_due(self) -> bool:
+        if self.best is not None and self.best.diverged:  # another attempt begins before that
+            return False
         if self.settings.checkpoint_every is not None:
             return self.step % self.settings.checkpoint_every == 0
         if self.step % self.settings.log_every:
@@ -270,8 +398,9 @@ class _Loop:
     def _save(self, folder: RunFolder) -> None:
         from accelerate.utils import gather_object
 
-        self._refuse_bad_loss()
-        refuse_bad_weights(self.plain, self.step, self._last_good())
+        if not self._forgiving():
+            self._refuse_bad_loss()
+            refuse_bad_weights(self.plain, self.step, self._last_good())
         generators = gather_object([random_state(self.accelerator.device)])
         if self.accelerator.is_main_process:
             state = {
@@ -281,6 +410,7 @@ class _Loop:
                 "stream": self.stream.state_dict(),
                 "random": generators,
                 "engine": self.engine.state_dict(),
+                "best": self.best.state_dict() if self.best is not None else None,
                 "seconds": folder.wall_seconds,
                 "settings": asdict(self.settings),
             }
@@ -294,7 +424,8 @@ class _Loop:
             return
         state = found.state
         check_settings(state.get("settings"), self.settings)
-        load_states(found, {"module": self.plain, "optimizer": self.optimizer, "average": self.average})
+        parts = {"module": self.plain, "optimizer": self.optimizer, "average": self.average, "best": self.best}
+        load_states(found, parts)
         self.stream.load_state_dict(state["stream"])
         ranks = state["random"]
         if len(ranks) != self.accelerator.num_processes:

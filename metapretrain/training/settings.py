@@ -61,7 +61,7 @@ class TrainSettings:
         momentum: of `sgd`, in [0, 1).
         weight_decay: on matrices and kernels only; biases, norms and temperatures are not decayed.
         schedule: see :func:`metapretrain.training.settings.learning_rate`.
-        warmup: share of the steps spent on linear warm-up, in [0, 1).
+        warmup: share of the steps spent on linear warm-up, in [0, 1); `warmup_steps`: their number, in its place.
         clip: largest gradient norm, or None.
         accumulate: batches an update.
         precision: `fp32`, `bf16` or `fp16` (GPU only).
@@ -106,6 +106,7 @@ class TrainSettings:
     checkpoint_every: int | None = None
     evaluate_every: int | None = None
     seed: int = 0
+    warmup_steps: int | None = None
 
     def __post_init__(self) -> None:
         one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -126,6 +127,8 @@ class TrainSettings:
         if self.clip is not None and self.clip != math.inf:
             number("clip", self.clip, above=0)
         whole("seed", self.seed, 0, 2**32 - 1)
+        if self.warmup_steps is not None:
+            whole("warmup_steps", self.warmup_steps)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

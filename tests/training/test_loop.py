@@ -12,7 +12,7 @@ from torch import nn
 
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError
-from metapretrain.training import RunFolder, TrainingError, TrainSettings, load_latest, train
+from metapretrain.training import KeepBest, RunFolder, TrainingError, TrainSettings, load_latest, train
 from metapretrain.training.logs import read_metrics
 
 
@@ -282,3 +282,99 @@ def test_wall_time_counts_the_sessions_before(tmp_path):
     with RunFolder.open(tmp_path / "run", {"method": "toy"}, resume=True) as run:
         train(Toy(), stream(), settings(), run=run)
         assert 1000 < run.wall_seconds < 1100
+
+
+KEEPING = {"ema": None, "evaluate_every": 5}
+
+
+class Watched:
+    """Validations whose values are given; notes the weights that they saw."""
+
+    def __init__(self, toy, values):
+        self.toy, self.values, self.seen = toy, values, {}
+
+    def __call__(self, step):
+        self.seen[step] = weights(self.toy)
+        return {"score": self.values[step // 5]}
+
+
+def test_the_best_weights_are_kept():
+    toy = Toy()
+    watched = Watched(toy, [None, 0.1, 0.3, 0.2, 0.3, 0.1, 0.0, 0.2, 0.1])
+    report = train(toy, stream(), settings(**KEEPING), evaluate=watched, keep_best="score")
+    assert (report.steps, report.best.step, report.best.value, report.best.since) == (40, 10, 0.3, 6)
+    assert same(weights(toy), watched.seen[10]) and [row["step"] for row in report.best.history] == [*range(5, 41, 5)]
+
+
+def test_training_ends_by_patience_and_may_keep_the_start():
+    toy = Toy()
+    before, best = weights(toy), KeepBest("score", patience=3, start=True)
+    report = train(toy, stream(), settings(**KEEPING), evaluate=Watched(toy, [0.5] * 9), keep_best=best)
+    assert (report.steps, best.step) == (15, 0) and same(weights(toy), before)
+
+
+def test_what_is_kept_survives_an_error_and_a_resume(tmp_path):
+    class Killed(RuntimeError):
+        pass
+
+    class Mortal(Toy):
+        def forward(self, batches):
+            if self.calls == 27:
+                raise Killed
+            return super().forward(batches)
+
+    def trained(toy, folder):
+        watched = Watched(toy, [None, 0.1, 0.3, 0.2, 0.25, 0.2, 0.1, 0.2, 0.1])
+        with RunFolder.open(tmp_path / folder, {}, resume=True) as run:
+            return train(toy, stream(), settings(**KEEPING), run=run, evaluate=watched, keep_best="score")
+
+    whole, cut, rest = Toy(), Mortal(), Toy()
+    trained(whole, "whole")
+    with pytest.raises(Killed):
+        trained(cut, "cut")
+    assert same(weights(cut), weights(whole))
+    report = trained(rest, "cut")
+    assert report.resumed_from == 20 and (report.best.step, len(report.best.history)) == (10, 8)
+    assert same(weights(rest), weights(whole))
+
+
+def test_weights_that_diverged_are_refused_or_those_before_are_kept(caplog):
+    def trained(best):
+        toy = Toy(poison_at=12)
+        watched = Watched(toy, range(9))
+        return toy, watched, train(toy, stream(), settings(**KEEPING), evaluate=watched, keep_best=best)
+
+    with pytest.raises(TrainingError, match="NaN or infinite at step 12"):
+        trained("score")
+    toy, watched, report = trained(KeepBest("score", forgiving=True, name="toy"))
+    assert (report.steps, report.best.step, report.best.diverged) == (15, 10, True)
+    assert same(weights(toy), watched.seen[10])
+    assert "toy diverged by step 15: that of step 10 is kept; lower its lr" in caplog.messages
+
+
+def test_a_stream_that_may_end_ends_the_training():
+    toy, source = Toy(), stream(steps=12)
+    source.may_end = True
+    report = train(toy, source, settings(**KEEPING), evaluate=Watched(toy, range(9)), keep_best="score")
+    assert report.steps == 12 and [row["step"] for row in report.best.history] == [5, 10, 12]
+
+
+def test_groups_of_a_step_have_rates_of_their_own():
+    class Grouped(Toy):
+        def parameter_groups(self):
+            first, *others = self.parameters()
+            return [
+                {"params": [first], "lr": 1e-3, "weight_decay": 0.0},
+                {"params": others, "lr": 1e-2, "weight_decay": 0.1},
+            ]
+
+    toy, twin = Grouped(), Toy()
+    chosen = settings(steps=1, ema=None, optimizer="adamw", schedule="linear", warmup_steps=2)
+    train(toy, stream(), chosen)
+    moved = [(new - old).abs().max().item() for new, old in zip(toy.parameters(), twin.parameters(), strict=True)]
+    assert moved[0] == pytest.approx(5e-4, rel=1e-3) and max(moved[1:]) == pytest.approx(5e-3, rel=0.2)
+
+
+def test_keeping_the_best_needs_validations():
+    with pytest.raises(InputError, match="keep_best needs evaluate"):
+        train(Toy(), stream(), settings(ema=None), keep_best="score")

@@ -173,13 +173,13 @@ class FewShot(RunFolders):
             budget = {
                 "encoder_passes": report.steps * method.encoder_passes(spec),
                 "updates": report.steps,
-                "best_step": step.best["step"],
+                "best_step": report.best.step,
             }
             extra = {
                 "transductive": is_transductive(step.learner),
                 "updates_per_s": round(report.updates_per_second, 2),
             }
-            validated = {"validation_accuracy": step.best["accuracy"]}
+            validated = {"validation_accuracy": report.best.value}
 
             def save() -> None:
                 self._save(run, step.learner)

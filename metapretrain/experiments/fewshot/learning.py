@@ -18,11 +18,13 @@ from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream, to_me
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes, few_shot_accuracy
 from metapretrain.experiments.base import Machine
+from metapretrain.graphs import own_gradients
 from metapretrain.maml import MAML, POLICIES, CompiledMeta, ProtoNet
 from metapretrain.models.encoders import build_backbone
 from metapretrain.models.saved import KINDS, make_learner
 from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
 from metapretrain.training.devices import mean_over_ranks
+from metapretrain.training.engine import with_gradients
 
 HOLDERS = ("labels", "learn2learn")
 
@@ -47,11 +49,10 @@ EPISODES = "episodes"  # the stream's only task
 
 
 class MetaStep(nn.Module):
-    """One outer update of a learner for :func:`metapretrain.training.train`, and the best weights so far.
+    """One outer update of a learner for :func:`metapretrain.training.train`.
 
     The learner goes backward itself, chunk by chunk; its gradients, and running statistics, are averaged over the
-    ranks. The loss that is returned only hands these gradients on. `keep` notes weights by their validation
-    accuracy; they are part of the state, so that a resumed run knows them.
+    ranks. The loss that is returned only hands these gradients on.
 
     Args:
         learner: MAML and its kin, or ProtoNet.
@@ -70,27 +71,20 @@ class MetaStep(nn.Module):
         self.learner, self.distort = learner, distort
         self._compiled = CompiledMeta(learner) if compile and isinstance(learner, MAML) else None
         self.register_buffer("images", images, persistent=False)
-        self.best: dict[str, Any] = {"accuracy": -1.0, "step": 0, "weights": {}}
 
     def forward(self, batches: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return the mean query loss of a batch of episodes, whose backward gives the meta-gradient."""
         batch = batches[EPISODES]
         parameters = [p for p in self.learner.parameters() if p.requires_grad]
-        before = [p.grad for p in parameters]
-        for p in parameters:
-            p.grad = None
         support, query = ((self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query"))
         meta: Any = self.learner if self._compiled is None else self._compiled
-        loss = meta.backward(support, query).mean()
-        used = [p for p in parameters if p.grad is not None]
-        gradients = [p.grad for p in used if p.grad is not None]
-        for p, grad in zip(parameters, before, strict=True):
-            p.grad = grad
+        losses, found = own_gradients(lambda: meta.backward(support, query), parameters)
+        loss, gradients = losses.mean(), [grad for grad in found if grad is not None]
         statistics = [b for b in self.learner.buffers() if b.is_floating_point()]
         with torch.no_grad():
             for tensor, mean in zip(changed := [loss, *gradients, *statistics], mean_over_ranks(changed), strict=True):
                 tensor.copy_(mean)
-        return {EPISODES: _WithGradients.apply(loss, gradients, *used)}
+        return {EPISODES: with_gradients(loss, found, parameters)}
 
     def _shown(self, rows: Tensor) -> Tensor:
         """Images (T, S, C, H, W) of the rows (T, S)."""
@@ -98,38 +92,6 @@ class MetaStep(nn.Module):
             return self.images[rows]
         distorted: Tensor = self.distort(self.images[rows.flatten()])
         return distorted.view(*rows.shape, *distorted.shape[1:])
-
-    def keep(self, step: int, accuracy: float) -> None:
-        """Note the weights if they are better than all before."""
-        if accuracy > self.best["accuracy"]:
-            weights = {name: value.detach().cpu().clone() for name, value in self.learner.state_dict().items()}
-            self.best = {"accuracy": accuracy, "step": step, "weights": weights}
-
-    def restore(self) -> None:
-        """Give the learner its best weights back, if any were noted."""
-        if self.best["weights"]:
-            self.learner.load_state_dict(self.best["weights"])
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return what `keep` noted."""
-        return self.best
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`get_extra_state`."""
-        self.best = state
-
-
-class _WithGradients(torch.autograd.Function):
-    """A loss whose gradients by some parameters are known."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(outer[0] * grad for grad in ctx.gradients)
 
 
 LEARNERS = ("protonet", "maml", "fomaml", "anil", "metasgd")
@@ -336,14 +298,12 @@ def fit(
     distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
     step = MetaStep(learner, data.train.images, distort, machine.compile)
 
-    def evaluate(done: int) -> dict[str, float]:
+    def evaluate(_: int) -> dict[str, float]:
         result = score_episodes(learner, data.validation, tested, validation_episodes)
-        step.keep(done, result.mean)
         return {"accuracy": result.mean, "ci95": result.ci95}
 
     settings = settings_of(method, seed, machine)
     batches = TaskBatches(data.train.labels, spec, method.tasks, seed=seed, rank=machine.rank, world_size=machine.world)
     stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
-    report = train(step, stream, settings, run=run, evaluate=evaluate, title=f"{method.learner} seed {seed}")
-    step.restore()
-    return step, report
+    title = f"{method.learner} seed {seed}"
+    return step, train(step, stream, settings, run=run, evaluate=evaluate, keep_best="accuracy", title=title)

@@ -108,32 +108,15 @@ def test_normalisation_may_stay_out_of_the_inner_loop(data: FewShotData, name: s
     assert all(p.grad is not None for p in learner.module.parameters())  # learned outside
 
 
-def test_the_best_weights_are_kept_and_travel_with_the_state(data: FewShotData) -> None:
-    method = Learning("protonet", updates=1, tasks=1)
-    step = MetaStep(build_learner(method, TINY, data, 3, seed=0), data.train.images)
-    weight = next(step.learner.parameters())
-    for number, accuracy in enumerate((0.5, 0.7, 0.6), start=1):
-        with torch.no_grad():
-            weight.fill_(number)
-        step.keep(number, accuracy)
-    other = MetaStep(build_learner(method, TINY, data, 3, seed=1), data.train.images)
-    other.load_state_dict(step.state_dict())
-    assert next(other.learner.parameters()).unique().tolist() == [3]
-    other.restore()
-    assert next(other.learner.parameters()).unique().tolist() == [2]
-    assert (other.best["accuracy"], other.best["step"]) == (0.7, 2)
-    assert "images" not in step.state_dict()
-
-
 def test_protonet_trains_with_more_ways_and_learns_the_glyphs(data: FewShotData) -> None:
     method = Learning("protonet", updates=30, tasks=2, ways=10, validations=3)
     tested = EpisodeSpec(5, 1, 5)
     before = build_learner(method, TINY, data, 10, seed=0)
     step, report = fit(method, TINY, data, tested, 0, Machine(), validation_episodes=20)
-    assert report.steps == 30 and step.best["step"] in (10, 20, 30)
+    assert report.steps == 30 and report.best.step in (10, 20, 30)
     after = score_episodes(step.learner, data.test, tested, 60)
     assert after.mean > score_episodes(before, data.test, tested, 60).mean + 0.05
-    assert score_episodes(step.learner, data.validation, tested, 20).mean == step.best["accuracy"]
+    assert score_episodes(step.learner, data.validation, tested, 20).mean == report.best.value
     assert step.learner.ways == 10
 
 
