@@ -1,12 +1,11 @@
 """Soft prompts for frozen language models, and their initialisation learned by MAML."""
 
-from metapretrain.prompts.learner import Fitted, OuterStep, PromptMAML
+from metapretrain.prompts.learner import OuterStep, PromptMAML
 from metapretrain.prompts.model import PromptedModel
 from metapretrain.prompts.soft_prompt import SoftPrompt, read_adapter, write_adapter
 from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer
 
 __all__ = [
-    "Fitted",
     "OuterStep",
     "PromptBatch",
     "PromptMAML",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,9 @@ from metapretrain.maml.inner import differentiable_twice, parse_rates
 from metapretrain.prompts.model import PromptedModel
 from metapretrain.prompts.soft_prompt import SoftPrompt
 from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer, check_tasks
+from metapretrain.training import KeepBest, RunFolder, TrainReport, TrainSettings, train
+from metapretrain.training.devices import mean_over_ranks
+from metapretrain.training.engine import with_gradients
 
 TINY = 1e-30  # of a squared norm: where the gradient is 0, its norm still has a derivative
 
@@ -109,159 +109,92 @@ class OuterStep:
 
     def __call__(self, support: PromptBatch, query: PromptBatch) -> Tensor:
         """Add the gradient of the outer loss to ``.grad``; losses (K,) of support rows (K, m) and query rows (K, q)."""
-        check_tasks("support", support)
-        check_tasks("query", query)
-        losses: Tensor
-        losses, gradients = self.recorder(*support.leaves(), *query.leaves())
+        losses, gradients = self.gradients(support, query)
         add_gradients(self.learned, gradients)
         return losses
+
+    def gradients(self, support: PromptBatch, query: PromptBatch) -> tuple[Tensor, list[Tensor | None]]:
+        """Losses (K,), and the gradient of the outer loss by each tensor in `learned`; ``.grad`` stays as it is."""
+        check_tasks("support", support)
+        check_tasks("query", query)
+        found: tuple[Tensor, list[Tensor | None]] = self.recorder(*support.leaves(), *query.leaves())
+        return found
 
     def _gradients(self, *leaves: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         def backward() -> Tensor:
             with self.context():
-                return self.learner.backward(PromptBatch.of(*leaves[:LEAVES]), PromptBatch.of(*leaves[LEAVES:]))
+                return self.learner.backward(*_pair_of(leaves))
 
-        losses, found = own_gradients(backward, self.learned)
-        return losses, [
-            torch.zeros_like(p) if grad is None else grad for p, grad in zip(self.learned, found, strict=True)
-        ]
+        return own_gradients(backward, self.learned)
 
 
 Pair = tuple[PromptBatch, PromptBatch]
-logger = logging.getLogger(__name__)
+CURVES = ("support_loss", "query_loss_before", "query_loss_after", "inner_gradient_norm", "accuracy")
+QUERY = "query"  # the only task of the training loop
+Context = Callable[[], AbstractContextManager[Any]]
+Log = Callable[[int, dict[str, Tensor]], Mapping[str, float] | None]
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """`steps` taken, the step of the prompt that was kept, its accuracy, and a row of means a validation."""
-
-    steps: int
-    best_step: int
-    best_accuracy: float
-    history: list[dict[str, float]]
+def _pair_of(leaves: Sequence[Tensor]) -> Pair:
+    return PromptBatch.of(*leaves[:LEAVES]), PromptBatch.of(*leaves[LEAVES:])
 
 
-def fit(
-    learner: PromptMAML,
-    steps: Iterable[Pair],
-    held_out: Iterable[Pair],
-    *,
-    lr: float = 0.025,
-    weight_decay: float = 0.01,
-    rate_lr: float = 1e-3,
-    most: int = 20_000,
-    every: int = 200,
-    patience: int = 6,
-    log: Callable[[int, dict[str, torch.Tensor]], None] | None = None,
-) -> Fitted:
-    """Train the learner's prompt with AdamW and leave it as it was best; section 5 of Huang et al.
+class _Step(nn.Module):
+    """An outer step for the training loop. The frozen language model is no part of it."""
 
-    So it does when it is cut short by an error or Ctrl-C.
+    reduces_gradients = True
 
-    Args:
-        steps: (support, query) of rows (K, m), one pair an outer step.
-        held_out: such pairs of rows that `steps` never holds; accuracy is that of the adapted prompts on the
-            query rows, mean over tasks and pairs.
-        lr: the outer rate beta.
-        weight_decay: of the prompt.
-        rate_lr: the outer rate of learned inner rates, which do not decay.
-        most: outer steps at most.
-        every: outer steps between validations.
-        patience: validations without a better accuracy after which training ends.
-        log: called with the step and :meth:`PromptMAML.curves`, (K,) each, of the held-out pairs' mean.
+    def __init__(self, learner: PromptMAML, context: Context, lr: float, weight_decay: float, rate_lr: float) -> None:
+        super().__init__()
+        self.outer, self.prompt = OuterStep(learner, context), learner.prompt
+        self.rates: nn.Parameter | None = None
+        rates = learner.inner_lr
+        if isinstance(rates, Tensor) and rates.requires_grad:  # a parameter in the same memory
+            self.rates = rates if isinstance(rates, nn.Parameter) else nn.Parameter(rates.detach())
+        groups = [(self.prompt.weight, lr, weight_decay), (self.rates, rate_lr, 0.0)]
+        self.groups: list[dict[str, Any]] = [
+            {"params": [p], "lr": rate, "weight_decay": decay}
+            for p, rate, decay in groups
+            if p is not None and p.requires_grad
+        ]
 
-    Raises:
-        InputError: there are no held-out pairs or no steps, a number is out of range, or the prompt is not finite.
-    """
-    for name, given in (("steps", steps), ("held_out", held_out)):
-        if not isinstance(given, Iterable):
-            raise InputError(f"{name} of fit must hold pairs (support, query) of PromptBatch, not {given!r}")
-    held_out = list(held_out)
-    for name, count in (("most", most), ("every", every), ("patience", patience)):
-        whole(f"{name} of fit", count, 1)
-    if not held_out:
-        raise InputError("fit needs held-out pairs, at least one")
-    if not bool(learner.prompt.weight.isfinite().all()):
-        raise InputError("the prompt holds NaN or infinity; begin with another one")
-    tasks = {_pair("held_out", pair)[0].shape[:1] for pair in held_out}
-    if len(tasks) > 1:
-        raise InputError(f"held-out pairs must all be of as many tasks, not of {sorted(n for (n,) in tasks)}")
-    for name, value in (("lr", lr), ("rate_lr", rate_lr), ("weight_decay", weight_decay)):
-        _check_number(name, value, zero=name == "weight_decay")
-    update = OuterStep(learner)
-    groups: list[dict[str, Any]] = [{"params": [learner.prompt.weight], "lr": lr}]
-    if (rates := _learned_rates(learner)) is not None:
-        groups.append({"params": [rates], "lr": rate_lr, "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay)
-    state = _Best(learner)
-    try:
-        state.validate(0, held_out, log)
-        step = 0
-        for step, pair in enumerate(islice(steps, most), 1):
-            support, query = _pair("steps", pair)
-            optimizer.zero_grad()
-            update(support, query)
-            optimizer.step()
-            if step % every == 0:
-                state.validate(step, held_out, log)
-                if state.since >= patience:
-                    break
-        if not step:
-            raise InputError("fit was given no steps")
-        if step % every:
-            state.validate(step, held_out, log)
-    finally:
-        state.restore()
-    return Fitted(step, state.step, state.accuracy, state.history)
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return self.groups
+
+    def forward(self, batches: Mapping[str, Pair]) -> dict[str, Tensor]:
+        losses, gradients = self.outer.gradients(*batches[QUERY])
+        loss, *means = mean_over_ranks([losses.mean(), *(gradient for gradient in gradients if gradient is not None)])
+        used = [group["params"][0] for group, grad in zip(self.groups, gradients, strict=True) if grad is not None]
+        return {QUERY: with_gradients(loss, means, used)}
+
+
+class _Pairs:
+    """The pairs of `fit` as a stream; where they have a state, a resume goes to it, and else passes over pairs."""
+
+    may_end = True
+
+    def __init__(self, steps: Iterable[Any]) -> None:
+        self.steps, self.step = steps, 0
+
+    def __iter__(self) -> Iterator[dict[str, Pair]]:
+        has_state = hasattr(self.steps, "load_state_dict")
+        for pair in islice(self.steps, 0 if has_state else self.step, None):
+            self.step += 1
+            yield {QUERY: _pair("steps", pair)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "steps": self.steps.state_dict() if hasattr(self.steps, "state_dict") else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        if hasattr(self.steps, "load_state_dict"):
+            self.steps.load_state_dict(state["steps"])
 
 
 def _pair(what: str, given: Any) -> Pair:
     if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(part, PromptBatch) for part in given):
         return given[0], given[1]
     raise InputError(f"{what} of fit must hold pairs (support, query) of PromptBatch, not {type(given).__name__}")
-
-
-def _check_number(name: str, value: float, *, zero: bool) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-    if not number or (value == 0 and not zero):
-        raise InputError(f"{name} of fit must be {'at least' if zero else 'above'} 0 and finite, not {value!r}")
-
-
-def _learned_rates(learner: PromptMAML) -> torch.Tensor | None:
-    rates = learner.inner_lr
-    return rates if isinstance(rates, torch.Tensor) and rates.requires_grad else None
-
-
-class _Best:
-    """The best prompt so far with its inner rates, and how many validations ago it was."""
-
-    def __init__(self, learner: PromptMAML) -> None:
-        self.learner, self.history = learner, list[dict[str, float]]()
-        self.step, self.accuracy, self.since = 0, -1.0, 0
-        rates = _learned_rates(learner)
-        self.weights = [learner.prompt.weight, *([] if rates is None else [rates])]
-        self.best = [weight.detach().clone() for weight in self.weights]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for weight, best in zip(self.weights, self.best, strict=True):
-            weight.copy_(best)
-
-    def validate(
-        self, step: int, held_out: list[Pair], log: Callable[[int, dict[str, torch.Tensor]], None] | None
-    ) -> None:
-        curves = [self.learner.curves(*pair) for pair in held_out]
-        means = {name: torch.stack([one[name] for one in curves]).mean(0) for name in curves[0]}
-        if log is not None:
-            log(step, means)
-        row = {name: float(value.mean()) for name, value in means.items()}
-        self.history.append({"step": float(step), **row})
-        logger.info("step %d: held-out accuracy %.3f", step, row["accuracy"])
-        self.since += 1
-        # Scores that are not numbers have a largest one, too: a prompt that diverged may look right.
-        if row["accuracy"] > self.accuracy and all(bool(weight.isfinite().all()) for weight in self.weights):
-            self.step, self.accuracy, self.since = step, row["accuracy"], 0
-            self.best = [weight.detach().clone() for weight in self.weights]
 
 
 class PromptMAML(nn.Module):
@@ -420,9 +353,97 @@ class PromptMAML(nn.Module):
                 )
         return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
-    def fit(self, steps: Iterable[Pair], held_out: Iterable[Pair], **options: Any) -> Fitted:
-        """Train the prompt on (support, query) pairs until accuracy on held-out pairs stops growing: :func:`fit`."""
-        return fit(self, steps, held_out, **options)
+    def fit(
+        self,
+        steps: Iterable[Pair],
+        held_out: Iterable[Pair],
+        *,
+        lr: float = 0.025,
+        weight_decay: float = 0.01,
+        rate_lr: float = 1e-3,
+        most: int = 20_000,
+        every: int = 200,
+        patience: int | None = 6,
+        log: Log | None = None,
+        run: RunFolder | None = None,
+        context: Context = nullcontext,
+    ) -> TrainReport:
+        """Train the prompt with AdamW and leave it as it was best; section 5 of Huang et al.
+
+        So it does when it is cut short by an error or Ctrl-C. Training that diverged ends with a warning.
+
+        Args:
+            steps: (support, query) of rows (K, m), one pair an outer step.
+            held_out: such pairs of rows that `steps` never holds; accuracy is that of the adapted prompts on the
+                query rows, mean over tasks and pairs.
+            lr: the outer rate beta.
+            weight_decay: of the prompt.
+            rate_lr: the outer rate of learned inner rates, which do not decay.
+            most: outer steps at most.
+            every: outer steps between validations.
+            patience: validations without a better accuracy after which training ends; None: it does not.
+            log: called with the step and :meth:`curves`, (K,) each, of the held-out pairs' mean; what it returns is
+                kept with their means.
+            run: losses and validations are logged there, and a run that was cut short goes on from its last
+                checkpoint, one a validation. `steps` are then those of the whole run; pairs that were taken are passed
+                over, or, if `steps` has `state_dict` and `load_state_dict`, it goes to its state.
+            context: called before each pass for the context of its precision, such as autocast.
+
+        Returns:
+            the report of :func:`metapretrain.training.train`; `best` tells step, accuracy and history.
+
+        Raises:
+            InputError: there are no held-out pairs or no steps, a number is out of range, or the prompt is not finite.
+        """
+        for name, given in (("steps", steps), ("held_out", held_out)):
+            if not isinstance(given, Iterable):
+                raise InputError(f"{name} of fit must hold pairs (support, query) of PromptBatch, not {given!r}")
+        pairs = [_pair("held_out", pair) for pair in held_out]
+        for name, count in (("most", most), ("every", every), ("patience", 1 if patience is None else patience)):
+            whole(f"{name} of fit", count, 1)
+        for name, value in (("lr", lr), ("rate_lr", rate_lr)):
+            number(f"{name} of fit", value, above=0, below=1e30)
+        number("weight_decay of fit", weight_decay, least=0)
+        if not pairs:
+            raise InputError("fit needs held-out pairs, at least one")
+        if not bool(self.prompt.weight.isfinite().all()):
+            raise InputError("the prompt holds NaN or infinity; begin with another one")
+        if len(tasks := {len(support) for support, _ in pairs}) > 1:
+            raise InputError(f"held-out pairs must all be of as many tasks, not of {sorted(tasks)}")
+
+        def curves(*leaves: Tensor) -> list[Tensor]:
+            with context():
+                found = self.curves(*_pair_of(leaves))
+            return [found[name] for name in CURVES]
+
+        recorder = Recorder(curves)
+
+        def evaluate(step: int) -> dict[str, float]:
+            found = [recorder(*support.leaves(), *query.leaves()) for support, query in pairs]
+            means = {name: torch.stack(of).mean(0) for name, of in zip(CURVES, zip(*found, strict=True), strict=True)}
+            more = None if log is None else log(step, means)
+            by_task = {f"accuracy_task_{k}": float(value) for k, value in enumerate(means["accuracy"])}
+            return {name: float(value.mean()) for name, value in means.items()} | by_task | dict(more or {})
+
+        device = self.prompt.weight.device
+        settings = TrainSettings(
+            steps=most,
+            lr=lr,
+            optimizer="adamw",
+            schedule="constant",
+            warmup=0.0,
+            device=str(device) if device.type == "cuda" else device.type,
+            cuda_graph=False,  # an outer step records itself
+            log_every=every,
+            checkpoint_every=every,
+            evaluate_every=every,
+        )
+        step = _Step(self, context, lr, weight_decay, rate_lr)
+        best = KeepBest(patience=patience, start=True, forgiving=True, name="the prompt")
+        report = train(step, _Pairs(steps), settings, run=run, evaluate=evaluate, keep_best=best, title="prompt")
+        if not report.steps:
+            raise InputError("fit was given no steps")
+        return report
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the prompt as an adapter that ``PeftModel.from_pretrained(base, folder)`` loads."""

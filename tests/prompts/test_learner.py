@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metapretrain.errors import InputError
 from metapretrain.prompts import PromptBatch, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.training import RunFolder, TrainReport
 from tests.prompts.tiny import WORDS, model_of, tokenizer_of
 
 TASKS, ROWS = 3, 2
@@ -155,17 +157,17 @@ def test_fit_learns_keeps_the_best_and_leaves_the_model_alone(name: str) -> None
     assert all(torch.equal(before[key], value) for key, value in maml.prompted.model.state_dict().items())
     assert all(p.grad is None for p in maml.prompted.model.parameters())
     best = max(seen, key=lambda one: one[1])
-    assert (fitted.best_step, fitted.best_accuracy) == best[:2]
+    assert (fitted.best.step, fitted.best.value) == best[:2]
     assert torch.equal(maml.prompt.weight, best[2])
-    assert fitted.history[-1]["query_loss_after"] < fitted.history[0]["query_loss_after"]
-    assert fitted.steps == min(60, fitted.best_step + 15) or fitted.best_accuracy == 1
+    assert fitted.best.history[-1]["query_loss_after"] < fitted.best.history[0]["query_loss_after"]
+    assert fitted.steps == min(60, fitted.best.step + 15) or fitted.best.value == 1
 
 
 def test_fit_stops_after_validations_without_progress() -> None:
     maml = learner("gpt2")
     pair = parts(maml)
     fitted = maml.fit(iter([pair] * 100), [pair], lr=1e-12, every=2, patience=3)
-    assert (fitted.steps, fitted.best_step) == (6, 0)
+    assert (fitted.steps, fitted.best.step) == (6, 0)
 
 
 def test_fit_leaves_learned_rates_as_they_were_with_the_best_prompt() -> None:
@@ -177,7 +179,7 @@ def test_fit_leaves_learned_rates_as_they_were_with_the_best_prompt() -> None:
         seen.append((step, rates.detach().clone()))
 
     fitted = maml.fit([pair] * 20, [pair], lr=1e-12, weight_decay=0.5, rate_lr=0.01, every=5, log=keep)
-    assert fitted.best_step < 20 and torch.equal(rates, dict(seen)[fitted.best_step])
+    assert fitted.best.step < 20 and torch.equal(rates, dict(seen)[fitted.best.step])
     moved = (seen[1][1] - 0.1).abs()
     assert bool((moved > 0.001).all()) and float(moved.max()) <= 0.05 + 1e-9  # 5 steps of AdamW, by their own rate
 
@@ -187,9 +189,50 @@ def test_fit_never_keeps_a_prompt_that_diverged() -> None:
     support, query = parts(maml)
     start, zeros = maml.prompt.weight.detach().clone(), torch.zeros_like(query.answer)
     held_out = (support, replace(query, labels=zeros))  # the first label is what NaN looks like
-    fitted = maml.fit([(support, query)], [held_out], lr=1e200, most=1, every=1)
-    assert math.isnan(fitted.history[-1]["query_loss_after"]) and fitted.history[-1]["accuracy"] == 0
-    assert fitted.best_step == 0 and torch.equal(maml.prompt.weight, start)
+    fitted = maml.fit([(support, query)], [held_out], lr=1e29, weight_decay=1e300, most=1, every=1)
+    assert math.isnan(fitted.best.history[-1]["query_loss_after"]) and fitted.best.history[-1]["accuracy"] == 0
+    assert fitted.best.step == 0 and torch.equal(maml.prompt.weight, start)
+
+
+@pytest.mark.parametrize("of_the_state", [False, True])
+def test_fit_that_was_cut_short_goes_on(tmp_path: Path, of_the_state: bool) -> None:
+    class Steps:
+        """Pairs from where the state says."""
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            while True:
+                self.at += 1
+                yield pairs[self.at - 1]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"at": self.at}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.at = state["at"]
+
+    def fitted(folder: str, kill_at: int | None = None) -> tuple[PromptMAML, TrainReport]:
+        maml = learner("gpt2", inner_lr=torch.full((4, 1), 0.1, dtype=torch.float64, requires_grad=True))
+
+        def log(step: int, _: Any) -> None:
+            if step == kill_at:
+                raise KeyboardInterrupt
+
+        with RunFolder.open(tmp_path / folder, {}, resume=True) as run:
+            steps: Any = Steps() if of_the_state else pairs
+            return maml, maml.fit(steps, [parts(maml, 9)], lr=0.5, most=12, every=2, patience=None, run=run, log=log)
+
+    pairs = [parts(learner("gpt2"), seed) for seed in range(12)]
+    whole, first = fitted("whole")
+    with pytest.raises(KeyboardInterrupt):
+        fitted("cut", kill_at=8)
+    again, second = fitted("cut")
+    assert (second.resumed_from, second.steps) == (6, 12) and second.best.history == first.best.history
+    assert torch.equal(again.prompt.weight, whole.prompt.weight)
+    assert isinstance(again.inner_lr, Tensor) and isinstance(whole.inner_lr, Tensor)
+    assert torch.equal(again.inner_lr, whole.inner_lr)
 
 
 def test_fit_that_is_cut_short_leaves_the_best_prompt() -> None:
@@ -237,8 +280,8 @@ def test_errors_are_clear() -> None:
         (lambda: learner("gpt2", inner_lr=torch.zeros(7)), "does not fit"),
         (lambda: learner("gpt2", inner_steps=-1), "steps"),
         (lambda: learner("gpt2", inner_clip="x"), "inner_clip is .*; give a number above 0"),
-        (lambda: maml.fit([(support, query)], [(support, query)], lr=-1), "lr of fit must be above 0"),
-        (lambda: maml.fit([(support, query)], [(support, query)], lr="x"), "lr of fit must be above 0"),
+        (lambda: maml.fit([(support, query)], [(support, query)], lr=-1), "lr of fit is -1; give a number above 0"),
+        (lambda: maml.fit([(support, query)], [(support, query)], lr="x"), "lr of fit is 'x'; give a number above 0"),  # type: ignore[arg-type]
         (lambda: maml.fit([(support, query)], [(support, query)], rate_lr=math.nan), "rate_lr of fit"),
         (lambda: maml.fit([(support, query)], [(support, query)], weight_decay=-0.1), "weight_decay of fit"),
         (

@@ -32,7 +32,7 @@ from metapretrain.experiments.prompts.data import (
     predict,
     words_of,
 )
-from metapretrain.experiments.prompts.pretraining import MetaRows, Pretrained, train_meta, train_mixed
+from metapretrain.experiments.prompts.pretraining import MetaRows, TrainedPrompt, train_meta, train_mixed
 from metapretrain.experiments.prompts.recipe import PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.files import plain, read_json, write_file
@@ -270,7 +270,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
 
     def _meta(
         self, method: PromptMethod, seed: int, prompt: Tensor, run: RunFolder
-    ) -> tuple[Pretrained, dict[str, Any]]:
+    ) -> tuple[TrainedPrompt, dict[str, Any]]:
         r, device = self.recipe, self.machine.device
         inputs, source = self.inputs, method.source
         groups = inputs.groups(method.grouping or "", source, seed)
@@ -314,7 +314,13 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         run.figure(f"{self.reducer}-tasks", figure, step)
 
     def _save_pretrained(
-        self, run: RunFolder, name: str, method: PromptMethod, seed: int, trained: Pretrained, about: Mapping[str, Any]
+        self,
+        run: RunFolder,
+        name: str,
+        method: PromptMethod,
+        seed: int,
+        trained: TrainedPrompt,
+        about: Mapping[str, Any],
     ) -> None:
         objective = method.objective or ""
         r, tasks = self.recipe, trained.tasks

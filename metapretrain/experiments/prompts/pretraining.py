@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,8 +19,7 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool
 from metapretrain.experiments.prompts.recipe import PromptRecipe, passes_of_loss
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack
-from metapretrain.graphs import Recorder
-from metapretrain.prompts import OuterStep, PromptBatch, PromptMAML
+from metapretrain.prompts import PromptBatch, PromptMAML
 from metapretrain.scheduling import (
     BlockScheduler,
     FunctionProbe,
@@ -131,32 +129,6 @@ def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
     return math.ceil(3 * probes / sum(passes))
 
 
-class AllTasks:
-    """Every meta task once a step."""
-
-    def __init__(self, rows: MetaRows) -> None:
-        self.rows = rows
-
-    def at(self, step: int) -> Tensor:
-        """Rows (K, 2m) of a step."""
-        return self.rows.at(step)
-
-    def values(self) -> dict[str, float]:
-        """What to log."""
-        return {}
-
-    def about(self) -> dict[str, Any]:
-        """What the result says."""
-        return {}
-
-    def state(self) -> Any:
-        """What a checkpoint holds."""
-        return None
-
-    def load(self, state: Any) -> None:
-        """Go on from a checkpoint."""
-
-
 class MetaProbe:
     """A meta task seen by a scheduler: rows (2m,) of its training part; M batches go through the model together.
 
@@ -182,7 +154,7 @@ class MetaProbe:
         return self.losses(torch.stack(list(batches)))
 
 
-class ScheduledTasks(AllTasks):
+class ScheduledTasks:
     """As many meta tasks a step as there are, each chosen anew: one may come several times, with other rows each time.
 
     So a step reads as much as one without a schedule, and `round-robin` takes the very same rows.
@@ -211,7 +183,7 @@ class ScheduledTasks(AllTasks):
         most: int | None = None,
         passes: tuple[int, int] = (1, 2),
     ) -> None:
-        super().__init__(rows)
+        self.rows = rows
         self.name, self.numbers = schedule, {f"task-{task}": task for task in range(rows.tasks)}
         self.losses, self.passes = losses, passes
         sizes = {name: rows.sizes[task] for name, task in self.numbers.items()}
@@ -248,28 +220,14 @@ class ScheduledTasks(AllTasks):
         share = round(probes / max(1, total), 4)
         return {"schedule": {"name": self.name, **told, "probe_passes": probes, "probe_share": share}}
 
-    def state(self) -> Any:
-        """The scheduler's."""
-        return self.scheduler.state_dict()
-
-    def load(self, state: Any) -> None:
-        """Go on from a checkpoint."""
-        self.scheduler.load_state_dict(state)
-
     def _together(self, batches: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
         """Losses (M,) of M batches of each task, from one pass."""
         found = self.losses(torch.stack([rows for own in batches.values() for rows in own]))
         return dict(zip(batches, found.split([len(own) for own in batches.values()]), strict=True))
 
 
-log = logging.getLogger(__name__)
-CHECKPOINT_SECONDS = 60.0
-CURVES = ("support_loss", "query_loss_before", "query_loss_after", "inner_gradient_norm", "accuracy")
-Context = Callable[[], AbstractContextManager[Any]]
-
-
 @dataclass(frozen=True)
-class Pretrained:
+class TrainedPrompt:
     """A prompt (L, D) on the CPU, steps taken and kept, its held-out accuracy, meta tasks, and what more to tell.
 
     `diverged`: training ended with weights that were no numbers; the prompt is that of `best_step` all the same.
@@ -285,186 +243,102 @@ class Pretrained:
     diverged: bool = False
 
 
+class MetaPairs:
+    """The (support, query) rows of each outer step, without end; its state is the step, and that of a scheduler.
+
+    Args:
+        tasks: which rows (K, 2m) each step takes: those of all meta tasks, or of scheduled ones.
+        pair: the two parts of these rows, as tokens.
+        other: the query part of a task is that of another one.
+    """
+
+    def __init__(
+        self, tasks: MetaRows | ScheduledTasks, pair: Callable[[Tensor], tuple[PromptBatch, PromptBatch]], other: bool
+    ) -> None:
+        self.tasks, self.pair, self.other, self.step = tasks, pair, other, 0
+
+    def __iter__(self) -> Iterator[tuple[PromptBatch, PromptBatch]]:
+        while True:
+            rows, step = self.tasks.at(self.step), self.step
+            self.step += 1
+            yield self.pair(crossed(rows, step) if self.other else rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds."""
+        scheduler = self.tasks.scheduler.state_dict() if isinstance(self.tasks, ScheduledTasks) else None
+        return {"step": self.step, "scheduler": scheduler}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.step = state["step"]
+        if isinstance(self.tasks, ScheduledTasks):
+            self.tasks.scheduler.load_state_dict(state["scheduler"])
+
+
 def train_meta(
     learner: PromptMAML,
     rows: MetaRows,
     pool: Pool,
     recipe: PromptRecipe,
     run: RunFolder | None,
-    context: Context = nullcontext,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     *,
     objective: str = "meta",
-) -> Pretrained:
-    """Train the learner's prompt on meta tasks and return it as it was best on held-out rows (Algorithm 1).
+) -> TrainedPrompt:
+    """Train the learner's prompt on meta tasks by :meth:`PromptMAML.fit` (Algorithm 1).
 
     Args:
         rows: which rows each step reads.
         pool: their tokens.
-        run: losses and curves are logged there, and a run that was cut short goes on.
-        context: called before each pass for the context of its precision.
+        run, context: as for `fit`.
         objective: "meta", or "multitask": all 2m rows of a task in one loss, with a learner of no inner step.
     """
-    loop = _MetaLoop(learner, rows, pool, recipe, run, context, objective)
-    return loop.run()
+    meta, multitask = recipe.meta, objective == "multitask"
 
+    def halves(taken: Tensor) -> tuple[PromptBatch, PromptBatch]:
+        return pool.gather(taken[:, : meta.shots]), pool.gather(taken[:, meta.shots :])
 
-class _MetaLoop:
-    def __init__(
-        self,
-        learner: PromptMAML,
-        rows: MetaRows,
-        pool: Pool,
-        recipe: PromptRecipe,
-        run: RunFolder | None,
-        context: Context,
-        objective: str,
-    ) -> None:
-        self.learner, self.rows, self.pool, self.recipe, self.folder = learner, rows, pool, recipe, run
-        self.context, self.shots, self.multitask = context, recipe.meta.shots, objective == "multitask"
-        self.steps = recipe.meta_steps(rows.tasks)
-        self.every = max(1, self.steps // recipe.validations)
-        groups: list[dict[str, Any]] = [{"params": [learner.prompt.weight], "lr": recipe.meta.lr}]
-        if isinstance(learner.inner_lr, nn.Parameter):
-            groups.append({"params": [learner.inner_lr], "lr": recipe.meta.rate_lr, "weight_decay": 0.0})
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=recipe.meta.weight_decay)
-        self.learned = [parameter for group in groups for parameter in group["params"]]
-        self.outer_step, self.watched = OuterStep(learner, context), Recorder(self._curves)
-        self.chosen = AllTasks(rows)
-        if recipe.meta.scheduler:
-            self.chosen = ScheduledTasks(
-                rows,
-                recipe.meta.scheduler,
-                self._losses,
-                self.learned,
-                seed=rows.seed,
-                most=learner.chunk,
-                passes=passes_of_loss(recipe, objective),
-            )
-        self.best = learner.prompt.weight.detach().clone()
-        self.step = self.best_step = self.since = 0
-        self.accuracy, self.before, self.lost = -1.0, 0.0, False
-        self.started = self.saved = time.monotonic()
+    def pair(taken: Tensor) -> tuple[PromptBatch, PromptBatch]:
+        return (pool.gather(taken),) * 2 if multitask else halves(taken)
 
-    def run(self) -> Pretrained:
-        from tqdm.auto import tqdm
+    def losses(taken: Tensor) -> Tensor:
+        with context():
+            return learner.losses(*pair(taken)).float()
 
-        self._resume()
-        if not self.step:
-            self._validate([])
-        losses: list[Tensor] = []
-        bar = tqdm(total=self.steps, initial=self.step, desc="pretrain", unit="step", disable=None, leave=False)
-        with bar:
-            while self.step < self.steps and not self._stopped():
-                losses.append(self._update())
-                self.step += 1
-                bar.update()
-                if self.step % self.every == 0 or self.step == self.steps:
-                    self._validate(losses)
-                    losses = []
-                    self._save()
-                elif time.monotonic() - self.saved > CHECKPOINT_SECONDS:
-                    self._save()
-        return Pretrained(
-            self.best.cpu(),
-            self.step,
-            self.best_step,
-            self.accuracy,
-            self.rows.tasks,
-            self._seconds(),
-            self.chosen.about(),
-            self.lost,
-        )
+    tasks: MetaRows | ScheduledTasks = rows
+    if meta.scheduler:
+        learned = [learner.prompt.weight, *([learner.inner_lr] if isinstance(learner.inner_lr, nn.Parameter) else [])]
+        passes = passes_of_loss(recipe, objective)
+        tasks = ScheduledTasks(rows, meta.scheduler, losses, learned, seed=rows.seed, most=learner.chunk, passes=passes)
 
-    def _stopped(self) -> bool:
-        return self.lost or (self.recipe.budget == "paper" and self.since >= self.recipe.meta.patience)
+    def chosen(_step: int, _curves: Any) -> dict[str, float]:
+        return tasks.values() if isinstance(tasks, ScheduledTasks) else {}
 
-    def _halves(self, rows: Tensor) -> tuple[Any, Any]:
-        return self.pool.gather(rows[:, : self.shots]), self.pool.gather(rows[:, self.shots :])
-
-    def _pair(self, rows: Tensor) -> tuple[Any, Any]:
-        """Support and query rows; all rows are both where no inner step is taken."""
-        return (self.pool.gather(rows),) * 2 if self.multitask else self._halves(rows)
-
-    def _losses(self, rows: Tensor) -> Tensor:
-        with self.context():
-            return self.learner.losses(*self._pair(rows)).float()
-
-    def _update(self) -> Tensor:
-        rows = self.chosen.at(self.step)
-        if self.recipe.meta.query == "other" and not self.multitask:
-            rows = crossed(rows, self.step)
-        self.optimizer.zero_grad()
-        losses = self.outer_step(*self._pair(rows))
-        self.optimizer.step()
-        return losses.mean()
-
-    def _curves(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        with self.context():
-            found = self.learner.curves(PromptBatch.of(*leaves[:4]), PromptBatch.of(*leaves[4:]))
-        return tuple(found[name] for name in CURVES)
-
-    def _validate(self, losses: Sequence[Tensor]) -> None:
-        found = []
-        for rows in self.rows.held_out:
-            found.append(self.watched(*(leaf for part in self._halves(rows) for leaf in part.leaves())))
-        means = [torch.stack(values).mean(0) for values in zip(*found, strict=True)]
-        curves = dict(zip(CURVES, means, strict=True))
-        accuracy = float(curves["accuracy"].mean())
-        self.since += 1
-        self.lost = self._diverged()
-        if accuracy > self.accuracy and not self.lost:
-            self.accuracy, self.best_step, self.since = accuracy, self.step, 0
-            self.best = self.learner.prompt.weight.detach().clone()
-        if self.folder is not None:
-            values = {name: float(value.mean()) for name, value in curves.items()}
-            tasks = {f"accuracy_task_{k}": float(value) for k, value in enumerate(curves["accuracy"])}
-            self.folder.log(self.step, "validation", values | tasks | self.chosen.values())
-            if losses:
-                self.folder.log(self.step, "train", {"query_loss": torch.stack(list(losses)).mean()})
-
-    def _diverged(self) -> bool:
-        """Whether what is learned is no number any more; it stays so."""
-        if all(bool(weight.isfinite().all()) for weight in self.learned):
-            return False
-        log.warning("diverged by step %d: the prompt of step %d is kept; lower meta.lr", self.step, self.best_step)
-        return True
-
-    def _seconds(self) -> float:
-        return self.before + time.monotonic() - self.started
-
-    def _save(self) -> None:
-        self.saved = time.monotonic()
-        if self.folder is None:
-            return
-        state = {
-            "learner": {name: value for name, value in self.learner.named_parameters() if value.requires_grad},
-            "optimizer": self.optimizer.state_dict(),
-            "best": self.best,
-            "best_step": self.best_step,
-            "since": self.since,
-            "accuracy": self.accuracy,
-            "seconds": self._seconds(),
-            "chosen": self.chosen.state(),
-        }
-        checkpoint.save(self.folder.checkpoints, self.step, state)
-
-    def _resume(self) -> None:
-        if self.folder is None:
-            return
-        found = checkpoint.load_latest(self.folder.checkpoints)
-        self.folder.cut_back(-1 if found is None else found.step)
-        if found is None:
-            return
-        state, learned = found.state, dict(self.learner.named_parameters())
-        with torch.no_grad():
-            for name, value in state["learner"].items():
-                learned[name].copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.chosen.load(state["chosen"])
-        self.best = state["best"].to(self.best.device)
-        self.step, self.best_step, self.since = found.step, state["best_step"], state["since"]
-        self.accuracy, self.before = state["accuracy"], state["seconds"]
-        self.folder.seconds_before, self.lost = self.before, self._diverged()
+    steps = recipe.meta_steps(rows.tasks)
+    report = learner.fit(
+        MetaPairs(tasks, pair, meta.query == "other" and not multitask),
+        [halves(taken) for taken in rows.held_out],
+        lr=meta.lr,
+        weight_decay=meta.weight_decay,
+        rate_lr=meta.rate_lr,
+        most=steps,
+        every=max(1, steps // recipe.validations),
+        patience=meta.patience if recipe.budget == "paper" else None,
+        log=chosen,
+        run=run,
+        context=context,
+    )
+    best, before = report.best, run.seconds_before if run is not None else 0.0
+    return TrainedPrompt(
+        learner.prompt.weight.detach().cpu().clone(),
+        report.steps,
+        best.step,
+        best.value,
+        rows.tasks,
+        before + report.seconds,
+        tasks.about() if isinstance(tasks, ScheduledTasks) else {},
+        best.diverged,
+    )
 
 
 def train_mixed(
@@ -474,7 +348,7 @@ def train_mixed(
     recipe: PromptRecipe,
     words: tuple[int, ...],
     runs: Mapping[int, RunFolder],
-) -> dict[int, Pretrained]:
+) -> dict[int, TrainedPrompt]:
     """Train a prompt for each seed on all rows as one task, batches of 4 (appendix A.2), the seeds in one stack.
 
     Args:
@@ -516,7 +390,7 @@ def train_mixed(
 
     done = stack.run(note)
     return {
-        seed: Pretrained(
+        seed: TrainedPrompt(
             state.best.cpu(), state.step, state.best_step, state.accuracy, 1, seconds(seed), diverged=state.diverged
         )
         for seed, state in ((int(name), state) for name, state in done.items())

@@ -14,16 +14,15 @@ from torch import Tensor, nn
 
 from metapretrain.data.made import made_sentiment
 from metapretrain.errors import InputError
-from metapretrain.experiments.prompts import pretraining
 from metapretrain.experiments.prompts.data import ALL_WORDS, SENTIMENT, Pool, encode_rows
-from metapretrain.experiments.prompts.pretraining import MetaRows, Pretrained, crossed, train_meta, train_mixed
+from metapretrain.experiments.prompts.pretraining import MetaRows, TrainedPrompt, crossed, train_meta, train_mixed
 from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Stack
 from metapretrain.graphs import Recorder
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
 from metapretrain.prompts import learner as learning
-from metapretrain.training import RunFolder
+from metapretrain.training import RunFolder, loop
 
 RECIPE = PromptRecipe(
     model="tiny",
@@ -123,12 +122,19 @@ def by_hand(recipe: PromptRecipe, steps: int, inner: bool = True) -> Tensor:
     return prompt.detach()
 
 
+@pytest.fixture
+def last_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last weights stay, and not the best."""
+    monkeypatch.setattr(loop._Loop, "restore_best", lambda _: None)
+
+
 @pytest.fixture(autouse=True)
 def _attention_that_can_be_differentiated_twice() -> Any:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         yield
 
 
+@pytest.mark.usefixtures("last_kept")
 def test_meta_training_is_algorithm_1() -> None:
     maml = learner()
     done = train_meta(maml, rows(), pool(), RECIPE, None)
@@ -136,6 +142,7 @@ def test_meta_training_is_algorithm_1() -> None:
     torch.testing.assert_close(maml.prompt.weight.detach(), by_hand(RECIPE, 10), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.usefixtures("last_kept")
 def test_query_rows_of_another_task() -> None:
     recipe = replace(RECIPE, meta=replace(RECIPE.meta, query="other"))
     maml = learner()
@@ -153,6 +160,7 @@ def test_query_rows_of_another_task() -> None:
         crossed(rows().at(0)[:1], 0)
 
 
+@pytest.mark.usefixtures("last_kept")
 def test_the_control_reads_the_same_rows_without_an_inner_step() -> None:
     maml = learner(inner_steps=0)
     assert train_meta(maml, rows(), pool(), RECIPE, None, objective="multitask").steps == 10
@@ -181,10 +189,9 @@ def test_steps_and_validations_are_recorded_and_replayed(monkeypatch: pytest.Mon
             given.append((self.function.__name__, len(tensors)))
             return super().__call__(*tensors)
 
-    monkeypatch.setattr(pretraining, "Recorder", Watched)
     monkeypatch.setattr(learning, "Recorder", Watched)
     train_meta(learner(), rows(), pool(), RECIPE, None)
-    assert given.count(("_gradients", 8)) == 10 and given.count(("_curves", 8)) == 5 * RECIPE.held_out
+    assert given.count(("_gradients", 8)) == 10 and given.count(("curves", 8)) == 5 * RECIPE.held_out
 
 
 def read(run: RunFolder) -> list[Any]:
@@ -193,13 +200,14 @@ def read(run: RunFolder) -> list[Any]:
     return list(read_metrics(run.path))
 
 
+@pytest.mark.usefixtures("last_kept")
 def test_a_pretraining_that_was_cut_short_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rate = nn.Parameter(torch.full((3, 1), 0.5, dtype=torch.float64))
     whole = learner(inner_lr=rate)
     first = train_meta(whole, rows(), pool(), RECIPE, None)
     assert not torch.equal(rate, torch.full_like(rate, 0.5))  # learned as well
 
-    def again() -> tuple[PromptMAML, Pretrained]:
+    def again() -> tuple[PromptMAML, TrainedPrompt]:
         maml = learner(inner_lr=nn.Parameter(torch.full((3, 1), 0.5, dtype=torch.float64)))
         with RunFolder.open(tmp_path / "run", {}, resume=True) as run:
             return maml, train_meta(maml, rows(), pool(), RECIPE, run)
@@ -218,7 +226,7 @@ def test_the_paper_s_budget_ends_by_patience() -> None:
     assert train_meta(learner(), rows(still), pool(), still, None).steps == 12  # 6 validations, one every 2 steps
 
 
-def mixed(prompts: Mapping[int, Tensor], folder: Path) -> dict[int, Pretrained]:
+def mixed(prompts: Mapping[int, Tensor], folder: Path) -> dict[int, TrainedPrompt]:
     words = Verbalizer(ALL_WORDS, net()[1])
     model = PromptedModel(net()[0], PromptTemplate("It was <X>."), words, max_length=40)
 

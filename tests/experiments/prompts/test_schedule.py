@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.prompts.pretraining import MetaProbe, Pretrained, ScheduledTasks, train_meta
+from metapretrain.experiments.prompts.pretraining import MetaProbe, ScheduledTasks, TrainedPrompt, train_meta
 from metapretrain.prompts import PromptMAML
 from metapretrain.scheduling import parse_schedule, probe_units
 from metapretrain.training import RunFolder
@@ -19,7 +19,7 @@ from tests.experiments.prompts.test_pretraining import RECIPE, groups, kill_at, 
 UTILITY = "utility:alpha=0.5,samples=1,updates=2,epsilon=0.3"
 
 
-def trained(schedule: str, run: RunFolder | None = None, objective: str = "meta") -> tuple[PromptMAML, Pretrained]:
+def trained(schedule: str, run: RunFolder | None = None, objective: str = "meta") -> tuple[PromptMAML, TrainedPrompt]:
     maml = learner(inner_steps=int(objective == "meta"))
     recipe = replace(RECIPE, meta=replace(RECIPE.meta, scheduler=schedule))
     return maml, train_meta(maml, rows(), pool(), recipe, run, objective=objective)
