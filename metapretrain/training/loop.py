@@ -83,19 +83,27 @@ class KeepBest:
         """Keep these weights until a validation finds others."""
         self.weights = {name: _copied(value) for name, value in weights.items()}
 
-    def see(self, step: int, values: Mapping[str, float], weights: Mapping[str, Any], finite: bool = True) -> None:
+    def see(
+        self,
+        step: int,
+        values: Mapping[str, float],
+        weights: Mapping[str, Any],
+        finite: bool = True,
+        sound: bool = True,
+    ) -> None:
         """Take note of a validation.
 
         Args:
-            values: the metric and others; a metric of NaN says that the model gives no numbers.
+            values: the metric and others.
             weights: what was validated; `finite`: they hold neither NaN nor infinity.
+            sound: so do the scores that the metric is of; a metric of NaN is not sound either.
         """
         value = values[self.metric]
         self.history.append({"step": step, **values})
-        self.diverged = not finite or math.isnan(value)
+        self.diverged = not (finite and sound) or math.isnan(value)
         if step or self.start:
             self.since += 1
-            if value > self.value and finite:
+            if value > self.value and not self.diverged:
                 self.begin(weights)
                 self.step, self.value, self.since = step, value, 0
         self.done = not finite or (self.patience is not None and self.since >= self.patience)

@@ -439,7 +439,7 @@ class PromptExperiment(PretrainedPrompts):
         """Full tuning, or none."""
         began, model = time.monotonic(), self.inputs.prompted
         nothing = self.inputs.start("none", seed)
-        state = Progress.at(nothing)
+        state = Progress(nothing)
         if method.tuned == "model":
             pool, places = self.inputs.few_shot([seed])
             job = _job(one.name, one, seed, nothing, places)
@@ -472,7 +472,11 @@ class PromptExperiment(PretrainedPrompts):
         return Tuned(state, predicted, 0.0)
 
     def _finish(self, name: str, method: PromptMethod, seed: int, tuned: Mapping[str, Tuned]) -> dict[str, Any]:
-        r, before, lost = self.recipe, dict(NO_PRETRAINING), sum(one.progress.diverged for one in tuned.values())
+        r, before, lost = (
+            self.recipe,
+            dict(NO_PRETRAINING),
+            sum(one.progress.validated.diverged for one in tuned.values()),
+        )
         about: dict[str, Any] = {"encoder": Path(r.model).name, "pretrain_wall_s": 0.0, "data": self.files_of(method)}
         if (plan := self.pretraining_run(method)) is not None and (done := self.finished(*plan, seed)) is not None:
             before = {key: done["budget"][key] for key in NO_PRETRAINING}

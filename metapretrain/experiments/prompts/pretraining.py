@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -377,8 +377,7 @@ def train_mixed(
         if found is not None:
             state = dict(found.state)
             before[seed] = run.seconds_before = state.pop("seconds")
-            moved = {name: _on(value, stack.device) for name, value in state.items()}
-            stack.progress[str(seed)] = Progress(**moved)
+            stack.load_state_of(str(seed), state)
 
     def seconds(seed: int) -> float:
         return before[seed] + (time.monotonic() - started) / len(prompts)
@@ -386,16 +385,18 @@ def train_mixed(
     def note(job: Job, state: Progress) -> None:
         seed = int(job.name)
         runs[seed].log(state.step, "validation", {"accuracy": state.history[-1][1]})
-        checkpoint.save(runs[seed].checkpoints, state.step, {**asdict(state), "seconds": seconds(seed)})
+        checkpoint.save(runs[seed].checkpoints, state.step, {**stack.state_of(job.name), "seconds": seconds(seed)})
 
     done = stack.run(note)
     return {
         seed: TrainedPrompt(
-            state.best.cpu(), state.step, state.best_step, state.accuracy, 1, seconds(seed), diverged=state.diverged
+            state.best.cpu(),
+            state.step,
+            state.validated.step,
+            state.accuracy,
+            1,
+            seconds(seed),
+            diverged=state.validated.diverged,
         )
         for seed, state in ((int(name), state) for name, state in done.items())
     }
-
-
-def _on(value: Any, device: str) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value

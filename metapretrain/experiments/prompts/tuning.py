@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metapretrain.checks import whole
+from metapretrain.episodes import TaskStream
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool, allowed_words, word_scores
 from metapretrain.experiments.prompts.recipe import Tuning
 from metapretrain.graphs import Recorder, rounded_up
+from metapretrain.nests import map_tensors
 from metapretrain.prompts import PromptBatch, PromptedModel
+from metapretrain.training import KeepBest, TrainSettings, learning_rate, train
 from metapretrain.training.devices import mixed_precision
-from metapretrain.training.settings import learning_rate
-
-log = logging.getLogger(__name__)
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW
 
 
 @dataclass(frozen=True)
@@ -39,25 +38,32 @@ class Job:
 
 @dataclass
 class Progress:
-    """Where one prompt stands; what a checkpoint holds."""
+    """Where the tuning of a prompt (L, D), or of the model, stands: steps taken, and its validations."""
 
     prompt: Tensor
-    best: Tensor
-    mean: Tensor
-    square: Tensor
+    validated: KeepBest = field(default_factory=KeepBest)
     step: int = 0
-    since: int = 0
-    best_step: int = 0
-    accuracy: float = -1.0
     done: bool = False
-    diverged: bool = False
-    history: list[tuple[int, float]] = field(default_factory=list)
 
-    @classmethod
-    def at(cls, prompt: Tensor) -> Progress:
-        """The beginning."""
-        zeros = torch.zeros_like(prompt)
-        return cls(prompt, prompt, zeros, zeros)
+    @property
+    def best(self) -> Tensor:
+        """The prompt to use."""
+        found: Tensor = self.validated.weights.get("prompt", self.prompt)
+        return found
+
+    @property
+    def accuracy(self) -> float:
+        """That of the best prompt; of the first one, where none was better."""
+        value = self.validated.value
+        return value if value >= 0 or not self.history else self.history[0][1]
+
+    @property
+    def history(self) -> list[tuple[int, float]]:
+        """Step and accuracy of each validation; a model that gives no numbers has nothing right."""
+        return [
+            (int(row["step"]), 0.0 if math.isnan(row["accuracy"]) else row["accuracy"])
+            for row in self.validated.history
+        ]
 
 
 class Stack:
@@ -66,7 +72,8 @@ class Stack:
     One that diverges ends there, with a warning, and has the best prompt before that, or its start.
 
     The rows of all prompts go through the model together, each with its prompt in front, so that a step costs little
-    more than that of one prompt. A prompt that has stopped leaves the stack.
+    more than that of one prompt. A prompt that has stopped leaves the stack: each has its own number of steps, rate
+    and end, which the training loop, of one number for all that it trains, does not know.
 
     Args:
         model: with `normalise="vocabulary"`.
@@ -107,9 +114,39 @@ class Stack:
         self.jobs = sorted(jobs, key=lambda job: float(pool.lengths[job.train].float().mean()))
         self.steps, self.every, self.rows_per_pass = steps, every, rows_per_pass
         self.device, self.precision = device, precision
-        self.progress = {job.name: Progress.at(job.prompt.detach().to(device)) for job in self.jobs}
-        self.orders: dict[str, tuple[int, Any]] = {}
-        self.recorder, self.fixed_shapes = Recorder(self._gradient_of), torch.device(device).type == "cuda"
+        self.progress = {job.name: self._begun(job) for job in self.jobs}
+        self.orders: dict[str, tuple[int, Tensor]] = {}
+        self.fixed_shapes = torch.device(device).type == "cuda"
+        self.recorder = Recorder(self._gradient_of)
+        groups: list[dict[str, Any]] = [{"params": [self.progress[job.name].prompt]} for job in self.jobs]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=tuning.weight_decay, fused=self.fixed_shapes)
+
+    def _begun(self, job: Job) -> Progress:
+        prompt = nn.Parameter(job.prompt.detach().to(self.device, copy=True))
+        patience, start = self.tuning.patience, self.tuning.keep_start
+        best = KeepBest(patience=patience, start=start, forgiving=True, name=f"prompt {job.name}")
+        best.begin({"prompt": prompt})
+        return Progress(prompt, best)
+
+    def state_of(self, name: str) -> dict[str, Any]:
+        """Return what a checkpoint of one job holds."""
+        state = self.progress[name]
+        return {
+            "prompt": state.prompt.detach(),
+            "optimizer": dict(self.optimizer.state[state.prompt]),
+            "validated": state.validated.state_dict(),
+            "step": state.step,
+            "done": state.done,
+        }
+
+    @torch.no_grad()
+    def load_state_of(self, name: str, given: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_of`."""
+        state = self.progress[name]
+        state.prompt.copy_(given["prompt"])
+        self.optimizer.state[state.prompt] = map_tensors(lambda value: value.to(self.device), given["optimizer"])
+        state.validated.load_state_dict(map_tensors(lambda value: value.to(self.device), given["validated"]))
+        state.step, state.done = given["step"], given["done"]
 
     def run(self, on_validation: Callable[[Job, Progress], None] | None = None) -> dict[str, Progress]:
         """Tune all prompts; `best` of each is the one to use.
@@ -139,20 +176,24 @@ class Stack:
         return min(every - step % every, total - step)
 
     def _advance(self, jobs: list[Job], steps: int) -> None:
-        """Take `steps` steps of these jobs, whose states stand side by side meanwhile."""
+        """Take `steps` steps of these jobs."""
         states = [self.progress[job.name] for job in jobs]
-        prompts, mean, square = (
-            torch.stack([getattr(state, name) for state in states]) for name in ("prompt", "mean", "square")
-        )
         allowed = allowed_words([job.words for job in jobs], self.device)
-        for offset in range(steps):
-            at = [state.step + offset for state in states]
-            rows, weight = self._rows(jobs, at)
-            gradient = self._gradient(prompts, rows, weight, allowed)
-            self._adamw(prompts, mean, square, gradient, jobs, at)
-        for place, state in enumerate(states):
-            state.prompt, state.mean, state.square = prompts[place], mean[place], square[place]
-            state.step += steps
+        for _ in range(steps):
+            prompts = torch.stack([state.prompt.detach() for state in states])
+            rows, weight = self._rows(jobs, [state.step for state in states])
+            self.optimizer.zero_grad()  # those that have stopped get no gradient, and stay
+            for state, gradient in zip(states, self._gradient(prompts, rows, weight, allowed), strict=True):
+                state.prompt.grad = gradient
+            for group, job in zip(self.optimizer.param_groups, self.jobs, strict=True):
+                group["lr"] = self._rate(job)
+            self.optimizer.step()
+            for state in states:
+                state.step += 1
+
+    def _rate(self, job: Job) -> float:
+        t, step, total = self.tuning, self.progress[job.name].step, self.total(job)
+        return learning_rate(step, total, peak=t.lr, schedule="linear", warmup=t.warmup)
 
     def _rows(self, jobs: list[Job], at: list[int]) -> tuple[Tensor, Tensor]:
         """Rows of the pool and their weights in the mean loss of a job, (R, batch_size) each."""
@@ -162,8 +203,7 @@ class Stack:
         for place, (job, step) in enumerate(zip(jobs, at, strict=True)):
             epoch, batch = divmod(step, self._epoch(job))
             if self.orders.get(job.name, (-1, None))[0] != epoch:
-                order = np.random.default_rng([job.seed, epoch]).permutation(len(job.train))
-                self.orders[job.name] = epoch, job.train[torch.from_numpy(order)]
+                self.orders[job.name] = epoch, _order(job, epoch)
             mine = self.orders[job.name][1][batch * size : (batch + 1) * size]
             rows[place] = mine[torch.arange(size) % len(mine)]  # fill with rows of weight 0
             weight[place, : len(mine)] = 1 / len(mine)
@@ -192,46 +232,13 @@ class Stack:
         loss = -(scores.gather(-1, batch.labels[..., None])[..., 0] * weight).sum()
         return torch.autograd.grad(loss, prompts)
 
-    def _adamw(
-        self, prompts: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, jobs: list[Job], at: list[int]
-    ) -> None:
-        """One step of AdamW with a rate and a count of steps for each prompt, in place."""
-        t = self.tuning
-        rates = [
-            learning_rate(step, self.total(job), peak=t.lr, schedule="linear", warmup=t.warmup)
-            for job, step in zip(jobs, at, strict=True)
-        ]
-        table = torch.tensor([rates, *([1 - beta ** (step + 1) for step in at] for beta in BETAS)], dtype=torch.float64)
-        lr, first, second = table.to(self.device, prompts.dtype, non_blocking=True)[..., None, None]
-        prompts.mul_(1 - lr * t.weight_decay)
-        mean.lerp_(gradient, 1 - BETAS[0])
-        square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-        prompts.sub_(lr / first * mean / (square.sqrt() / second.sqrt() + EPSILON))
-
     def _validate(self, jobs: list[Job], then: Callable[[Job, Progress], None] | None) -> None:
         if not jobs:
             return
         for job, (accuracy, sound, finite) in zip(jobs, self._judged(jobs).tolist(), strict=True):
             state = self.progress[job.name]
-            state.history.append((state.step, accuracy))
-            if state.step or self.tuning.keep_start:
-                state.since += 1
-                if accuracy > state.accuracy and sound:
-                    state.best, state.accuracy = state.prompt.clone(), accuracy
-                    state.best_step, state.since = state.step, 0
-            patience = self.tuning.patience
-            state.done = state.step >= self.total(job) or (patience is not None and state.since >= patience)
-            state.diverged = not sound
-            if state.diverged:
-                state.done = state.done or not finite  # it stays so
-                log.warning(
-                    "prompt %s diverged by step %d: that of step %d is kept; lower its lr",
-                    job.name,
-                    state.step,
-                    state.best_step,
-                )
-            if state.done and state.accuracy < 0:  # none was better than the start
-                state.accuracy = state.history[0][1]
+            state.validated.see(state.step, {"accuracy": accuracy}, {"prompt": state.prompt}, bool(finite), bool(sound))
+            state.done = state.step >= self.total(job) or state.validated.done
             if then is not None:
                 then(job, state)
 
@@ -277,6 +284,26 @@ def _check_jobs(jobs: Sequence[Job], rows: int) -> None:
                 raise InputError(f"{what} of job {job.name} has rows that the pool, of {rows} rows, does not have")
 
 
+def _order(job: Job, epoch: int) -> Tensor:
+    """The rows that a job trains on, as an epoch takes them."""
+    return job.train[torch.from_numpy(np.random.default_rng([job.seed, epoch]).permutation(len(job.train)))]
+
+
+class _WholeModel(nn.Module):
+    """A step that tunes all weights of a language model, without a soft prompt; dropout stays off."""
+
+    def __init__(self, tuned: PromptedModel, tuning: Tuning, loss: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.tuned, self.tuning, self.loss = tuned, tuning, loss
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        parameters = [p for p in self.tuned.model.parameters() if p.is_floating_point()]
+        return [{"params": parameters, "lr": self.tuning.lr, "weight_decay": self.tuning.weight_decay}]
+
+    def forward(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.loss(rows) for name, rows in batches.items()}
+
+
 def tune_model(
     model: PromptedModel,
     pool: Pool,
@@ -299,73 +326,52 @@ def tune_model(
         copy.deepcopy(model.model).float(), model.template, model.verbalizer, max_length=model.max_length
     )
     tuned.model.requires_grad_(True)
-    parameters = [p for p in tuned.model.parameters() if p.is_floating_point()]
-    optimizer = torch.optim.AdamW(parameters, lr=tuning.lr, weight_decay=tuning.weight_decay)
     allowed, prompt = allowed_words([job.words], device), job.prompt[None].to(device)
-    epoch = -(-len(job.train) // tuning.batch_size)
-    state, best = Progress.at(job.prompt), copy.deepcopy(tuned.model.state_dict())
 
     def loss(rows: Tensor) -> Tensor:
-        batch = pool.gather(rows[None])
+        batch = pool.gather(rows[None].cpu())
         assert batch.labels is not None
         with mixed_precision(device, precision):
             scores = word_scores(tuned, prompt, batch, allowed, normalise)
         return -scores.gather(-1, batch.labels[..., None]).mean()
 
-    def judge() -> tuple[float, bool]:
-        return _accuracy(tuned, prompt, pool, job, allowed, device, precision, rows_per_pass)
+    def evaluate(_: int) -> dict[str, float]:
+        return {"accuracy": _accuracy(tuned, prompt, pool, job, allowed, device, precision, rows_per_pass)}
 
-    for passes in range(tuning.epochs):
-        order = job.train[torch.from_numpy(np.random.default_rng([job.seed, passes]).permutation(len(job.train)))]
-        for rows in order.split(tuning.batch_size):
-            rate = learning_rate(
-                state.step, tuning.epochs * epoch, peak=tuning.lr, schedule="linear", warmup=tuning.warmup
-            )
-            _set_rate(optimizer, rate)
-            optimizer.zero_grad()
-            loss(rows).backward()
-            optimizer.step()
-            state.step += 1
-        accuracy, sound = judge()
-        state.history.append((state.step, accuracy))
-        state.since += 1
-        if not sound:
-            log.warning(
-                "the model of %s diverged by step %d: that of step %d is kept; lower its lr",
-                job.name,
-                state.step,
-                state.best_step,
-            )
-            state.diverged = True
-            break
-        if accuracy > state.accuracy:
-            state.accuracy, state.best_step, state.since = accuracy, state.step, 0
-            best = copy.deepcopy(tuned.model.state_dict())
-        if tuning.patience is not None and state.since >= tuning.patience:
-            break
-    tuned.model.load_state_dict(best)
-    if state.accuracy < 0:  # there was none but the start
-        state.accuracy, _ = judge()
-    return tuned, state
-
-
-def _set_rate(optimizer: Any, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    batches = [rows for epoch in range(tuning.epochs) for rows in _order(job, epoch).split(tuning.batch_size)]
+    epoch = len(batches) // tuning.epochs
+    settings = TrainSettings(
+        steps=len(batches),
+        lr=tuning.lr,
+        optimizer="adamw",
+        schedule="linear",
+        warmup_steps=tuning.warmup,
+        device=device,
+        cuda_graph=False,
+        log_every=epoch,
+        evaluate_every=epoch,
+    )
+    best = KeepBest(patience=tuning.patience, forgiving=True, name=f"the model of {job.name}")
+    stream = TaskStream({"rows": batches}, "longest", seed=0, steps=len(batches))
+    step = _WholeModel(tuned, tuning, loss)
+    report = train(step, stream, settings, evaluate=evaluate, keep_best=best, title=f"tune for {job.name}")
+    best.weights.clear()  # the model has them
+    if best.value < 0:  # there was none but the start
+        best.value = evaluate(0)["accuracy"]
+    return tuned, Progress(job.prompt, best, report.steps, True)
 
 
 @torch.no_grad()
 def _accuracy(
     model: PromptedModel, prompt: Tensor, pool: Pool, job: Job, allowed: Tensor, device: str, precision: str, most: int
-) -> tuple[float, bool]:
-    """Accuracy on the validation rows, and whether all scores and weights are finite."""
-    hits, sound = [], all(bool(weight.isfinite().all()) for weight in model.model.parameters())
+) -> float:
+    """Accuracy on the validation rows, NaN if some scores are."""
+    hits = []
     for rows in job.validation.split(most):
         batch = pool.gather(rows[None])
         with mixed_precision(device, precision):
             scores = word_scores(model, prompt, batch, allowed, "vocabulary")
         assert batch.labels is not None
-        known = ~scores[0].isnan().any(-1)  # of a model that diverged, nothing is right
-        hits.append((scores.argmax(-1)[0] == batch.labels[0]) & known)
-        sound = sound and bool(known.all())
-    return float(torch.cat(hits).double().mean()), sound
+        right = (scores.argmax(-1)[0] == batch.labels[0]).double()
+        hits.append(right.masked_fill(scores[0].isnan().any(-1), torch.nan))
+    return float(torch.cat(hits).mean())

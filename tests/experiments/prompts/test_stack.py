@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from functools import cache
@@ -56,14 +57,45 @@ def run(some: list[Job], tuning: Tuning = TUNING, **options: object) -> dict[str
 
 
 def same(one: Progress, other: Progress) -> None:
-    assert (one.step, one.best_step, one.accuracy, one.history) == (
+    assert (one.step, one.validated.step, one.accuracy, one.history) == (
         other.step,
-        other.best_step,
+        other.validated.step,
         other.accuracy,
         other.history,
     )
-    for name in ("prompt", "best", "mean", "square"):
+    for name in ("prompt", "best"):
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-11)
+
+
+def old_adamw(prompts: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, lr: list[float], step: int) -> None:
+    """One step of AdamW for prompts (R, L, D) with a rate each, as the stack took it by itself."""
+    rates = torch.tensor(lr, dtype=torch.float64)[:, None, None]
+    prompts.mul_(1 - rates * TUNING.weight_decay)
+    mean.lerp_(gradient, 0.1)
+    square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    prompts.sub_(rates / (1 - 0.9**step) * mean / (square.sqrt() / math.sqrt(1 - 0.999**step) + 1e-8))
+
+
+def test_updates_are_those_that_the_stack_computed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, given = Stack(model(), pool(), jobs(), replace(TUNING, patience=None)), []
+    plain, rate = Stack._gradient, Stack._rate
+
+    def noted(self: Stack, prompts: Tensor, *rest: Any) -> Tensor:
+        running = [job for job in self.jobs if not self.progress[job.name].done]
+        given.append((running, prompts, plain(self, prompts, *rest), [rate(self, job) for job in running]))
+        return given[-1][2]
+
+    monkeypatch.setattr(Stack, "_gradient", noted)
+    stack.run()
+    prompts = {job.name: job.prompt[None].clone() for job in stack.jobs}
+    moments = {name: (torch.zeros_like(prompt), torch.zeros_like(prompt)) for name, prompt in prompts.items()}
+    for step, (running, before, gradients, rates) in enumerate(given, start=1):
+        for place, job in enumerate(running):
+            torch.testing.assert_close(before[place], prompts[job.name][0], rtol=0, atol=1e-9)
+            old_adamw(prompts[job.name], *moments[job.name], gradients[place][None], [rates[place]], step)
+    assert len({len(running) for running, *_ in given}) == 3
+    for name, prompt in prompts.items():
+        torch.testing.assert_close(stack.progress[name].prompt.detach(), prompt[0], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("normalise", ["vocabulary", "labels"])
@@ -127,9 +159,9 @@ def test_tuning_is_that_of_a_plain_loop() -> None:
 
 def test_it_stops_after_validations_without_a_better_one() -> None:
     state = run(jobs()[:1], replace(TUNING, epochs=50, lr=1e-9))["sst5"]
-    assert (state.best_step, state.step) == (3, 9)  # the first epoch is the best; patience is 2
+    assert (state.validated.step, state.step) == (3, 9)  # the first epoch is the best; patience is 2
     kept = run(jobs()[:1], replace(TUNING, epochs=50, lr=1e-9, keep_start=True))["sst5"]
-    assert (kept.best_step, kept.step) == (0, 6)
+    assert (kept.validated.step, kept.step) == (0, 6)
     assert torch.equal(kept.best, jobs()[0].prompt)
 
 
@@ -139,22 +171,23 @@ def test_given_steps_and_validations() -> None:
 
 
 def test_a_run_that_goes_on_ends_the_same() -> None:
-    whole, kept = run(jobs()), {}
+    whole, kept, stack = run(jobs()), {}, Stack(model(), pool(), jobs(), TUNING)
 
     class Cut(Exception):
         pass
 
     def cut(job: Job, state: Progress) -> None:
-        kept[job.name] = replace(state, history=list(state.history))
+        kept[job.name] = copy.deepcopy(stack.state_of(job.name))
         if len(state.history) == 3:
             raise Cut
 
     with pytest.raises(Cut):
-        Stack(model(), pool(), jobs(), TUNING).run(cut)
+        stack.run(cut)
     again = Stack(model(), pool(), jobs(), TUNING)
-    again.progress |= kept
-    for name, state in again.run().items():
-        same(state, whole[name])
+    for name, state in kept.items():
+        again.load_state_of(name, state)
+    for name, progress in again.run().items():
+        same(progress, whole[name])
 
 
 def test_a_prompt_that_diverged_is_never_the_best_nor_harms_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +195,7 @@ def test_a_prompt_that_diverged_is_never_the_best_nor_harms_others(caplog: pytes
     lost = replace(first, prompt=torch.full_like(first.prompt, 1e308))  # too much for the first layer
     found, alone = run([lost, *rest]), run(rest)
     assert not found["sst5"].prompt.isfinite().all() and torch.equal(found["sst5"].best, lost.prompt)
-    assert (found["sst5"].accuracy, found["sst5"].best_step, found["sst5"].step) == (0, 0, 3)
+    assert (found["sst5"].accuracy, found["sst5"].validated.step, found["sst5"].step) == (0, 0, 3)
     assert "prompt sst5 diverged by step 3: that of step 0 is kept; lower its lr" in caplog.messages
     for job in rest:
         same(found[job.name], alone[job.name])
@@ -171,7 +204,7 @@ def test_a_prompt_that_diverged_is_never_the_best_nor_harms_others(caplog: pytes
 def test_a_rate_that_is_too_high_keeps_the_start(caplog: pytest.LogCaptureFixture) -> None:
     starts = {job.name: job.prompt for job in jobs()}
     for name, state in run(jobs(), replace(TUNING, lr=1e200, warmup=0)).items():
-        assert torch.equal(state.best, starts[name]) and state.best_step == 0
+        assert torch.equal(state.best, starts[name]) and state.validated.step == 0
         assert state.accuracy == state.history[0][1] > 0
         assert f"prompt {name} diverged by step {state.step}: that of step 0 is kept" in caplog.text
 
@@ -190,8 +223,8 @@ def test_full_tuning_leaves_the_model_as_it_was() -> None:
 
 def test_a_model_that_diverged_is_given_back_as_it_began(caplog: pytest.LogCaptureFixture) -> None:
     job = replace(jobs()[0], prompt=torch.zeros(0, 32, dtype=torch.float64))
-    tuned, state = tune_model(model(), pool(), job, replace(TUNING, lr=1e30, warmup=0, epochs=3))
-    assert state.history == [(3, 0.0)] and state.best_step == 0
+    tuned, state = tune_model(model(), pool(), job, replace(TUNING, lr=1e29, weight_decay=2e9, warmup=0, epochs=3))
+    assert state.history == [(3, 0.0)] and state.validated.step == 0
     assert "the model of sst5 diverged by step 3: that of step 0 is kept; lower its lr" in caplog.messages
     for name, value in model().model.state_dict().items():
         assert torch.equal(tuned.model.state_dict()[name], value.float())
