@@ -10,8 +10,18 @@ import torch
 from torch import nn
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.scheduling import probing, row_probe
-from metapretrain.scheduling import SCHEDULERS, FunctionProbe, LossExp3, Schedule, build_scheduler, parse_schedule
+from metapretrain.scheduling import (
+    SCHEDULERS,
+    BlockScheduler,
+    Choice,
+    FunctionProbe,
+    LossExp3,
+    Schedule,
+    build_scheduler,
+    option_defaults,
+    parse_schedule,
+    register,
+)
 
 SIZES = {"big": 300, "small": 100}
 
@@ -23,7 +33,10 @@ def problem() -> tuple[nn.Sequential, dict[str, FunctionProbe]]:
     x = torch.randn(300, 3)
 
     def probe(name: str, goal: float) -> FunctionProbe:
-        return row_probe(SIZES[name], 8, lambda rows: (model(x[rows]) - goal).square().mean())
+        return FunctionProbe(
+            lambda random: torch.randperm(SIZES[name], generator=random)[:8],
+            lambda rows: (model(x[rows]) - goal).square().mean(),
+        )
 
     return model, {"big": probe("big", 1.0), "small": probe("small", -1.0)}
 
@@ -92,13 +105,6 @@ def test_looking_leaves_no_trace() -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_probing_computes_in_the_precision_of_training() -> None:
-    line, x = nn.Linear(2, 2), torch.ones(1, 2)
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        with probing("cpu", precision):
-            assert line(x).dtype == dtype
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -124,3 +130,41 @@ def test_probing_computes_in_the_precision_of_training() -> None:
 def test_bad_schedules_are_one_line(text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         parse_schedule(text, SIZES)
+
+
+@pytest.mark.usefixtures("registries")
+def test_a_scheduler_is_added_by_one_class_and_one_call() -> None:
+    class Nth(BlockScheduler):
+        def __init__(self, sources: Any, place: int, *, back: bool = False, updates: int = 1, seed: int = 0) -> None:
+            super().__init__(sources, updates=updates, seed=seed)
+            self.place = -place if back else place
+
+        def _decide(self) -> Choice:
+            return Choice(self.active[self.place], self.updates)
+
+    register("nth", Nth)
+    register("nth", Nth)  # the file was read again
+    assert list(option_defaults("nth")) == ["place", "back", "updates"]
+    for text, source in (("nth:1", "small"), ("nth:place=0", "big"), ("nth:1,back=true,updates=3", "small")):
+        scheduler = build_scheduler(parse_schedule(text, SIZES), SIZES, {}, [])
+        assert scheduler.choose().source == source
+    for text, told in (("nth", "nth needs its place"), ("nth:x", "a whole number"), ("nth:1,bak=true", "back")):
+        with pytest.raises(InputError, match=told):
+            parse_schedule(text, SIZES)
+
+
+def test_what_cannot_be_registered_is_one_line() -> None:
+    class Vague(BlockScheduler):
+        def __init__(self, *sources: str, **options: Any) -> None: ...
+
+        def _decide(self) -> Choice: ...
+
+    wrong: list[tuple[str, Any, str]] = [
+        ("My own", Vague, "lower-case letters"),
+        ("mine", object, "a subclass of BlockScheduler"),
+        ("mine", Vague, "name each option"),
+        ("uniform", Vague, "there is a scheduler uniform already"),
+    ]
+    for name, scheduler, told in wrong:
+        with pytest.raises(InputError, match=told):
+            register(name, scheduler)
