@@ -36,18 +36,21 @@ DAMAGES = (
     RuntimeError,
 )
 
+LARGEST = 2**28  # bytes of what an archive holds; all the published ones hold less than a fifth of it
+
 
 def unzip_text(file: Path, name: str) -> str:
     """Return a UTF-8 text of a zip archive.
 
     Raises:
-        InputError: the archive is damaged or encrypted, or does not hold such a text.
+        InputError: the archive is damaged or encrypted, or does not hold such a text, or one of more than `LARGEST`.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
-            raw = archive.read(name)
+        with zipfile.ZipFile(file) as archive, archive.open(name) as stream:
+            raw = stream.read(LARGEST + 1)
     except DAMAGES as error:
         raise InputError(f"{file}: {_reason(error)}; it must hold {name} in UTF-8") from error
+    _check_size(raw, f"{name} in {file}")
     return decode_bytes(raw, f"{file}, {name}", "utf-8", "refuse")[0]
 
 
@@ -57,16 +60,30 @@ def untar_texts(file: Path, layout: str) -> list[tuple[str, str]]:
     The archive is decompressed as a whole, so that its checksum is compared before anything is used.
 
     Raises:
-        InputError: the archive is damaged, or a text in it is not UTF-8.
+        InputError: the archive is damaged, or of more than `LARGEST` when decompressed, or a text in it is not UTF-8.
     """
     try:
-        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(file.read_bytes())), mode="r:") as archive:
+        with gzip.open(file) as stream:
+            whole = stream.read(LARGEST + 1)
+    except DAMAGES as error:
+        raise InputError(f"{file}: {_reason(error)}; expected {layout}") from error
+    _check_size(whole, str(file))
+    try:
+        with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
             members = [member for member in archive if member.isfile() and member.name.endswith(".txt")]
             opened = [(member.name, archive.extractfile(member)) for member in members]
             raw = [(name, content.read()) for name, content in opened if content is not None]
     except DAMAGES as error:
         raise InputError(f"{file}: {_reason(error)}; expected {layout}") from error
     return [(name, decode_bytes(text, f"{file}, {name}", "utf-8", "refuse")[0]) for name, text in raw]
+
+
+def _check_size(decompressed: bytes, what: str) -> None:
+    if len(decompressed) > LARGEST:
+        raise InputError(
+            f"{what} is of more than {LARGEST >> 20} MiB when it is decompressed, so it is not the published one; get "
+            "that from its publisher"
+        )
 
 
 def _reason(error: Exception) -> str:
