@@ -112,6 +112,7 @@ class Training:
     settings: TrainSettings
     evaluate: Callable[[int], Mapping[str, float]] | None
     title: str
+    keep_best: str | None = None
 
 
 @dataclass(frozen=True)
@@ -269,9 +270,17 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
                         self.finished(name, method, seed)
         check_neighbours(self.root, {"choices": self._choices(), "data": self._data()})
 
+    def rows(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Run every row for every seed, after their pretrainings; yield the results of the rows."""
+        for batch in self.work(methods, seeds):
+            results = self.run(batch)
+            if not batch[0].shared:
+                yield from results
+
     def row(self, name: str, method: M, seed: int) -> dict[str, Any]:
         """Run one row of the table for one seed, after its pretraining; a finished one is kept if `resume` is set."""
-        return [result for batch in self.work({name: method}, [seed]) for result in self.run(batch)][-1]
+        (result,) = self.rows({name: method}, [seed])
+        return result
 
     def work(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[list[Context[R, D, Any]]]:
         """Yield what :meth:`run` is to be called with, one batch after the other: pretrainings before their rows."""

@@ -32,7 +32,9 @@ def downstream_column(task: str, metric: str) -> Column:
 
 
 @dataclass(frozen=True)
-class ScheduleExperiment(Experiment[ScheduleRecipe, ScheduleData, ScheduleMethod, ScheduledPretraining, Mapping[str, float]]):
+class ScheduleExperiment(
+    Experiment[ScheduleRecipe, ScheduleData, ScheduleMethod, ScheduledPretraining, Mapping[str, float]]
+):
     """A scheduling experiment: see :class:`metapretrain.experiments.base.Experiment`.
 
     Args:
@@ -109,9 +111,7 @@ class ScheduleExperiment(Experiment[ScheduleRecipe, ScheduleData, ScheduleMethod
             metrics |= scores
         return metrics | self._means(metrics)
 
-    def outcome(
-        self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]
-    ) -> Outcome:
+    def outcome(self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]) -> Outcome:
         """Return metrics, the cost of updates and probes, and the curve of the target loss."""
         method, last, scheduler = context.method, trained.last, trained.policy.scheduler
         tuned = self.recipe.finetune_updates * len(self.data.downstream)

@@ -19,7 +19,7 @@ from metapretrain.experiments.schedule.tasks.base import Batch, Batches, Pretrai
 from metapretrain.models.text_encoders import TextEncoder
 from metapretrain.scheduling import BlockScheduler, Choice, UtilityScheduler, agreement
 from metapretrain.scheduling.probes import Weights, mean_losses
-from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
+from metapretrain.training import TrainReport, TrainSettings, train
 from metapretrain.training.devices import mixed_precision
 
 Watch = Callable[[int, Choice], None]
@@ -176,11 +176,7 @@ class ScheduledPretraining:
         fitting_units: cost of fitting the heads, a forward pass an update.
     """
 
-    def __init__(
-        self,
-        encoder: TextEncoder,
-        context: ScheduleContext,
-    ) -> None:
+    def __init__(self, encoder: TextEncoder, context: ScheduleContext) -> None:
         method, data, recipe, seed, machine = (
             context.method,
             context.data,
