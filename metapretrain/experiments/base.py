@@ -406,7 +406,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
             }
         )
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
-        if len(self.data.test):
+        if len(self._test):
             self.save_layout()
         wait_for_all(self.machine.world)  # the others may look for result.json now
         result = run.result() or {}

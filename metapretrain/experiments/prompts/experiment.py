@@ -282,7 +282,8 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         """The prompt that a run starts from."""
         if context.start is None:
             return self.inputs.start(context.method.start, context.seed)
-        return SoftPrompt.from_adapter(context.start / PROMPT)().detach()
+        prompt: Tensor = SoftPrompt.from_adapter(context.start / PROMPT)().detach()
+        return prompt
 
     def _lent(self, name: str, method: PromptMethod, seed: int) -> Path | None:
         """The folder of a finished pretraining of the other table, if there is one.

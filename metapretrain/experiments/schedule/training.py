@@ -197,7 +197,7 @@ class ScheduledPretraining:
         self.policy = Policy(scheduler, self._watch)
         self._reported: dict[str, list[Batch]] = {}
         self.last: dict[str, float] = {}
-        self.report: TrainReport | None = None
+        self.report: TrainReport
         self._peak, self.on_gpu = 0, torch.device(machine.device).type == "cuda"
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(machine.device)

@@ -185,8 +185,8 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         """Write figures, predictions and the model."""
         run = context.folder
         if context.shared and self.figures == context.seed:
-            maps = [self._maps(one, context) for one in (new_encoder(self.recipe, context.seed), trained.encoder)]
-            self._draw(run, *maps, trained.report.updates)
+            before = self._maps(new_encoder(self.recipe, context.seed), context)
+            self._draw(run, before, self._maps(trained.encoder, context), trained.report.updates)
         for task in self.data.tasks:
             files = {"dev": (f"{task.name}-dev.csv", task.dev), "test": (f"{task.name}.csv", task.test)}
             for part, (file, rows) in files.items():
