@@ -1,20 +1,22 @@
 """What an image encoder is pretrained by: each objective draws a batch by its row indices.
 
-To add one, write a subclass of :class:`Objective` and an entry in `OBJECTIVES`.
+To add one, write a subclass of :class:`Objective` and :func:`register` it.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Generic, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData, Images, images_of
 from metapretrain.experiments.recipe import Phase, Recipe
@@ -42,6 +44,11 @@ class Objective(nn.Module, ABC):
         super().__init__()
         self.images = images
 
+    @classmethod
+    def build(cls, parts: Parts) -> Objective:
+        """Make it for an encoder and its data; what is random is drawn from torch's default generator."""
+        return cls(parts.images)
+
     @abstractmethod
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
         """Return the scalar loss of the images at `rows` (B,)."""
@@ -63,6 +70,12 @@ class Supervised(Objective):
         super().__init__(images)
         self.head, self.label_smoothing = head, label_smoothing
 
+    @classmethod
+    def build(cls, parts: Parts) -> Supervised:
+        """Make it with a linear head."""
+        head = build_head("linear", parts.features, parts.classes)
+        return cls(parts.images, head, parts.phase.label_smoothing)
+
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
         """Return the mean cross entropy of `rows` (B,)."""
         logits = self.head(encoder(self.images.view(rows)))
@@ -82,6 +95,12 @@ class PRL(Objective):
     def __init__(self, images: Images, proto: ProtoLoss) -> None:
         super().__init__(images)
         self.proto = proto
+
+    @classmethod
+    def build(cls, parts: Parts, mode: str = "query") -> PRL:
+        """Make it in one of its modes, by the recipe's choices of the loss."""
+        options = {"seed": parts.seed, "label_smoothing": parts.phase.label_smoothing, **asdict(parts.recipe.proto)}
+        return cls(parts.images, ProtoLoss(mode, num_classes=parts.classes, gather=parts.gather, **options))
 
     def check_batch(self, rows: Tensor) -> None:
         """Refuse `rows` (B,) whose labels the prototypical loss cannot use."""
@@ -117,6 +136,11 @@ class SimCLR(Objective):
         self.projection = projection
         self.contrast = NTXentLoss(temperature=temperature)
         self.pairs: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    @classmethod
+    def build(cls, parts: Parts) -> SimCLR:
+        """Make it with a projection head."""
+        return cls(parts.images, projection(parts.features), parts.recipe.simclr_temperature)
 
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
         """Return the contrastive loss of two views of `rows` (B,)."""
@@ -240,47 +264,60 @@ class Entry:
 
     Args:
         kind: its class.
-        phase: the phase of a recipe that it is trained with.
+        phase: name of the phase of a recipe that it is trained with.
         build: makes it; what is random is drawn from the default generator.
         scheduled: its name where a scheduler chooses between objectives, None: it is none of these.
     """
 
     kind: type[Objective]
-    phase: Callable[[Recipe], Phase]
+    phase: str
     build: Callable[[Parts], Objective]
     scheduled: str | None = None
 
 
-def _supervised(parts: Parts) -> Supervised:
-    head = build_head("linear", parts.features, parts.classes)
-    return Supervised(parts.images, head, parts.phase.label_smoothing)
-
-
-def _prl(mode: str) -> Callable[[Parts], PRL]:
-    def build(parts: Parts) -> PRL:
-        proto = ProtoLoss(
-            mode,
-            num_classes=parts.classes,
-            gather=parts.gather,
-            seed=parts.seed,
-            label_smoothing=parts.phase.label_smoothing,
-            **asdict(parts.recipe.proto),
-        )
-        return PRL(parts.images, proto)
-
-    return build
-
-
-def _simclr(parts: Parts) -> SimCLR:
-    return SimCLR(parts.images, projection(parts.features), parts.recipe.simclr_temperature)
-
-
 OBJECTIVES = {
-    "supervised": Entry(Supervised, lambda recipe: recipe.supervised, _supervised, scheduled="supervised"),
-    "prl-standard": Entry(PRL, lambda recipe: recipe.prl, _prl("standard"), scheduled="prl"),
-    "prl-query": Entry(PRL, lambda recipe: recipe.prl, _prl("query")),
-    "simclr": Entry(SimCLR, lambda recipe: recipe.simclr, _simclr, scheduled="simclr"),
+    "supervised": Entry(Supervised, "supervised", Supervised.build, scheduled="supervised"),
+    "prl-standard": Entry(PRL, "prl", partial(PRL.build, mode="standard"), scheduled="prl"),
+    "prl-query": Entry(PRL, "prl", PRL.build),
+    "simclr": Entry(SimCLR, "simclr", SimCLR.build, scheduled="simclr"),
 }
+_OURS = frozenset(OBJECTIVES)
+
+
+def register(name: str, kind: type[Objective], *, phase: str = "supervised") -> None:
+    """Add an objective of your own: a method of that name in `run_stl10.py`, whose encoder gets a linear head then.
+
+    Args:
+        name: lower-case letters, digits and hyphens.
+        kind: a subclass of :class:`Objective`; its `build` gets :class:`Parts`.
+        phase: of the recipe, whose learning rate, optimizer and augmentation it is trained with.
+
+    Raises:
+        InputError: a name of another form or that is taken, no subclass, or a phase that recipes do not have.
+
+    Example:
+        >>> class Brightness(Objective):
+        ...     def loss(self, encoder, rows):
+        ...         x = self.images.view(rows)
+        ...         return F.mse_loss(encoder(x).mean(1), x.mean((1, 2, 3)))
+        >>> register("brightness", Brightness, phase="simclr")
+        >>> own_objectives()
+        ['brightness']
+        >>> del OBJECTIVES["brightness"]
+    """
+    if re.fullmatch(r"[a-z][a-z0-9-]*", name) is None:
+        raise InputError(f"an objective's name has lower-case letters, digits and hyphens, got {name!r}")
+    if not (isinstance(kind, type) and issubclass(kind, Objective)):
+        raise InputError(f"objective {name} is {kind!r}; give a subclass of Objective")
+    if name in OBJECTIVES and OBJECTIVES[name].kind.__qualname__ != kind.__qualname__:
+        raise InputError(f"there is an objective {name} already; take another name")
+    one_of("phase of a recipe", phase, [each.name for each in fields(Recipe) if each.type == "Phase"])
+    OBJECTIVES[name] = Entry(kind, phase, kind.build)
+
+
+def own_objectives() -> list[str]:
+    """The names that :func:`register` added."""
+    return [name for name in OBJECTIVES if name not in _OURS]
 
 
 def sources() -> dict[str, str]:
@@ -301,7 +338,7 @@ def build_objectives(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)
         for name in names:
-            phase = OBJECTIVES[name].phase(recipe)
+            phase = getattr(recipe, OBJECTIVES[name].phase)
             images, classes = images_of(data, phase, machine), len(data.train.classes)
             parts = Parts(images, encoder.features, classes, recipe, phase, seed, machine.world > 1)
             built[name] = OBJECTIVES[name].build(parts)

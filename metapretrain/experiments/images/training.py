@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from metapretrain.data.images import ImageSet, normalize
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.representation import accuracy, embed, evaluation_mode, nearest_prototype
-from metapretrain.experiments.base import Context, Machine, Training
+from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData, images_of
 from metapretrain.experiments.images.objectives import (
     OBJECTIVES,
@@ -26,12 +27,13 @@ from metapretrain.experiments.recipe import Phase, Recipe
 from metapretrain.experiments.scheduling import choices_of, probing, row_probe
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head
 from metapretrain.scheduling import Probe, build_scheduler, parse_schedule
+from metapretrain.training import RunFolder, TrainReport, train
 
 SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrain.experiments.images.training`
 
 
 @dataclass(frozen=True)
-class ImageMethod:
+class Method:
     """A row of the table: an objective, then (but for `supervised`) a head fine-tuned on its encoder."""
 
     objective: str
@@ -43,9 +45,6 @@ class ImageMethod:
     def pretraining(self) -> str | None:
         """The objective whose encoder this row starts from; rows that name the same one share it."""
         return None if self.objective == "supervised" else self.objective
-
-
-ImageContext = Context[Recipe, ImageData, ImageMethod]
 
 
 def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = None) -> Encoder:
@@ -67,7 +66,7 @@ def views(objective: str) -> int:
     return 1 if objective == SCHEDULED else OBJECTIVES[objective].kind.views
 
 
-def updates(recipe: Recipe, data: ImageData, method: ImageMethod) -> tuple[int, int]:
+def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
     """Return the updates of pretraining and of the phase with a head, for exactly the same encoder passes a row.
 
     A row may pass `epochs * training images` images through the encoder. An update passes a batch, and SimCLR's two
@@ -92,35 +91,47 @@ def updates(recipe: Recipe, data: ImageData, method: ImageMethod) -> tuple[int, 
     return before, total
 
 
-def pretraining(context: ImageContext) -> tuple[Encoder, Training]:
-    """Build a new encoder and what pretrains it: an objective of :data:`OBJECTIVES`, or several of them by a scheduler.
+def pretrain(
+    objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
+) -> tuple[Encoder, TrainReport]:
+    """Pretrain an encoder by an objective of :data:`metapretrain.experiments.images.objectives.OBJECTIVES`.
 
     Raises:
         InputError: unknown objective, or a batch that the objective cannot use.
     """
-    objective, data, recipe = context.method.objective, context.data, context.recipe
-    if objective == SCHEDULED:
-        return _scheduled(context)
     one_of("pretraining objective", objective, OBJECTIVES.keys() - {"supervised"})
-    encoder = new_encoder(data, recipe, context.seed)
-    task = build_objectives([objective], encoder, data, recipe, context.seed, context.machine)[objective]
+    encoder = new_encoder(data, recipe, seed)
+    task = build_objectives([objective], encoder, data, recipe, seed, machine)[objective]
     evaluate = by_prototypes(encoder, data) if len(data.validation) else None
-    steps, _ = updates(recipe, data, context.method)
-    step, stream = Step(encoder, {objective: task}), _stream(context, objective, task, steps)
-    return encoder, _training(context, step, stream, OBJECTIVES[objective].phase(recipe), steps, evaluate, objective)
+    steps, _ = updates(recipe, data, Method(objective))
+    phase = getattr(recipe, OBJECTIVES[objective].phase)
+    report = _fit(encoder, objective, task, phase, steps, data, recipe, seed, machine, run, evaluate)
+    return encoder, report
 
 
-def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Training]:
-    """Build a new head for `encoder`, and what trains it; the encoder learns too unless `method.frozen`."""
-    method, data, recipe = context.method, context.data, context.recipe
+def finetune(
+    encoder: Encoder,
+    method: Method,
+    data: ImageData,
+    recipe: Recipe,
+    seed: int,
+    machine: Machine,
+    *,
+    run: RunFolder | None = None,
+) -> tuple[nn.Module, TrainReport]:
+    """Train a new head on `encoder`, which learns too unless `method.frozen`; supervised rows start here.
+
+    Returns:
+        the head, and what training did; the encoder is changed in place.
+    """
     supervised = method.pretraining is None
     phase = recipe.supervised if supervised else recipe.frozen if method.frozen else recipe.unfrozen
     if method.head is None:
         raise InputError(f"fine-tuning {method.objective} needs a head")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(context.seed + 2)
+        torch.manual_seed(seed + 2)
         head = build_head(method.head, encoder.features, len(data.train.classes))
-    task = Supervised(images_of(data, phase, context.machine), head, phase.label_smoothing)
+    task = Supervised(images_of(data, phase, machine), head, phase.label_smoothing)
     model = Frozen(encoder) if method.frozen else encoder
 
     def evaluate(step: int) -> Mapping[str, float]:
@@ -129,8 +140,8 @@ def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Trai
 
     _, steps = updates(recipe, data, method)
     held = evaluate if len(data.validation) else None
-    step, stream = Step(model, {"supervised": task}), _stream(context, "supervised", task, steps)
-    return head, _training(context, step, stream, phase, steps, held, "supervised")
+    report = _fit(model, "supervised", task, phase, steps, data, recipe, seed, machine, run, held)
+    return head, report
 
 
 def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
@@ -168,9 +179,19 @@ def by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[
     return evaluate
 
 
-def _stream(context: ImageContext, name: str, task: Objective, steps: int) -> TaskStream:
-    """The batches of one objective."""
-    recipe, data, machine = context.recipe, context.data, context.machine
+def _fit(
+    model: nn.Module,
+    name: str,
+    task: Objective,
+    phase: Phase,
+    steps: int,
+    data: ImageData,
+    recipe: Recipe,
+    seed: int,
+    machine: Machine,
+    run: RunFolder | None,
+    evaluate: Callable[[int], Mapping[str, float]] | None,
+) -> TrainReport:
     batch = recipe.batch_size // machine.world
     if batch < 2 or recipe.batch_size % machine.world:
         raise InputError(
@@ -180,31 +201,34 @@ def _stream(context: ImageContext, name: str, task: Objective, steps: int) -> Ta
     rows = ShuffledBatches(
         len(data.train),
         batch,
-        seed=context.seed,
+        seed=seed,
         rank=machine.rank,
         world_size=machine.world,
         labels=data.train.labels if recipe.balanced else None,
     )
     task.check_batch(next(iter(rows)))
-    return TaskStream({name: rows}, "longest", seed=context.seed, steps=steps)
+    stream = TaskStream({name: rows}, "longest", seed=seed, steps=steps)
+    return fit(Step(model, {name: task}), stream, phase, steps, seed, machine, run, evaluate, f"{name} seed {seed}")
 
 
-def _training(
-    context: ImageContext,
+def fit(
     step: Step,
     stream: TaskStream,
     phase: Phase,
     steps: int,
+    seed: int,
+    machine: Machine,
+    run: RunFolder | None,
     evaluate: Callable[[int], Mapping[str, float]] | None,
     title: str,
-) -> Training:
-    machine = context.machine
+) -> TrainReport:
+    """Train a step of image objectives on a stream of rows."""
     resident = all(step.objective(name).images.resident for name in step.objectives)
     settings = phase.settings(
         steps,
         precision=machine.precision,
         device=machine.device,
-        seed=context.seed,
+        seed=seed,
         compile=machine.compile,
         cuda_graph=machine.cuda_graph if resident else False,
         local_batchnorm=machine.local_batchnorm,
@@ -213,11 +237,11 @@ def _training(
     )
     if machine.device != "cpu":
         step.model.to(memory_format=torch.channels_last)
-    return Training(step, stream, settings, evaluate, f"{title} seed {context.seed}")
+    return train(step, stream, settings, run=run, evaluate=evaluate, title=title)
 
 
 def check_scheduled(recipe: Recipe, machine: Machine) -> None:
-    """Refuse what a scheduled pretraining cannot run.
+    """Refuse what :func:`pretrain_scheduled` cannot run.
 
     Raises:
         InputError: no schedule or a bad one, several processes, or a batch that views cannot part.
@@ -236,18 +260,22 @@ def check_scheduled(recipe: Recipe, machine: Machine) -> None:
             )
 
 
-def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
-    """Pretraining by cross entropy, prototypes (standard mode) and SimCLR, one of them an update.
+def pretrain_scheduled(
+    data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
+) -> tuple[Encoder, TrainReport, dict[str, Any]]:
+    """Pretrain an encoder by cross entropy, prototypes (standard mode) and SimCLR, one of them an update.
 
     They are the :func:`metapretrain.experiments.images.objectives.sources`.
     Every update passes `batch_size` images through the encoder, so the budget does not depend on what is chosen:
     SimCLR gets half a batch, in two views. The optimiser is the recipe's for PRL, the augmentation each objective's
     own. The scheduler's targets are the objectives themselves; its probes draw training images.
 
+    Returns:
+        the encoder, what training did, and `{"schedule": ...}` for the result.
+
     Raises:
         InputError: see :func:`check_scheduled`.
     """
-    data, recipe, seed, machine = context.data, context.recipe, context.seed, context.machine
     check_scheduled(recipe, machine)
     encoder = new_encoder(data, recipe, seed)
     names = sources()
@@ -274,11 +302,12 @@ def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
         )
         for name, size in sizes.items()
     }
-    count, _ = updates(recipe, data, ImageMethod(SCHEDULED))
+    count, _ = updates(recipe, data, Method(SCHEDULED))
     stream = TaskStream(loaders, scheduler, seed=seed, steps=count)
     scores = by_prototypes(encoder, data) if len(data.validation) else None
 
     def evaluate(number: int) -> Mapping[str, float]:
         return {**(scores(number) if scores else {}), **choices_of(stream)}
 
-    return encoder, _training(context, step, stream, recipe.prl, count, evaluate, SCHEDULED)
+    report = fit(step, stream, recipe.prl, count, seed, machine, run, evaluate, f"scheduled seed {seed}")
+    return encoder, report, {"schedule": {"name": recipe.scheduler, **scheduler.spent()}}

@@ -16,9 +16,10 @@ import metapretrain
 from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.experiments.base import Machine
+from metapretrain.experiments.images import experiment as module
 from metapretrain.experiments.images.data import ImageData
-from metapretrain.experiments.images.experiment import ImageExperiment
-from metapretrain.experiments.images.training import ImageMethod
+from metapretrain.experiments.images.experiment import Experiment
+from metapretrain.experiments.images.training import Method
 from metapretrain.experiments.recipe import Recipe
 from metapretrain.training import loop
 from metapretrain.training.checkpoint import SUMS
@@ -26,19 +27,19 @@ from metapretrain.training.logs import read_metrics
 from tests.experiments.conftest import make_images
 
 ROWS = {
-    "supervised": ImageMethod("supervised"),
-    "frozen": ImageMethod("prl-query", "linear", True),
-    "unfrozen": ImageMethod("prl-query", "mlp"),
-    "simclr": ImageMethod("simclr"),
+    "supervised": Method("supervised"),
+    "frozen": Method("prl-query", "linear", True),
+    "unfrozen": Method("prl-query", "mlp"),
+    "simclr": Method("simclr"),
 }
-Make = Callable[..., ImageExperiment]
+Make = Callable[..., Experiment]
 
 
 @pytest.fixture
 def make(tmp_path: Path, data: ImageData, recipe: Recipe) -> Make:
-    def build(out: str = "runs", **changes: Any) -> ImageExperiment:
+    def build(out: str = "runs", **changes: Any) -> Experiment:
         usual = {"recipe": recipe, "data": data, "machine": Machine(), "out": tmp_path / out, "figures": None}
-        return ImageExperiment("bench", "small", "short", **(usual | changes))
+        return Experiment("bench", "small", "short", **(usual | changes))
 
     return build
 
@@ -47,18 +48,18 @@ def make(tmp_path: Path, data: ImageData, recipe: Recipe) -> Make:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was pretrained and fine-tuned, in order."""
     calls: list[str] = []
-    real_pretrain, real_train = ImageExperiment.pretrain, ImageExperiment.train
+    real_pretrain, real_finetune = module.pretrain, module.finetune
 
-    def pretrain(self: Any, context: Any) -> Any:
-        calls.append(f"pretrain {context.method.objective}")
-        return real_pretrain(self, context)
+    def pretrain(objective: str, *args: Any, **options: Any) -> Any:
+        calls.append(f"pretrain {objective}")
+        return real_pretrain(objective, *args, **options)
 
-    def train(self: Any, context: Any) -> Any:
-        calls.append(f"finetune {context.method.objective}")
-        return real_train(self, context)
+    def finetune(encoder: Any, method: Method, *args: Any, **options: Any) -> Any:
+        calls.append(f"finetune {method.objective}")
+        return real_finetune(encoder, method, *args, **options)
 
-    monkeypatch.setattr(ImageExperiment, "pretrain", pretrain)
-    monkeypatch.setattr(ImageExperiment, "train", train)
+    monkeypatch.setattr(module, "pretrain", pretrain)
+    monkeypatch.setattr(module, "finetune", finetune)
     return calls
 
 
