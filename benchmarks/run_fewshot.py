@@ -24,28 +24,28 @@ from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.command import machine_of, run_table
-from metapretrain.experiments.fewshot.experiment import FewShot, Pretrained
-from metapretrain.experiments.fewshot.learning import HOLDERS, Learning, held_by
+from metapretrain.experiments.fewshot.experiment import FewShotExperiment
+from metapretrain.experiments.fewshot.learning import HOLDERS, FewShotMethod, FewShotRecipe, SavedEncoder, held_by
 from metapretrain.experiments.recipe import override
 from metapretrain.models.encoders import BACKBONES
 from metapretrain.options import Parser, common_options, main_guard, option_type, pixels, positive_int
 
 SETTINGS = ("5w1s", "5w5s", "20w1s", "20w5s")
 ENCODER = "encoder"
-Rows = dict[str, Learning | Pretrained]
+Rows = dict[str, FewShotMethod | SavedEncoder]
 
 # Snell et al. (2017): 60-way training episodes, 5 queries a class.
-PROTONET = Learning("protonet", updates=20_000, tasks=1, ways=60, queries=5)
+PROTONET = FewShotMethod("protonet", updates=20_000, tasks=1, ways=60, queries=5)
 # Finn et al. (2017): 5-way with 1 inner step of 0.4 and 32 tasks, 20-way with 5 inner steps of 0.1 and 16 tasks; with
 # five steps training is steadier where the outer gradient is clipped (ours, docs/results.md).
 MAML = {
-    False: Learning("maml", updates=30_000, tasks=32, inner_lr=0.4, inner_steps=1, test_steps=3),
-    True: Learning("maml", updates=30_000, tasks=16, inner_lr=0.1, inner_steps=5, test_steps=5, clip=1.0),
+    False: FewShotMethod("maml", updates=30_000, tasks=32, inner_lr=0.4, inner_steps=1, test_steps=3),
+    True: FewShotMethod("maml", updates=30_000, tasks=16, inner_lr=0.1, inner_steps=5, test_steps=5, clip=1.0),
 }
 METHODS = ("protonet", "maml", "fomaml", "anil", "metasgd")
 
 
-def methods_of(ways: int) -> dict[str, Learning]:
+def methods_of(ways: int) -> dict[str, FewShotMethod]:
     """The rows of a setting: MAML's kin differ from it by the learner alone."""
     maml = MAML[ways >= 20]
     return {name: PROTONET if name == "protonet" else replace(maml, learner=name) for name in METHODS}
@@ -103,7 +103,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     return options
 
 
-def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> tuple[FewShot, Rows]:
+def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> tuple[FewShotExperiment, Rows]:
     """The table of one setting, and all its rows by name."""
     ways, shots = map(int, re.findall(r"\d+", setting))
     episodes = {"test": options.test_episodes, "validation": options.validation_episodes}
@@ -113,20 +113,20 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
         methods = {name: replace(m, updates=4, tasks=2, validations=2, ways=None) for name, m in methods.items()}
     rows: Rows = {name: override(method, options.changes) for name, method in methods.items()}
     if options.encoder is not None:
-        rows[ENCODER] = Pretrained(options.encoder)
-    suffix = "".join(f"-{part}" for part in (options.tag, "smoke" * options.smoke) if part)
-    table = FewShot(
-        options.dataset,
+        rows[ENCODER] = SavedEncoder(options.encoder)
+    recipe = FewShotRecipe(
+        EpisodeSpec(ways, shots, options.queries), options.backbone, episodes["test"], episodes["validation"]
+    )
+    table = FewShotExperiment(
+        "fewshot",
+        f"{options.dataset}-{setting}",
+        "-".join(filter(None, [options.backbone, options.tag, "smoke" * options.smoke])),
+        recipe,
         data,
-        EpisodeSpec(ways, shots, options.queries),
-        options.backbone,
         machine,
         options.out,
-        episodes["test"],
-        episodes["validation"],
-        options.resume,
-        suffix,
         None if options.no_figures else options.seeds[0],
+        options.resume,
         layout=LAYOUT,
     )
     return table, rows

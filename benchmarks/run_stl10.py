@@ -23,8 +23,8 @@ from metapretrain.data.registry import DATASETS, load_images
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import machine_of, run_table
 from metapretrain.experiments.images.data import ImageData
-from metapretrain.experiments.images.experiment import Experiment
-from metapretrain.experiments.images.training import SCHEDULED, Method
+from metapretrain.experiments.images.experiment import ImageExperiment
+from metapretrain.experiments.images.training import SCHEDULED, ImageMethod
 from metapretrain.experiments.recipe import Phase, Proto, Recipe, override
 from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
 from metapretrain.options import Parser, common_options, main_guard, option_type, pixels
@@ -33,18 +33,18 @@ from metapretrain.report.figures import REDUCERS, check_reducer
 # A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same
 # pretraining share it. The poster does not say how SimCLR was fine-tuned: both ways are run.
 METHODS = {
-    "supervised-mlp": Method("supervised", encoder="mlp"),
-    "supervised-resnet18": Method("supervised"),
-    "simclr": Method("simclr"),
-    "simclr-frozen": Method("simclr", frozen=True),
+    "supervised-mlp": ImageMethod("supervised", encoder="mlp"),
+    "supervised-resnet18": ImageMethod("supervised"),
+    "simclr": ImageMethod("simclr"),
+    "simclr-frozen": ImageMethod("simclr", frozen=True),
 } | {
-    f"prl-{mode}-{'frozen' if frozen else 'unfrozen'}-{head}": Method(f"prl-{mode}", head, frozen)
+    f"prl-{mode}-{'frozen' if frozen else 'unfrozen'}-{head}": ImageMethod(f"prl-{mode}", head, frozen)
     for mode in ("standard", "query")
     for frozen in (True, False)
     for head in ("linear", "mlp")
 }
 # Rows of --schedule: the encoder is pretrained by cross entropy, prototypes and SimCLR, one of them an update.
-SCHEDULED_ROWS = {"scheduled": Method(SCHEDULED), "scheduled-frozen": Method(SCHEDULED, frozen=True)}
+SCHEDULED_ROWS = {"scheduled": ImageMethod(SCHEDULED), "scheduled-frozen": ImageMethod(SCHEDULED, frozen=True)}
 
 # "paper": random weights and plain training, with the choices that the poster leaves open fixed before the first test.
 PAPER = Recipe(
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     schedule = re.sub(r"[^\w.+-]", "-", options.schedule or "")
     name = "-".join(filter(None, [options.recipe, schedule, options.tag, "smoke" * options.smoke]))
     figures = None if options.no_figures or options.validate else options.seeds[0]
-    experiment = Experiment(
+    experiment = ImageExperiment(
         "stl10",
         options.dataset,
         name,

@@ -1,18 +1,25 @@
-"""An experiment on the disk: one run folder a row and seed, pretrainings shared, refused early, kept when done."""
+"""The skeleton of every experiment: one run folder per row and seed, pretrainings shared, finished runs kept.
+
+The life of a row is written here once, in :meth:`Experiment.run`: kept? -> open -> train -> score -> budget -> save. A
+pretraining that rows share is such a run too, before theirs; they start from what it has written.
+"""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from torch import nn
+
 from metapretrain.errors import InputError
 from metapretrain.report.layout import Layout, save_layout
-from metapretrain.training import RunFolder
+from metapretrain.training import RunFolder, TrainSettings
 from metapretrain.training.checkpoint import check_sums, write_sums
 from metapretrain.training.devices import wait_for_all
 from metapretrain.training.settings import check_neighbours
@@ -45,6 +52,8 @@ NO_COST: Mapping[str, Any] = {"encoder_passes": 0, "updates": 0, "wall_s": 0.0}
 R = TypeVar("R")
 D = TypeVar("D")
 M = TypeVar("M")
+T = TypeVar("T")
+S = TypeVar("S")
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
@@ -58,42 +67,154 @@ def check_seeds(seeds: Sequence[int]) -> None:
             raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
 
 
-class RunFolders(ABC):
-    """The folders of a table's rows: named, opened under their configuration, kept when done, finished alike.
+@dataclass(frozen=True)
+class Context(Generic[R, D, M]):
+    """One row of an experiment for one seed: all that its training may depend on.
 
-    A dataclass of a benchmark gives what is named here and says how one row is run.
+    Args:
+        name: of the row in the table and of its folder.
+        method: the row.
+        seed: of weights and orders.
+        recipe: all choices that rows share.
+        data: the parts.
+        machine: where it runs.
+        run: the open folder of the run; None: nothing is written.
+        start: the folder of the pretraining that the row starts from, if it has one.
+        before: what that pretraining has cost: its budget and `wall_s`.
+        shared: this is a pretraining that rows share.
+    """
 
-    Attributes:
+    name: str
+    method: M
+    seed: int
+    recipe: R
+    data: D
+    machine: Machine = field(default_factory=Machine)
+    run: RunFolder | None = None
+    start: Path | None = None
+    before: Mapping[str, Any] = field(default_factory=lambda: NO_COST)
+    shared: bool = False
+
+    @property
+    def folder(self) -> RunFolder:
+        """The open folder of the run."""
+        if self.run is None:
+            raise ValueError(f"{self.name} has no run folder")
+        return self.run
+
+
+@dataclass(frozen=True)
+class Training:
+    """What :func:`metapretrain.training.train` is called with; see there."""
+
+    step: nn.Module
+    stream: Any
+    settings: TrainSettings
+    evaluate: Callable[[int], Mapping[str, float]] | None
+    title: str
+    keep_best: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the result of a run says.
+
+    Args:
+        metrics: by name.
+        budget: what it has cost: encoder passes, updates.
+        extra: fields of the result besides; those that the skeleton writes may be replaced.
+    """
+
+    metrics: Mapping[str, float]
+    budget: Mapping[str, int]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment(ABC, Generic[R, D, M, T, S]):
+    """What all rows of a table share, and how one of them is run.
+
+    A subclass says how a row is trained, scored and saved; see the abstract methods.
+
+    Args:
+        benchmark: such as `stl10`; dataset and recipe name the folder below it.
+        recipe: a dataclass of all choices.
         data: has `counts` and `test`, which is empty while a recipe is chosen.
         machine: where it runs.
         out: parent of all runs.
+        figures: draw figures of the runs with this seed; None for none.
         resume: go on with runs that were cut short and keep finished ones.
-        layout: of the table, kept in its folder; None: a general one.
+        map_points: points in a panel of a map of embeddings.
+        reducer: what maps are drawn by, `tsne` or `umap`.
+        layout: of the table, kept in its folder; None: a column for each metric.
     """
 
-    data: Any
+    benchmark: str
+    dataset: str
+    recipe_name: str
+    recipe: R
+    data: D
     machine: Machine
     out: Path
-    resume: bool
-    layout: Layout | None
+    figures: int | None = 0
+    resume: bool = False
+    map_points: int = 1000
+    reducer: str = "tsne"
+    layout: Layout | None = None
 
-    @property
     @abstractmethod
-    def names(self) -> dict[str, str]:
-        """What all rows are of: `benchmark`, `dataset` and `recipe`."""
+    def check_row(self, name: str, method: M) -> None:
+        """Refuse a row that cannot be run with this recipe and data."""
+
+    @abstractmethod
+    def plan(self, methods: Mapping[str, M]) -> list[str]:
+        """Return one line per row with its budget: what `--dry-run` prints."""
+
+    @abstractmethod
+    def model(self, method: Any) -> dict[str, Any]:
+        """Return what a saved model of this row, or pretraining, needs to be built again."""
 
     @property
     @abstractmethod
     def files(self) -> dict[str, Any]:
         """The files that were read, with checksums."""
 
-    @abstractmethod
-    def config(self, method: Any) -> dict[str, Any]:
-        """Return what a run of this row, or pretraining, may not differ in, but for its names and seed."""
+    def pretraining_run(self, method: M) -> tuple[str, Any] | None:
+        """Return name and method of the pretraining that a row shares with others, or None."""
+        return None
+
+    def pretrain(self, context: Context[R, D, Any]) -> T:
+        """Train a pretraining that rows share."""
+        raise NotImplementedError(f"rows of {self.benchmark} share no pretraining")
 
     @abstractmethod
-    def row(self, name: str, method: Any, seed: int) -> dict[str, Any]:
-        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
+    def train(self, context: Context[R, D, M]) -> T:
+        """Train a row, from the weights in `context.start` where it has a pretraining."""
+
+    @abstractmethod
+    def score(self, context: Context[R, D, Any], trained: T) -> S:
+        """Score what was trained."""
+
+    @abstractmethod
+    def outcome(self, context: Context[R, D, Any], trained: T, scores: S) -> Outcome:
+        """Return what the result says: metrics and budget."""
+
+    @abstractmethod
+    def save(self, context: Context[R, D, Any], trained: T, scores: S) -> None:
+        """Write model and predictions into the run's folder."""
+
+    def batches(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterable[list[Context[R, D, Any]]]:
+        """The rows, in batches that are trained together: one at a time, unless an experiment says otherwise."""
+        return ([self.context(name, method, seed)] for seed in seeds for name, method in methods.items())
+
+    def train_together(self, contexts: Sequence[Context[R, D, Any]]) -> Iterable[T]:
+        """Train the rows of a batch, or pretrainings, one after the other unless an experiment says otherwise."""
+        return map(self.pretrain if contexts[0].shared else self.train, contexts)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What all rows are of."""
+        return {"benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name}
 
     @property
     def table_layout(self) -> Layout | None:
@@ -108,17 +229,93 @@ class RunFolders(ABC):
     @property
     def root(self) -> Path:
         """The folder of all rows."""
-        return self.out / self.names["benchmark"] / f"{self.names['dataset']}-{self.names['recipe']}"
+        return self.out / self.benchmark / f"{self.dataset}-{self.recipe_name}"
 
     def path(self, name: str, seed: int) -> Path:
         """The folder of one run."""
         return self.root / f"{name}-s{seed}"
 
-    def rows(self, methods: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Run every row for every seed, one after the other, and yield their results."""
+    def config(self, method: Any) -> dict[str, Any]:
+        """Return what a run of this row, or pretraining, may not differ in, but for its names and seed."""
+        return {"choices": self._choices(), "model": self.model(method), "data": self._data()}
+
+    def whole_config(self, name: str, method: Any, seed: int) -> dict[str, Any]:
+        """Return what the folder of one run keeps of how it was made."""
+        about = {"method": name, "seed": seed, "precision": self.machine.precision}
+        return {**self.names, **about, **self.config(method)}
+
+    def context(self, name: str, method: M, seed: int, shared: bool = False) -> Context[R, D, Any]:
+        """The context of one row, or pretraining, before its folder is open."""
+        return Context(name, method, seed, self.recipe, self.data, self.machine, shared=shared)
+
+    def check(self, methods: Mapping[str, M], seeds: Sequence[int]) -> None:
+        """Refuse now, before anything is trained, what a row would refuse when its turn comes.
+
+        Raises:
+            InputError: a run that is there and `resume` is off, or that is in use, or that has another configuration;
+                a budget that is too small; a seed of more than 32 bits.
+        """
+        check_seeds(seeds)
+        shared: dict[str, Any] = {}
+        for name, method in methods.items():
+            self.check_row(name, method)
+            if (pretraining := self.pretraining_run(method)) is not None:
+                shared[pretraining[0]] = pretraining[1]
         for seed in seeds:
-            for name, method in methods.items():
-                yield self.row(name, method, seed)
+            for name, method in {**methods, **shared}.items():
+                if (self.path(name, seed) / "config.json").is_file():
+                    done = name in shared and (self.path(name, seed) / "result.json").is_file()
+                    self.open(name, method, seed, resume=self.resume or done).close()
+                    if self.resume:
+                        self.finished(name, method, seed)
+        check_neighbours(self.root, {"choices": self._choices(), "data": self._data()})
+
+    def rows(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Run every row for every seed, after their pretrainings; yield the results of the rows."""
+        for batch in self.work(methods, seeds):
+            results = self.run(batch)
+            if not batch[0].shared:
+                yield from results
+
+    def row(self, name: str, method: M, seed: int) -> dict[str, Any]:
+        """Run one row of the table for one seed, after its pretraining; a finished one is kept if `resume` is set."""
+        (result,) = self.rows({name: method}, [seed])
+        return result
+
+    def work(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[list[Context[R, D, Any]]]:
+        """Yield what :meth:`run` is to be called with, one batch after the other: pretrainings before their rows."""
+        for batch in self.batches(methods, seeds):
+            due = [one for one in batch if not (self.resume and self.finished(one.name, one.method, one.seed))]
+            plans = [(self.pretraining_run(one.method), one.seed) for one in due]
+            wanted = [self.context(*plan, seed, shared=True) for plan, seed in plans if plan is not None]
+            missing = [one for one in wanted if self.finished(one.name, one.method, one.seed) is None]
+            if missing:
+                yield missing
+            yield batch
+
+    def run(self, batch: Sequence[Context[R, D, Any]]) -> list[dict[str, Any]]:
+        """Run rows that are trained together; return their results. Finished ones are kept if `resume` is set."""
+        kept = [self.kept(one) for one in batch]
+        results = [done for done in kept if done is not None]
+        with ExitStack() as opened:
+            todo = [self._opened(one, opened) for one, done in zip(batch, kept, strict=True) if done is None]
+            for one, trained in zip(todo, self.train_together(todo) if todo else (), strict=True):
+                scores = self.score(one, trained)
+                outcome = self.outcome(one, trained, scores)
+                if self.machine.rank == 0:
+                    self.save(one, trained, scores)
+                results.append(self.finish(one, outcome))
+        return results
+
+    def _opened(self, context: Context[R, D, Any], opened: ExitStack) -> Context[R, D, Any]:
+        """The context with its folder open, and what it starts from."""
+        name, method, seed = context.name, context.method, context.seed
+        plan = None if context.shared else self.pretraining_run(method)
+        if plan is not None and (done := self.finished(*plan, seed)) is not None:
+            # Read even where it was just written, so that a run that goes on later starts from the very same weights.
+            before = {**done["budget"], "wall_s": done["wall_s"]}
+            context = replace(context, start=self.written(plan[0], seed), before=before)
+        return replace(context, run=opened.enter_context(self.open(name, method, seed)))
 
     def finished(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
         """Return the result of a run that is done, or None.
@@ -147,7 +344,12 @@ class RunFolders(ABC):
     @property
     def _kind(self) -> str:
         """Of the results of rows."""
-        return "row" if len(self.data.test) else "tuning"
+        return "row" if len(self._test) else "tuning"
+
+    @property
+    def _test(self) -> Any:
+        data: Any = self.data
+        return data.test
 
     def written(self, name: str, seed: int) -> Path:
         """Return the folder of a finished pretraining, whose weights are those that it wrote.
@@ -159,11 +361,11 @@ class RunFolders(ABC):
         check_sums(folder)
         return folder
 
-    def kept(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
+    def kept(self, context: Context[R, D, Any]) -> dict[str, Any] | None:
         """Return the result of a run that is done and may be kept, by `resume`, or None."""
-        done = self.finished(name, method, seed) if self.resume else None
+        done = self.finished(context.name, context.method, context.seed) if self.resume else None
         if done is not None:
-            log.info("%s seed %d: already done", name, seed)
+            log.info("%s seed %d: already done", context.name, context.seed)
         return done
 
     def open(self, name: str, method: Any, seed: int, resume: bool | None = None) -> RunFolder:
@@ -180,125 +382,36 @@ class RunFolders(ABC):
             device=self.machine.device,
         )
 
-    def whole_config(self, name: str, method: Any, seed: int) -> dict[str, Any]:
-        """Return what the folder of one run keeps of how it was made."""
-        about = {"method": name, "seed": seed, "precision": self.machine.precision}
-        return {**self.names, **about, **self.config(method)}
-
-    def finish(
-        self,
-        run: RunFolder,
-        name: str,
-        seed: int,
-        metrics: Mapping[str, float],
-        budget: Mapping[str, int],
-        extra: Mapping[str, Any],
-        save: Callable[[], None],
-    ) -> dict[str, Any]:
-        """Write the result of a run, after `save` has written its model and predictions; return it.
-
-        `extra` is added to the result; its `kind` is `row`, or `tuning` without test data, where it does not say so.
-        """
+    def finish(self, context: Context[R, D, Any], outcome: Outcome) -> dict[str, Any]:
+        """Write the result of a run, after its model and predictions; return it."""
+        run, name, seed = context.folder, context.name, context.seed
+        data: Any = self.data
         if self.machine.rank != 0:
             wait_for_all(self.machine.world)
             return {}
-        save()
         write_sums(run.path)
-        run.hparams({"method": name, "seed": seed, "recipe": self.names["recipe"]}, metrics)
+        run.hparams({"method": name, "seed": seed, "recipe": self.recipe_name}, outcome.metrics)
         run.finish(
             {
                 **self.names,
                 "method": name,
                 "seed": seed,
-                "kind": self._kind,
-                "metrics": dict(metrics),
-                "counts": self.data.counts,
-                "budget": dict(budget),
+                "kind": "pretraining" if context.shared else self._kind,
+                "metrics": dict(outcome.metrics),
+                "counts": data.counts,
+                "budget": dict(outcome.budget),
                 "data": self.files,
-                **extra,
+                **outcome.extra,
                 **({"processes": self.machine.world} if self.machine.world > 1 else {}),
             }
         )
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
-        if len(self.data.test):
+        if len(self._test):
             self.save_layout()
         wait_for_all(self.machine.world)  # the others may look for result.json now
         result = run.result() or {}
         log.info("%s seed %d: done in %.0f s", name, seed, result.get("wall_s", 0))
         return result
-
-
-@dataclass(frozen=True)
-class Runs(RunFolders, Generic[R, D, M]):
-    """What all rows of a pretraining table share; a benchmark says how one row is run.
-
-    Args:
-        benchmark: such as `stl10`; dataset and recipe name the folder below it.
-        recipe: a dataclass of all choices.
-        data: has `counts` and `test`, which is empty while a recipe is chosen.
-        out: parent of all runs.
-        figures: draw figures of the runs with this seed; None for none.
-        resume: go on with runs that were cut short and keep finished ones.
-        map_points: points in a panel of a map of embeddings.
-        reducer: what maps are drawn by, `tsne` or `umap`.
-        layout: of the table; None: a column for each metric.
-    """
-
-    benchmark: str
-    dataset: str
-    recipe_name: str
-    recipe: R
-    data: D
-    machine: Machine
-    out: Path
-    figures: int | None = 0
-    resume: bool = False
-    map_points: int = 1000
-    reducer: str = "tsne"
-    layout: Layout | None = None
-
-    @abstractmethod
-    def pretraining_run(self, method: M) -> tuple[str, Any] | None:
-        """Return name and method of the pretraining that a row shares with others, or None."""
-
-    @abstractmethod
-    def check_row(self, name: str, method: M) -> None:
-        """Refuse a row that cannot be run with this recipe and data."""
-
-    @abstractmethod
-    def model(self, method: Any) -> dict[str, Any]:
-        """Return what a saved model of this row, or pretraining, needs to be built again."""
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What all rows are of."""
-        return {"benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name}
-
-    def config(self, method: Any) -> dict[str, Any]:
-        """Return the choices, the model and the data of a row."""
-        return {"choices": self._choices(), "model": self.model(method), "data": self._data()}
-
-    def check(self, methods: Mapping[str, M], seeds: Sequence[int]) -> None:
-        """Refuse now, before anything is trained, what a row would refuse when its turn comes.
-
-        Raises:
-            InputError: a run that is there and `resume` is off, or that is in use, or that has another configuration;
-                a budget that is too small; a seed of more than 32 bits.
-        """
-        check_seeds(seeds)
-        shared: dict[str, Any] = {}
-        for name, method in methods.items():
-            self.check_row(name, method)
-            if (pretraining := self.pretraining_run(method)) is not None:
-                shared[pretraining[0]] = pretraining[1]
-        for seed in seeds:
-            for name, method in {**methods, **shared}.items():
-                if (self.path(name, seed) / "config.json").is_file():
-                    done = name in shared and (self.path(name, seed) / "result.json").is_file()
-                    self.open(name, method, seed, resume=self.resume or done).close()
-                    if self.resume:
-                        self.finished(name, method, seed)
-        check_neighbours(self.root, {"choices": self._choices(), "data": self._data()})
 
     def _choices(self) -> dict[str, Any]:
         recipe: Any = self.recipe

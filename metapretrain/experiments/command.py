@@ -5,64 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from metapretrain.checks import check_device, check_precision
 from metapretrain.evaluation.robustness import corrupt_runs
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Experiment, Machine
 from metapretrain.training.logs import METRICS
 from metapretrain.training.sweep import run_jobs, slots
-
-
-class Row(Protocol):
-    """A row of a table."""
-
-    @property
-    def pretraining(self) -> str | None:
-        """The pretraining that it shares with others: these rows are one job."""
-        ...
-
-
-class Rows(Protocol):
-    """What :func:`run_table` runs, such as :class:`metapretrain.experiments.images.experiment.Experiment`."""
-
-    @property
-    def root(self) -> Path:
-        """The folder of all rows."""
-        ...
-
-    @property
-    def machine(self) -> Machine:
-        """Where it runs."""
-        ...
-
-    @property
-    def data(self) -> Any:
-        """Has `counts` and a part `test`."""
-        ...
-
-    @property
-    def figures(self) -> int | None:
-        """The seed for which figures are drawn; None for none."""
-        ...
-
-    def save_layout(self) -> None:
-        """Keep the layout of the table in its folder."""
-        ...
-
-    def plan(self, methods: Mapping[str, Any]) -> list[str]:
-        """Return a line a row with its budget."""
-        ...
-
-    def check(self, methods: Mapping[str, Any], seeds: Sequence[int]) -> None:
-        """Refuse now what `row` would refuse later."""
-        ...
-
-    def rows(self, methods: Mapping[str, Any], seeds: Sequence[int]) -> Iterable[dict[str, Any]]:
-        """Run every row for every seed and return their results."""
-        ...
 
 
 def machine_of(options: Namespace) -> Machine:
@@ -80,7 +31,12 @@ def machine_of(options: Namespace) -> Machine:
     return Machine(device, options.precision, compiled, graph, local, rank, world)
 
 
-def run_table(experiment: Rows, methods: Mapping[str, Row], options: Namespace, command: Sequence[str]) -> int:
+def run_table(
+    experiment: Experiment[Any, Any, Any, Any, Any],
+    methods: Mapping[str, Any],
+    options: Namespace,
+    command: Sequence[str],
+) -> int:
     """Run the rows of `options.methods` for `options.seeds`, then write and print the table.
 
     Args:
@@ -102,9 +58,10 @@ def run_table(experiment: Rows, methods: Mapping[str, Row], options: Namespace, 
     if len(places) > 1 and experiment.machine.world == 1 and not options.job:
         run_jobs(_jobs(chosen, options, command), places, experiment.root / "logs")
     else:
-        for result in experiment.rows(chosen, options.seeds):
-            if not len(experiment.data.test) and experiment.machine.rank == 0:
-                print(f"{result['method']} seed {result['seed']}, validation only: {result['metrics']}")
+        for batch in experiment.work(chosen, options.seeds):
+            for result in experiment.run(batch):
+                if result.get("kind") == "tuning":
+                    print(f"{result['method']} seed {result['seed']}, validation only: {result['metrics']}")
     if not len(experiment.data.test):
         return 0
     if experiment.machine.rank == 0 and not options.job:
@@ -132,7 +89,7 @@ def show(root: Path, figures: int | None) -> None:
     print(f"curves   tensorboard --logdir {root}")
 
 
-def _jobs(chosen: Mapping[str, Row], options: Namespace, command: Sequence[str]) -> dict[str, list[str]]:
+def _jobs(chosen: Mapping[str, Any], options: Namespace, command: Sequence[str]) -> dict[str, list[str]]:
     """One job a seed and pretraining: its rows wait for the same encoder; supervised rows stand alone."""
     jobs = {}
     groups: dict[str, list[str]] = {}

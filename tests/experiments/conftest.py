@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from metapretrain.data.images import ImageSet
+from metapretrain.experiments.base import Context, Machine
+from metapretrain.experiments.images import training
 from metapretrain.experiments.images.data import ImageData
+from metapretrain.experiments.images.training import ImageMethod
 from metapretrain.experiments.recipe import Phase, Proto, Recipe
+from metapretrain.models import Encoder
+from metapretrain.training import loop
 
 PLAIN = Phase(lr=0.02)
 RECIPE = Recipe(
@@ -42,3 +50,18 @@ def data() -> ImageData:
 @pytest.fixture
 def recipe() -> Recipe:
     return RECIPE
+
+
+def pretrain(objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine) -> tuple[Encoder, Any]:
+    """Pretrain a new encoder, without a run folder."""
+    method = ImageMethod(objective, head=None)
+    encoder, job = training.pretraining(Context("pretrain", method, seed, recipe, data, machine, shared=True))
+    return encoder, loop.train(**vars(job))
+
+
+def finetune(
+    encoder: Encoder, method: ImageMethod, data: ImageData, recipe: Recipe, seed: int, machine: Machine
+) -> tuple[nn.Module, Any]:
+    """Train a new head on an encoder, without a run folder."""
+    head, job = training.finetuning(Context("row", method, seed, recipe, data, machine), encoder)
+    return head, loop.train(**vars(job))

@@ -12,7 +12,7 @@ import pytest
 from metapretrain.cli import main
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import _jobs, machine_of
-from metapretrain.experiments.images.training import Method
+from metapretrain.experiments.images.training import ImageMethod
 
 ARGUMENTS = ["demo", "--smoke", "--no-figures", "--device", "cpu", "--seeds", "0", "--methods", "supervised,prl-query"]
 
@@ -44,11 +44,11 @@ def test_side_by_side_gives_the_files_of_one_after_the_other(
 
 def test_a_job_is_a_seed_and_a_pretraining() -> None:
     methods = {
-        "mlp": Method("supervised", encoder="mlp"),
-        "supervised": Method("supervised"),
-        "frozen": Method("prl-query", frozen=True),
-        "simclr": Method("simclr"),
-        "unfrozen": Method("prl-query"),
+        "mlp": ImageMethod("supervised", encoder="mlp"),
+        "supervised": ImageMethod("supervised"),
+        "frozen": ImageMethod("prl-query", frozen=True),
+        "simclr": ImageMethod("simclr"),
+        "unfrozen": ImageMethod("prl-query"),
     }
     jobs = _jobs(methods, Namespace(seeds=[3, 1]), ["script.py", "--seeds", "3", "1"])
     assert list(jobs) == [

@@ -2,100 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from metapretrain.data.few_shot import FewShotData, check_disjoint
 from metapretrain.data.images import ImageSet
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec
+from metapretrain.episodes import EpisodeSampler
 from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import EpisodeResult, few_shot_accuracy
-from metapretrain.experiments.base import Machine, RunFolders, check_seeds
+from metapretrain.experiments.base import Experiment, Outcome, check_seeds
 from metapretrain.experiments.fewshot.learning import (
     FROZEN_SEED,
-    Learning,
+    FewShotContext,
+    FewShotMethod,
+    FewShotRecipe,
     MetaStep,
+    SavedEncoder,
     TaskBatches,
     build_learner,
-    fit,
+    meta_training,
     score_episodes,
     settings_of,
 )
 from metapretrain.files import one_line_errors, write_whole
 from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, is_transductive, load
-from metapretrain.report.layout import Layout
-from metapretrain.training import RunFolder
-from metapretrain.training.devices import wait_for_all
+from metapretrain.training import TrainReport, train
+
+Row = FewShotMethod | SavedEncoder
 
 
 @dataclass(frozen=True)
-class Pretrained:
-    """The row of an encoder that another benchmark has trained: its features, nearest support prototype."""
+class TrainedLearner:
+    """The step with the learner's best weights, and what training did; a saved encoder has neither."""
 
-    run: Path
-
-    @property
-    def pretraining(self) -> str | None:
-        """None: it shares nothing with other rows."""
-        return None
+    step: MetaStep | None = None
+    report: TrainReport | None = None
 
 
 @dataclass(frozen=True)
-class FewShot(RunFolders):
-    """What all rows of a few-shot table share; see :class:`metapretrain.experiments.base.RunFolders`.
-
-    Args:
-        dataset: name of the data.
-        data: its three parts.
-        tested: ways, shots and queries of validation and test episodes.
-        backbone: see :data:`metapretrain.models.encoders.BACKBONES`; with `suffix` it names the folder.
-        out: parent of all runs.
-        test_episodes, validation_episodes: how many, the same ones for every run.
-        resume: go on with runs that were cut short and keep finished ones.
-        figures: a seed: curves are drawn; None: they are not.
-        layout: of the table; None: a column for each metric.
-    """
-
-    dataset: str
-    data: FewShotData
-    tested: EpisodeSpec
-    backbone: str
-    machine: Machine
-    out: Path
-    test_episodes: int = 600
-    validation_episodes: int = 200
-    resume: bool = False
-    suffix: str = ""
-    figures: int | None = 0
-    layout: Layout | None = None
-
-    @property
-    def setting(self) -> str:
-        """Such as 5w1s."""
-        (ways, _), (shots, _), _ = self.tested.ranges
-        return f"{ways}w{shots}s"
-
-    @property
-    def recipe(self) -> str:
-        """Name of the backbone, and of what else sets these runs apart."""
-        return f"{self.backbone}{self.suffix}"
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What all rows are of."""
-        return {"benchmark": "fewshot", "dataset": f"{self.dataset}-{self.setting}", "recipe": self.recipe}
+class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearner, EpisodeResult]):
+    """A few-shot experiment: see :class:`metapretrain.experiments.base.Experiment`."""
 
     @property
     def files(self) -> dict[str, Any]:
         """The files that were read, with checksums."""
         return {**self.data.train.files, **self.data.validation.files, **self.data.test.files}
 
-    def plan(self, methods: Mapping[str, Learning | Pretrained]) -> list[str]:
+    def plan(self, methods: Mapping[str, Row]) -> list[str]:
         """Return one line a run with its budget: what `--dry-run` prints.
 
         Raises:
@@ -104,19 +60,19 @@ class FewShot(RunFolders):
         self._check_episodes(methods)
         lines = []
         for name, method in methods.items():
-            if isinstance(method, Pretrained):
-                lines.append(f"{_name(name, method)}: no training, {self.test_episodes:,} test episodes")
+            if isinstance(method, SavedEncoder):
+                lines.append(f"{_name(name, method)}: no training, {self.recipe.test_episodes:,} test episodes")
                 continue
-            spec = method.spec(self.tested, len(self.data.train.classes))
+            spec = method.spec(self.recipe.tested, len(self.data.train.classes))
             (ways, _), (shots, _), (queries, _) = spec.ranges
             lines.append(
                 f"{name}: {method.updates:,} updates of {method.tasks} episodes ({ways}-way {shots}-shot, {queries} "
                 f"queries a class), {method.updates * method.encoder_passes(spec):,} encoder passes; "
-                f"{self.validation_episodes:,} validation and {self.test_episodes:,} test episodes"
+                f"{self.recipe.validation_episodes:,} validation and {self.recipe.test_episodes:,} test episodes"
             )
         return lines
 
-    def check(self, methods: Mapping[str, Learning | Pretrained], seeds: Sequence[int]) -> None:
+    def check(self, methods: Mapping[str, Row], seeds: Sequence[int]) -> None:
         """Refuse now, before anything is trained, what :meth:`row` would refuse when its turn comes.
 
         Raises:
@@ -126,71 +82,80 @@ class FewShot(RunFolders):
         check_seeds(seeds)
         self._check_episodes(methods)
         for name, method in methods.items():
-            if isinstance(method, Learning):
-                spec = method.spec(self.tested, len(self.data.train.classes))
-                learner = build_learner(method, self.backbone, self.data, spec.ranges[0][1], 0)
-                MetaStep(learner, self.data.train.images, compile=self.machine.compile)
-                settings_of(method, 0, self.machine)
-            else:
-                self._encoder(method)
+            self.check_row(name, method)
             for seed in seeds:
                 if (self.path(_name(name, method), seed) / "config.json").is_file():
                     self.open(_name(name, method), method, seed).close()
 
-    def _check_episodes(self, methods: Mapping[str, Learning | Pretrained]) -> None:
+    def _check_episodes(self, methods: Mapping[str, Row]) -> None:
         """Refuse episodes that a part has too few classes or images for."""
         for part in (self.data.validation, self.data.test):
-            EpisodeSampler(part.labels, self.tested, 1, seed=0)
+            EpisodeSampler(part.labels, self.recipe.tested, 1, seed=0)
         for method in methods.values():
-            if isinstance(method, Learning):
-                spec = method.spec(self.tested, len(self.data.train.classes))
+            if isinstance(method, FewShotMethod):
+                spec = method.spec(self.recipe.tested, len(self.data.train.classes))
                 TaskBatches(self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world)
 
-    def row(self, name: str, method: Learning | Pretrained, seed: int) -> dict[str, Any]:
-        """Run one row for one seed; a finished one is kept if `resume` is set."""
-        name = _name(name, method)
-        if (done := self.kept(name, method, seed)) is not None:
-            return done
-        with self.open(name, method, seed) as run:
-            if isinstance(method, Pretrained):
-                tested = self._score(method)
-                return self._finish(run, name, seed, tested, {}, {}, {"transductive": False}, lambda: None)
-            step, report = fit(
-                method,
-                self.backbone,
-                self.data,
-                self.tested,
-                seed,
-                self.machine,
-                validation_episodes=self.validation_episodes,
-                run=run,
-            )
-            if self.machine.rank != 0:
-                wait_for_all(self.machine.world)  # for the result
-                return {}
-            tested = score_episodes(step.learner, self.data.test, self.tested, self.test_episodes)
-            spec = method.spec(self.tested, len(self.data.train.classes))
-            budget = {
-                "encoder_passes": report.steps * method.encoder_passes(spec),
-                "updates": report.steps,
-                "best_step": report.best.step,
-            }
-            extra = {
-                "transductive": is_transductive(step.learner),
-                "updates_per_s": round(report.updates_per_second, 2),
-            }
-            validated = {"validation_accuracy": report.best.value}
+    def context(self, name: str, method: Row, seed: int, shared: bool = False) -> FewShotContext:
+        """The context of one row; that of a saved encoder is named after its run."""
+        return super().context(_name(name, method), method, seed, shared)
 
-            def save() -> None:
-                self._save(run, step.learner)
+    def check_row(self, name: str, method: Row) -> None:
+        """Refuse a value, backbone or learner, or an encoder that cannot be tested."""
+        if isinstance(method, SavedEncoder):
+            self._encoder(method)
+            return
+        spec = method.spec(self.recipe.tested, len(self.data.train.classes))
+        learner = build_learner(method, self.recipe.backbone, self.data, spec.ranges[0][1], 0)
+        MetaStep(learner, self.data.train.images, compile=self.machine.compile)
+        settings_of(method, 0, self.machine)
 
-            return self._finish(run, name, seed, tested, validated, budget, extra, save)
+    def train(self, context: FewShotContext) -> TrainedLearner:
+        """Meta-learn; the learner ends with the weights of the best validation accuracy."""
+        if isinstance(context.method, SavedEncoder):
+            return TrainedLearner()
+        step, training = meta_training(context)
+        report = train(**vars(training), run=context.run)
+        return TrainedLearner(step, report)
 
-    def _score(self, method: Pretrained) -> EpisodeResult:
-        encode = self._encoder(method).encode
-        return few_shot_accuracy(encode, self.data.test, self.tested, self.test_episodes, FROZEN_SEED["test"])
+    def score(self, context: FewShotContext, trained: TrainedLearner) -> EpisodeResult:
+        """Accuracy over the test episodes."""
+        data, recipe = self.data, self.recipe
+        if isinstance(context.method, SavedEncoder):
+            encode = self._encoder(context.method).encode
+            return few_shot_accuracy(encode, data.test, recipe.tested, recipe.test_episodes, FROZEN_SEED["test"])
+        assert trained.step is not None
+        return score_episodes(trained.step.learner, data.test, recipe.tested, recipe.test_episodes)
 
-    def _encoder(self, method: Pretrained) -> SavedModel | SavedLearner:
+    def outcome(self, context: FewShotContext, trained: TrainedLearner, scores: EpisodeResult) -> Outcome:
+        """Return accuracies, encoder passes and updates."""
+        metrics = {"test_accuracy": scores.mean, "test_ci95": scores.ci95, "test_sd": scores.sd}
+        counts = {"counts": {**self.data.counts, "test_episodes": scores.n}}
+        method, step, report = context.method, trained.step, trained.report
+        if isinstance(method, SavedEncoder) or step is None or report is None:
+            return Outcome(metrics, {}, {"transductive": False, **counts})
+        spec = method.spec(self.recipe.tested, len(self.data.train.classes))
+        budget = {
+            "encoder_passes": report.steps * method.encoder_passes(spec),
+            "updates": report.steps,
+            "best_step": report.best.step,
+        }
+        speed = {"updates_per_s": round(report.updates_per_second, 2)}
+        extra = {"transductive": is_transductive(step.learner), **speed, **counts}
+        return Outcome({**metrics, "validation_accuracy": report.best.value}, budget, extra)
+
+    def save(self, context: FewShotContext, trained: TrainedLearner, scores: EpisodeResult) -> None:
+        """Write the learner's weights, which `metapretrain.load` reads."""
+        from safetensors.torch import save
+
+        if trained.step is None:
+            return
+        state, file = trained.step.learner.state_dict(), context.folder.path / LEARNER
+        tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+        with one_line_errors(f"cannot write {LEARNER} in {file.parent}"):
+            write_whole(file, save(tensors))
+
+    def _encoder(self, method: SavedEncoder) -> SavedModel | SavedLearner:
         """The encoder of a finished run, which knows no class of the test and encodes images one by one."""
         model = load(method.run, self.machine.device)
         if isinstance(model, SavedLearner) and is_transductive(model.learner):
@@ -202,58 +167,36 @@ class FewShot(RunFolders):
         check_disjoint({"the encoder's training": seen, "test": self.data.test})
         return model
 
-    def config(self, method: Learning | Pretrained) -> dict[str, Any]:
+    def config(self, method: Row) -> dict[str, Any]:
         """Return how a row is tested, its data, and how it learns."""
         data = self.data
         config: dict[str, Any] = {
-            "tested": asdict(self.tested),
-            "episodes": {"validation": self.validation_episodes, "test": self.test_episodes},
+            "tested": asdict(self.recipe.tested),
+            "episodes": {"validation": self.recipe.validation_episodes, "test": self.recipe.test_episodes},
             "data": {"counts": data.counts, "files": self.files},
         }
-        if isinstance(method, Learning):
-            config |= {
-                "choices": asdict(method),
-                "backbone": self.backbone,
-                "model": {
-                    "encoder": self.backbone,
-                    "stem": "standard",
-                    "head": None,
-                    "classes": list(data.train.classes),
-                    "channels": data.train.channels,
-                    "image_size": data.train.image_size,
-                    "mean": list(data.mean),
-                    "std": list(data.std),
-                },
-            }
+        if isinstance(method, FewShotMethod):
+            config |= {"choices": asdict(method), "backbone": self.recipe.backbone, "model": self.model(method)}
         return config
 
-    def _save(self, run: RunFolder, learner: nn.Module) -> None:
-        """Write the learner's weights, which `metapretrain.load` reads."""
-        from safetensors.torch import save
-
-        tensors = {name: value.detach().cpu().contiguous() for name, value in learner.state_dict().items()}
-        with one_line_errors(f"cannot write {LEARNER} in {run.path}"):
-            write_whole(run.path / LEARNER, save(tensors))
-
-    def _finish(
-        self,
-        run: RunFolder,
-        name: str,
-        seed: int,
-        tested: EpisodeResult,
-        validated: Mapping[str, float],
-        budget: Mapping[str, int],
-        extra: Mapping[str, Any],
-        save: Callable[[], None],
-    ) -> dict[str, Any]:
-        metrics = {"test_accuracy": tested.mean, "test_ci95": tested.ci95, "test_sd": tested.sd, **validated}
-        counts = {**self.data.counts, "test_episodes": tested.n}
-        return self.finish(run, name, seed, metrics, budget, {**extra, "counts": counts}, save)
+    def model(self, method: Row) -> dict[str, Any]:
+        """Return what a saved learner needs to be built again."""
+        data = self.data
+        return {
+            "encoder": self.recipe.backbone,
+            "stem": "standard",
+            "head": None,
+            "classes": list(data.train.classes),
+            "channels": data.train.channels,
+            "image_size": data.train.image_size,
+            "mean": list(data.mean),
+            "std": list(data.std),
+        }
 
 
-def _name(name: str, method: Learning | Pretrained) -> str:
+def _name(name: str, method: Row) -> str:
     """The method's name in the table: that of an encoder says which run it is from."""
-    if not isinstance(method, Pretrained):
+    if not isinstance(method, SavedEncoder):
         return name
     run = method.run.resolve()
     if not (run / "config.json").is_file():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +18,12 @@ from metapretrain.data.images import ImageSet
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream, to_metadataset
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes, few_shot_accuracy
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.graphs import own_gradients
 from metapretrain.maml import MAML, POLICIES, CompiledMeta, ProtoNet
 from metapretrain.models.encoders import build_backbone
 from metapretrain.models.saved import KINDS, make_learner
-from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
+from metapretrain.training import TrainSettings
 from metapretrain.training.devices import mean_over_ranks
 from metapretrain.training.engine import with_gradients
 
@@ -99,7 +100,7 @@ FROZEN_SEED = {"validation": 1_000_003, "test": 2_000_003}  # which episodes: th
 
 
 @dataclass(frozen=True)
-class Learning:
+class FewShotMethod:
     """How a method learns.
 
     Args:
@@ -175,7 +176,38 @@ class Learning:
         return self.tasks * ways * (shots * (1 if self.learner == "protonet" else self.inner_steps) + queries)
 
 
-def build_learner(method: Learning, backbone: str, data: FewShotData, ways: int, seed: int) -> Any:
+@dataclass(frozen=True)
+class SavedEncoder:
+    """The row of an encoder that another benchmark has trained: its features, nearest support prototype."""
+
+    run: Path
+
+    @property
+    def pretraining(self) -> str | None:
+        """None: it shares nothing with other rows."""
+        return None
+
+
+@dataclass(frozen=True)
+class FewShotRecipe:
+    """How all rows of a few-shot table are tested, and their backbone.
+
+    Args:
+        tested: ways, shots and queries of validation and test episodes.
+        backbone: see :data:`metapretrain.models.encoders.BACKBONES`.
+        test_episodes, validation_episodes: how many, the same ones for every run.
+    """
+
+    tested: EpisodeSpec
+    backbone: str
+    test_episodes: int = 600
+    validation_episodes: int = 200
+
+
+FewShotContext = Context[FewShotRecipe, FewShotData, "FewShotMethod | SavedEncoder"]
+
+
+def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways: int, seed: int) -> Any:
     """Return a learner whose first weights are a function of `seed`; `ways` are those of training episodes.
 
     Raises:
@@ -252,7 +284,7 @@ def score_episodes(
     return evaluate_episodes(evaluated, images.images.to(device), sampler, device=device, batch=batch)
 
 
-def settings_of(method: Learning, seed: int, machine: Machine) -> TrainSettings:
+def settings_of(method: FewShotMethod, seed: int, machine: Machine) -> TrainSettings:
     """The training loop's settings.
 
     Raises:
@@ -277,33 +309,26 @@ def settings_of(method: Learning, seed: int, machine: Machine) -> TrainSettings:
     )
 
 
-def fit(
-    method: Learning,
-    backbone: str,
-    data: FewShotData,
-    tested: EpisodeSpec,
-    seed: int,
-    machine: Machine,
-    *,
-    validation_episodes: int,
-    run: RunFolder | None = None,
-) -> tuple[MetaStep, TrainReport]:
-    """Train a method; the learner in the step that is returned has the weights of the best validation accuracy.
+def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
+    """Build the step of a learner, and what trains it; the weights of the best validation accuracy are kept.
 
     Raises:
         InputError: values that a learner, the sampler or the training loop refuses.
     """
-    spec = method.spec(tested, len(data.train.classes))
-    learner = build_learner(method, backbone, data, spec.ranges[0][1], seed)
+    method, recipe, data, seed, machine = context.method, context.recipe, context.data, context.seed, context.machine
+    if not isinstance(method, FewShotMethod):
+        raise TypeError(f"{context.name} trains nothing")
+    spec = method.spec(recipe.tested, len(data.train.classes))
+    learner = build_learner(method, recipe.backbone, data, spec.ranges[0][1], seed)
     distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
     step = MetaStep(learner, data.train.images, distort, machine.compile)
 
     def evaluate(_: int) -> dict[str, float]:
-        result = score_episodes(learner, data.validation, tested, validation_episodes)
+        result = score_episodes(learner, data.validation, recipe.tested, recipe.validation_episodes)
         return {"accuracy": result.mean, "ci95": result.ci95}
 
     settings = settings_of(method, seed, machine)
     batches = TaskBatches(data.train.labels, spec, method.tasks, seed=seed, rank=machine.rank, world_size=machine.world)
     stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
     title = f"{method.learner} seed {seed}"
-    return step, train(step, stream, settings, run=run, evaluate=evaluate, keep_best="accuracy", title=title)
+    return step, Training(step, stream, settings, evaluate, title, keep_best="accuracy")

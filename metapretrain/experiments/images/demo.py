@@ -11,15 +11,15 @@ import torch
 from metapretrain.data.registry import load_images
 from metapretrain.experiments.command import machine_of, run_table
 from metapretrain.experiments.images.data import ImageData
-from metapretrain.experiments.images.experiment import Experiment
-from metapretrain.experiments.images.training import Method
+from metapretrain.experiments.images.experiment import ImageExperiment
+from metapretrain.experiments.images.training import ImageMethod
 from metapretrain.experiments.recipe import Phase, Proto, Recipe
 
 METHODS = {
-    "supervised": Method("supervised"),
-    "simclr": Method("simclr"),
-    "prl-standard": Method("prl-standard"),
-    "prl-query": Method("prl-query"),
+    "supervised": ImageMethod("supervised"),
+    "simclr": ImageMethod("simclr"),
+    "prl-standard": ImageMethod("prl-standard"),
+    "prl-query": ImageMethod("prl-query"),
 }
 RECIPE = Recipe(
     epochs=20,
@@ -43,7 +43,7 @@ def main(options: Namespace) -> int:
     name = "smoke" if options.smoke else "demo"
     data = ImageData.of(train, test, recipe.validation)
     figures = None if options.no_figures else options.seeds[0]
-    experiment = Experiment(
+    experiment = ImageExperiment(
         "demo",
         "digits",
         name,

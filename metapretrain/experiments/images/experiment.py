@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from metapretrain.data.images import ImageSet
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import accuracy, knn_predict, nearest_prototype, silhouette, subsample
-from metapretrain.experiments.base import NO_COST, Runs
+from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.training import (
     SCHEDULED,
-    Method,
+    ImageContext,
+    ImageMethod,
     check_scheduled,
     encode,
-    finetune,
+    finetuning,
     new_encoder,
-    pretrain,
-    pretrain_scheduled,
+    pretraining,
     updates,
     views,
 )
@@ -32,7 +32,7 @@ from metapretrain.models import Encoder
 from metapretrain.models.saved import ENCODER, save_model
 from metapretrain.protonet import prototypes
 from metapretrain.report.layout import Column, Layout
-from metapretrain.training import RunFolder, TrainReport
+from metapretrain.training import RunFolder, TrainReport, train
 
 IMAGES = Layout(
     columns=(
@@ -60,24 +60,34 @@ IMAGES = Layout(
 
 
 @dataclass(frozen=True)
-class Experiment(Runs[Recipe, ImageData, Method]):
-    """An image experiment: see `Runs`; maps and confusion matrices are its figures."""
+class TrainedImages:
+    """An encoder, its head if it has one, what training did, and what a scheduler chose and spent."""
+
+    encoder: Encoder
+    head: nn.Module | None
+    report: TrainReport
+    schedule: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ImageExperiment(Experiment[Recipe, ImageData, ImageMethod, TrainedImages, "ImageScores"]):
+    """An image experiment: see `Experiment`; maps and confusion matrices are its figures."""
 
     layout: Layout | None = IMAGES
 
-    def pretraining_run(self, method: Method) -> tuple[str, Method] | None:
+    def pretraining_run(self, method: ImageMethod) -> tuple[str, ImageMethod] | None:
         """Return name and method of the pretraining that a row shares with others, or None."""
         if method.pretraining is None:
             return None
-        return f"pretrain-{method.pretraining}", Method(method.pretraining, head=None)
+        return f"pretrain-{method.pretraining}", ImageMethod(method.pretraining, head=None)
 
-    def check_row(self, name: str, method: Method) -> None:
+    def check_row(self, name: str, method: ImageMethod) -> None:
         """Refuse a budget that is too small for both phases, and a scheduled row without a schedule."""
         if method.objective == SCHEDULED:
             check_scheduled(self.recipe, self.machine)
         updates(self.recipe, self.data, method)
 
-    def model(self, method: Method) -> dict[str, Any]:
+    def model(self, method: ImageMethod) -> dict[str, Any]:
         """Return what the saved model of a row needs to be built again."""
         return self.data.describe(method.encoder or self.recipe.encoder, self.recipe.stem, method.head)
 
@@ -86,7 +96,7 @@ class Experiment(Runs[Recipe, ImageData, Method]):
         """The files that were read, with checksums."""
         return {**self.data.train.files, **self.data.test.files}
 
-    def plan(self, methods: Mapping[str, Method]) -> list[str]:
+    def plan(self, methods: Mapping[str, ImageMethod]) -> list[str]:
         """Return one line a run with its budget: what `--dry-run` prints."""
         lines = []
         for name, method in methods.items():
@@ -100,60 +110,56 @@ class Experiment(Runs[Recipe, ImageData, Method]):
             lines.append(f"{name}: {spent}, updates {source}{last}".removesuffix(" + "))
         return lines
 
-    def row(self, name: str, method: Method, seed: int) -> dict[str, Any]:
-        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
-        if (done := self.kept(name, method, seed)) is not None:
-            return done
-        if method.pretraining is None:
-            encoder, before = new_encoder(self.data, self.recipe, seed, method.encoder), dict(NO_COST)
+    def pretrain(self, context: ImageContext) -> TrainedImages:
+        """Pretrain a new encoder."""
+        encoder, training = pretraining(context)
+        report = train(**vars(training), run=context.run)
+        scheduler: Any = training.stream.policy if context.method.objective == SCHEDULED else None
+        schedule = None if scheduler is None else {"name": self.recipe.scheduler, **scheduler.spent()}
+        return TrainedImages(encoder, None, report, schedule)
+
+    def train(self, context: ImageContext) -> TrainedImages:
+        """Train a new head on a pretrained encoder, or on a new one; the encoder learns too unless it is frozen."""
+        encoder = new_encoder(context.data, context.recipe, context.seed, context.method.encoder)
+        if context.start is not None:
+            encoder.load_state_dict(load_tensors(context.start / ENCODER))
+        head, training = finetuning(context, encoder.to(context.machine.device))
+        report = train(**vars(training), run=context.run)
+        return TrainedImages(encoder, head, report)
+
+    def score(self, context: ImageContext, trained: TrainedImages) -> ImageScores:
+        """Score features, and the head if there is one."""
+        return score(trained.encoder, trained.head, self.data)
+
+    def outcome(self, context: ImageContext, trained: TrainedImages, scores: ImageScores) -> Outcome:
+        """Return metrics, encoder passes and updates."""
+        steps, before = trained.report.steps, context.before
+        passes = views(context.method.objective) if context.shared else 1
+        budget = {
+            "encoder_passes": before["encoder_passes"] + steps * self.recipe.batch_size * passes,
+            "updates": before["updates"] + steps,
+        }
+        speed = round(trained.report.updates_per_second * self.recipe.batch_size * passes, 1)
+        extra: dict[str, Any] = {"images_per_s": speed}
+        if context.shared:
+            extra |= {} if trained.schedule is None else {"schedule": dict(trained.schedule)}
         else:
-            encoder, before = self.pretraining(method.pretraining, seed)
-        with self.open(name, method, seed) as run:
-            head, report = finetune(encoder, method, self.data, self.recipe, seed, self.machine, run=run)
-            steps = {"pretrain_updates": before["updates"], "finetune_updates": report.steps}
-            spent = before["encoder_passes"] + report.steps * self.recipe.batch_size
-            budget = {"encoder_passes": spent, "updates": sum(steps.values()), **steps}
-            scored = score(encoder, head, self.data)
-            if self.figures == seed and len(self.data.test):
-                self._draw_confusion(run, scored.test_predictions, report.steps)
-            extra = {"pretrain_wall_s": before["wall_s"], "images_per_s": self._speed(report, 1)}
-            save = self._save(run, scored, encoder, head)
-            return self.finish(run, name, seed, scored.metrics, budget, extra, save)
+            budget |= {"pretrain_updates": before["updates"], "finetune_updates": steps}
+            extra |= {"pretrain_wall_s": before["wall_s"]}
+        return Outcome(scores.metrics, budget, extra)
 
-    def pretraining(self, objective: str, seed: int) -> tuple[Encoder, dict[str, Any]]:
-        """Pretrain for one seed, or load the result if that has been done already; return encoder and cost."""
-        name, method = f"pretrain-{objective}", Method(objective, head=None)
-        encoder = new_encoder(self.data, self.recipe, seed).to(self.machine.device)
-        if (done := self.finished(name, method, seed)) is not None:
-            encoder.load_state_dict(load_tensors(self.written(name, seed) / ENCODER))
-            return encoder, {**done["budget"], "wall_s": done["wall_s"]}
-        with self.open(name, method, seed) as run:
-            maps = self._maps("before pretraining", encoder) if self.figures == seed else {}
-            told: dict[str, Any] = {}
-            if objective == SCHEDULED:
-                encoder, report, told = pretrain_scheduled(self.data, self.recipe, seed, self.machine, run=run)
-            else:
-                encoder, report = pretrain(objective, self.data, self.recipe, seed, self.machine, run=run)
-            spent = report.steps * self.recipe.batch_size * views(objective)
-            cost = {"encoder_passes": spent, "updates": report.steps}
-            if maps:
-                self._draw_maps(run, maps | self._maps("after pretraining", encoder), report.steps)
-            scored = score(encoder, None, self.data)
-            extra = {"kind": "pretraining", "images_per_s": self._speed(report, views(objective)), **told}
-            save = self._save(run, scored, encoder, None)
-            result = self.finish(run, name, seed, scored.metrics, cost, extra, save)
-            return encoder, {**cost, "wall_s": result.get("wall_s", 0.0)}
-
-    def _save(self, run: RunFolder, scored: Scores, encoder: Encoder, head: nn.Module | None) -> Callable[[], None]:
-        def save() -> None:
-            if len(self.data.test):
-                write_predictions(run.path / "predictions.csv", self.data.test.labels, scored.test_predictions)
-            save_model(run.path, encoder, head, scored.prototypes)
-
-        return save
-
-    def _speed(self, report: TrainReport, passes: int) -> float:
-        return round(report.updates_per_second * self.recipe.batch_size * passes, 1)
+    def save(self, context: ImageContext, trained: TrainedImages, scores: ImageScores) -> None:
+        """Write figures, predictions and the model."""
+        run, steps = context.folder, trained.report.steps
+        if self.figures == context.seed and context.shared:
+            new = new_encoder(self.data, self.recipe, context.seed).to(self.machine.device)
+            maps = self._maps("before pretraining", new) | self._maps("after pretraining", trained.encoder)
+            self._draw_maps(run, maps, steps)
+        if len(self.data.test):
+            if self.figures == context.seed and not context.shared:
+                self._draw_confusion(run, scores.test_predictions, steps)
+            write_predictions(run.path / "predictions.csv", self.data.test.labels, scores.test_predictions)
+        save_model(run.path, trained.encoder, trained.head, scores.prototypes)
 
     def _maps(self, when: str, encoder: Encoder) -> dict[str, tuple[Tensor, Tensor]]:
         """Features and labels of some training and test images: the panels of a map."""
@@ -184,7 +190,7 @@ class Experiment(Runs[Recipe, ImageData, Method]):
 
 
 @dataclass(frozen=True)
-class Scores:
+class ImageScores:
     """Metrics (fractions), predictions of the test part (N,) and the class prototypes (C, D)."""
 
     metrics: dict[str, float]
@@ -192,7 +198,7 @@ class Scores:
     prototypes: Tensor
 
 
-def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> Scores:
+def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> ImageScores:
     """Score features, and the head if there is one, on all parts; evaluation mode, no augmentation.
 
     `nearest_prototype_accuracy` and `knn_accuracy` use no head: the class means, or the 20 nearest by
@@ -222,4 +228,4 @@ def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> Scores
         predicted = classes.get("test", predicted)
         metrics |= {f"{name}_accuracy": accuracy(values, labels[name]) for name, values in classes.items()}
     centres, _ = prototypes(z["train"], labels["train"], len(data.train.classes))
-    return Scores(metrics, predicted.cpu(), centres.cpu())
+    return ImageScores(metrics, predicted.cpu(), centres.cpu())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from metapretrain.data.images import ImageSet, normalize
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.representation import accuracy, embed, evaluation_mode, nearest_prototype
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.images.data import ImageData, images_of
 from metapretrain.experiments.images.objectives import (
     OBJECTIVES,
@@ -27,13 +26,12 @@ from metapretrain.experiments.recipe import Phase, Recipe
 from metapretrain.experiments.scheduling import choices_of, probing, row_probe
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head
 from metapretrain.scheduling import Probe, build_scheduler, parse_schedule
-from metapretrain.training import RunFolder, TrainReport, train
 
 SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrain.experiments.images.training`
 
 
 @dataclass(frozen=True)
-class Method:
+class ImageMethod:
     """A row of the table: an objective, then (but for `supervised`) a head fine-tuned on its encoder."""
 
     objective: str
@@ -45,6 +43,9 @@ class Method:
     def pretraining(self) -> str | None:
         """The objective whose encoder this row starts from; rows that name the same one share it."""
         return None if self.objective == "supervised" else self.objective
+
+
+ImageContext = Context[Recipe, ImageData, ImageMethod]
 
 
 def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = None) -> Encoder:
@@ -66,7 +67,7 @@ def views(objective: str) -> int:
     return 1 if objective == SCHEDULED else OBJECTIVES[objective].kind.views
 
 
-def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
+def updates(recipe: Recipe, data: ImageData, method: ImageMethod) -> tuple[int, int]:
     """Return the updates of pretraining and of the phase with a head, for exactly the same encoder passes a row.
 
     A row may pass `epochs * training images` images through the encoder. An update passes a batch, and SimCLR's two
@@ -91,47 +92,37 @@ def updates(recipe: Recipe, data: ImageData, method: Method) -> tuple[int, int]:
     return before, total
 
 
-def pretrain(
-    objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
-) -> tuple[Encoder, TrainReport]:
-    """Pretrain an encoder by an objective of :data:`metapretrain.experiments.images.objectives.OBJECTIVES`.
+def pretraining(context: ImageContext) -> tuple[Encoder, Training]:
+    """Build a new encoder and what pretrains it: an objective of :data:`OBJECTIVES`, or several of them by a scheduler.
 
     Raises:
         InputError: unknown objective, or a batch that the objective cannot use.
     """
+    objective, data, recipe = context.method.objective, context.data, context.recipe
+    if objective == SCHEDULED:
+        return _scheduled(context)
     one_of("pretraining objective", objective, OBJECTIVES.keys() - {"supervised"})
-    encoder = new_encoder(data, recipe, seed)
-    task = build_objectives([objective], encoder, data, recipe, seed, machine)[objective]
+    encoder = new_encoder(data, recipe, context.seed)
+    task = build_objectives([objective], encoder, data, recipe, context.seed, context.machine)[objective]
     evaluate = by_prototypes(encoder, data) if len(data.validation) else None
-    steps, _ = updates(recipe, data, Method(objective))
-    phase = getattr(recipe, OBJECTIVES[objective].phase)
-    report = _fit(encoder, objective, task, phase, steps, data, recipe, seed, machine, run, evaluate)
-    return encoder, report
+    steps, _ = updates(recipe, data, context.method)
+    step, stream = Step(encoder, {objective: task}), _stream(context, objective, task, steps)
+    return encoder, _training(
+        context, step, stream, getattr(recipe, OBJECTIVES[objective].phase), steps, evaluate, objective
+    )
 
 
-def finetune(
-    encoder: Encoder,
-    method: Method,
-    data: ImageData,
-    recipe: Recipe,
-    seed: int,
-    machine: Machine,
-    *,
-    run: RunFolder | None = None,
-) -> tuple[nn.Module, TrainReport]:
-    """Train a new head on `encoder`, which learns too unless `method.frozen`; supervised rows start here.
-
-    Returns:
-        the head, and what training did; the encoder is changed in place.
-    """
+def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Training]:
+    """Build a new head for `encoder`, and what trains it; the encoder learns too unless `method.frozen`."""
+    method, data, recipe = context.method, context.data, context.recipe
     supervised = method.pretraining is None
     phase = recipe.supervised if supervised else recipe.frozen if method.frozen else recipe.unfrozen
     if method.head is None:
         raise InputError(f"fine-tuning {method.objective} needs a head")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 2)
+        torch.manual_seed(context.seed + 2)
         head = build_head(method.head, encoder.features, len(data.train.classes))
-    task = Supervised(images_of(data, phase, machine), head, phase.label_smoothing)
+    task = Supervised(images_of(data, phase, context.machine), head, phase.label_smoothing)
     model = Frozen(encoder) if method.frozen else encoder
 
     def evaluate(step: int) -> Mapping[str, float]:
@@ -140,8 +131,8 @@ def finetune(
 
     _, steps = updates(recipe, data, method)
     held = evaluate if len(data.validation) else None
-    report = _fit(model, "supervised", task, phase, steps, data, recipe, seed, machine, run, held)
-    return head, report
+    step, stream = Step(model, {"supervised": task}), _stream(context, "supervised", task, steps)
+    return head, _training(context, step, stream, phase, steps, held, "supervised")
 
 
 def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
@@ -179,19 +170,9 @@ def by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[
     return evaluate
 
 
-def _fit(
-    model: nn.Module,
-    name: str,
-    task: Objective,
-    phase: Phase,
-    steps: int,
-    data: ImageData,
-    recipe: Recipe,
-    seed: int,
-    machine: Machine,
-    run: RunFolder | None,
-    evaluate: Callable[[int], Mapping[str, float]] | None,
-) -> TrainReport:
+def _stream(context: ImageContext, name: str, task: Objective, steps: int) -> TaskStream:
+    """The batches of one objective."""
+    recipe, data, machine = context.recipe, context.data, context.machine
     batch = recipe.batch_size // machine.world
     if batch < 2 or recipe.batch_size % machine.world:
         raise InputError(
@@ -201,34 +182,31 @@ def _fit(
     rows = ShuffledBatches(
         len(data.train),
         batch,
-        seed=seed,
+        seed=context.seed,
         rank=machine.rank,
         world_size=machine.world,
         labels=data.train.labels if recipe.balanced else None,
     )
     task.check_batch(next(iter(rows)))
-    stream = TaskStream({name: rows}, "longest", seed=seed, steps=steps)
-    return fit(Step(model, {name: task}), stream, phase, steps, seed, machine, run, evaluate, f"{name} seed {seed}")
+    return TaskStream({name: rows}, "longest", seed=context.seed, steps=steps)
 
 
-def fit(
+def _training(
+    context: ImageContext,
     step: Step,
     stream: TaskStream,
     phase: Phase,
     steps: int,
-    seed: int,
-    machine: Machine,
-    run: RunFolder | None,
     evaluate: Callable[[int], Mapping[str, float]] | None,
     title: str,
-) -> TrainReport:
-    """Train a step of image objectives on a stream of rows."""
+) -> Training:
+    machine = context.machine
     resident = all(step.objective(name).images.resident for name in step.objectives)
     settings = phase.settings(
         steps,
         precision=machine.precision,
         device=machine.device,
-        seed=seed,
+        seed=context.seed,
         compile=machine.compile,
         cuda_graph=machine.cuda_graph if resident else False,
         local_batchnorm=machine.local_batchnorm,
@@ -237,11 +215,11 @@ def fit(
     )
     if machine.device != "cpu":
         step.model.to(memory_format=torch.channels_last)
-    return train(step, stream, settings, run=run, evaluate=evaluate, title=title)
+    return Training(step, stream, settings, evaluate, f"{title} seed {context.seed}")
 
 
 def check_scheduled(recipe: Recipe, machine: Machine) -> None:
-    """Refuse what :func:`pretrain_scheduled` cannot run.
+    """Refuse what a scheduled pretraining cannot run.
 
     Raises:
         InputError: no schedule or a bad one, several processes, or a batch that views cannot part.
@@ -260,22 +238,18 @@ def check_scheduled(recipe: Recipe, machine: Machine) -> None:
             )
 
 
-def pretrain_scheduled(
-    data: ImageData, recipe: Recipe, seed: int, machine: Machine, *, run: RunFolder | None = None
-) -> tuple[Encoder, TrainReport, dict[str, Any]]:
-    """Pretrain an encoder by cross entropy, prototypes (standard mode) and SimCLR, one of them an update.
+def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
+    """Pretraining by cross entropy, prototypes (standard mode) and SimCLR, one of them an update.
 
     They are the :func:`metapretrain.experiments.images.objectives.sources`.
     Every update passes `batch_size` images through the encoder, so the budget does not depend on what is chosen:
     SimCLR gets half a batch, in two views. The optimiser is the recipe's for PRL, the augmentation each objective's
     own. The scheduler's targets are the objectives themselves; its probes draw training images.
 
-    Returns:
-        the encoder, what training did, and `{"schedule": ...}` for the result.
-
     Raises:
         InputError: see :func:`check_scheduled`.
     """
+    data, recipe, seed, machine = context.data, context.recipe, context.seed, context.machine
     check_scheduled(recipe, machine)
     encoder = new_encoder(data, recipe, seed)
     names = sources()
@@ -302,12 +276,11 @@ def pretrain_scheduled(
         )
         for name, size in sizes.items()
     }
-    count, _ = updates(recipe, data, Method(SCHEDULED))
+    count, _ = updates(recipe, data, ImageMethod(SCHEDULED))
     stream = TaskStream(loaders, scheduler, seed=seed, steps=count)
     scores = by_prototypes(encoder, data) if len(data.validation) else None
 
     def evaluate(number: int) -> Mapping[str, float]:
         return {**(scores(number) if scores else {}), **choices_of(stream)}
 
-    report = fit(step, stream, recipe.prl, count, seed, machine, run, evaluate, f"scheduled seed {seed}")
-    return encoder, report, {"schedule": {"name": recipe.scheduler, **scheduler.spent()}}
+    return encoder, _training(context, step, stream, recipe.prl, count, evaluate, SCHEDULED)

@@ -6,8 +6,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from metapretrain.episodes.groups import group_agreement
 from metapretrain.errors import InputError
 from metapretrain.evaluation.metrics import accuracy, macro_f1
 from metapretrain.evaluation.predictions import write_predictions
-from metapretrain.experiments.base import Runs
+from metapretrain.experiments.base import Context, Experiment, Outcome
 from metapretrain.experiments.prompts.data import (
     SENTIMENT,
     Places,
@@ -158,12 +157,22 @@ def _files(config: Any) -> dict[str, Any]:
 
 
 log = logging.getLogger(__name__)
-NO_PRETRAINING = {"pretrain_reads": 0, "pretrain_passes": 0, "pretrain_updates": 0}
+PRETRAINING_COST = ("pretrain_reads", "pretrain_passes", "pretrain_updates")
+PromptContext = Context[PromptRecipe, PromptData, PromptMethod]
 
 
 @dataclass(frozen=True)
-class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
-    """Runs that start from pretrained prompts: see :class:`metapretrain.experiments.base.Runs`.
+class PromptRun:
+    """How tuning ended on each set, or how a pretraining did, with what its result says besides."""
+
+    tuned: Mapping[str, Tuned] = field(default_factory=dict)
+    pretrained: TrainedPrompt | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, PromptRun, dict[str, float]]):
+    """A prompts experiment: pretrained prompts, tuned on the few examples of each set and tested.
 
     Args:
         cache: where a converted language model is kept; None: the user's cache folder.
@@ -177,14 +186,14 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
     rows_per_pass: int = 64
     tasks_per_pass: int | None = None
     lender: Path | None = None
-    _kept: list[PromptInputs] = field(default_factory=list, repr=False, compare=False)
+    _inputs: list[PromptInputs] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def inputs(self) -> PromptInputs:
         """Model and tokens, made once."""
-        if not self._kept:
-            self._kept.append(PromptInputs(self.recipe, self.data, self.machine, self.cache))
-        return self._kept[0]
+        if not self._inputs:
+            self._inputs.append(PromptInputs(self.recipe, self.data, self.machine, self.cache))
+        return self._inputs[0]
 
     def pretraining_run(self, method: PromptMethod) -> tuple[str, PromptMethod] | None:
         """Return name and method of the pretraining that a row starts from, or None."""
@@ -199,7 +208,7 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
             raise InputError(f"{name} needs meta.clusters of at least {len(SENTIMENT)}, a label each; got {clusters}")
 
     def check(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> None:
-        """Refuse what :meth:`Runs.check` does, and pretrained prompts of another table that do not fit."""
+        """Refuse what :meth:`Experiment.check` does, and pretrained prompts of another table that do not fit."""
         super().check(methods, seeds)
         if self.lender is not None and not self.lender.is_dir():
             raise InputError(f"no folder {self.lender} to take pretrained prompts from")
@@ -228,30 +237,53 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         plain_files = {} if method.source == "labelled" else {"plain": {"files": self.data.plain.files}}
         return super().config(method) | plain_files
 
-    def pretrained(self, name: str, method: PromptMethod, starts: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Pretrain a prompt for each seed, unless that has been done already; seed to prompt (L, D)."""
-        todo = {seed: p for seed, p in starts.items() if self.finished(name, method, seed) is None}
-        for seed in list(todo):
-            if (folder := self._lent(name, method, seed)) is not None:
-                own = {"config": plain(self.whole_config(name, method, seed))}
-                named = {**self.names, "counts": self.data.counts, "data": self.files_of(method)}
-                with self.open(name, method, seed) as run:
-                    take_over(folder, run.path, own, named)
-                log.info("%s: the prompt of %s", run.path.name, folder)
-                del todo[seed]
-        with ExitStack() as opened:
-            runs = {seed: opened.enter_context(self.open(name, method, seed)) for seed in todo}
-            if method.objective == "mixed" and todo:
-                make = partial(self.stack, self.inputs.pretraining(method.source), tuning=self._mixed_tuning())
-                rows = len(self.inputs.texts(method.source))
-                done = train_mixed(make, todo, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
-                for seed, trained in done.items():
-                    self._save_pretrained(runs[seed], name, method, seed, trained, {})
-            elif todo:
-                for seed, prompt in todo.items():
-                    self._save_pretrained(runs[seed], name, method, seed, *self._meta(method, seed, prompt, runs[seed]))
-        # Read even where it was just written, so that a run that goes on later starts from the very same prompt.
-        return {seed: SoftPrompt.from_adapter(self.written(name, seed) / PROMPT)().detach() for seed in starts}
+    def batches(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> Iterable[list[PromptContext]]:
+        """The seeds of a row, whose prompts are tuned in one batch."""
+        return ([self.context(name, method, seed) for seed in seeds] for name, method in methods.items())
+
+    def work(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> Iterator[list[PromptContext]]:
+        """Yield batches of runs; a pretraining that another table lends is copied, and left out."""
+        for batch in super().work(methods, seeds):
+            if batch[0].shared:
+                batch = [one for one in batch if not self._borrowed(one)]
+            if batch:
+                yield batch
+
+    def _borrowed(self, context: PromptContext) -> bool:
+        """Copy the pretraining of the other table, if there is one."""
+        name, method, seed = context.name, context.method, context.seed
+        if (folder := self._lent(name, method, seed)) is None:
+            return False
+        own = {"config": plain(self.whole_config(name, method, seed))}
+        named = {**self.names, "counts": self.data.counts, "data": self.files_of(method)}
+        with self.open(name, method, seed) as run:
+            take_over(folder, run.path, own, named)
+        log.info("%s: the prompt of %s", run.path.name, folder)
+        return True
+
+    def train_together(self, contexts: Sequence[PromptContext]) -> Iterable[PromptRun]:
+        """Train the prompts of all seeds in one batch, where they can be; others one after the other."""
+        first = contexts[0]
+        if first.shared and first.method.objective == "mixed":
+            return self._mixed(contexts)
+        if not first.shared and first.method.tuned == "prompt":
+            return self._tuned(contexts)
+        return super().train_together(contexts)
+
+    def _mixed(self, contexts: Sequence[PromptContext]) -> Iterable[PromptRun]:
+        source, runs = contexts[0].method.source, {one.seed: one.folder for one in contexts}
+        starts = {one.seed: self._start(one) for one in contexts}
+        make = partial(self.stack, self.inputs.pretraining(source), tuning=self._mixed_tuning())
+        rows = len(self.inputs.texts(source))
+        done = train_mixed(make, starts, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
+        return [PromptRun(pretrained=done[one.seed]) for one in contexts]
+
+    def _start(self, context: PromptContext) -> Tensor:
+        """The prompt that a run starts from."""
+        if context.start is None:
+            return self.inputs.start(context.method.start, context.seed)
+        prompt: Tensor = SoftPrompt.from_adapter(context.start / PROMPT)().detach()
+        return prompt
 
     def _lent(self, name: str, method: PromptMethod, seed: int) -> Path | None:
         """The folder of a finished pretraining of the other table, if there is one.
@@ -268,9 +300,9 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         equal = self.recipe.budget == "equal"  # then all read as much, whenever they were best
         return replace(self.recipe.mixed, patience=None) if equal else self.recipe.mixed
 
-    def _meta(
-        self, method: PromptMethod, seed: int, prompt: Tensor, run: RunFolder
-    ) -> tuple[TrainedPrompt, dict[str, Any]]:
+    def pretrain(self, context: PromptContext) -> PromptRun:
+        """Pretrain a prompt on meta tasks."""
+        method, seed, run, prompt = context.method, context.seed, context.folder, self._start(context)
         r, device = self.recipe, self.machine.device
         inputs, source = self.inputs, method.source
         groups = inputs.groups(method.grouping or "", source, seed)
@@ -294,15 +326,16 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
             max_length=r.max_length,
             normalise=r.normalise,
         )
-        context = partial(mixed_precision, device, self.machine.precision)
+        precision = partial(mixed_precision, device, self.machine.precision)
         trained = train_meta(
-            learner, rows, inputs.pretraining(source), r, run, context, objective=method.objective or ""
+            learner, rows, inputs.pretraining(source), r, run, precision, objective=method.objective or ""
         )
         agreement = group_agreement(groups, inputs.texts(source).require_labels())
         if self.figures == seed and method.objective == "meta":
             self._draw(run, method, groups, trained.steps)
         sizes = {"smallest_task": min(rows.sizes), "largest_task": max(rows.sizes), "merged_rows": rows.moved}
-        return trained, {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes, **trained.about}
+        about = {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes, **trained.about}
+        return PromptRun(pretrained=trained, about=about)
 
     def _draw(self, run: RunFolder, method: PromptMethod, groups: Tensor, step: int) -> None:
         """A map of sentence embeddings, coloured by meta task: figure 4."""
@@ -313,15 +346,10 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         figure = tsne_figure(maps, names, reducer=self.reducer, max_points=self.map_points)
         run.figure(f"{self.reducer}-tasks", figure, step)
 
-    def _save_pretrained(
-        self,
-        run: RunFolder,
-        name: str,
-        method: PromptMethod,
-        seed: int,
-        trained: TrainedPrompt,
-        about: Mapping[str, Any],
-    ) -> None:
+    def _pretraining_outcome(
+        self, context: PromptContext, trained: TrainedPrompt, scores: Mapping[str, float], about: Mapping[str, Any]
+    ) -> Outcome:
+        method = context.method
         objective = method.objective or ""
         r, tasks = self.recipe, trained.tasks
         reads = r.mixed.batch_size if objective == "mixed" else r.meta_reads(tasks)
@@ -333,20 +361,18 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
         }
         if trained.diverged:
             budget["diverged"] = 1
-        metrics = {"validation_accuracy": trained.accuracy, "best_step": trained.best_step}
+        metrics = dict(scores)
         if "agreement_with_labels" in about:
             metrics |= {"agreement_with_labels": about["agreement_with_labels"]}
         if method.source == "pseudo":
             metrics |= self.inputs.pseudo[1]
         extra = {
-            "kind": "pretraining",
             "encoder": Path(r.model).name,
             "wall_s": round(trained.seconds, 3),
             "data": self.files_of(method),
             **about,
         }
-        saved = self.inputs.of_set()
-        self.finish(run, name, seed, metrics, budget, extra, lambda: saved.save(run.path / PROMPT, trained.prompt))
+        return Outcome(metrics, budget, extra)
 
     def stack(self, pool: Pool, jobs: Sequence[Job], *, tuning: Tuning, **options: Any) -> Stack:
         """Prompts to tune side by side."""
@@ -362,10 +388,6 @@ class PretrainedPrompts(Runs[PromptRecipe, PromptData, PromptMethod]):
             precision=m.precision,
             **options,
         )
-
-
-class PromptExperiment(PretrainedPrompts):
-    """A prompts experiment: pretrained prompts, tuned on the few examples of each set and tested."""
 
     def plan(self, methods: Mapping[str, PromptMethod]) -> list[str]:
         """Return one line a run with its budget: what `--dry-run` prints."""
@@ -386,37 +408,10 @@ class PromptExperiment(PretrainedPrompts):
             lines.append(f"{name}: {before}, {after.get(method.tuned, 'nothing tuned')}")
         return lines
 
-    def rows(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Run row after row: its pretrainings first, then the prompts of all its seeds and sets in one batch."""
-        for name, method in methods.items():
-            pending = []
-            for seed in seeds:
-                if (done := self.kept(name, method, seed)) is not None:
-                    yield done
-                else:
-                    pending.append(seed)
-            tuned = self._tuned(name, self._starts(name, method, pending)) if method.tuned == "prompt" else {}
-            for seed in pending:
-                outcomes = tuned.pop(seed, None)
-                if outcomes is None:
-                    outcomes = {one.name: self._untuned(one, seed, method) for one in self.data.sets}
-                yield self._finish(name, method, seed, outcomes)
-
-    def row(self, name: str, method: PromptMethod, seed: int) -> dict[str, Any]:
-        """Run one row for one seed; :meth:`rows` is faster for several."""
-        return next(iter(self.rows({name: method}, [seed])))
-
-    def _starts(self, name: str, method: PromptMethod, seeds: Sequence[int]) -> dict[int, Tensor]:
-        """The prompt that a row starts from, by seed."""
-        prompts = {seed: self.inputs.start(method.start, seed) for seed in seeds}
-        plan = self.pretraining_run(method)
-        return prompts if plan is None else self.pretrained(plan[0], method, prompts)
-
-    def _tuned(self, name: str, starts: Mapping[int, Tensor]) -> dict[int, dict[str, Tuned]]:
+    def _tuned(self, contexts: Sequence[PromptContext]) -> Iterable[PromptRun]:
         """Tune the prompts of all seeds on all sets in one batch, and predict the test rows."""
-        if not starts:
-            return {}
-        began = time.monotonic()
+        began, name = time.monotonic(), contexts[0].name
+        starts = {one.seed: self._start(one) for one in contexts}
         pool, places = self.inputs.few_shot(list(starts))
         jobs = {
             (seed, one.name): _job(f"{name} {seed} {one.name}", one, seed, prompt, places)
@@ -433,7 +428,14 @@ class PromptExperiment(PretrainedPrompts):
             for seed in starts
         }
         share = (time.monotonic() - began) / len(jobs)
-        return {seed: {of: replace(one, seconds=share) for of, one in own.items()} for seed, own in tested.items()}
+        return [
+            PromptRun({of: replace(one, seconds=share) for of, one in tested[context.seed].items()})
+            for context in contexts
+        ]
+
+    def train(self, context: PromptContext) -> PromptRun:
+        """Tune the whole model on each set, or nothing."""
+        return PromptRun({one.name: self._untuned(one, context.seed, context.method) for one in self.data.sets})
 
     def _untuned(self, one: SentenceData, seed: int, method: PromptMethod) -> Tuned:
         """Full tuning, or none."""
@@ -471,40 +473,47 @@ class PromptExperiment(PretrainedPrompts):
             )
         return Tuned(state, predicted, 0.0)
 
-    def _finish(self, name: str, method: PromptMethod, seed: int, tuned: Mapping[str, Tuned]) -> dict[str, Any]:
-        r, before, lost = (
-            self.recipe,
-            dict(NO_PRETRAINING),
-            sum(one.progress.validated.diverged for one in tuned.values()),
-        )
-        about: dict[str, Any] = {"encoder": Path(r.model).name, "pretrain_wall_s": 0.0, "data": self.files_of(method)}
-        if (plan := self.pretraining_run(method)) is not None and (done := self.finished(*plan, seed)) is not None:
-            before = {key: done["budget"][key] for key in NO_PRETRAINING}
-            about |= {"pretrain_wall_s": done["wall_s"]}
-            lost += done["budget"].get("diverged", 0)
-        about["wall_s"] = round(sum(one.seconds for one in tuned.values()), 3)
-        steps = sum(one.progress.step for one in tuned.values())
-        budget = {**before, "finetune_updates": steps, "updates": steps + before["pretrain_updates"]}
-        if lost:
+    def score(self, context: PromptContext, trained: PromptRun) -> dict[str, float]:
+        """Accuracy and F1 of each set; of a pretraining, what validation says."""
+        if trained.pretrained is not None:
+            return {"validation_accuracy": trained.pretrained.accuracy, "best_step": trained.pretrained.best_step}
+        metrics = metrics_of(self.data.sets, trained.tuned)
+        return metrics if self.data.tuning else metrics | majorities(self.data.sets)
+
+    def outcome(self, context: PromptContext, trained: PromptRun, scores: dict[str, float]) -> Outcome:
+        """Return metrics and the cost of pretraining and tuning."""
+        if trained.pretrained is not None:
+            return self._pretraining_outcome(context, trained.pretrained, scores, trained.about)
+        before, tuned = context.before, trained.tuned.values()
+        steps = sum(one.progress.step for one in tuned)
+        cost = {key: before.get(key, 0) for key in PRETRAINING_COST}
+        budget = {**cost, "finetune_updates": steps, "updates": steps + cost["pretrain_updates"]}
+        if lost := before.get("diverged", 0) + sum(one.progress.validated.diverged for one in tuned):
             budget["diverged"] = lost
-        metrics = metrics_of(self.data.sets, tuned)
-        if not self.data.tuning:
-            metrics |= majorities(self.data.sets)
-        with self.open(name, method, seed) as run:
-            run.cut_back(-1)
-            for step, values in _histories(tuned).items():
-                run.log(step, "validation", values)
+        extra = {
+            "encoder": Path(self.recipe.model).name,
+            "pretrain_wall_s": before["wall_s"],
+            "data": self.files_of(context.method),
+            "wall_s": round(sum(one.seconds for one in tuned), 3),
+        }
+        return Outcome(scores, budget, extra)
 
-            def save() -> None:
-                for one in self.data.sets:
-                    outcome = tuned[one.name]
-                    if outcome.predicted is not None:
-                        file = run.path / "predictions" / f"{one.name}.csv"
-                        write_predictions(file, one.test.require_labels(), outcome.predicted)
-                    if method.tuned == "prompt" and not self.data.tuning:
-                        self.inputs.of_set(one).save(run.path / "prompts" / one.name, outcome.progress.best)
-
-            return self.finish(run, name, seed, metrics, budget, about, save)
+    def save(self, context: PromptContext, trained: PromptRun, scores: dict[str, float]) -> None:
+        """Write the curves of validation, predictions and prompts."""
+        run = context.folder
+        if trained.pretrained is not None:
+            self.inputs.of_set().save(run.path / PROMPT, trained.pretrained.prompt)
+            return
+        run.cut_back(-1)
+        for step, values in _histories(trained.tuned).items():
+            run.log(step, "validation", values)
+        for one in self.data.sets:
+            outcome = trained.tuned[one.name]
+            if outcome.predicted is not None:
+                file = run.path / "predictions" / f"{one.name}.csv"
+                write_predictions(file, one.test.require_labels(), outcome.predicted)
+            if context.method.tuned == "prompt" and not self.data.tuning:
+                self.inputs.of_set(one).save(run.path / "prompts" / one.name, outcome.progress.best)
 
 
 def _job(name: str, one: SentenceData, seed: int, prompt: Tensor, places: Places) -> Job:

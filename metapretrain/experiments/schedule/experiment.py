@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from metapretrain.experiments.base import Runs
+from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.schedule.data import ScheduleData
 from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler
-from metapretrain.experiments.schedule.training import ScheduledPretraining, finetune
+from metapretrain.experiments.schedule.training import ScheduleContext, ScheduledPretraining, downstream_scores
 from metapretrain.files import json_bytes, write_whole
 from metapretrain.models.text_encoders import TextEncoder, save_text_encoder
 from metapretrain.report.figures import read_curves
 from metapretrain.report.layout import Column, Layout
 from metapretrain.scheduling import BlockScheduler
+from metapretrain.training import train
 
 log = logging.getLogger(__name__)
 ENCODER, CHOICES = "encoder", "choices.json"
@@ -31,8 +32,10 @@ def downstream_column(task: str, metric: str) -> Column:
 
 
 @dataclass(frozen=True)
-class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
-    """A scheduling experiment: see :class:`metapretrain.experiments.base.Runs`.
+class ScheduleExperiment(
+    Experiment[ScheduleRecipe, ScheduleData, ScheduleMethod, ScheduledPretraining, Mapping[str, float]]
+):
+    """A scheduling experiment: see :class:`metapretrain.experiments.base.Experiment`.
 
     Args:
         make_encoder: seed to an encoder that has not been trained on any source.
@@ -46,9 +49,6 @@ class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
         mean = Column("downstream", "downstream", "downstream %", drawn="mean over downstream tasks")
         layout = self.layout or Layout((mean,), mean.name, part="test", first_row=True, compared=(mean.name,))
         return layout.with_tasks(downstream_column(task, self.data.tasks[task].metric) for task in self.data.downstream)
-
-    def pretraining_run(self, method: ScheduleMethod) -> None:
-        """None: no two rows share a pretraining."""
 
     def check_row(self, name: str, method: ScheduleMethod) -> None:
         """Refuse a row whose decision would not end within the run."""
@@ -87,59 +87,64 @@ class ScheduleExperiment(Runs[ScheduleRecipe, ScheduleData, ScheduleMethod]):
             )
         return lines
 
-    def row(self, name: str, method: ScheduleMethod, seed: int) -> dict[str, Any]:
-        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
-        if (done := self.kept(name, method, seed)) is not None:
-            return done
-        with self.open(name, method, seed) as run:
-            pretraining = ScheduledPretraining(
-                self.make_encoder(seed), method, self.data, self.recipe, seed, self.machine, run=run
-            )
-            report = pretraining.run()
-            last, step, scheduler = pretraining.last, pretraining.step, pretraining.policy.scheduler
-            metrics = {key: last[key] for key in last if key.startswith("target_loss") or key == "probe_share"}
-            if peak := pretraining.peak_memory():
-                metrics["peak_memory_mib"] = peak / 2**20
-            curves = read_curves(run.path)
-            curve = {
-                name: curves[f"validation/{name}"][1].tolist()
-                for name in ("target_loss", "compute_units", *(key for key in last if key.startswith("share_")))
-            }
-            for agreed in AGREED:
-                values = [v for v in curves.get(f"validation/{agreed}", ((), ()))[1] if math.isfinite(v)]
-                if values:
-                    metrics[agreed] = float(sum(values) / len(values))
-            for task in self.data.downstream:
-                scores = finetune(step.encoder, task, self.data, self.recipe, seed, self.machine)
-                run.log(self.recipe.updates, "downstream", scores)
-                metrics |= scores
-            metrics |= self._means(metrics)
-            tuned = self.recipe.finetune_updates * len(self.data.downstream)
-            passes = scheduler.cost.forwards + pretraining.fitting_units + self.recipe.updates
-            budget = {
-                "encoder_passes": passes * self.recipe.batch_size + tuned * self.recipe.finetune_batch,
-                "updates": self.recipe.updates + tuned,
-                "pretrain_updates": self.recipe.updates,
-                "finetune_updates": tuned,
-                "decisions": scheduler.decisions,
-                "compute_units": int(last["compute_units"]),
-                "probe_units": scheduler.cost.units,
-            }
-            extra = {
-                "encoder": self.recipe.encoder,
-                "setting": method.setting,
-                "scheduler": method.scheduler,
-                **{key: value for key in ("source", "block") if (value := getattr(method, key)) is not None},
-                "probe_seconds": round(scheduler.cost.seconds, 3),
-                "updates_per_s": round(report.updates_per_second, 2),
-                "curve": {"updates": curves["validation/target_loss"][0].tolist(), **curve},
-            }
+    def train(self, context: ScheduleContext) -> ScheduledPretraining:
+        """Pretrain a new encoder on the sources that the scheduler chooses."""
+        pretraining = ScheduledPretraining(self.make_encoder(context.seed), context)
+        training = pretraining.training()
+        pretraining.report = train(**vars(training), run=context.run)
+        return pretraining
 
-            def save() -> None:
-                save_text_encoder(step.encoder, run.path / ENCODER)
-                write_whole(run.path / CHOICES, json_bytes(pretraining.policy.choices))
+    def score(self, context: ScheduleContext, trained: ScheduledPretraining) -> dict[str, float]:
+        """Target losses, cost, and scores of the encoder fine-tuned on each downstream task."""
+        run, last = context.folder, trained.last
+        metrics = {key: last[key] for key in last if key.startswith("target_loss") or key == "probe_share"}
+        if peak := trained.peak_memory():
+            metrics["peak_memory_mib"] = peak / 2**20
+        curves = read_curves(run.path)
+        for agreed in AGREED:
+            values = [v for v in curves.get(f"validation/{agreed}", ((), ()))[1] if math.isfinite(v)]
+            if values:
+                metrics[agreed] = float(sum(values) / len(values))
+        for task in self.data.downstream:
+            scores = downstream_scores(trained.step.encoder, task, context)
+            run.log(self.recipe.updates, "downstream", scores)
+            metrics |= scores
+        return metrics | self._means(metrics)
 
-            return self.finish(run, name, seed, metrics, budget, extra, save)
+    def outcome(self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]) -> Outcome:
+        """Return metrics, the cost of updates and probes, and the curve of the target loss."""
+        method, last, scheduler = context.method, trained.last, trained.policy.scheduler
+        tuned = self.recipe.finetune_updates * len(self.data.downstream)
+        passes = scheduler.cost.forwards + trained.fitting_units + self.recipe.updates
+        budget = {
+            "encoder_passes": passes * self.recipe.batch_size + tuned * self.recipe.finetune_batch,
+            "updates": self.recipe.updates + tuned,
+            "pretrain_updates": self.recipe.updates,
+            "finetune_updates": tuned,
+            "decisions": scheduler.decisions,
+            "compute_units": int(last["compute_units"]),
+            "probe_units": scheduler.cost.units,
+        }
+        curves = read_curves(context.folder.path)
+        curve = {
+            name: curves[f"validation/{name}"][1].tolist()
+            for name in ("target_loss", "compute_units", *(key for key in last if key.startswith("share_")))
+        }
+        extra = {
+            "encoder": self.recipe.encoder,
+            "setting": method.setting,
+            "scheduler": method.scheduler,
+            **{key: value for key in ("source", "block") if (value := getattr(method, key)) is not None},
+            "probe_seconds": round(scheduler.cost.seconds, 3),
+            "updates_per_s": round(trained.report.updates_per_second, 2),
+            "curve": {"updates": curves["validation/target_loss"][0].tolist(), **curve},
+        }
+        return Outcome(scores, budget, extra)
+
+    def save(self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]) -> None:
+        """Write the encoder and the choices."""
+        save_text_encoder(trained.step.encoder, context.folder.path / ENCODER)
+        write_whole(context.folder.path / CHOICES, json_bytes(trained.policy.choices))
 
     def _decision(self, method: ScheduleMethod) -> BlockScheduler:
         sources, targets = self.data.chosen(method.setting), self.data.watched(method.setting)

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from metapretrain.draws import generator, key
 from metapretrain.episodes import TaskStream
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.schedule.data import ScheduleData
 from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, scheduler_of
 from metapretrain.experiments.schedule.tasks.base import Batch, Batches, PretrainingTask, to_device
 from metapretrain.models.text_encoders import TextEncoder
 from metapretrain.scheduling import BlockScheduler, Choice, UtilityScheduler, agreement
 from metapretrain.scheduling.probes import Weights, mean_losses
-from metapretrain.training import RunFolder, TrainReport, TrainSettings, train
+from metapretrain.training import TrainReport, TrainSettings, train
 from metapretrain.training.devices import mixed_precision
 
 Watch = Callable[[int, Choice], None]
@@ -159,12 +159,15 @@ def _together(batches: Sequence[Batch]) -> Batch:
 HEAD_LR = 1e-3
 
 
+ScheduleContext = Context[ScheduleRecipe, ScheduleData, ScheduleMethod]
+
+
 class ScheduledPretraining:
     """One row's pretraining, ready to run.
 
     Args:
         encoder: changed in place.
-        run: a run folder, or None.
+        context: of the row.
 
     Attributes:
         step: encoder and heads.
@@ -173,18 +176,16 @@ class ScheduledPretraining:
         fitting_units: cost of fitting the heads, a forward pass an update.
     """
 
-    def __init__(
-        self,
-        encoder: TextEncoder,
-        method: ScheduleMethod,
-        data: ScheduleData,
-        recipe: ScheduleRecipe,
-        seed: int,
-        machine: Machine,
-        run: RunFolder | None = None,
-    ) -> None:
+    def __init__(self, encoder: TextEncoder, context: ScheduleContext) -> None:
+        method, data, recipe, seed, machine = (
+            context.method,
+            context.data,
+            context.recipe,
+            context.seed,
+            context.machine,
+        )
         self.method, self.data, self.recipe, self.seed = method, data, recipe, seed
-        self.machine, self.run_folder = machine, run
+        self.machine, self.run_folder = machine, context.run
         self.sources, self.targets = data.chosen(method.setting), data.watched(method.setting)
         names = dict.fromkeys((*self.sources, *self.targets))
         self.step = ScheduleStep(encoder, {name: data.tasks[name] for name in names}, seed).to(machine.device)
@@ -196,13 +197,14 @@ class ScheduledPretraining:
         self.policy = Policy(scheduler, self._watch)
         self._reported: dict[str, list[Batch]] = {}
         self.last: dict[str, float] = {}
+        self.report: TrainReport
         self._peak, self.on_gpu = 0, torch.device(machine.device).type == "cuda"
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(machine.device)
         self.fitting_units = recipe.head_updates * len(self.targets)
 
-    def run(self) -> TrainReport:
-        """Train, and go on where a run that was cut short stopped."""
+    def training(self) -> Training:
+        """Fit the heads; return what the training loop is called with."""
         recipe = self.recipe
         self._fit_heads()
         stream = TaskStream(self._loaders(self.sources, self.seed), self.policy, seed=self.seed, steps=recipe.updates)
@@ -219,8 +221,7 @@ class ScheduledPretraining:
             log_every=max(1, min(50, recipe.updates // 20)),
             evaluate_every=max(1, recipe.updates // recipe.evaluations),
         )
-        title = f"{self.method.name} seed {self.seed}"
-        return train(self.step, stream, settings, run=self.run_folder, evaluate=self.evaluate, title=title)
+        return Training(self.step, stream, settings, self.evaluate, f"{self.method.name} seed {self.seed}")
 
     def evaluate(self, done: int) -> dict[str, float]:
         """Target losses, shares of the sources and cost after `done` updates; with utilities, how Taylor's agree.
@@ -329,10 +330,9 @@ def adamw(step: ScheduleStep, machine: Machine, **options: Any) -> TrainSettings
     )
 
 
-def finetune(
-    encoder: TextEncoder, name: str, data: ScheduleData, recipe: ScheduleRecipe, seed: int, machine: Machine
-) -> dict[str, float]:
+def downstream_scores(encoder: TextEncoder, name: str, context: ScheduleContext) -> dict[str, float]:
     """Fine-tune a copy of the encoder with a new head on a downstream task; return metrics by split and name."""
+    data, recipe, seed, machine = context.data, context.recipe, context.seed, context.machine
     task = data.tasks[name]
     step = ScheduleStep(copy.deepcopy(encoder), {name: task}, key(seed, "downstream"))
     loaders = {name: task.batches("train", batch_size=recipe.finetune_batch, seed=seed)}

@@ -13,7 +13,7 @@ from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
 from metapretrain.evaluation.metrics import METRICS, majorities
 from metapretrain.evaluation.representation import subsample
-from metapretrain.experiments.base import NO_COST, Runs
+from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.objectives import added, build_heads
 from metapretrain.experiments.text.recipe import (
@@ -28,12 +28,13 @@ from metapretrain.experiments.text.saved import ENCODER, HEADS, PROTOTYPES, desc
 from metapretrain.experiments.text.streams import share_of
 from metapretrain.experiments.text.training import (
     Embedded,
-    Fitted,
+    TextContext,
+    TextReport,
     embed,
-    finetune,
+    finetuning,
     new_encoder,
     predictions,
-    pretrain,
+    pretraining,
     prototype_scores,
     score,
 )
@@ -42,7 +43,7 @@ from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, sa
 from metapretrain.protonet import prototypes
 from metapretrain.report.layout import Column, Layout
 from metapretrain.scheduling import parse_schedule
-from metapretrain.training import RunFolder
+from metapretrain.training import RunFolder, train
 
 MAP_ROWS = 100  # rows of each task in a map, as in the paper's figure 1
 
@@ -56,8 +57,26 @@ def task_column(task: str, metric: str) -> Column:
 
 
 @dataclass(frozen=True)
-class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
-    """A text experiment: see `Runs`; its figures are maps of pretrained embeddings."""
+class TrainedText:
+    """An encoder, its heads (none after a pretraining), and what training did."""
+
+    encoder: TextEncoder
+    heads: nn.ModuleDict
+    report: TextReport
+
+
+@dataclass(frozen=True)
+class TextScores:
+    """Metrics, predictions of each part by task, and the embeddings of the training rows."""
+
+    metrics: Mapping[str, float]
+    predicted: Mapping[str, Mapping[str, torch.Tensor]]
+    z_train: Embedded
+
+
+@dataclass(frozen=True)
+class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, TextScores]):
+    """A text experiment: see `Experiment`; its figures are maps of pretrained embeddings."""
 
     map_points: int = MAP_ROWS
 
@@ -116,72 +135,30 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
             lines.append(f"{name}: {spent if method.trained else 'no training'}")
         return lines
 
-    def row(self, name: str, method: TextMethod, seed: int) -> dict[str, Any]:
-        """Run one row of the table for one seed; a finished one is kept if `resume` is set."""
-        if (done := self.kept(name, method, seed)) is not None:
-            return done
-        if method.pretraining is None:
-            encoder, before = new_encoder(self.recipe, seed), dict(NO_COST)
-        else:
-            encoder, before = self.pretraining(method.pretraining, seed)
-        with self.open(name, method, seed) as run:
-            fitted = Fitted(0, 0.0, 0.0)
-            if method.trained:
-                heads, fitted = finetune(encoder, method, self.data, self.recipe, seed, self.machine, run=run)
-            else:
-                run.cut_back(-1)
-                heads = build_heads(self.data.tasks, method, self.recipe.sts_head, encoder.features)
-            steps = {"pretrain_updates": before["updates"], "finetune_updates": fitted.updates}
-            passes = before["encoder_passes"] + (0 if method.frozen else self._passes(fitted, method.joined))
-            budget = {"encoder_passes": passes, "updates": sum(steps.values()), **steps}
-            extra = {"pretrain_wall_s": before["wall_s"], **self._about(fitted, method.frozen)}
-            return self._score(run, name, seed, encoder, heads, method.joined, budget, extra)
+    def pretrain(self, context: TextContext) -> TrainedText:
+        """Pretrain a new encoder."""
+        encoder, training = pretraining(context)
+        report = train(**vars(training), run=context.run)
+        return TrainedText(encoder, nn.ModuleDict(), TextReport.of(report, training.stream, self.recipe.scheduler))
 
-    def pretraining(self, name: str, seed: int) -> tuple[TextEncoder, dict[str, Any]]:
-        """Pretrain for one seed, unless that has been done already; return the encoder and the cost."""
-        plan, folder = PRETRAININGS[name], f"pretrain-{name}"
-        done = self.finished(folder, plan, seed)
-        if done is None:
-            with self.open(folder, plan, seed) as run:
-                maps = self._maps(new_encoder(self.recipe, seed), plan) if self.figures == seed else {}
-                encoder, fitted = pretrain(name, self.data, self.recipe, seed, self.machine, run=run)
-                if maps:
-                    self._draw(run, maps, self._maps(encoder, plan), fitted.updates)
-                budget = {"encoder_passes": self._passes(fitted, plan.joined), "updates": fitted.updates}
-                extra = {"kind": "pretraining", **self._about(fitted)}
-                self._score(run, folder, seed, encoder, nn.ModuleDict(), plan.joined, budget, extra)
-            done = self.finished(folder, plan, seed) or {}  # what the first rank wrote
-        # Read even where it was just written, so that a run that goes on later starts from the very same encoder.
-        return load_text_encoder(self.written(folder, seed) / ENCODER), {**done["budget"], "wall_s": done["wall_s"]}
+    def train(self, context: TextContext) -> TrainedText:
+        """Train new heads on a pretrained encoder, or on a new one; the encoder learns too unless it is frozen."""
+        method, start = context.method, context.start
+        encoder = new_encoder(self.recipe, context.seed) if start is None else load_text_encoder(start / ENCODER)
+        if not method.trained:
+            context.folder.cut_back(-1)
+            heads = build_heads(self.data.tasks, method, self.recipe.sts_head, encoder.features)
+            return TrainedText(encoder, heads, TextReport())
+        heads, training = finetuning(context, encoder)
+        report = train(**vars(training), run=context.run)
+        return TrainedText(encoder, heads, TextReport.of(report, training.stream, self.recipe.scheduler))
 
-    def _passes(self, fitted: Fitted, joined: bool) -> int:
-        """Sequences that training encoded: one a row, or two where pairs are encoded separately; probes left out."""
-        sequences = {task.name: 1 if joined or not task.train.pairs else 2 for task in self.data.tasks}
-        return self.recipe.batch_size * sum(fitted.batches.get(name, 0) * number for name, number in sequences.items())
-
-    def _about(self, fitted: Fitted, frozen: bool = False) -> dict[str, Any]:
-        """What a result says besides: its encoder, tokens a second and share of padding where training encoded any."""
-        found: dict[str, Any] = {"encoder": self.recipe.encoder}
-        if fitted.schedule is not None:
-            found["schedule"] = dict(fitted.schedule)
-        if not frozen and fitted.updates:
-            found |= {"tokens_per_s": round(fitted.tokens_per_s, 1), "padding_share": round(fitted.padding_share, 4)}
-        return found
-
-    def _score(
-        self,
-        run: RunFolder,
-        name: str,
-        seed: int,
-        encoder: TextEncoder,
-        heads: nn.ModuleDict,
-        joined: bool,
-        budget: Mapping[str, int],
-        extra: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Embed every part once, score heads and nearest prototypes, write predictions, weights and result."""
+    def score(self, context: TextContext, trained: TrainedText) -> TextScores:
+        """Embed every part once, and score heads and nearest prototypes."""
+        encoder, heads = trained.encoder, trained.heads
         split = "validation" if self.data.tuning else "dev"
         parts = ("train", split) if self.data.tuning else ("train", split, "test")
+        joined = context.method.joined
         z = {part: embed(encoder, self.data, self.recipe, part, joined, self.machine) for part in parts}
         headed = [task for task in self.data.tasks if task.name in heads]
         predicted = {part: predictions(headed, heads, z[part]) for part in parts if part != "train"}
@@ -190,18 +167,47 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
         own = score(headed, split, predicted[split])
         if len(headed) < len(self.data.tasks):  # a mean over some of the tasks is not the table's
             own = {key: value for key, value in own.items() if not key.startswith("overall")}
-        metrics |= own
+        return TextScores(metrics | own, predicted, z["train"])
 
-        def save() -> None:
-            for task in headed:
-                files = {"dev": (f"{task.name}-dev.csv", task.dev), "test": (f"{task.name}.csv", task.test)}
-                for part, (file, rows) in files.items():
-                    if rows is not None and task.name in predicted.get(part, {}):
-                        write_table(run.path / "predictions" / file, rows, predicted[part][task.name])
-            if split == "dev" or extra.get("kind") == "pretraining":  # a trial's weights are used by nobody
-                self._save_model(run, encoder, heads, z["train"])
+    def outcome(self, context: TextContext, trained: TrainedText, scores: TextScores) -> Outcome:
+        """Return metrics, sequences encoded and updates."""
+        method, before, report = context.method, context.before, trained.report
+        if context.shared:
+            budget = {"encoder_passes": self._passes(report, method.joined), "updates": report.updates}
+            return Outcome(scores.metrics, budget, self._about(report))
+        steps = {"pretrain_updates": before["updates"], "finetune_updates": report.updates}
+        passes = before["encoder_passes"] + (0 if method.frozen else self._passes(report, method.joined))
+        budget = {"encoder_passes": passes, "updates": sum(steps.values()), **steps}
+        extra = {"pretrain_wall_s": before["wall_s"], **self._about(report, method.frozen)}
+        return Outcome(scores.metrics, budget, extra)
 
-        return self.finish(run, name, seed, metrics, budget, extra, save)
+    def save(self, context: TextContext, trained: TrainedText, scores: TextScores) -> None:
+        """Write figures, predictions and the model."""
+        run = context.folder
+        if context.shared and self.figures == context.seed:
+            before = self._maps(new_encoder(self.recipe, context.seed), context)
+            self._draw(run, before, self._maps(trained.encoder, context), trained.report.updates)
+        for task in self.data.tasks:
+            files = {"dev": (f"{task.name}-dev.csv", task.dev), "test": (f"{task.name}.csv", task.test)}
+            for part, (file, rows) in files.items():
+                if rows is not None and task.name in scores.predicted.get(part, {}):
+                    write_table(run.path / "predictions" / file, rows, scores.predicted[part][task.name])
+        if context.shared or not self.data.tuning:  # a trial's weights are used by nobody
+            self._save_model(run, trained.encoder, trained.heads, scores.z_train)
+
+    def _passes(self, report: TextReport, joined: bool) -> int:
+        """Sequences that training encoded: one a row, or two where pairs are encoded separately; probes left out."""
+        sequences = {task.name: 1 if joined or not task.train.pairs else 2 for task in self.data.tasks}
+        return self.recipe.batch_size * sum(report.batches.get(name, 0) * number for name, number in sequences.items())
+
+    def _about(self, report: TextReport, frozen: bool = False) -> dict[str, Any]:
+        """What a result says besides: its encoder, tokens a second and share of padding where training encoded any."""
+        found: dict[str, Any] = {"encoder": self.recipe.encoder}
+        if report.schedule is not None:
+            found["schedule"] = dict(report.schedule)
+        if not frozen and report.updates:
+            found |= {"tokens_per_s": round(report.tokens_per_s, 1), "padding_share": round(report.padding_share, 4)}
+        return found
 
     def _save_model(self, run: RunFolder, encoder: TextEncoder, heads: nn.ModuleDict, z_train: Embedded) -> None:
         save_text_encoder(encoder, run.path / ENCODER)
@@ -214,11 +220,11 @@ class TextExperiment(Runs[TextRecipe, TextData, TextMethod]):
             centres[task.name], _ = prototypes(own, task.class_labels(task.train).to(own.device), task.num_classes)
         save_tensors(run.path / PROTOTYPES, {name: value.cpu() for name, value in centres.items()})
 
-    def _maps(self, encoder: TextEncoder, plan: Pretraining) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    def _maps(self, encoder: TextEncoder, context: TextContext) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Embeddings and classes of some rows of each task, the same rows before and after."""
         split = "validation" if self.data.tuning else "dev"
         found = {}
-        for name, z in embed(encoder, self.data, self.recipe, split, plan.joined, self.machine).items():
+        for name, z in embed(encoder, self.data, self.recipe, split, context.method.joined, self.machine).items():
             task = next(task for task in self.data.tasks if task.name == name)
             rows = subsample(len(z[0]), self.map_points)
             found[name] = added(z).cpu()[rows], task.class_labels(getattr(task, split))[rows]

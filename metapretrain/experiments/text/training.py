@@ -13,7 +13,7 @@ from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens, padded_width
 from metapretrain.evaluation.metrics import nearest_prototype_scores, score_task, with_overall
 from metapretrain.evaluation.representation import check_embeddings, evaluation_mode
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.scheduling import choices_of, probing, row_probe
 from metapretrain.experiments.text.data import TextData, width_limit
 from metapretrain.experiments.text.objectives import (
@@ -27,20 +27,12 @@ from metapretrain.experiments.text.objectives import (
     build_heads,
     predict,
 )
-from metapretrain.experiments.text.recipe import (
-    PRETRAININGS,
-    Pretraining,
-    TextMethod,
-    TextPhase,
-    TextRecipe,
-    loss_weights,
-    updates,
-)
+from metapretrain.experiments.text.recipe import TextMethod, TextPhase, TextRecipe, loss_weights, updates
 from metapretrain.experiments.text.streams import TextStream
 from metapretrain.models.text_encoders import ClassHead, TextEncoder, build_text_encoder
 from metapretrain.protonet import ProtoLoss
 from metapretrain.scheduling import BlockScheduler, Probe, build_scheduler, parse_schedule
-from metapretrain.training import RunFolder, train
+from metapretrain.training import TrainReport
 
 EMBED_ROWS = 256  # rows that are embedded at once
 
@@ -118,17 +110,32 @@ SECOND_PHASE = 1 << 48  # added to the stream's seed after pretraining: its batc
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TextReport:
     """What training did: updates, how fast in tokens (padding left out), and the share of padding.
 
     `batches` of each task that it trained on; `schedule` tells what a scheduler chose and spent, if there was one.
     """
 
-    updates: int
-    tokens_per_s: float
-    padding_share: float
+    updates: int = 0
+    tokens_per_s: float = 0.0
+    padding_share: float = 0.0
     batches: Mapping[str, int] = field(default_factory=dict)
     schedule: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, report: TrainReport, stream: TextStream, scheduler: str) -> TextReport:
+        """Say it of a training that ended; `scheduler` as the recipe names it."""
+        policy: Any = stream.policy
+        return cls(
+            report.steps,
+            report.updates_per_second * stream.tokens_given / report.steps,
+            stream.padding_share,
+            report.batches,
+            {"name": scheduler, **policy.spent()} if scheduler else None,
+        )
+
+
+TextContext = Context[TextRecipe, TextData, Any]
 
 
 def new_encoder(recipe: TextRecipe, seed: int) -> TextEncoder:
@@ -136,121 +143,77 @@ def new_encoder(recipe: TextRecipe, seed: int) -> TextEncoder:
     return build_text_encoder(recipe.encoder, pooling=recipe.pooling, seed=seed, dropout=recipe.dropout)
 
 
-def pretrain(
-    name: str, data: TextData, recipe: TextRecipe, seed: int, machine: Machine, *, run: RunFolder | None = None
-) -> tuple[TextEncoder, Fitted]:
-    """Pretrain an encoder on the classes of all tasks; `name` is one of :data:`PRETRAININGS`."""
-    plan, encoder = PRETRAININGS[name], new_encoder(recipe, seed)
+def pretraining(context: TextContext) -> tuple[TextEncoder, Training]:
+    """Build a new encoder and what pretrains it on the classes of all tasks, as `context.method` says."""
+    plan, data, recipe, seed = context.method, context.data, context.recipe, context.seed
+    encoder = new_encoder(recipe, seed)
     objectives: dict[str, TextObjective] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)
         for task in data.tasks:
             texts = TextRows(task, data.tokens(task.train, f"{task.name} train", encoder, recipe, plan.joined))
-            objectives[task.name] = _pretraining_objective(plan, texts, task, encoder, recipe, seed, machine)
+            objectives[task.name] = _pretraining_objective(context, texts, task, encoder)
     step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, plan))
-    evaluate = _watch(step, data, recipe, plan.joined, machine, _by_prototypes(encoder, data, recipe, plan, machine))
+    evaluate = _watch(context, step, _by_prototypes(context, encoder))
+    name = context.name.removeprefix("pretrain-")
     count, _ = updates(recipe, data.tasks, TextMethod(pretraining=name))
     ema = recipe.ensemble_ema if plan.ensemble else None
-    fitted = _fit(
-        step,
-        data,
-        recipe,
-        recipe.pretrain,
-        count,
-        recipe.balanced,
-        seed,
-        machine,
-        run,
-        evaluate,
-        f"{name} seed {seed}",
-        ema,
-    )
-    return encoder, fitted
+    return encoder, _training(context, step, recipe.pretrain, count, recipe.balanced, evaluate, name, ema=ema)
 
 
 def _pretraining_objective(
-    plan: Pretraining,
-    texts: TextRows,
-    task: TextTask,
-    encoder: TextEncoder,
-    recipe: TextRecipe,
-    seed: int,
-    machine: Machine,
+    context: TextContext, texts: TextRows, task: TextTask, encoder: TextEncoder
 ) -> TextObjective:
+    plan, recipe = context.method, context.recipe
     smoothing = recipe.pretrain.label_smoothing
     if plan.loss == "cross-entropy":
         return Classes(texts, ClassHead(encoder.features, task.num_classes, dropout=0.0), smoothing)
     options = asdict(recipe.query if plan.query else recipe.proto)
     if plan.epoch:
         options["memory"] = "epoch"
-    mode = "query" if plan.query else "standard"
     proto = ProtoLoss(
-        mode, num_classes=task.num_classes, gather=machine.world > 1, label_smoothing=smoothing, seed=seed, **options
+        "query" if plan.query else "standard",
+        num_classes=task.num_classes,
+        gather=context.machine.world > 1,
+        label_smoothing=smoothing,
+        seed=context.seed,
+        **options,
     )
     return Prototypes(texts, proto)
 
 
-def finetune(
-    encoder: TextEncoder,
-    method: TextMethod,
-    data: TextData,
-    recipe: TextRecipe,
-    seed: int,
-    machine: Machine,
-    *,
-    run: RunFolder | None = None,
-) -> tuple[nn.ModuleDict, Fitted]:
-    """Train new heads on `encoder`, which learns too unless `method.frozen`; it is changed in place.
+def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDict, Training]:
+    """Build new heads for `encoder`, and what trains them; the encoder learns too unless `method.frozen`.
 
     A frozen encoder embeds every row once, without dropout; the heads are trained on these embeddings.
     """
+    method, data, recipe, seed, machine = context.method, context.data, context.recipe, context.seed, context.machine
     phase = recipe.frozen if method.frozen else recipe.joint if method.pretraining is None else recipe.finetune
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 2)
         heads = build_heads(data.tasks, method, recipe.sts_head, encoder.features)
     encoder.requires_grad_(not method.frozen)
     known = embed(encoder, data, recipe, "train", method.joined, machine) if method.frozen else {}
-    objectives = {
-        task.name: Labels(
-            TextRows(
-                task,
-                data.tokens(task.train, f"{task.name} train", encoder, recipe, method.joined),
-                known.get(task.name),
-            ),
-            heads[task.name],
-            phase.label_smoothing,
+    objectives = {}
+    for task in data.tasks:
+        tokens = data.tokens(task.train, f"{task.name} train", encoder, recipe, method.joined)
+        objectives[task.name] = Labels(
+            TextRows(task, tokens, known.get(task.name)), heads[task.name], phase.label_smoothing
         )
-        for task in data.tasks
-    }
     step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, method), method.surgery)
 
     def scores() -> dict[str, float]:
         z = embed(encoder, data, recipe, "validation", method.joined, machine)
         return score(data.tasks, "validation", predictions(data.tasks, heads, z))
 
-    evaluate = _watch(step, data, recipe, method.joined, machine, scores)
+    evaluate = _watch(context, step, scores)
     _, count = updates(recipe, data.tasks, method)
     own = seed + (SECOND_PHASE if method.pretraining is not None else 0)
-    fitted = _fit(
-        step,
-        data,
-        recipe,
-        phase,
-        count,
-        recipe.balanced_finetune,
-        own,
-        machine,
-        run,
-        evaluate,
-        f"heads seed {seed}",
-        None,
-    )
-    return heads, fitted
+    return heads, _training(context, step, phase, count, recipe.balanced_finetune, evaluate, "heads", own)
 
 
-def _by_prototypes(
-    encoder: TextEncoder, data: TextData, recipe: TextRecipe, plan: Pretraining, machine: Machine
-) -> Callable[[], dict[str, float]]:
+def _by_prototypes(context: TextContext, encoder: TextEncoder) -> Callable[[], dict[str, float]]:
+    data, recipe, joined, device = context.data, context.recipe, context.method.joined, context.machine.device
     tasks = [replace(task, train=task.train.subset(range(min(PROTOTYPE_ROWS, len(task.train))))) for task in data.tasks]
     tasks = [replace(task, dev=task.validation) for task in tasks if len(task.validation)]
 
@@ -258,22 +221,18 @@ def _by_prototypes(
         parts: list[Embedded] = [{}, {}]
         for task in tasks:
             for found, rows, key in zip(parts, (task.train, task.dev), ("some train", "validation"), strict=True):
-                tokens = data.tokens(rows, f"{task.name} {key}", encoder, recipe, plan.joined)
-                found[task.name] = embed_tokens(encoder, tokens, machine.device, width_limit(encoder, recipe))
+                tokens = data.tokens(rows, f"{task.name} {key}", encoder, recipe, joined)
+                found[task.name] = embed_tokens(encoder, tokens, device, width_limit(encoder, recipe))
         return prototype_scores(tasks, *parts)
 
     return scores
 
 
 def _watch(
-    step: TextStep,
-    data: TextData,
-    recipe: TextRecipe,
-    joined: bool,
-    machine: Machine,
-    scores: Callable[[], dict[str, float]],
+    context: TextContext, step: TextStep, scores: Callable[[], dict[str, float]]
 ) -> Callable[[int], Mapping[str, float]] | None:
     """What is logged at evaluation steps: scores on the validation parts, and the conflict of the tasks' gradients."""
+    data, recipe, machine = context.data, context.recipe, context.machine
     if not any(len(task.validation) for task in data.tasks):
         return None
     rows = {
@@ -292,20 +251,19 @@ def _watch(
     return evaluate
 
 
-def _fit(
+def _training(
+    context: TextContext,
     step: TextStep,
-    data: TextData,
-    recipe: TextRecipe,
     phase: TextPhase,
     count: int,
     balanced: bool,
-    seed: int,
-    machine: Machine,
-    run: RunFolder | None,
     evaluate: Callable[[int], Mapping[str, float]] | None,
     title: str,
-    ema: float | None,
-) -> Fitted:
+    seed: int | None = None,
+    ema: float | None = None,
+) -> Training:
+    data, recipe, machine = context.data, context.recipe, context.machine
+    seed = context.seed if seed is None else seed
     encoder: TextEncoder = step.model  # type: ignore[assignment]
     tokens = {name: texts.tokens for name, texts in step.texts.items()}
     scheduler = _scheduler(step, data, recipe, seed, machine) if recipe.scheduler else None
@@ -338,14 +296,7 @@ def _fit(
         return {**(evaluate(number) if evaluate else {}), **choices_of(stream)}
 
     watch = evaluate if scheduler is None else evaluate_and_tell
-    report = train(step, stream, settings, run=run, evaluate=watch, title=title)
-    return Fitted(
-        report.steps,
-        report.updates_per_second * stream.tokens_given / report.steps,
-        stream.padding_share,
-        report.batches,
-        None if scheduler is None else {"name": recipe.scheduler, **scheduler.spent()},
-    )
+    return Training(step, stream, settings, watch, f"{title} seed {context.seed}")
 
 
 def _scheduler(step: TextStep, data: TextData, recipe: TextRecipe, seed: int, machine: Machine) -> BlockScheduler:

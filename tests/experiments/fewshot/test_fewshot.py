@@ -19,21 +19,23 @@ from metapretrain.data.few_shot import FewShotData, load_few_shot
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_episodes
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.fewshot import learning
 from metapretrain.experiments.fewshot.learning import (
     EPISODES,
     FROZEN_SEED,
     LEARNERS,
-    Learning,
+    FewShotMethod,
+    FewShotRecipe,
     MetaStep,
     TaskBatches,
     build_learner,
-    fit,
+    meta_training,
     score_episodes,
 )
 from metapretrain.maml import CompiledMeta
 from metapretrain.models.saved import is_transductive
+from metapretrain.training import train
 
 SPEC = EpisodeSpec(3, 1, 2)
 TINY = "mlp"
@@ -77,7 +79,7 @@ def test_the_steps_gradient_is_that_of_the_losses(
     data: FewShotData, name: str, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learning, "CompiledMeta", partial(CompiledMeta, backend="eager"))  # no C++ compiler
-    method = Learning(name, updates=1, tasks=4, inner_lr=0.1)
+    method = FewShotMethod(name, updates=1, tasks=4, inner_lr=0.1)
     learner = build_learner(method, TINY, data, 3, seed=0)
     step = MetaStep(learner, data.train.images, compile=compile)
     batch = next(iter(batches(data)))
@@ -98,7 +100,7 @@ def test_the_steps_gradient_is_that_of_the_losses(
 
 @pytest.mark.parametrize("name", ["maml", "fomaml", "metasgd"])
 def test_normalisation_may_stay_out_of_the_inner_loop(data: FewShotData, name: str) -> None:
-    method = Learning(name, updates=1, tasks=2, inner_lr=0.1, adapt_norms=False)
+    method = FewShotMethod(name, updates=1, tasks=2, inner_lr=0.1, adapt_norms=False)
     learner = build_learner(method, "conv4-strided", load_few_shot("made", None, 28), 3, seed=0)
     norms = {n for n, p in learner.module.named_parameters() if p.ndim == 1 and "encoder" in n}
     assert norms and not norms & set(learner.only)
@@ -109,10 +111,12 @@ def test_normalisation_may_stay_out_of_the_inner_loop(data: FewShotData, name: s
 
 
 def test_protonet_trains_with_more_ways_and_learns_the_glyphs(data: FewShotData) -> None:
-    method = Learning("protonet", updates=30, tasks=2, ways=10, validations=3)
+    method = FewShotMethod("protonet", updates=30, tasks=2, ways=10, validations=3)
     tested = EpisodeSpec(5, 1, 5)
     before = build_learner(method, TINY, data, 10, seed=0)
-    step, report = fit(method, TINY, data, tested, 0, Machine(), validation_episodes=20)
+    recipe = FewShotRecipe(tested, TINY, validation_episodes=20)
+    step, training = meta_training(Context("protonet", method, 0, recipe, data, Machine()))
+    report = train(**vars(training))
     assert report.steps == 30 and report.best.step in (10, 20, 30)
     after = score_episodes(step.learner, data.test, tested, 60)
     assert after.mean > score_episodes(before, data.test, tested, 60).mean + 0.05
@@ -121,7 +125,7 @@ def test_protonet_trains_with_more_ways_and_learns_the_glyphs(data: FewShotData)
 
 
 def test_embedding_all_images_once_changes_no_figure(data: FewShotData) -> None:
-    learner = build_learner(Learning("protonet", 1, 1), TINY, data, 10, seed=0).eval()
+    learner = build_learner(FewShotMethod("protonet", 1, 1), TINY, data, 10, seed=0).eval()
     tested = EpisodeSpec(5, 2, 5)
     assert 10 * tested.longest <= len(data.test) < 30 * tested.longest
     sampler = EpisodeSampler(data.test.labels, tested, 30, seed=FROZEN_SEED["test"])
@@ -135,7 +139,7 @@ def test_who_is_transductive(data: FewShotData) -> None:
     large = load_few_shot("made", None, 16)
     answers = {
         (name, backbone, norm): is_transductive(
-            build_learner(Learning(name, 1, 1, batchnorm=norm), backbone, large, 3, seed=0)
+            build_learner(FewShotMethod(name, 1, 1, batchnorm=norm), backbone, large, 3, seed=0)
         )
         for name, backbone, norm in (
             ("maml", "conv4", "batch"),
@@ -149,18 +153,19 @@ def test_who_is_transductive(data: FewShotData) -> None:
 
 def test_values_that_make_no_sense_are_refused(data: FewShotData) -> None:
     with pytest.raises(InputError, match=r"learner 'protonets'.*protonet"):
-        Learning("protonets", 1, 1)
+        FewShotMethod("protonets", 1, 1)
     with pytest.raises(InputError, match="tasks is 0; give a whole number of at least 1"):
-        Learning("maml", 1, 0)
+        FewShotMethod("maml", 1, 0)
+    machine, recipe = Machine(precision="fp16"), FewShotRecipe(SPEC, TINY, validation_episodes=1)
     with pytest.raises(InputError, match="precision fp16 would lose small inner gradients"):
-        fit(Learning("maml", 1, 1), TINY, data, SPEC, 0, Machine(precision="fp16"), validation_episodes=1)
+        meta_training(Context("maml", FewShotMethod("maml", 1, 1), 0, recipe, data, machine))
 
 
 def test_ways_of_training_are_protonets_alone_and_no_more_than_there_are() -> None:
     tested = EpisodeSpec(5, 1, 15)
-    assert Learning("protonet", 1, 1, ways=60).spec(tested, 40) == EpisodeSpec(40, 1, 5)
-    assert Learning("maml", 1, 1, ways=60).spec(tested, 40) == EpisodeSpec(5, 1, 5)
-    assert Learning("maml", 1, 4, inner_steps=5).encoder_passes(EpisodeSpec(5, 1, 5)) == 4 * 5 * (5 + 5)
+    assert FewShotMethod("protonet", 1, 1, ways=60).spec(tested, 40) == EpisodeSpec(40, 1, 5)
+    assert FewShotMethod("maml", 1, 1, ways=60).spec(tested, 40) == EpisodeSpec(5, 1, 5)
+    assert FewShotMethod("maml", 1, 4, inner_steps=5).encoder_passes(EpisodeSpec(5, 1, 5)) == 4 * 5 * (5 + 5)
 
 
 SCRIPT = """
@@ -170,7 +175,10 @@ import torch
 from safetensors.torch import save_file
 from metapretrain.data.few_shot import load_few_shot
 from metapretrain.episodes import EpisodeSpec
-from metapretrain.experiments.fewshot.learning import Learning, TaskBatches, build_learner, fit
+from metapretrain.experiments.fewshot.learning import FewShotMethod, FewShotRecipe, TaskBatches, build_learner
+from metapretrain.experiments.fewshot.learning import meta_training
+from metapretrain.experiments.base import Context
+from metapretrain.training import train
 from metapretrain.experiments.fewshot.learning import EPISODES, MetaStep
 from metapretrain.experiments.command import machine_of
 
@@ -178,14 +186,16 @@ machine = machine_of(Namespace(device="cpu", precision="fp32"))
 data, spec, found = load_few_shot("made", None, 16), EpisodeSpec(3, 1, 2), {}
 backbones = {"maml": "conv4", "fomaml": "mlp", "anil": "mlp", "metasgd": "mlp", "protonet": "mlp"}
 for kind, backbone in backbones.items():
-    method = Learning(kind, updates=3, tasks=4, inner_lr=0.1, validations=1)
+    method = FewShotMethod(kind, updates=3, tasks=4, inner_lr=0.1, validations=1)
     step = MetaStep(build_learner(method, backbone, data, 3, 0), data.train.images)
     tasks = TaskBatches(data.train.labels, spec, 4, seed=1, rank=machine.rank, world_size=machine.world)
     step({EPISODES: next(iter(tasks))})[EPISODES].backward()
     found |= {f"{kind} {name}": p.grad for name, p in step.learner.named_parameters()}
     if kind not in ("maml", "protonet"):
         continue
-    trained, report = fit(method, backbone, data, spec, 0, machine, validation_episodes=2)
+    recipe = FewShotRecipe(spec, backbone, validation_episodes=2)
+    trained, training = meta_training(Context(kind, method, 0, recipe, data, machine))
+    report = train(**vars(training))
     found[f"{kind} loss"] = torch.tensor(report.losses[EPISODES])
 if machine.rank == 0:
     save_file(found, sys.argv[1])
@@ -223,7 +233,7 @@ def test_distortion_reaches_the_training_images_alone(data: FewShotData) -> None
 
     def shown(**options: Any) -> list[Tensor]:
         seen.clear()
-        distort = Learning("protonet", 1, 1, **options).distortion(size=data.train.image_size, channels=1)
+        distort = FewShotMethod("protonet", 1, 1, **options).distortion(size=data.train.image_size, channels=1)
         torch.manual_seed(0)
         MetaStep(Watched(), data.train.images, distort)({EPISODES: next(iter(batches(data)))})
         return list(seen)
@@ -239,4 +249,4 @@ def test_distortion_reaches_the_training_images_alone(data: FewShotData) -> None
 @pytest.mark.parametrize("wrong", [{"rotate": -1.0}, {"shift": 2.0}, {"crop": 0.0}, {"crop": 1.5}])
 def test_distortions_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"rotate|shift|crop"):
-        Learning("protonet", 1, 1, **wrong)
+        FewShotMethod("protonet", 1, 1, **wrong)

@@ -16,10 +16,9 @@ import metapretrain
 from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.images import experiment as module
 from metapretrain.experiments.images.data import ImageData
-from metapretrain.experiments.images.experiment import Experiment
-from metapretrain.experiments.images.training import Method
+from metapretrain.experiments.images.experiment import ImageExperiment
+from metapretrain.experiments.images.training import ImageMethod
 from metapretrain.experiments.recipe import Recipe
 from metapretrain.training import loop
 from metapretrain.training.checkpoint import SUMS
@@ -27,19 +26,19 @@ from metapretrain.training.logs import read_metrics
 from tests.experiments.conftest import make_images
 
 ROWS = {
-    "supervised": Method("supervised"),
-    "frozen": Method("prl-query", "linear", True),
-    "unfrozen": Method("prl-query", "mlp"),
-    "simclr": Method("simclr"),
+    "supervised": ImageMethod("supervised"),
+    "frozen": ImageMethod("prl-query", "linear", True),
+    "unfrozen": ImageMethod("prl-query", "mlp"),
+    "simclr": ImageMethod("simclr"),
 }
-Make = Callable[..., Experiment]
+Make = Callable[..., ImageExperiment]
 
 
 @pytest.fixture
 def make(tmp_path: Path, data: ImageData, recipe: Recipe) -> Make:
-    def build(out: str = "runs", **changes: Any) -> Experiment:
+    def build(out: str = "runs", **changes: Any) -> ImageExperiment:
         usual = {"recipe": recipe, "data": data, "machine": Machine(), "out": tmp_path / out, "figures": None}
-        return Experiment("bench", "small", "short", **(usual | changes))
+        return ImageExperiment("bench", "small", "short", **(usual | changes))
 
     return build
 
@@ -48,18 +47,18 @@ def make(tmp_path: Path, data: ImageData, recipe: Recipe) -> Make:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was pretrained and fine-tuned, in order."""
     calls: list[str] = []
-    real_pretrain, real_finetune = module.pretrain, module.finetune
+    real_pretrain, real_train = ImageExperiment.pretrain, ImageExperiment.train
 
-    def pretrain(objective: str, *args: Any, **options: Any) -> Any:
-        calls.append(f"pretrain {objective}")
-        return real_pretrain(objective, *args, **options)
+    def pretrain(self: Any, context: Any) -> Any:
+        calls.append(f"pretrain {context.method.objective}")
+        return real_pretrain(self, context)
 
-    def finetune(encoder: Any, method: Method, *args: Any, **options: Any) -> Any:
-        calls.append(f"finetune {method.objective}")
-        return real_finetune(encoder, method, *args, **options)
+    def train(self: Any, context: Any) -> Any:
+        calls.append(f"finetune {context.method.objective}")
+        return real_train(self, context)
 
-    monkeypatch.setattr(module, "pretrain", pretrain)
-    monkeypatch.setattr(module, "finetune", finetune)
+    monkeypatch.setattr(ImageExperiment, "pretrain", pretrain)
+    monkeypatch.setattr(ImageExperiment, "train", train)
     return calls
 
 

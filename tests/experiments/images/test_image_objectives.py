@@ -22,17 +22,10 @@ from metapretrain.experiments.images.objectives import (
     build_objectives,
     sources,
 )
-from metapretrain.experiments.images.training import (
-    Method,
-    check_scheduled,
-    new_encoder,
-    pretrain,
-    pretrain_scheduled,
-    updates,
-    views,
-)
+from metapretrain.experiments.images.training import ImageMethod, check_scheduled, new_encoder, updates, views
 from metapretrain.experiments.recipe import Phase, Recipe
 from metapretrain.models import build_head, projection
+from tests.experiments.conftest import pretrain
 
 
 class Agreement(Objective):
@@ -60,7 +53,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_an_entry_is_all_that_a_new_objective_needs(recipe: Recipe, data: ImageData, own: str) -> None:
-    count = updates(recipe, data, Method(own))[0]
+    count = updates(recipe, data, ImageMethod(own))[0]
     assert views(own) == 3 and count == 10 // 3  # half of 4 epochs of 5 batches
     encoder, report = pretrain(own, data, recipe, 0, Machine())
     assert report.batches == {own: count}
@@ -71,8 +64,8 @@ def test_an_entry_is_all_that_a_new_objective_needs(recipe: Recipe, data: ImageD
 
 def test_a_scheduler_chooses_a_new_objective_too(recipe: Recipe, data: ImageData, own: str) -> None:
     fixed = dataclasses.replace(recipe, scheduler="fixed:mine")
-    _, report, told = pretrain_scheduled(data, fixed, 0, Machine())
-    assert report.batches["mine"] == report.steps == told["schedule"]["updates"]["mine"] == 10
+    _, report = pretrain("scheduled", data, fixed, 0, Machine())
+    assert report.batches["mine"] == report.steps == 10
     with pytest.raises(InputError, match="multiple of 3 and at least 6, since agreement has 1/3"):
         check_scheduled(dataclasses.replace(fixed, batch_size=4), Machine())
 

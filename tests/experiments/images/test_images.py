@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.images import training
 from metapretrain.experiments.images.data import ImageData
-from metapretrain.experiments.images.training import Method, finetune, new_encoder, pretrain, updates
+from metapretrain.experiments.images.training import ImageMethod, new_encoder, updates
 from metapretrain.experiments.recipe import Phase, Recipe
 from metapretrain.models import Encoder
-from tests.experiments.conftest import RECIPE, make_images
+from metapretrain.training import loop
+from tests.experiments.conftest import RECIPE, finetune, make_images, pretrain
 
-METHODS = [Method("supervised"), Method("prl-standard"), Method("prl-query", "mlp", True), Method("simclr")]
+METHODS = [
+    ImageMethod("supervised"),
+    ImageMethod("prl-standard"),
+    ImageMethod("prl-query", "mlp", True),
+    ImageMethod("simclr"),
+]
 
 
 class Sized(ImageSet):
@@ -69,7 +74,7 @@ def test_a_budget_without_an_update_is_refused(
     recipe: Recipe, data: ImageData, changes: dict[str, float], part: str
 ) -> None:
     with pytest.raises(InputError, match=part):
-        updates(dataclasses.replace(recipe, **changes), data, Method("prl-query"))
+        updates(dataclasses.replace(recipe, **changes), data, ImageMethod("prl-query"))
 
 
 def test_validation_images_are_the_same_for_every_seed_and_never_trained_on() -> None:
@@ -90,7 +95,7 @@ def test_training_reads_the_training_part_alone(recipe: Recipe, data: ImageData,
         part = dataclasses.replace(data, validation=held, test=test)
         if objective == "supervised":
             encoder = new_encoder(part, recipe, 0)
-            finetune(encoder, Method("supervised"), part, recipe, 0, Machine())
+            finetune(encoder, ImageMethod("supervised"), part, recipe, 0, Machine())
         else:
             encoder, _ = pretrain(objective, part, recipe, 0, Machine())
         return encoder.state_dict()
@@ -133,7 +138,7 @@ def test_frozen_fine_tuning_leaves_the_encoder_and_unfrozen_changes_it(recipe: R
     for frozen in (True, False):
         encoder = new_encoder(data, recipe, 0)
         before = {name: value.clone() for name, value in encoder.state_dict().items()}
-        head, report = finetune(encoder, Method("prl-query", "linear", frozen), data, recipe, 0, Machine())
+        head, report = finetune(encoder, ImageMethod("prl-query", "linear", frozen), data, recipe, 0, Machine())
         same = [torch.equal(value, before[name]) for name, value in encoder.state_dict().items()]
         assert all(same) if frozen else not any(same)
         assert report.steps == 10 and report.batches == {"supervised": 10}
@@ -148,7 +153,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def train(step: Any, stream: Any, settings: Any, **options: Any) -> None:
         calls.append((step, stream, settings))
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(loop, "train", train)
     return calls
 
 
@@ -160,11 +165,11 @@ def test_each_phase_of_the_recipe_reaches_the_loop(recipe: Recipe, data: ImageDa
     }
     recipe = dataclasses.replace(recipe, **phases, simclr_temperature=0.3)
     encoder = new_encoder(data, recipe, 4)
-    finetune(encoder, Method("supervised"), data, recipe, 4, Machine())
+    finetune(encoder, ImageMethod("supervised"), data, recipe, 4, Machine())
     pretrain("prl-query", data, recipe, 4, Machine(precision="bf16"))
     pretrain("simclr", data, recipe, 4, Machine())
     for frozen in (True, False):
-        finetune(encoder, Method("prl-query", "linear", frozen), data, recipe, 4, Machine())
+        finetune(encoder, ImageMethod("prl-query", "linear", frozen), data, recipe, 4, Machine())
     assert [chosen.steps for *_, chosen in trained] == [20, 10, 5, 10, 10]
     for phase, (step, stream, chosen) in zip(phases.values(), trained, strict=True):
         assert (chosen.lr, chosen.optimizer, chosen.weight_decay, chosen.schedule, chosen.warmup) == (
@@ -199,15 +204,15 @@ def test_balanced_batches_hold_every_class_as_often(recipe: Recipe, data: ImageD
 def test_pretraining_without_validation_images(recipe: Recipe, data: ImageData, objective: str) -> None:
     part = ImageData.of(make_images(72), data.test, 0)
     encoder, report = pretrain(objective, part, recipe, 0, Machine())
-    assert report.steps == updates(recipe, part, Method(objective))[0]
-    finetune(encoder, Method(objective), part, recipe, 0, Machine())
+    assert report.steps == updates(recipe, part, ImageMethod(objective))[0]
+    finetune(encoder, ImageMethod(objective), part, recipe, 0, Machine())
 
 
 def test_what_cannot_be_pretrained_is_refused(recipe: Recipe, data: ImageData) -> None:
     with pytest.raises(InputError, match="did you mean 'prl-query'"):
         pretrain("prl-qery", data, recipe, 0, Machine())
     with pytest.raises(InputError, match="needs a head"):
-        finetune(new_encoder(data, recipe, 0), Method("simclr", None), data, recipe, 0, Machine())
+        finetune(new_encoder(data, recipe, 0), ImageMethod("simclr", None), data, recipe, 0, Machine())
     with pytest.raises(InputError, match="same number of images"):
         pretrain("simclr", data, recipe, 0, Machine(world=5))
     lone = dataclasses.replace(recipe, batch_size=2)

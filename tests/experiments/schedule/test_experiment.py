@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.schedule.data import Encoders, ScheduleData
 from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperiment
 from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler, rows_of
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
 from metapretrain.experiments.schedule.tasks.base import Batches, PretrainingTask
-from metapretrain.experiments.schedule.training import JointProbe, ScheduledPretraining, ScheduleStep, finetune
+from metapretrain.experiments.schedule.training import JointProbe, ScheduledPretraining, ScheduleStep, downstream_scores
 from metapretrain.scheduling import UtilityScheduler, probe_units
 from metapretrain.training import checkpoint, loop
 
@@ -60,7 +60,7 @@ def pretraining(
     data: ScheduleData, name: str = "uniform", setting: str = "aware", **changes: Any
 ) -> ScheduledPretraining:
     recipe = replace(RECIPE, **changes)
-    return ScheduledPretraining(Encoders("tiny")(0), ScheduleMethod(name, setting), data, recipe, 0, Machine())
+    return ScheduledPretraining(Encoders("tiny")(0), Context(name, ScheduleMethod(name, setting), 0, recipe, data))
 
 
 class Killed(Exception):
@@ -126,7 +126,7 @@ def test_what_utilities_see_is_never_reported_and_never_trained_on(
     drawn["probed"].clear()
     made._measured()
     assert drawn["probed"] == {(name, "test") for name in TARGETS}
-    made.run()
+    loop.train(**vars(made.training()))
     assert drawn["trained"] <= sources
 
 
@@ -189,11 +189,12 @@ def test_reported_losses_leave_no_trace_and_are_the_same_again(data: ScheduleDat
 def test_fine_tuning_leaves_the_pretrained_encoder_as_it_is(data: ScheduleData) -> None:
     encoder = Encoders("tiny")(0)
     before = {key: value.clone() for key, value in encoder.state_dict().items()}
-    scores = finetune(encoder, "rte", data, RECIPE, 0, Machine())
+    context = Context("row", ScheduleMethod("uniform", "aware"), 0, RECIPE, data)
+    scores = downstream_scores(encoder, "rte", context)
     assert {"rte_accuracy", "validation_rte_accuracy"} <= scores.keys()
     assert all(torch.equal(value, before[key]) for key, value in encoder.state_dict().items())
-    assert scores == finetune(encoder, "rte", data, RECIPE, 0, Machine())
-    tuned = finetune(encoder, "rte", replace(data, tuning=True), RECIPE, 0, Machine())
+    assert scores == downstream_scores(encoder, "rte", context)
+    tuned = downstream_scores(encoder, "rte", replace(context, data=replace(data, tuning=True)))
     assert all(key.startswith("validation_") for key in tuned)
 
 

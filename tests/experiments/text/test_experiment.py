@@ -19,7 +19,6 @@ from benchmarks.run_text import METHODS, PAPER, STRONG
 from metapretrain.data.made import made_tasks
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.text import experiment as module
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import PRETRAININGS, TextMethod, TextPhase, TextRecipe, updates
@@ -86,17 +85,17 @@ def test_the_methods_of_the_paper() -> None:
 
 def test_rows_that_share_a_pretraining_run_it_once_a_seed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = module.pretrain
+    real = TextExperiment.pretrain
 
-    def pretrain(name: str, *args: Any, **options: Any) -> Any:
-        calls.append(name)
-        return real(name, *args, **options)
+    def pretrain(self: Any, context: Any) -> Any:
+        calls.append(context.name)
+        return real(self, context)
 
-    monkeypatch.setattr(module, "pretrain", pretrain)
+    monkeypatch.setattr(TextExperiment, "pretrain", pretrain)
     experiment = make()
     methods = {"proto": METHODS["proto"], "other": replace(METHODS["proto"], surgery=True)}
     results = [experiment.row(name, method, 0) for name, method in methods.items()]
-    assert calls == ["proto"]
+    assert calls == ["pretrain-proto"]
     assert results[0]["budget"] == {
         "encoder_passes": 6 * 24,
         "updates": 6,
@@ -261,7 +260,7 @@ def test_maps_of_100_rows_are_drawn_by_the_chosen_reducer(make: Make, monkeypatc
 
     monkeypatch.setattr(figures, "tsne_figure", drawn)
     experiment = make(figures=0, reducer="umap")
-    experiment.pretraining("proto", 0)
+    experiment.run([experiment.context("pretrain-proto", PRETRAININGS["proto"], 0, shared=True)])
     assert seen == [("umap", 100)] * 3
     names = {file.name for file in (experiment.path("pretrain-proto", 0) / "figures").iterdir()}
     assert names == {f"umap-{task.name}.png" for task in TASKS}

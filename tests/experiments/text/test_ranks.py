@@ -19,13 +19,14 @@ import metapretrain
 from metapretrain.checks import leave_ranks
 from metapretrain.data.made import made_tasks
 from metapretrain.errors import InputError
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.command import machine_of
 from metapretrain.experiments.recipe import Proto
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import PRETRAININGS, TextMethod, TextPhase, TextRecipe
-from metapretrain.experiments.text.training import finetune, new_encoder, pretrain
+from metapretrain.experiments.text.training import finetuning, new_encoder, pretraining
+from metapretrain.training import train
 
 PHASE = TextPhase(lr=0.05, optimizer="sgd", clip=1.0)
 RECIPE = TextRecipe(
@@ -57,10 +58,15 @@ def trained(machine: Machine) -> dict[str, Tensor]:
     ends: dict[str, list[nn.Module]] = {}
     for name in PRETRAININGS:
         data = TextData(tuple(TASKS if name == "proto" else QUIET))
-        ends[name] = [pretrain(name, data, RECIPE, 0, machine)[0]]
+        context = Context(f"pretrain-{name}", PRETRAININGS[name], 0, RECIPE, data, machine, shared=True)
+        encoder, training = pretraining(context)
+        train(**vars(training))
+        ends[name] = [encoder]
     for name, (method, tasks, recipe) in ROWS.items():
         encoder = new_encoder(recipe, 0)
-        ends[name] = [encoder, finetune(encoder, method, TextData(tuple(tasks)), recipe, 0, machine)[0]]
+        heads, training = finetuning(Context(name, method, 0, recipe, TextData(tuple(tasks)), machine), encoder)
+        train(**vars(training))
+        ends[name] = [encoder, heads]
     return {
         f"{name} {number}.{key}": value.clone()
         for name, modules in ends.items()

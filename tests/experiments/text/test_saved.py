@@ -12,7 +12,7 @@ from metapretrain.data.texts import TextSet
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
-from metapretrain.experiments.text.recipe import TextPhase, TextRecipe
+from metapretrain.experiments.text.recipe import PRETRAININGS, TextPhase, TextRecipe
 from metapretrain.experiments.text.saved import load_text_model
 
 PHASE = TextPhase(lr=3e-3)
@@ -27,7 +27,8 @@ def test_a_pretraining_predicts_the_class_or_the_score_of_the_nearest_prototype(
     splits = {split: raised(getattr(sts, split)) for split in ("train", "validation", "dev")}
     tasks = (*others, replace(sts, **splits, low=1.0, high=6.0))  # type: ignore[arg-type]
     experiment = TextExperiment("text", "made", "short", RECIPE, TextData(tasks), Machine(), tmp_path, figures=None)
-    experiment.pretraining("proto-separate", 0)
+    plan = PRETRAININGS["proto-separate"]
+    experiment.run([experiment.context("pretrain-proto-separate", plan, 0, shared=True)])
     model = load_text_model(experiment.path("pretrain-proto-separate", 0))
     for task in tasks:
         z, z_dev = (

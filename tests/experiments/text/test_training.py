@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks.run_text import METHODS, STRONG
 from metapretrain.data.made import made_tasks
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context
 from metapretrain.experiments.recipe import Proto
 from metapretrain.experiments.text import training as module
 from metapretrain.experiments.text.data import TextData
@@ -24,6 +24,7 @@ from metapretrain.experiments.text.objectives import Classes
 from metapretrain.experiments.text.recipe import PRETRAININGS, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import TextStream
 from metapretrain.protonet import ProtoLoss
+from metapretrain.training import loop
 
 PHASES = [TextPhase(lr=lr, label_smoothing=10 * lr) for lr in (1e-3, 2e-3, 3e-3, 4e-3)]
 RECIPE = TextRecipe(
@@ -51,17 +52,19 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
         seen.append(SimpleNamespace(step=step, stream=stream, settings=settings))
         return SimpleNamespace(steps=settings.steps, updates_per_second=2.0, batches={})
 
-    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(loop, "train", train)
     return seen
 
 
 def pretrained(trained: list[SimpleNamespace], name: str, recipe: TextRecipe = RECIPE) -> SimpleNamespace:
-    module.pretrain(name, DATA, recipe, 5, Machine())
+    _, training = module.pretraining(Context(f"pretrain-{name}", PRETRAININGS[name], 5, recipe, DATA, shared=True))
+    loop.train(**vars(training))
     return trained[-1]
 
 
 def finetuned(trained: list[SimpleNamespace], row: str, recipe: TextRecipe = RECIPE) -> SimpleNamespace:
-    module.finetune(module.new_encoder(recipe, 5), METHODS[row], DATA, recipe, 5, Machine())
+    _, training = module.finetuning(Context(row, METHODS[row], 5, recipe, DATA), module.new_encoder(recipe, 5))
+    loop.train(**vars(training))
     return trained[-1]
 
 
@@ -183,8 +186,9 @@ def test_speed_is_in_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) -> 
                 places += len(batch["rows"]) * len(batch["width"])
         return SimpleNamespace(steps=settings.steps, updates_per_second=2.0, batches={})
 
-    monkeypatch.setattr(module, "train", train)
-    _, fitted = module.pretrain("proto", DATA, RECIPE, 5, Machine())
+    monkeypatch.setattr(loop, "train", train)
+    _, training = module.pretraining(Context("pretrain-proto", PRETRAININGS["proto"], 5, RECIPE, DATA, shared=True))
+    fitted = module.TextReport.of(loop.train(**vars(training)), training.stream, "")
     assert fitted.updates == 3 and fitted.tokens_per_s == pytest.approx(2.0 * given / 3)
     assert fitted.padding_share == pytest.approx(1 - given / places)
 
