@@ -107,9 +107,8 @@ def pretraining(context: ImageContext) -> tuple[Encoder, Training]:
     evaluate = by_prototypes(encoder, data) if len(data.validation) else None
     steps, _ = updates(recipe, data, context.method)
     step, stream = Step(encoder, {objective: task}), _stream(context, objective, task, steps)
-    return encoder, _training(
-        context, step, stream, getattr(recipe, OBJECTIVES[objective].phase), steps, evaluate, objective
-    )
+    phase = getattr(recipe, OBJECTIVES[objective].phase)
+    return encoder, _training(context, step, stream, phase, steps, evaluate, objective)
 
 
 def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Training]:
