@@ -9,7 +9,7 @@ import torch
 
 from metapretrain.checks import check_device
 from metapretrain.errors import InputError, one_of
-from metapretrain.experiments.text.saved import read_rows, write_table
+from metapretrain.experiments.text.data import read_rows, write_table
 from metapretrain.files import read_json
 from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.soft_prompt import CONFIG, OURS

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from metapretrain.data.texts import TextSet, TextTask, check_tasks
 from metapretrain.data.tokens import Tokens, tokenize
 from metapretrain.errors import InputError
 from metapretrain.experiments.text.recipe import TextRecipe
+from metapretrain.files import write_file
 from metapretrain.models.text_encoders import TextEncoder
 
 
@@ -72,3 +78,34 @@ class TextData:
             limit = width_limit(encoder, recipe)
             self._cache[whole] = tokenize(rows, encoder.tokenizer, max_length=limit, joined=joined)
         return self._cache[whole]
+
+
+def read_rows(task: str, file: Path, kind: str) -> TextSet:
+    """Read a table of rows to predict, with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
+
+    Raises:
+        InputError: see :func:`metapretrain.data.tables.read_texts`; where a column is missing, all are named.
+    """
+    from metapretrain.data.tables import read_texts
+
+    text, pair = ("sentence1", "sentence2") if kind.startswith("pair") else ("sentence", None)
+    try:
+        return read_texts(file, id="id", text=text, pair=pair, kind=kind)
+    except InputError as error:
+        if "unknown column" not in str(error):
+            raise
+        needed = ", ".join(filter(None, ("id", text, pair)))
+        raise InputError(f"{error}; a table for {task} needs the columns {needed}") from error
+
+
+def write_table(path: Path, rows: TextSet, predicted: Tensor) -> Path:
+    """Write id and prediction of each row, and its label where it has one; classes are whole numbers, scores floats."""
+    columns: dict[str, list[Any]] = {"id": rows.ids, "prediction": predicted.tolist()}
+    if rows.labels is not None:
+        columns["label"] = rows.labels.tolist()
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(zip(*columns.values(), strict=True))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_file(path, text.getvalue())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +15,11 @@ from metapretrain.checks import check_device
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.data.tokens import tokenize
 from metapretrain.errors import InputError, one_of
+from metapretrain.experiments.text.data import read_rows, write_table
 from metapretrain.experiments.text.objectives import added, build_heads, predict
 from metapretrain.experiments.text.recipe import Pretraining, TextMethod, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
-from metapretrain.files import CheckpointError, load_tensors, read_json, write_file
+from metapretrain.files import CheckpointError, load_tensors, read_json
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
 from metapretrain.training.checkpoint import check_sums
 
@@ -177,40 +177,9 @@ def predict_files(
     return [write_table(folder / f"{task}.csv", rows, saved.predict(task, rows)) for task, rows in read.items()]
 
 
-def read_rows(task: str, file: Path, kind: str) -> TextSet:
-    """Read a table of rows to predict, with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
-
-    Raises:
-        InputError: see :func:`metapretrain.data.tables.read_texts`; where a column is missing, all are named.
-    """
-    from metapretrain.data.tables import read_texts
-
-    text, pair = ("sentence1", "sentence2") if kind.startswith("pair") else ("sentence", None)
-    try:
-        return read_texts(file, id="id", text=text, pair=pair, kind=kind)
-    except InputError as error:
-        if "unknown column" not in str(error):
-            raise
-        needed = ", ".join(filter(None, ("id", text, pair)))
-        raise InputError(f"{error}; a table for {task} needs the columns {needed}") from error
-
-
 def _check_same_rows(path: Path, rows: TextSet) -> None:
     """Refuse to replace predictions for other rows: a run keeps those for its own test files."""
     if path.is_file():
         with path.open(newline="", encoding="utf-8") as stream:
             if [row.get("id") for row in csv.DictReader(stream)] != rows.ids:
                 raise InputError(f"{path} has predictions for other rows; name another folder for these (--out)")
-
-
-def write_table(path: Path, rows: TextSet, predicted: Tensor) -> Path:
-    """Write id and prediction of each row, and its label where it has one; classes are whole numbers, scores floats."""
-    columns: dict[str, list[Any]] = {"id": rows.ids, "prediction": predicted.tolist()}
-    if rows.labels is not None:
-        columns["label"] = rows.labels.tolist()
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(columns)
-    table.writerows(zip(*columns.values(), strict=True))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return write_file(path, text.getvalue())
