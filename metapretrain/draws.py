@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -212,3 +212,24 @@ def pick(names: Sequence[str], weights: Sequence[float] | None, *parts: int | st
     shares = list(itertools.accumulate(weights or [1.0] * len(names)))
     at = uniform(*parts) * shares[-1]
     return next((name for name, share in zip(names, shares, strict=True) if at < share), names[-1])
+
+
+def pick_by_size(sizes: Mapping[str, float], seed: int, number: int) -> str:
+    """One of the names, with probability proportional to its size: the draw of this number under the seed.
+
+    Example:
+        >>> pick_by_size({"a": 0, "b": 10}, seed=0, number=3)
+        'b'
+    """
+    return pick(list(sizes), list(sizes.values()), seed, number, "proportional")
+
+
+def take_turns(names: Sequence[str], number: int, left: Collection[str]) -> str:
+    """The name whose turn has this number, from 0; the turn of one that is not `left` goes to the next.
+
+    Example:
+        >>> [take_turns("abc", number, "ac") for number in range(4)]
+        ['a', 'c', 'c', 'a']
+    """
+    turns = (names[(number + skipped) % len(names)] for skipped in range(len(names)))
+    return next(name for name in turns if name in left)

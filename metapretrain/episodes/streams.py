@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from metapretrain.checks import check_rank, check_seed, whole
-from metapretrain.draws import Bits, Ints, Use, integers, permutations
+from metapretrain.draws import Bits, Ints, Use, permutations, pick_by_size, take_turns
 from metapretrain.episodes.sampler import read_labels
 from metapretrain.errors import InputError, one_of
 
@@ -249,7 +248,7 @@ class TaskStream:
             _set_epoch(loader, 0)
         self._lengths = {name: _length(name, loader) for name, loader in self.loaders.items()}
         self._total = self.steps if self.steps is not None else self._epoch_steps()
-        self._shares = list(itertools.accumulate(self._sized())) if policy == "proportional" else []
+        self._sizes = dict(zip(self.loaders, self._sized(), strict=True)) if policy == "proportional" else {}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self.step < self._total:
@@ -317,11 +316,9 @@ class TaskStream:
             self.choice = self.policy.choose()
             return (one_of("task of the scheduler's choice", self.choice.source, names),)
         if self.policy == "round-robin":
-            return (names[self.done % len(names)],)
+            return (take_turns(names, self.done, names),)
         if self.policy == "proportional":
-            bits = Bits(self.seed, Use.TASKS, self.done, 0)
-            drawn = int(integers(bits, np.array([self._shares[-1]]))[0])
-            return (names[bisect.bisect_right(self._shares, drawn)],)
+            return (pick_by_size(self._sizes, self.seed, self.done),)
         return names
 
     def _next(self, name: str) -> Any:

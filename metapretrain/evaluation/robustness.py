@@ -14,7 +14,6 @@ from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.evaluation.representation import accuracy, subsample
 from metapretrain.files import json_bytes, read_json, write_file
-from metapretrain.report.results import data_of
 
 SEVERITIES = (1, 3, 5)
 MOST = 1000
@@ -103,8 +102,8 @@ def corrupt_runs(
         if key not in corrupted:
             corrupted[key] = CorruptedImages(images(*key))
         part = corrupted[key]
-        read = dict(data_of({"data": part.clean.files}))
-        other = [name for name, md5 in data_of(result) if read.get(name, md5) != md5]
+        tested, read = result.get("data") or {}, part.clean.files
+        other = [name for name in sorted(tested.keys() & read.keys()) if tested[name]["md5"] != read[name]["md5"]]
         if other:
             raise InputError(f"{run}: was tested on another {other[0]} than the one given now (checksums differ)")
         if part.clean.classes != model.classes:

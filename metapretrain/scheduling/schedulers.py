@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
 from metapretrain.checks import check_names, number, whole
-from metapretrain.draws import generator, pick
+from metapretrain.draws import generator, pick, pick_by_size, take_turns
 from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling.probes import Params, Probe, Weights, check_probes, mean_losses
 
@@ -255,8 +255,8 @@ class Proportional(BlockScheduler):
             raise InputError(f"the sizes of {', '.join(self.active)} are all 0; give one above 0")
 
     def _decide(self) -> Choice:
-        weights = [self.sizes[name] for name in self.active]
-        return Choice(pick(self.active, weights, self.seed, self.decisions, "proportional"), self.updates)
+        left = {name: self.sizes[name] for name in self.active}
+        return Choice(pick_by_size(left, self.seed, self.decisions), self.updates)
 
 
 class RoundRobin(BlockScheduler):
@@ -270,8 +270,7 @@ class RoundRobin(BlockScheduler):
 
     def _decide(self) -> Choice:
         first = self.sources.index(self._last.source) + 1 if self.decisions else 0
-        turns = (*self.sources[first:], *self.sources[:first])
-        return Choice(next(name for name in turns if name in self.active), self.updates)
+        return Choice(take_turns(self.sources, first, self.active), self.updates)
 
 
 class Fixed(BlockScheduler):
