@@ -19,17 +19,15 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 class Recorder:
     """Calls a function of nests of tensors; on a GPU, what it does is recorded once per layout of them and replayed.
 
-    A function that cannot be recorded runs as it is, with one warning: it looks at values on the way, or there is no
-    memory for its graph.
+    A function that cannot be recorded, as it reads values or finds no memory, runs as it is, with one warning.
 
     Args:
-        function: returns a nest of tensors; reads nothing from the device. What it reads beside its arguments must stay
-            where it is in memory.
+        function: returns a nest of tensors. What it reads beside its arguments must stay where it is in memory.
         plain: calls with a layout before it is recorded: rare layouts do not pay.
         aside: these calls run on a stream of their own: for a function that returns nothing, whose own calls must warm
             up what is recorded.
-        warmups: further calls just before the recording, whose results are dropped.
-        changed: tensors that a call changes; they are put back after the further calls.
+        warmups: further calls just before the recording, whose results are dropped; they change the tensors `changed`,
+            which are put back.
         prepare: called just before the recording.
         most: layouts that are recorded.
 

@@ -44,12 +44,9 @@ def clipped(gradient: Tensor, most: float | None) -> Tensor:
 def clipped_steps(
     loss: Callable[[Tensor], Tensor], stack: Tensor, rate: float | Tensor, *, steps: int, order: int, most: float
 ) -> Tensor:
-    """Prompts (K, L, D) after steps of gradient descent with the clipped gradient of each.
+    """Prompts (K, L, D) after steps of gradient descent, each task's gradient clipped to a norm of `most`.
 
-    Args:
-        loss: the sum of the tasks' losses under a stack of prompts.
-        order: 2 differentiates through gradient and clipping, 1 takes them as constants.
-        most: norm of a task's gradient.
+    `loss` is the sum of the tasks' losses under a stack of prompts; order 1 takes gradient and clipping as constants.
     """
     learned = isinstance(rate, Tensor) and rate.requires_grad
     graph = torch.is_grad_enabled() and (stack.requires_grad or learned)
@@ -69,16 +66,13 @@ LEAVES = 4  # tensors of labelled rows
 class OuterStep:
     """:meth:`PromptMAML.backward`; on a GPU each shape of rows is recorded at its third call and replayed from then on.
 
-    Starting the kernels of two passes through a language model takes longer than computing them for few rows. Steps,
-    order, chunk and rates that are numbers are those of the recording; the prompt and learned rates are read anew.
-
-    Args:
-        learner: the prompt and the model; both stay where they are in memory.
-        context: called before each step for the context of its precision, such as autocast.
+    Steps, order, chunk and rates that are numbers are those of the recording; the prompt and learned rates are read
+    anew from where they are in memory. `context` is called before each step for that of its precision, such as
+    autocast.
 
     Raises:
-        InputError: no PromptMAML, one without anything to learn, inner rates that come from further computations, which
-            a recorded step would miss; when called, rows that :meth:`PromptMAML.backward` refuses.
+        InputError: no PromptMAML, or one without anything to learn; inner rates that come from further computations,
+            which a recorded step would miss; when called, rows that :meth:`PromptMAML.backward` refuses.
 
     Example:
         >>> from transformers import BertForMaskedLM
@@ -205,8 +199,7 @@ class PromptMAML(nn.Module):
 
     Args:
         model: a language model of transformers; it is frozen.
-        prompt: the initialisation P, a :class:`SoftPrompt`; on the model's device.
-        template, verbalizer: see there.
+        prompt: the initialisation P, on the model's device.
         inner_lr: alpha: a number above 0, or a tensor that (L, D) broadcasts with, which can be learned.
         inner_steps: 0 is plain prompt tuning on the query rows.
         order: 2, or 1 to take the inner gradients as constants.
@@ -214,7 +207,7 @@ class PromptMAML(nn.Module):
         chunk: tasks computed at a time; None: all.
         reduction: the outer loss is the "sum" over tasks (equation 6) or their "mean".
         checkpoint: compute inner steps again in the backward pass, for less memory.
-        options: those of :class:`PromptedModel`: max_length, normalise.
+        options: `max_length` and `normalise` of :class:`PromptedModel`.
 
     Raises:
         InputError: a value is not allowed, `checkpoint` comes with `inner_clip`, or the prompt does not fit the model.
@@ -286,29 +279,21 @@ class PromptMAML(nn.Module):
             # A task's mean loss depends on its own prompt alone: the sum's gradient holds each task's.
             return self.prompted.losses(params["prompt"], rows).mean(1).sum()
 
+        options: dict[str, Any] = {"steps": self.inner_steps, "order": self.order}
         if self.inner_clip is not None:
-
-            def loss(fast: Tensor) -> Tensor:
-                return summed({"prompt": fast}, support)
-
-            sizes = {"steps": self.inner_steps, "order": self.order}
-            return clipped_steps(loss, stack, self.inner_lr, most=self.inner_clip, **sizes)
-        options: dict[str, Any] = {"steps": self.inner_steps, "order": self.order, "checkpoint": self.checkpoint}
-        rates = {"prompt": self.inner_lr}
-        found: Tensor = adapt(summed, {"prompt": stack}, support, lr=rates, engine="loop", **options)["prompt"]
+            options["most"] = self.inner_clip
+            return clipped_steps(lambda fast: summed({"prompt": fast}, support), stack, self.inner_lr, **options)
+        options |= {"lr": {"prompt": self.inner_lr}, "engine": "loop", "checkpoint": self.checkpoint}
+        found: Tensor = adapt(summed, {"prompt": stack}, support, **options)["prompt"]
         return found
 
     def losses(self, support: PromptBatch, query: PromptBatch) -> Tensor:
-        """Mean loss of each task's query rows under its adapted prompt, (K,).
-
-        Args:
-            support, query: rows (K, m) and (K, q) with labels; query rows must be others than support rows.
+        """Mean loss (K,) of each task's query rows (K, q) under its prompt adapted to other, support rows (K, m).
 
         Raises:
             InputError: rows without labels or of another shape.
         """
-        parts = [self._of_chunk(*pair) for pair in self._chunks(support, query)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.cat([self._of_chunk(*pair) for pair in self._chunks(support, query)])
 
     def loss(self, support: PromptBatch, query: PromptBatch) -> Tensor:
         """The outer loss, a scalar: sum or mean of :meth:`losses`."""
@@ -368,25 +353,23 @@ class PromptMAML(nn.Module):
         run: RunFolder | None = None,
         context: Context = nullcontext,
     ) -> TrainReport:
-        """Train the prompt with AdamW and leave it as it was best; section 5 of Huang et al.
+        """Train the prompt with AdamW and leave it as it was best, also when cut short; section 5 of Huang et al.
 
-        So it does when it is cut short by an error or Ctrl-C. Training that diverged ends with a warning.
+        Training that diverged ends with a warning.
 
         Args:
-            steps: (support, query) of rows (K, m), one pair an outer step.
-            held_out: such pairs of rows that `steps` never holds; accuracy is that of the adapted prompts on the
-                query rows, mean over tasks and pairs.
-            lr: the outer rate beta.
-            weight_decay: of the prompt.
+            steps: (support, query) of rows (K, m), one pair per outer step.
+            held_out: such pairs of rows that `steps` never holds, to validate on: the accuracy of the adapted prompts
+                on the query rows, mean over tasks and pairs.
+            lr: the outer rate beta; `weight_decay` is of the prompt.
             rate_lr: the outer rate of learned inner rates, which do not decay.
-            most: outer steps at most.
-            every: outer steps between validations.
+            most: outer steps at most; `every`: those between validations.
             patience: validations without a better accuracy after which training ends; None: it does not.
             log: called with the step and :meth:`curves`, (K,) each, of the held-out pairs' mean; what it returns is
                 kept with their means.
-            run: losses and validations are logged there, and a run that was cut short goes on from its last
-                checkpoint, one a validation. `steps` are then those of the whole run; pairs that were taken are passed
-                over, or, if `steps` has `state_dict` and `load_state_dict`, it goes to its state.
+            run: losses and validations are logged there, and a run that was cut short goes on from its last checkpoint,
+                one per validation. `steps` are those of the whole run: pairs that were taken are passed over, unless
+                `steps` has `state_dict` and `load_state_dict`.
             context: called before each pass for the context of its precision, such as autocast.
 
         Returns:
@@ -426,18 +409,10 @@ class PromptMAML(nn.Module):
             return {name: float(value.mean()) for name, value in means.items()} | by_task | dict(more or {})
 
         device = self.prompt.weight.device
-        settings = TrainSettings(
-            steps=most,
-            lr=lr,
-            optimizer="adamw",
-            schedule="constant",
-            warmup=0.0,
-            device=str(device) if device.type == "cuda" else device.type,
-            cuda_graph=False,  # an outer step records itself
-            log_every=every,
-            checkpoint_every=every,
-            evaluate_every=every,
-        )
+        often: dict[str, Any] = dict.fromkeys(("log_every", "checkpoint_every", "evaluate_every"), every)
+        where: dict[str, Any] = {"device": str(device) if device.type == "cuda" else device.type}
+        where["cuda_graph"] = False  # an outer step records itself
+        settings = TrainSettings(most, lr, optimizer="adamw", schedule="constant", warmup=0.0, **where, **often)
         step = _Step(self, context, lr, weight_decay, rate_lr)
         best = KeepBest(patience=patience, start=True, forgiving=True, name="the prompt")
         report = train(step, _Pairs(steps), settings, run=run, evaluate=evaluate, keep_best=best, title="prompt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.prompts.soft_prompt import read_notes, write_adapter
-from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer, check_batch, right_padded
+from metapretrain.prompts.template import WHOLE, PromptBatch, PromptTemplate, Verbalizer, check_batch, right_padded
 
 KINDS = ("llama",)  # rotary positions that are given, and attention that is taken from transformers' registry
 NAME = "metapretrain_shared_prompt"
@@ -34,12 +35,10 @@ def can_share(model: Any) -> bool:
 
 @contextmanager
 def shared_prompt(model: Any, length: int, width: int) -> Iterator[None]:
-    """Attention of sequences (K, L + m N): a prompt of `length` L, then m rows of `width` N that see it and themselves.
+    """Within it, `model` takes sequences (K, L + m N): a prompt of `length` L, then m rows of `width` N.
 
-    Within it, every forward pass of `model` has that form; it is for models that :func:`can_share`.
-
-    A row costs N positions instead of L + N, and attention of N x (L + N) instead of (L + N)^2 pairs. Nothing waits for
-    the device, as transformers does to look for several sequences in one.
+    Each row sees the prompt and itself. It costs N positions instead of L + N, and N x (L + N) pairs of attention
+    instead of (L + N)^2; nothing waits for the device. For models that :func:`can_share`.
     """
     from transformers import AttentionInterface
 
@@ -85,17 +84,16 @@ class _Attention:
         if groups > 1:  # the fused kernels that take a mask know no groups
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         tasks, count = len(query), (query.shape[2] - self.length) // self.width
+        options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout}
         own = self._rows(query, count).flatten(0, 1)
         keys, values = (self._with_prompt(states, count).flatten(0, 1) for states in (key, value))
         mask = self._mask(query.device, query.dtype)
-        found = scaled_dot_product_attention(own, keys, values, attn_mask=mask, scale=scaling, dropout_p=dropout)
+        found = scaled_dot_product_attention(own, keys, values, attn_mask=mask, **options)
         out: Tensor = found.unflatten(0, (tasks, count)).transpose(2, 3).flatten(1, 2)  # (K, m N, H, d)
         if not self.length:
             return out, None
-        heads = [states[:, :, : self.length] for states in (query, key, value)]
-        first = scaled_dot_product_attention(
-            heads[0], heads[1], heads[2], is_causal=True, scale=scaling, dropout_p=dropout
-        )
+        q, k, v = (states[:, :, : self.length] for states in (query, key, value))
+        first = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
         return torch.cat([first.transpose(1, 2), out], 1), None
 
     def _rows(self, states: Tensor, count: int) -> Tensor:
@@ -121,12 +119,7 @@ TAKE_READY_MASKS = ("bert", "camembert", "mt5", "roberta", "t5", "xlm-roberta")
 
 
 def decoder_only(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
-    """The answer is what follows the row: log p(word | prompt, row), (B, C).
-
-    Args:
-        prompts: (B, L, D).
-        batch: B rows, padded on the right.
-    """
+    """Log p(word | prompt, row), (B, C), of what follows each row; prompts (B, L, D), B rows padded on the right."""
     ids, real = words.padded(batch.answer.device)
     if words.longest == 1:
         return _of_single(_answer_logits(model, prompts, batch, batch.answer[:, None]), ids)
@@ -144,11 +137,7 @@ def decoder_only(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbali
 
 
 def shared(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
-    """As :func:`decoder_only` for words of one token and rows (K, m) behind prompts (K, L, D); (K, m, C).
-
-    Args:
-        model: one that :func:`metapretrain.prompts.model.can_share`.
-    """
+    """As :func:`decoder_only`, (K, m, C), for words of one token, rows (K, m), prompts (K, L, D), if it can share."""
     ids, _ = words.padded(batch.answer.device)
     (tasks, rows, width), length = batch.input_ids.shape, prompts.shape[1]
     embeds = model.get_input_embeddings()(batch.input_ids.flatten(1))
@@ -164,7 +153,7 @@ def shared(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -
 
 
 def encoder_decoder(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
-    """The decoder is given the sentinel and answers with what follows it (T5); arguments as :func:`decoder_only`."""
+    """The decoder is given the sentinel and answers with what follows it (T5)."""
     from transformers.modeling_outputs import BaseModelOutput
 
     ids, real = words.padded(batch.answer.device)
@@ -184,10 +173,7 @@ def encoder_decoder(model: Any, prompts: Tensor, batch: PromptBatch, words: Verb
 
 
 def masked(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
-    """The answer stands at the mask token, or at as many as the word has; arguments as :func:`decoder_only`.
-
-    The tokens of a longer word are scored side by side: none of them is told the others.
-    """
+    """The answer stands at the mask, or at as many as the word has tokens, each scored without the others."""
     ids, _ = words.padded(batch.answer.device)
     if words.longest == 1:
         return _of_single(_answer_logits(model, prompts, batch, batch.answer[:, None]), ids)
@@ -220,10 +206,7 @@ def _inputs(model: Any, prompts: Tensor, batch: PromptBatch) -> tuple[Tensor, Te
 
 
 def _ready(model: Any, mask: Tensor, embeds: Tensor) -> Tensor:
-    """What is added to the scores of attention, (B, 1, 1, N), for models that take it.
-
-    Of a mask (B, N) transformers asks whether anything is padding, and waits for the device.
-    """
+    """The mask (B, N), or for models that take it what is added to scores (B, 1, 1, N), which waits for no device."""
     if model.config.model_type not in TAKE_READY_MASKS:
         return mask
     added = embeds.new_zeros(mask.shape).masked_fill(mask == 0, torch.finfo(embeds.dtype).min)
@@ -268,8 +251,7 @@ def _gathered(states: Tensor, places: Tensor) -> Tensor:
 
 
 def _normalised(logits: Tensor) -> Tensor:
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return wide.log_softmax(-1)
+    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
 
 def _of_single(logits: Tensor, ids: Tensor) -> Tensor:
@@ -294,8 +276,7 @@ class PromptedModel(nn.Module):
     Args:
         model: of transformers: AutoModelForCausalLM, AutoModelForSeq2SeqLM or AutoModelForMaskedLM.
         max_length: tokens of a row at most, without the soft prompt.
-        normalise: "vocabulary": log-probabilities among all tokens, as in section 3.2; "labels": among the
-            label words alone.
+        normalise: log-probabilities among all tokens ("vocabulary", section 3.2) or among the label words ("labels").
 
     Raises:
         InputError: the model is of no such kind, or a value is not allowed.
@@ -346,8 +327,7 @@ class PromptedModel(nn.Module):
         """Tokens, and labels in 0..C-1, of B rows, on the CPU.
 
         Raises:
-            InputError: as :meth:`PromptTemplate.encode`, tokens that the model does not have, or labels that are out
-                of range or not one a row.
+            InputError: as :meth:`PromptTemplate.encode`; tokens that the model does not have; labels out of range.
         """
         width = self.max_length - (self.verbalizer.longest - 1)
         batch = self.template.encode(self.verbalizer.tokenizer, self.kind, first, second, max_length=width)
@@ -357,25 +337,23 @@ class PromptedModel(nn.Module):
             )
         if labels is None:
             return batch
+        last = len(self.verbalizer) - 1
         try:
             y = torch.as_tensor(labels)
         except (TypeError, ValueError, RuntimeError):
-            raise InputError(f"labels must be integers in 0..{len(self.verbalizer) - 1}, one a row") from None
-        whole = y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-        if y.shape != batch.answer.shape or not whole:
+            raise InputError(f"labels must be integers in 0..{last}, one a row") from None
+        if y.shape != batch.answer.shape or y.dtype not in (torch.uint8, torch.int8, torch.int16, *WHOLE):
             raise InputError(f"give one integer label for each of {len(batch)} rows, not {y.dtype} {tuple(y.shape)}")
-        if int(y.min()) < 0 or int(y.max()) >= len(self.verbalizer):
-            raise InputError(
-                f"labels lie in {int(y.min())}..{int(y.max())}, but there are words for 0..{len(self.verbalizer) - 1}"
-            )
-        return PromptBatch(batch.input_ids, batch.attention_mask, batch.answer, y.long(), batch.truncated)
+        if int(y.min()) < 0 or int(y.max()) > last:
+            raise InputError(f"labels lie in {int(y.min())}..{int(y.max())}, but there are words for 0..{last}")
+        return replace(batch, labels=y.long())
 
     def forward(self, prompt: Tensor, batch: PromptBatch) -> Tensor:
         """Log-probability of each label's word, (..., C).
 
         Args:
-            prompt: (L, D) for all rows, (0, D) for no prompt; or with the first of the batch's dimensions in front,
-                as (K, L, D) for rows (K, m), a prompt a task, or (B, L, D) for rows (B,), a prompt a row.
+            prompt: (L, D) for all rows, (0, D) for none; or with the first of the batch's dimensions first: (K, L, D),
+                a prompt per task, for rows (K, m); (B, L, D), a prompt per row.
             batch: rows (...), padded on either side.
 
         Raises:
@@ -398,16 +376,10 @@ class PromptedModel(nn.Module):
         else:
             each = prompt.reshape(*lead, *(1 for _ in shape[len(lead) :]), *own).expand(*shape, *own)
             scores = PATHS[self.kind](self.model, each.reshape(len(rows), *own), rows, self.verbalizer)
-        if self.normalise == "labels":
-            scores = scores.log_softmax(-1)
-        return scores.reshape(*shape, len(self.verbalizer))
+        return (scores.log_softmax(-1) if self.normalise == "labels" else scores).reshape(*shape, len(self.verbalizer))
 
     def losses(self, prompt: Tensor, batch: PromptBatch) -> Tensor:
-        """Negative log-probability of each row's label, (...).
-
-        Raises:
-            InputError: the batch has no labels.
-        """
+        """Negative log-probability of each row's label, (...); InputError if the batch has no labels."""
         if batch.labels is None:
             raise InputError("the batch has no labels; give them to encode")
         scores: Tensor = self(prompt, batch)
@@ -417,10 +389,7 @@ class PromptedModel(nn.Module):
     def classify(
         self, prompt: Tensor, first: Sequence[str], second: Sequence[str] | None = None, *, batch_size: int = 64
     ) -> Tensor:
-        """Probabilities among the labels (N, C), on the CPU.
-
-        Args:
-            prompt: (L, D), one for all rows.
+        """Probabilities among the labels (N, C), on the CPU, under one prompt (L, D) for all rows.
 
         Raises:
             InputError: as :meth:`encode` and :meth:`forward`, a prompt that is not finite, or a batch size below 1.
@@ -430,8 +399,7 @@ class PromptedModel(nn.Module):
         self._check(prompt, data)
         if prompt.ndim != 2:
             raise InputError(f"classify takes one prompt (L, D) for all rows, not {tuple(prompt.shape)}")
-        if not bool(prompt.isfinite().all()):
-            raise InputError("the prompt holds NaN or infinity; train it again, with a lower learning rate")
+        _check_finite(prompt)
         device = self.model.get_input_embeddings().weight.device
         parts = torch.arange(len(data)).split(batch_size)
         scores = [self(prompt.to(device), data.take(rows).trimmed().to(device)).cpu() for rows in parts]
@@ -441,23 +409,16 @@ class PromptedModel(nn.Module):
         """Write the prompt (L, D) as a PEFT adapter, and template and label words beside it.
 
         Raises:
-            InputError: the prompt is not (L, D) of finite numbers (what stood there before stays), or the folder cannot
-                be written.
+            InputError: the prompt is not (L, D) of finite numbers, or the folder cannot be written; old files stay.
         """
         fits = isinstance(prompt, Tensor) and prompt.ndim == 2 and len(prompt) and prompt.shape[1] == self.features
         if not fits or not prompt.is_floating_point():
             given = f"{prompt.dtype} {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else type(prompt).__name__
             raise InputError(f"a saved prompt is a tensor of floats (L, {self.features}) with L >= 1, not {given}")
-        if not bool(prompt.isfinite().all()):
-            raise InputError("the prompt holds NaN or infinity; train it again, with a lower learning rate")
-        notes = {
-            "template": self.template.text,
-            "words": list(self.verbalizer.words),
-            "several": self.verbalizer.several,
-            "space": self.verbalizer.space,
-            "max_length": self.max_length,
-            "normalise": self.normalise,
-        }
+        _check_finite(prompt)
+        words = self.verbalizer
+        notes = {"template": self.template.text, "words": list(words.words), "several": words.several}
+        notes |= {"space": words.space, "max_length": self.max_length, "normalise": self.normalise}
         write_adapter(folder, prompt, self.model, self.kind, notes)
 
     @classmethod
@@ -471,7 +432,7 @@ class PromptedModel(nn.Module):
         kind_of(model)
         try:
             words = Verbalizer(notes["words"], tokenizer, several=notes["several"], space=notes["space"])
-            options = {"max_length": notes["max_length"], "normalise": notes["normalise"]}
+            options = {name: notes[name] for name in ("max_length", "normalise")}
             return cls(model, PromptTemplate(notes["template"]), words, **options)
         except KeyError as error:
             raise InputError(f"prompt.json of {folder} lacks {error}") from None
@@ -499,12 +460,13 @@ class PromptedModel(nn.Module):
             )
 
 
-def kind_of(model: Any) -> str:
-    """ "decoder-only", "encoder-decoder" or "masked".
+def _check_finite(prompt: Tensor) -> None:
+    if not bool(prompt.isfinite().all()):
+        raise InputError("the prompt holds NaN or infinity; train it again, with a lower learning rate")
 
-    Raises:
-        InputError: the model has no language modelling head.
-    """
+
+def kind_of(model: Any) -> str:
+    """Whether a model is "decoder-only", "encoder-decoder" or "masked"; InputError if it has no such head."""
     name = type(model).__name__
     if name.endswith("ForMaskedLM"):
         return "masked"

@@ -46,28 +46,26 @@ def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, not
         "num_layers": getattr(model.config, "num_hidden_layers", None),
         "prompt_tuning_init": "RANDOM",
     }
-    weights = {KEY: prompt.detach().cpu().contiguous()}
     files = {
-        WEIGHTS: encode(weights),
+        WEIGHTS: encode({KEY: prompt.detach().cpu().contiguous()}),
         CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
         OURS: (json.dumps(notes, indent=2, ensure_ascii=False) + "\n").encode(),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            _write(folder / name, data)
+            temporary = folder / f".{name}.part"
+            temporary.write_bytes(data)
+            os.replace(temporary, folder / name)
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}); name another folder") from None
 
 
 def read_adapter(folder: str | Path) -> Tensor:
-    """The prompt (L, D) of a prompt tuning adapter.
-
-    Of an adapter with a second prompt for the decoder, which PEFT does not use, the first is read.
+    """The prompt (L, D) of a prompt tuning adapter; of one with a second prompt for the decoder, the first.
 
     Raises:
-        InputError: the folder has no such adapter, or weights that are damaged or not safetensors (a pickle is never
-            run).
+        InputError: no such adapter there, or weights that are damaged or not safetensors (a pickle is never run).
     """
     about = Path(folder) / CONFIG
     config = _json(about)
@@ -90,11 +88,7 @@ def read_adapter(folder: str | Path) -> Tensor:
 
 
 def read_notes(folder: str | Path) -> dict[str, Any]:
-    """What stands in prompt.json: template, words and settings.
-
-    Raises:
-        InputError: there is none.
-    """
+    """What stands in prompt.json: template, words and settings; InputError if there is none."""
     return _json(Path(folder) / OURS)
 
 
@@ -110,20 +104,11 @@ def _json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _write(file: Path, data: bytes) -> None:
-    temporary = file.with_name(f".{file.name}.part")
-    temporary.write_bytes(data)
-    os.replace(temporary, file)
-
-
 class SoftPrompt(nn.Module):
     """A learned prompt of L rows, (L, D), where D is the size of the model's embeddings (Lester et al., 2021).
 
     Args:
-        weight: initial values (L, D), floating point; copied.
-
-    Raises:
-        InputError: `weight` is not a floating point (L, D) with L, D of at least 1.
+        weight: initial values, floating point (L, D) with L, D of at least 1, else an InputError; copied.
 
     Example:
         >>> SoftPrompt.random(100, 768)
@@ -169,8 +154,7 @@ class SoftPrompt(nn.Module):
         whole("length of a soft prompt", length, 1)
         whole("features of a soft prompt", features, 1)
         number("spread of a soft prompt", spread, above=0)
-        generator = _generator(seed)
-        return cls((torch.rand(length, features, generator=generator) * 2 - 1) * spread)
+        return cls((torch.rand(length, features, generator=_generator(seed)) * 2 - 1) * spread)
 
     @classmethod
     def from_vocabulary(
@@ -179,7 +163,6 @@ class SoftPrompt(nn.Module):
         """The model's embeddings of `length` tokens drawn at random, different ones while there are enough.
 
         Args:
-            model: a language model of transformers.
             among: token ids to draw from, for example the most frequent ones; None: the whole vocabulary.
 
         Raises:
@@ -197,11 +180,7 @@ class SoftPrompt(nn.Module):
 
     @classmethod
     def from_text(cls, model: Any, tokenizer: Any, text: str, length: int | None = None) -> SoftPrompt:
-        """The model's embeddings of the tokens of `text`, cut or repeated to `length` rows.
-
-        Raises:
-            InputError: the text has no tokens.
-        """
+        """The embeddings of the tokens of `text`, of which there must be some, cut or repeated to `length` rows."""
         ids = torch.tensor(plain_ids(tokenizer, [text])[0], dtype=torch.int64)
         if not len(ids):
             raise InputError(f"the text {text!r} has no tokens; a soft prompt needs at least one row")
@@ -211,11 +190,7 @@ class SoftPrompt(nn.Module):
 
     @classmethod
     def from_adapter(cls, folder: str | Path) -> SoftPrompt:
-        """The prompt of a PEFT prompt tuning adapter, saved here or by PEFT.
-
-        Raises:
-            InputError: as :func:`read_adapter`.
-        """
+        """The prompt of a PEFT prompt tuning adapter, saved here or by PEFT; see :func:`read_adapter`."""
         return cls(read_adapter(folder))
 
 

@@ -21,8 +21,8 @@ WHOLE = (torch.int32, torch.int64)
 class PromptBatch:
     """Tokenised rows; `...` is (B,), or (K, m) for m rows of each of K tasks.
 
-    `answer` is the position of the mask or sentinel token; for decoder-only models, of the token before the
-    answer. `truncated` counts the rows that were cut.
+    `answer` is the position of the mask or sentinel token; for decoder-only models, of the token before the answer.
+    `truncated` counts the rows that were cut.
 
     Example:
         >>> ids = torch.tensor([[5, 6, 0], [7, 8, 9]])
@@ -77,8 +77,7 @@ class PromptBatch:
         whole("multiple", multiple, 1)
         check_batch("the batch", self)
         rows = right_padded(self)
-        longest = int(rows.attention_mask.sum(-1).max())
-        width = max(multiple, -(-longest // multiple) * multiple)
+        width = max(multiple, -(-int(rows.attention_mask.sum(-1).max()) // multiple) * multiple)
         return replace(rows, input_ids=rows.input_ids[..., :width], attention_mask=rows.attention_mask[..., :width])
 
     def flat(self) -> PromptBatch:
@@ -87,10 +86,7 @@ class PromptBatch:
         return self._each(lambda t: t.reshape(-1, width) if t.ndim > count else t.reshape(-1))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> PromptBatch:
-        labels = None if self.labels is None else change(self.labels)
-        return PromptBatch(
-            change(self.input_ids), change(self.attention_mask), change(self.answer), labels, self.truncated
-        )
+        return replace(PromptBatch.of(*map(change, self.leaves())), truncated=self.truncated)
 
 
 def check_batch(what: str, batch: PromptBatch) -> None:
@@ -150,11 +146,7 @@ def right_padded(batch: PromptBatch) -> PromptBatch:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask (B, N) of rows of unequal length, padded on the right.
-
-    Raises:
-        InputError: there are no rows.
-    """
+    """Ids and mask (B, N) of rows of unequal length, at least one, padded on the right."""
     if not rows:
         raise InputError("no texts were given; give at least one row")
     lengths = torch.tensor([len(row) for row in rows])
@@ -181,15 +173,8 @@ def plain_ids(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
     for text in texts:
         if not isinstance(text, str) or not _is_unicode(text):
             raise InputError(f"{text!r} is no text that can be tokenised; give a string of whole characters")
-    found = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    return [list(row) for row in found["input_ids"]]
+    off = dict.fromkeys(("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose"), False)
+    return [list(row) for row in tokenizer(list(texts), split_special_tokens=True, **off)["input_ids"]]
 
 
 def _is_unicode(text: str) -> bool:
@@ -204,8 +189,7 @@ def _is_unicode(text: str) -> bool:
 def continued_ids(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
     """Ids of each text where it follows other text: `" good"` is one token of GPT-2, and `"▁good"` one of T5.
 
-    Each is read behind an anchor whose own ids are then cut off; a text that merges with all anchors is read
-    as the start of a sequence.
+    Each is read behind an anchor, whose ids are cut off; one that merges with all anchors, as the start of a sequence.
     """
     found: dict[int, Ids] = {row: [] for row, text in enumerate(texts) if not text}
     for anchor in ANCHORS:
@@ -220,11 +204,7 @@ def continued_ids(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
 
 
 def special_ids(tokenizer: Any) -> tuple[Ids, Ids]:
-    """The special tokens that the tokenizer puts before and after a text.
-
-    Raises:
-        InputError: the tokenizer changes the text itself when it adds them.
-    """
+    """The special tokens that the tokenizer puts before and after a text; InputError if it changes the text, too."""
     plain, whole = plain_ids(tokenizer, ["a"])[0], list(tokenizer("a")["input_ids"])
     for start in range(len(whole) - len(plain) + 1):
         if plain and whole[start : start + len(plain)] == plain:
@@ -261,9 +241,9 @@ class Piece:
 class PromptTemplate:
     """Text with a place `<X>` for the answer and slots `{first}` and `{second}` for the sentences.
 
-    Without slots the text is a tail, as "It was <X>." (Huang et al., section 3.1), and the sentences stand in
-    front of it. The soft prompt goes in front of everything. Truncation shortens sentences only, the longer
-    one of two first. A decoder-only model answers with its next token: what follows `<X>` is left out.
+    Without slots the text is a tail, as "It was <X>." (Huang et al., section 3.1), behind the sentences. The soft
+    prompt goes in front of everything. Truncation shortens sentences only, the longer of two first. A decoder-only
+    model answers with its next token: what follows `<X>` is left out.
 
     Raises:
         InputError: `<X>` does not stand there once, or a slot is unknown or repeated.
@@ -289,11 +269,7 @@ class PromptTemplate:
             raise InputError(f"template {self.text!r} has slots {given}; allowed: {FIRST}, {SECOND}, each once")
 
     def pieces(self, pair: bool) -> list[Piece]:
-        """The parts in order, for one sentence a row or two.
-
-        Raises:
-            InputError: the text has slots for another number of sentences.
-        """
+        """The parts in order, for rows of two sentences or one; InputError if the slots are for the other number."""
         text = self.text
         if FIRST not in text:
             text = f"{FIRST} {SECOND} {text}" if pair else f"{FIRST} {text}"
@@ -318,12 +294,10 @@ class PromptTemplate:
         *,
         max_length: int = 128,
     ) -> PromptBatch:
-        """Tokens of rows (B, N), padded on the right.
+        """Tokens of B rows (B, N), padded on the right.
 
         Args:
-            tokenizer: of transformers.
             kind: "decoder-only", "encoder-decoder" or "masked": what stands at the place of the answer.
-            first, second: sentences, B each.
             max_length: tokens of a row at most, without the soft prompt; must leave room for sentences.
 
         Raises:
@@ -344,12 +318,17 @@ class PromptTemplate:
         if kind == "decoder-only":
             pieces, after = _before_answer(pieces, self.text), []
         marker = _marker(tokenizer, kind)
-        fixed, slots = [_hard_ids(tokenizer, pieces, i, marker) for i in range(len(pieces))], {}
+        fixed: dict[int, Ids] = {}
+        slots: dict[int, list[Ids]] = {}
         for i, piece in enumerate(pieces):
-            if piece.slot:
+            if piece.text == ANSWER:
+                fixed[i] = marker
+            elif piece.slot:
                 texts = [text.strip() for text in ((second or ()) if piece.text == SECOND else first)]
-                slots[i] = _slot_ids(tokenizer, texts, piece, i == 0)
-        room = max_length - len(before) - len(after) - sum(map(len, fixed))
+                slots[i] = _piece_ids(tokenizer, texts, piece, i == 0)
+            else:
+                fixed[i] = _piece_ids(tokenizer, [piece.text], piece, i == 0)[0]
+        room = max_length - len(before) - len(after) - sum(map(len, fixed.values()))
         if room < len(slots):
             raise InputError(
                 f"max_length is {max_length}, but the hard text of template {self.text!r} and special tokens need"
@@ -402,15 +381,7 @@ def _before_answer(pieces: list[Piece], text: str) -> list[Piece]:
     return pieces[:place]
 
 
-def _hard_ids(tokenizer: Any, pieces: list[Piece], i: int, marker: Ids) -> Ids:
-    if pieces[i].slot:
-        return []
-    if pieces[i].text == ANSWER:
-        return marker
-    return _slot_ids(tokenizer, [pieces[i].text], pieces[i], i == 0)[0]
-
-
-def _slot_ids(tokenizer: Any, texts: list[str], piece: Piece, start: bool) -> list[Ids]:
+def _piece_ids(tokenizer: Any, texts: list[str], piece: Piece, start: bool) -> list[Ids]:
     if start:
         return plain_ids(tokenizer, texts)
     return continued_ids(tokenizer, [f" {text}" if piece.space and text else text for text in texts])
@@ -435,11 +406,10 @@ def _shortened(lengths: list[int], room: int) -> list[int]:
 
 
 class Verbalizer:
-    """One word a label, in the order of the labels, checked against a tokenizer.
+    """One word per label, in the order of the labels, checked against a tokenizer.
 
     Args:
         words: for example terrible, bad, maybe, good, great for five classes (Huang et al., section 3.1).
-        tokenizer: of transformers.
         several: allow words of several tokens; a word's score is then the sum of its tokens' log-probabilities.
         space: a space stands before the answer in the template.
 
@@ -466,9 +436,7 @@ class Verbalizer:
         self.words = tuple(word.strip() for word in words)
         self.tokenizer, self.several, self.space = tokenizer, several, space
         self.tokens = continued_ids(tokenizer, [f" {word}" if space else word for word in self.words])
-        self._check_known()
-        self._check_single()
-        self._check_distinct()
+        self._check()
         self.longest = max(map(len, self.tokens))
         self._padded: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
@@ -483,32 +451,22 @@ class Verbalizer:
         where = torch.device("cpu" if device is None else device)
         if where not in self._padded:
             with torch.inference_mode(False):  # a training may use them next
-                self._padded[where] = self._padded_on(where)
+                ids, real = padded(self.tokens, 0)
+                self._padded[where] = ids.to(where), real.bool().to(where)
         return self._padded[where]
 
-    def _padded_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor([len(ids) for ids in self.tokens])
-        real = torch.arange(self.longest) < lengths[:, None]
-        ids = torch.zeros(real.shape, dtype=torch.int64)
-        ids[real] = torch.tensor([token for ids in self.tokens for token in ids])
-        return ids.to(device), real.to(device)
-
-    def _check_known(self) -> None:
+    def _check(self) -> None:
         unknown = self.tokenizer.unk_token_id
         for word, ids in zip(self.words, self.tokens, strict=True):
             # GPT-2 names an ordinary token as its unknown one, which its byte fallback never gives.
             if not ids or (unknown is not None and unknown in ids):
                 raise InputError(f"label word {word!r} is unknown to {type(self.tokenizer).__name__}; use another one")
-
-    def _check_single(self) -> None:
         for word, ids in zip(self.words, self.tokens, strict=True):
             if len(ids) > 1 and not self.several:
                 parts = " ".join(self.tokenizer.convert_ids_to_tokens(ids))
                 raise InputError(
                     f"label word {word!r} is {len(ids)} tokens ({parts}); use a word of one token, or pass several=True"
                 )
-
-    def _check_distinct(self) -> None:
         for (word, ids), (other, longer) in permutations(zip(self.words, self.tokens, strict=True), 2):
             if longer[: len(ids)] == ids:
                 how = "the same tokens as" if ids == longer else "the first tokens of"

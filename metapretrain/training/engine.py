@@ -27,10 +27,7 @@ class TrainingError(InputError):
 
 
 def check_losses(losses: Any, batch: Any) -> dict[str, Tensor]:
-    """Return what a step gave, if it is one scalar tensor for each task of the batch; waits for no device.
-
-    Raises:
-        InputError: it is not.
+    """Return what a step gave if it is one scalar tensor per task of the batch, else raise InputError; never waits.
 
     Example:
         >>> check_losses({"fit": torch.ones(3)}, {"fit": None})
@@ -44,25 +41,15 @@ got fit: (3,)
         return dict(losses)
     got = type(losses).__name__
     if isinstance(losses, Mapping):
-        got = ", ".join(f"{name}: {_said(loss)}" for name, loss in losses.items()) or "none"
+        forms = {name: tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for name, x in losses.items()}
+        got = ", ".join(f"{name}: {form}" for name, form in forms.items()) or "none"
     tasks = ", ".join(map(str, batch))
     raise InputError(f"a step returns {{task: scalar loss}} for the tasks of its batch ({tasks}), got {got}")
 
 
-def _said(loss: Any) -> str:
-    return str(tuple(loss.shape)) if isinstance(loss, Tensor) else type(loss).__name__
-
-
 def refuse_bad_weights(module: nn.Module, step: int, last_good: str) -> None:
-    """Refuse weights with NaN or infinity; waits for the device.
-
-    A finite loss may have a gradient that is not: the weights show it one update before the loss does.
-
-    Raises:
-        TrainingError: some are; the first parameter is named.
-    """
-    bad = not_finite(module.named_parameters())
-    if bad:
+    """Raise TrainingError if weights are NaN or infinite, one update before a loss shows it; waits for the device."""
+    if bad := not_finite(module.named_parameters()):
         raise TrainingError(
             f"the weights {bad[0]} are NaN or infinite after step {step}; {last_good}; "
             "lower the learning rate, clip gradients (clip=1.0) or use precision fp32"
@@ -77,17 +64,12 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
         ['b']
     """
     floating = [(name, value.detach()) for name, value in named if value.is_floating_point()]
-    if not floating:
-        return []
-    finite = torch.stack([value.isfinite().all() for _, value in floating]).tolist()
+    finite = torch.stack([value.isfinite().all() for _, value in floating]).tolist() if floating else []
     return [name for (name, _), good in zip(floating, finite, strict=True) if not good]
 
 
 def check_settings(stored: Any, settings: TrainSettings) -> None:
-    """Refuse to go on from a checkpoint under settings that would have trained otherwise.
-
-    Args:
-        stored: of the checkpoint; None: one that does not tell.
+    """Refuse to go on from a checkpoint, whose settings are `stored` (None: unknown), under others that matter.
 
     Raises:
         InputError: some differ; each is named with both values.
@@ -114,11 +96,7 @@ give the same again or start in another folder
 
 
 def load_states(found: Checkpoint, parts: Mapping[str, Any]) -> None:
-    """Give each part (a module, an optimizer or None) the state that the checkpoint has under its name.
-
-    Raises:
-        TrainingError: a state is of another model.
-    """
+    """Give each part (a module, an optimizer or None) its state in the checkpoint; TrainingError if it does not fit."""
     try:
         for name, part in parts.items():
             if part is not None:
@@ -143,16 +121,12 @@ def build_optimizer(module: nn.Module, settings: TrainSettings, device: torch.de
     trained = [p for p in module.parameters() if p.requires_grad]
     if not trained:
         raise InputError(f"{type(module).__name__} has no parameter that takes a gradient: nothing to train")
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
     own: Callable[[], list[dict[str, Any]]] | None = getattr(module, "parameter_groups", None)
-    groups = (
-        own()
-        if own is not None
-        else [
-            {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-    )
-    groups = [group for group in groups if group["params"]]
+    groups = [group for group in (groups if own is None else own()) if group["params"]]
     fused = device.type == "cuda"
     if settings.optimizer == "sgd":
         nesterov = settings.momentum > 0
@@ -172,16 +146,15 @@ def moving_average(step: nn.Module, decay: float | None) -> Any:
 
 
 class Engine:
-    """Runs updates of `module(batches) -> {task: loss}` and keeps sums of the losses on the device.
+    """Runs updates of `module(batches) -> {task: loss}`, recorded as CUDA graphs, and sums losses on the device.
 
-    A CUDA graph replays all kernels of an update with one launch; at batch 128 a ResNet-18 is otherwise bound by
-    launches. The recorded update reads its batch and its learning rate from fixed tensors.
+    A recorded update reads its batch and its learning rate from fixed tensors.
     """
 
     def __init__(
         self, module: nn.Module, optimizer: Any, accelerator: Any, settings: TrainSettings, average: Any = None
     ) -> None:
-        self.module, self.optimizer, self.accelerator, self.settings = (module, optimizer, accelerator, settings)
+        self.module, self.optimizer, self.accelerator, self.settings = module, optimizer, accelerator, settings
         self.average = average  # torch.optim.swa_utils.AveragedModel or None
         self.device: torch.device = accelerator.device
         self.sums: dict[str, Tensor] = {}
@@ -196,15 +169,12 @@ class Engine:
         self.set_rate(lambda peak: peak)
 
     def _graph_possible(self) -> bool:
-        able = (
-            self.device.type == "cuda"
-            and self.accelerator.num_processes == 1
-            and self.settings.precision != "fp16"
-            and self.settings.accumulate == 1
-        )
-        if self.settings.cuda_graph and not able:
+        s = self.settings
+        one = self.accelerator.num_processes == 1 and s.accumulate == 1
+        able = self.device.type == "cuda" and one and s.precision != "fp16"
+        if s.cuda_graph and not able:
             log.warning("cuda_graph needs one CUDA process, no fp16 and no accumulation: running without it")
-        return able and self.settings.cuda_graph is not False
+        return able and s.cuda_graph is not False
 
     def set_rate(self, rate_of: Callable[[float], float]) -> None:
         """Set the learning rate of the next update, given the highest one of each group of parameters."""
@@ -219,26 +189,19 @@ class Engine:
 
     def update(self, batches: Sequence[Mapping[str, Any]]) -> None:
         """Run one update over `accumulate` batches of the stream, and average the weights after it."""
-        self._run(batches)
-        if self.average is not None:  # AveragedModel copies its counter to the device: not in a graph
-            self.average.update_parameters(self.accelerator.unwrap_model(self.module).model)
+        from accelerate.utils import send_to_device
 
-    def _run(self, batches: Sequence[Mapping[str, Any]]) -> None:
-        for batch in batches:
-            for name in batch:
-                self.counts[name] = self.counts.get(name, 0) + 1
-                if name not in self.sums:
-                    self.sums[name] = torch.zeros((), device=self.device)
-        moved = [self._to_device(batch) for batch in batches]
+        for name in (name for batch in batches for name in batch):
+            self.counts[name] = self.counts.get(name, 0) + 1
+            if name not in self.sums:
+                self.sums[name] = torch.zeros((), device=self.device)
+        moved: list[Any] = [send_to_device(dict(batch), self.device, non_blocking=True) for batch in batches]
         if len(moved) == 1 and all(isinstance(leaf, Tensor) for _, leaf in named_leaves(moved[0])):
             self.recorder(moved[0])
         else:
             self._update(*moved)
-
-    def _to_device(self, batch: Mapping[str, Any]) -> Any:
-        from accelerate.utils import send_to_device
-
-        return send_to_device(dict(batch), self.device, non_blocking=True)
+        if self.average is not None:  # AveragedModel copies its counter to the device: not in a graph
+            self.average.update_parameters(self.accelerator.unwrap_model(self.module).model)
 
     def _update(self, *batches: Any) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -284,7 +247,7 @@ class Engine:
 
 
 def with_gradients(loss: Tensor, gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    """The loss, whose backward adds these gradients: for a step that went backward itself. None adds nothing.
+    """The loss, whose backward adds these gradients (None: nothing): for a step that went backward itself.
 
     Example:
         >>> w = torch.ones(2, requires_grad=True)

@@ -43,16 +43,13 @@ CHECKPOINT_SECONDS = 60.0
 
 @dataclass
 class KeepBest:
-    """The weights that were best in validations, and whether it is time to stop.
-
-    Weights with NaN or infinity are never kept.
+    """The weights that were best in validations, and whether it is time to stop; never weights with NaN or infinity.
 
     Args:
         metric: the value of a validation that counts, the higher the better.
         patience: validations without a better value after which training is done; None: any number.
         start: the weights before the first update may be kept as well.
-        forgiving: training that diverged ends with a warning and the best weights before that; otherwise it is an
-            error.
+        forgiving: training that diverged ends with a warning and the best weights before that, else with an error.
         name: of what is trained, in the warning.
         step, value: of the best validation; `weights` by name; `since`: validations after it.
         diverged: the last weights, or the last value, were no numbers. `done`: training should end.
@@ -81,7 +78,10 @@ class KeepBest:
 
     def begin(self, weights: Mapping[str, Any]) -> None:
         """Keep these weights until a validation finds others."""
-        self.weights = {name: _copied(value) for name, value in weights.items()}
+        self.weights = {
+            name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+            for name, value in weights.items()
+        }
 
     def see(
         self,
@@ -91,12 +91,9 @@ class KeepBest:
         finite: bool = True,
         sound: bool = True,
     ) -> None:
-        """Take note of a validation.
+        """Take note of a validation of `weights`, the metric and others in `values`.
 
-        Args:
-            values: the metric and others.
-            weights: what was validated; `finite`: they hold neither NaN nor infinity.
-            sound: so do the scores that the metric is of; a metric of NaN is not sound either.
+        `finite`: the weights hold neither NaN nor infinity; `sound`: nor do the scores behind a metric that is no NaN.
         """
         value = values[self.metric]
         self.history.append({"step": step, **values})
@@ -121,24 +118,17 @@ class KeepBest:
             setattr(self, name, value)
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
 class Stream(Protocol):
     """What the loop draws batches from; :class:`metapretrain.episodes.TaskStream` is one."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield `{task: batch}`, one an update, from where the state says."""
-        ...
+        """Yield `{task: batch}`, one per update, from where the state says."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as JSON values."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a position."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -173,15 +163,13 @@ def train(
     """Train the parameters of `step` on the batches of `stream`, in place.
 
     Args:
-        step: a module; `step({task: batch})` returns `{task: scalar loss}`; their sum is minimised. If
-            `settings.ema` is set it has an attribute `model`, whose weights end as the moving average. If it
-            has a method `start_epoch(task)`, that is called when a new pass over a task's batches begins.
-            With an attribute `reduces_gradients = True` it averages its gradients over the ranks by itself. A method
-            `parameter_groups()` gives the optimizer's groups, each with its highest `lr`.
-        stream: yields `{task: batch}`; see :class:`Stream`. With an attribute `may_end = True`, training ends with it.
-        settings: see :class:`TrainSettings`.
-        run: a :class:`RunFolder`: losses are logged there and a run that was cut short goes on from its last
-            checkpoint (to the same bits on the CPU).
+        step: a module; `step({task: batch})` returns `{task: scalar loss}`; their sum is minimised. Optional members:
+            `model`, whose weights end as the moving average with `settings.ema`; `start_epoch(task)`, called when a new
+            pass over a task's batches begins; `reduces_gradients = True`: it averages its gradients over the ranks
+            itself; `parameter_groups()`: the optimizer's groups, each with its highest `lr`.
+        stream: yields `{task: batch}`; see :class:`Stream`. With `may_end = True`, training ends with it.
+        run: losses are logged there and a run that was cut short goes on from its last checkpoint (to the same bits on
+            the CPU).
         evaluate: called with the number of updates done, every `settings.evaluate_every`; its values are logged.
         keep_best: name of a value of `evaluate`, the higher the better, or a :class:`KeepBest` for more choices: the
             step ends with the weights of the best validation, also when it is cut short.
@@ -275,15 +263,9 @@ class _Loop:
         self.plain.train()
         if self.best is not None and self.best.start and not self.step:
             self._evaluate()
-        main = self.accelerator.is_main_process
-        with tqdm(
-            total=settings.steps,
-            initial=self.step,
-            desc=self.title,
-            unit="step",
-            disable=None if main else True,
-            leave=False,
-        ) as bar:
+        shown: dict[str, Any] = {"desc": self.title, "unit": "step", "leave": False}
+        shown["disable"] = None if self.accelerator.is_main_process else True  # None: unless this is no terminal
+        with tqdm(total=settings.steps, initial=self.step, **shown) as bar:
             while self.step < settings.steps and not self._done():
                 self.engine.set_rate(self._rate)
                 try:
@@ -294,10 +276,12 @@ class _Loop:
                     break
                 self.step += 1
                 bar.update()
-                if self.step % settings.log_every == 0 or self.step == settings.steps:
+                logged, last = self.step % settings.log_every == 0, self.step == settings.steps
+                if logged or last:
                     self._log(bar)
-                logged = self.step % settings.log_every == 0
-                self._maybe_evaluate()
+                every = settings.evaluate_every
+                if self.evaluate is not None and every is not None and (self.step % every == 0 or last):
+                    self._evaluate()
                 if self.folder is not None and self.step < settings.steps and self._checkpoint_due():
                     self._save(self.folder)
                 if logged:
@@ -363,21 +347,14 @@ class _Loop:
                 "lower the learning rate, clip gradients (clip=1.0) or use precision fp32"
             )
         for part in self.plain.modules():
-            check = getattr(part, "check", None)
-            if callable(check):
+            if callable(check := getattr(part, "check", None)):
                 check()
 
     def _last_good(self) -> str:
         kept = sorted(self.folder.checkpoints.glob("step-*")) if self.folder is not None else []
-        return (
-            f"the last good checkpoint is {kept[-1].name} in {kept[-1].parent}" if kept else "no checkpoint was saved"
-        )
-
-    def _maybe_evaluate(self) -> None:
-        every = self.settings.evaluate_every
-        if self.evaluate is None or every is None or (self.step % every and self.step != self.settings.steps):
-            return
-        self._evaluate()
+        if not kept:
+            return "no checkpoint was saved"
+        return f"the last good checkpoint is {kept[-1].name} in {kept[-1].parent}"
 
     def _evaluate(self) -> None:
         assert self.evaluate is not None
@@ -411,19 +388,14 @@ class _Loop:
             refuse_bad_weights(self.plain, self.step, self._last_good())
         generators = gather_object([random_state(self.accelerator.device)])
         if self.accelerator.is_main_process:
-            state = {
-                "module": self.plain.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "average": self.average.state_dict() if self.average is not None else None,
-                "stream": self.stream.state_dict(),
-                "random": generators,
-                "engine": self.engine.state_dict(),
-                "best": self.best.state_dict() if self.best is not None else None,
-                "seconds": folder.wall_seconds,
-                "settings": asdict(self.settings),
-            }
+            state = {name: None if part is None else part.state_dict() for name, part in self._parts().items()}
+            state |= {"stream": self.stream.state_dict(), "random": generators, "engine": self.engine.state_dict()}
+            state |= {"seconds": folder.wall_seconds, "settings": asdict(self.settings)}
             checkpoint.save(folder.checkpoints, self.step, state)
         self.saved_at = time.monotonic()
+
+    def _parts(self) -> dict[str, Any]:
+        return {"module": self.plain, "optimizer": self.optimizer, "average": self.average, "best": self.best}
 
     def _resume(self, folder: RunFolder) -> None:
         found = checkpoint.load_latest(folder.checkpoints)
@@ -432,14 +404,12 @@ class _Loop:
             return
         state = found.state
         check_settings(state.get("settings"), self.settings)
-        parts = {"module": self.plain, "optimizer": self.optimizer, "average": self.average, "best": self.best}
-        load_states(found, parts)
+        load_states(found, self._parts())
         self.stream.load_state_dict(state["stream"])
-        ranks = state["random"]
-        if len(ranks) != self.accelerator.num_processes:
+        ranks, now = state["random"], self.accelerator.num_processes
+        if len(ranks) != now:
             raise TrainingError(
-                f"the checkpoint is of {len(ranks)} process(es), this run has {self.accelerator.num_processes}: "
-                "resume with as many as before"
+                f"the checkpoint is of {len(ranks)} process(es), this run has {now}: resume with as many as before"
             )
         set_random_state(ranks[self.accelerator.process_index])
         self.step = self.resumed_from = self.start = found.step
