@@ -162,9 +162,8 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
     reducer: str = "tsne"
     layout: Layout | None = None
 
-    @abstractmethod
     def check_row(self, name: str, method: M) -> None:
-        """Refuse a row that cannot be run with this recipe and data."""
+        """Refuse a row that cannot be run with this recipe and data; by default none."""
 
     @abstractmethod
     def plan(self, methods: Mapping[str, M]) -> list[str]:

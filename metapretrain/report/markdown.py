@@ -113,7 +113,8 @@ def _differences_to(group: Group, place: int) -> list[str]:
     if not rows:
         return []
     header = ["method", "common seeds", *(heading(group, replace(column, examples=None)) for column in columns)]
-    legend = "Mean ± half-width of the 95% interval, Student t over the differences on the same seeds; % in points."
+    legend = "Mean ± half-width of the 95% interval, Student t over the differences on the same seeds"
+    legend += "; % in points." if any(column.percent for column in columns) else "."
     return [f"Paired differences, less {group.baselines[place]}:", "", *markdown_table(header, rows), legend, ""]
 
 
