@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -115,19 +116,23 @@ def _aside(function: Callable[..., Nest], given: Sequence[Nest]) -> Any:
     return found
 
 
-def own_gradients(backward: Callable[[], Any], parameters: Sequence[Tensor]) -> tuple[Any, list[Tensor | None]]:
-    """What `backward` returns, and the gradient that it adds to each parameter; ``.grad`` stays as it was.
+@contextmanager
+def own_gradients(parameters: Sequence[Tensor]) -> Iterator[list[Tensor | None]]:
+    """Collect what is added to the gradient of each parameter inside; ``.grad`` stays as it was.
 
     Example:
         >>> w = torch.ones(2, requires_grad=True)
-        >>> own_gradients(lambda: (3 * w).sum().backward(), [w]), w.grad
-        ((None, [tensor([3., 3.])]), None)
+        >>> with own_gradients([w]) as found:
+        ...     (3 * w).sum().backward()
+        >>> found, w.grad
+        ([tensor([3., 3.])], None)
     """
-    outside = [parameter.grad for parameter in parameters]
+    outside, found = [parameter.grad for parameter in parameters], list[Tensor | None]()
     for parameter in parameters:
         parameter.grad = None
     try:
-        return backward(), [parameter.grad for parameter in parameters]
+        yield found
+        found += [parameter.grad for parameter in parameters]
     finally:
         for parameter, gradient in zip(parameters, outside, strict=True):
             parameter.grad = gradient

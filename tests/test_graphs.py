@@ -141,7 +141,8 @@ def test_a_nest_is_recorded_by_its_layout(recorded: list[int]) -> None:
 def test_gradients_of_a_backward_stand_beside_grad() -> None:
     used, unused = (torch.ones(2, requires_grad=True) for _ in range(2))
     used.grad = kept = torch.full((2,), 5.0)
-    _, found = own_gradients(lambda: (3 * used).sum().backward(), [used, unused])
+    with own_gradients([used, unused]) as found:
+        (3 * used).sum().backward()
     assert used.grad is kept and kept.tolist() == [5, 5] and unused.grad is None
     assert found[1] is None
     add_gradients([used, unused], found)

@@ -195,7 +195,9 @@ class MetaGraph:
         return list(self.learner.buffers())
 
     def _gradients(self, support: Nest, query: Nest, _: list[int]) -> tuple[Tensor, list[Tensor | None]]:
-        return own_gradients(lambda: self.step.backward(support, query), self._learned())
+        with own_gradients(self._learned()) as found:
+            losses = self.step.backward(support, query)
+        return losses, found
 
 
 class _Pieces(NamedTuple):

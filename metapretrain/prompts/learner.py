@@ -115,11 +115,9 @@ class OuterStep:
         return found
 
     def _gradients(self, *leaves: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        def backward() -> Tensor:
-            with self.context():
-                return self.learner.backward(*_pair_of(leaves))
-
-        return own_gradients(backward, self.learned)
+        with own_gradients(self.learned) as found, self.context():
+            losses = self.learner.backward(*_pair_of(leaves))
+        return losses, found
 
 
 Pair = tuple[PromptBatch, PromptBatch]

@@ -165,6 +165,7 @@ class Engine:
             self._update, plain=WARMUP_UPDATES, aside=True, warmups=0, prepare=optimizer.zero_grad, most=MAX_GRAPHS
         )
         self.recorder.possible = self._graph_possible()
+        self.run: Callable[..., Any] = self._update
         self.peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self.set_rate(lambda peak: peak)
 
@@ -189,6 +190,11 @@ class Engine:
 
     def update(self, batches: Sequence[Mapping[str, Any]]) -> None:
         """Run one update over `accumulate` batches of the stream, and average the weights after it."""
+        self.run(*self.prepared(batches))
+        self.average_weights()
+
+    def prepared(self, batches: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Count the batches of an update and bring them to the device; `run` takes what is returned."""
         from accelerate.utils import send_to_device
 
         for name in (name for batch in batches for name in batch):
@@ -196,11 +202,13 @@ class Engine:
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), device=self.device)
         moved: list[Any] = [send_to_device(dict(batch), self.device, non_blocking=True) for batch in batches]
-        if len(moved) == 1 and all(isinstance(leaf, Tensor) for _, leaf in named_leaves(moved[0])):
-            self.recorder(moved[0])
-        else:
-            self._update(*moved)
-        if self.average is not None:  # AveragedModel copies its counter to the device: not in a graph
+        one = len(moved) == 1 and all(isinstance(leaf, Tensor) for _, leaf in named_leaves(moved[0]))
+        self.run = self.recorder if one and self.recorder.possible else self._update
+        return moved
+
+    def average_weights(self) -> None:
+        """Move the average of the weights; not in a graph, since AveragedModel copies its counter to the device."""
+        if self.average is not None:
             self.average.update_parameters(self.accelerator.unwrap_model(self.module).model)
 
     def _update(self, *batches: Any) -> None:

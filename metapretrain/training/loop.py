@@ -204,7 +204,11 @@ def train(
         torch.manual_seed(settings.seed * 100_003 + accelerator.process_index)
         loop = _Loop(step, stream, settings, accelerator, run, evaluate, title, keep_best)
         try:
-            return loop.run()
+            with loop.bar:
+                while batches := loop.next_batches():
+                    loop.engine.run(*loop.engine.prepared(batches))
+                    loop.after_update()
+            return loop.report()
         except torch.OutOfMemoryError as error:
             raise TrainingError(out_of_memory(str(device), loop.step, *memory_held(device))) from error
         finally:
@@ -228,11 +232,13 @@ class _Loop:
         title: str,
         keep_best: KeepBest | str | None,
     ) -> None:
+        from tqdm.auto import tqdm
+
         self.best = KeepBest(keep_best) if isinstance(keep_best, str) else keep_best
         if self.best is not None and (settings.ema is not None or evaluate is None or settings.evaluate_every is None):
             raise InputError("keep_best needs evaluate and settings.evaluate_every, and no ema")
         self.plain, self.stream, self.settings, self.accelerator = step, stream, settings, accelerator
-        self.folder, self.evaluate, self.title = run, evaluate, title
+        self.folder, self.evaluate = run, evaluate
         step.to(accelerator.device)
         own = getattr(step, "reduces_gradients", False)
         if accelerator.num_processes > 1 and not own and not settings.local_batchnorm:
@@ -252,56 +258,57 @@ class _Loop:
             self.best.begin(step.state_dict())
         if run is not None:
             self._resume(run)
-
-    def run(self) -> TrainReport:
-        from tqdm.auto import tqdm
-
-        settings, began = self.settings, time.monotonic()
-        self.saved_at = self.logged_at = began
-        self.logged_step = self.step
-        batches = iter(self.stream)
-        self.plain.train()
+        self.began = self.saved_at = self.logged_at = time.monotonic()
+        self.logged_step, self.batches = self.step, iter(stream)
+        step.train()
         if self.best is not None and self.best.start and not self.step:
             self._evaluate()
-        shown: dict[str, Any] = {"desc": self.title, "unit": "step", "leave": False}
-        shown["disable"] = None if self.accelerator.is_main_process else True  # None: unless this is no terminal
-        with tqdm(total=settings.steps, initial=self.step, **shown) as bar:
-            while self.step < settings.steps and not self._done():
-                self.engine.set_rate(self._rate)
-                try:
-                    self.engine.update([self._next(batches) for _ in range(settings.accumulate)])
-                except _StreamEnd:
-                    if self.step and self.evaluated < self.step:
-                        self._evaluate()
-                    break
-                self.step += 1
-                bar.update()
-                logged, last = self.step % settings.log_every == 0, self.step == settings.steps
-                if logged or last:
-                    self._log(bar)
-                every = settings.evaluate_every
-                if self.evaluate is not None and every is not None and (self.step % every == 0 or last):
-                    self._evaluate()
-                if self.folder is not None and self.step < settings.steps and self._checkpoint_due():
-                    self._save(self.folder)
-                if logged:
-                    self.logged_at, self.logged_step = time.monotonic(), self.step
+        hidden = None if accelerator.is_main_process else True  # None: shown on a terminal
+        self.bar = tqdm(total=settings.steps, initial=self.step, desc=title, unit="step", disable=hidden, leave=False)
+
+    def next_batches(self) -> list[dict[str, Any]]:
+        """The batches of the next update, whose learning rate is set; none where training ends."""
+        if self.step >= self.settings.steps or (self.best is not None and self.best.done):
+            return []
+        self.engine.set_rate(self._rate)
+        try:
+            return [self._next(self.batches) for _ in range(self.settings.accumulate)]
+        except _StreamEnd:
+            if self.step and self.evaluated < self.step:
+                self._evaluate()
+            return []
+
+    def after_update(self) -> None:
+        """Average, log, validate and save, each where it is due."""
+        self.engine.average_weights()
+        self.step += 1
+        self.bar.update()
+        logged, last = self.step % self.settings.log_every == 0, self.step == self.settings.steps
+        if logged or last:
+            self._log(self.bar)
+        every = self.settings.evaluate_every
+        if self.evaluate is not None and every is not None and (self.step % every == 0 or last):
+            self._evaluate()
+        if self.folder is not None and self.step < self.settings.steps and self._checkpoint_due():
+            self._save(self.folder)
+        if logged:
+            self.logged_at, self.logged_step = time.monotonic(), self.step
+
+    def report(self) -> TrainReport:
+        """What was done, once the weights are those to keep."""
         if not self._forgiving():
             refuse_bad_weights(self.plain, self.step, self._last_good())
         if self.average is not None:
             self.plain.get_submodule("model").load_state_dict(self.average.module.state_dict())
         counts = dict(getattr(self.stream, "counts", {}))
         speed = statistics.median(self.speeds[1:]) if len(self.speeds) > 1 else 0.0
-        seconds, best = time.monotonic() - began, self.best or KeepBest()
+        seconds, best = time.monotonic() - self.began, self.best or KeepBest()
         return TrainReport(self.step, self.resumed_from, seconds, self.losses, counts, speed, best)
 
     def restore_best(self) -> None:
         """Give the step the best weights, if any are kept."""
         if self.best is not None:
             self.plain.load_state_dict(self.best.weights)
-
-    def _done(self) -> bool:
-        return self.best is not None and self.best.done
 
     def _forgiving(self) -> bool:
         return self.best is not None and self.best.forgiving

@@ -79,8 +79,9 @@ class MetaStep(nn.Module):
         parameters = [p for p in self.learner.parameters() if p.requires_grad]
         support, query = ((self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query"))
         meta: Any = self.learner if self._compiled is None else self._compiled
-        losses, found = own_gradients(lambda: meta.backward(support, query), parameters)
-        loss, gradients = losses.mean(), [grad for grad in found if grad is not None]
+        with own_gradients(parameters) as found:
+            loss = meta.backward(support, query).mean()
+        gradients = [grad for grad in found if grad is not None]
         statistics = [b for b in self.learner.buffers() if b.is_floating_point()]
         with torch.no_grad():
             for tensor, mean in zip(changed := [loss, *gradients, *statistics], mean_over_ranks(changed), strict=True):

@@ -265,18 +265,15 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         """Train the prompts of all seeds in one batch, where they can be; others one after the other."""
         first = contexts[0]
         if first.shared and first.method.objective == "mixed":
-            return self._mixed(contexts)
+            source, runs = first.method.source, {one.seed: one.folder for one in contexts}
+            starts = {one.seed: self._start(one) for one in contexts}
+            make = partial(self.stack, self.inputs.pretraining(source), tuning=self._mixed_tuning())
+            rows = len(self.inputs.texts(source))
+            done = train_mixed(make, starts, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
+            return [PromptRun(pretrained=done[one.seed]) for one in contexts]
         if not first.shared and first.method.tuned == "prompt":
             return self._tuned(contexts)
         return super().train_together(contexts)
-
-    def _mixed(self, contexts: Sequence[PromptContext]) -> Iterable[PromptRun]:
-        source, runs = contexts[0].method.source, {one.seed: one.folder for one in contexts}
-        starts = {one.seed: self._start(one) for one in contexts}
-        make = partial(self.stack, self.inputs.pretraining(source), tuning=self._mixed_tuning())
-        rows = len(self.inputs.texts(source))
-        done = train_mixed(make, starts, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
-        return [PromptRun(pretrained=done[one.seed]) for one in contexts]
 
     def _start(self, context: PromptContext) -> Tensor:
         """The prompt that a run starts from."""

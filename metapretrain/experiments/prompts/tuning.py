@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,7 +183,11 @@ class Stack:
             prompts = torch.stack([state.prompt.detach() for state in states])
             rows, weight = self._rows(jobs, [state.step for state in states])
             self.optimizer.zero_grad()  # those that have stopped get no gradient, and stay
-            for state, gradient in zip(states, self._gradient(prompts, rows, weight, allowed), strict=True):
+            found = torch.empty_like(prompts)
+            for place, inputs in self._parts(prompts, rows, weight, allowed):
+                (gradient,) = (self.recorder if self.fixed_shapes else self._gradient_of)(*inputs)
+                found[place] = gradient[: place.stop - place.start]
+            for state, gradient in zip(states, found, strict=True):
                 state.prompt.grad = gradient
             for group, job in zip(self.optimizer.param_groups, self.jobs, strict=True):
                 group["lr"] = self._rate(job)
@@ -209,19 +213,18 @@ class Stack:
             weight[place, : len(mine)] = 1 / len(mine)
         return rows, weight
 
-    def _gradient(self, prompts: Tensor, rows: Tensor, weight: Tensor, allowed: Tensor) -> Tensor:
-        found = torch.empty_like(prompts)
+    def _parts(
+        self, prompts: Tensor, rows: Tensor, weight: Tensor, allowed: Tensor
+    ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+        """The jobs of each pass through the model, and what :meth:`_gradient_of` takes for them."""
         weight = weight.to(self.device, prompts.dtype, non_blocking=True)
         for part in torch.arange(len(prompts)).split(max(1, self.rows_per_pass // rows.shape[1])):
             if self.fixed_shapes:  # jobs without weight fill it up
                 part = torch.cat([part, part[-1:].expand(rounded_up(len(part)) - len(part))])
-            first, last, new = int(part[0]), int(part[-1]) + 1, len(part)
+            place, new = slice(int(part[0]), int(part[-1]) + 1), len(part)
             of, weights = part.to(self.device, non_blocking=True), torch.zeros(new, rows.shape[1]).to(weight)
-            weights[: last - first] = weight[first:last]
-            batch = self.pool.gather(rows[part])
-            (gradient,) = self.recorder(prompts[of], weights, allowed[of], *batch.leaves())
-            found[first:last] = gradient[: last - first]
-        return found
+            weights[: place.stop - place.start] = weight[place]
+            yield place, (prompts[of], weights, allowed[of], *self.pool.gather(rows[part]).leaves())
 
     def _gradient_of(self, prompts: Tensor, weight: Tensor, allowed: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
         """Gradient (R, L, D) of the weighted losses of rows (R, B)."""

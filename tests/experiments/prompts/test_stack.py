@@ -78,14 +78,15 @@ def old_adamw(prompts: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, l
 
 def test_updates_are_those_that_the_stack_computed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, given = Stack(model(), pool(), jobs(), replace(TUNING, patience=None)), []
-    plain, rate = Stack._gradient, Stack._rate
+    plain, rate = Stack._gradient_of, Stack._rate
 
-    def noted(self: Stack, prompts: Tensor, *rest: Any) -> Tensor:
+    def noted(self: Stack, prompts: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         running = [job for job in self.jobs if not self.progress[job.name].done]
-        given.append((running, prompts, plain(self, prompts, *rest), [rate(self, job) for job in running]))
-        return given[-1][2]
+        found = plain(self, prompts, *rest)
+        given.append((running, prompts, found[0], [rate(self, job) for job in running]))
+        return found
 
-    monkeypatch.setattr(Stack, "_gradient", noted)
+    monkeypatch.setattr(Stack, "_gradient_of", noted)
     stack.run()
     prompts = {job.name: job.prompt[None].clone() for job in stack.jobs}
     moments = {name: (torch.zeros_like(prompt), torch.zeros_like(prompt)) for name, prompt in prompts.items()}
