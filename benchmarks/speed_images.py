@@ -178,7 +178,7 @@ def training_steps(batch: int, compiled: bool, graph: bool) -> Callable[[int], N
 
     def updates(n: int) -> None:
         for _ in range(n):
-            engine.set_rate(0.01)
+            engine.set_rate(lambda peak: 0.01)
             engine.update([next(batches)])
         wait()
 

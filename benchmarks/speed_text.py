@@ -184,7 +184,7 @@ def by_stream(fixed: bool, graph: bool) -> Callable[[int], None]:
 
     def one() -> None:
         for _ in range(size().rows // size().batch):
-            work.engine.set_rate(1e-5)
+            work.engine.set_rate(lambda peak: 1e-5)
             work.engine.update([next(batches)])
 
     return passes(one, WARMUP_UPDATES + 2 if graph else 1)

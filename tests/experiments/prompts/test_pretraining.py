@@ -249,7 +249,7 @@ def test_seeds_of_mixed_pretraining_stand_in_one_stack_and_go_on(
     assert {done.steps for done in both.values()} == {30}  # 120 reads in batches of 4
     alone = mixed({8: prompts[8]}, tmp_path / "alone")[8]
     torch.testing.assert_close(both[8].prompt, alone.prompt, rtol=1e-9, atol=1e-11)
-    plain, calls = Stack._gradient, []
+    plain, calls = Stack._gradient_of, []
 
     def killed(self: Stack, *given: Any) -> Tensor:
         calls.append(1)
@@ -257,7 +257,7 @@ def test_seeds_of_mixed_pretraining_stand_in_one_stack_and_go_on(
             raise KeyboardInterrupt
         return plain(self, *given)
 
-    monkeypatch.setattr(Stack, "_gradient", killed)
+    monkeypatch.setattr(Stack, "_gradient_of", killed)
     with pytest.raises(KeyboardInterrupt):
         mixed(prompts, tmp_path / "cut")
     resumed = mixed(prompts, tmp_path / "cut")
