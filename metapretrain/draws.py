@@ -1,22 +1,29 @@
-"""Random draws that are a function of a seed and of what they are for.
+"""All seeded randomness of the package: draws that are a function of a seed and of what they are for.
 
-Only raw bits are taken from NumPy, whose output is fixed across its versions, unlike that of its `Generator`
-methods. Nothing here is approximately uniform: biased or tied draws are rejected and drawn again.
+- :class:`Bits` and its :func:`integers`, :func:`distinct` and :func:`permutations`: episodes and shuffled batches, many
+  lanes at once;
+- :func:`key`, and :func:`generator`, :func:`uniform` and :func:`pick` by it: what has names, as a scheduler's sources;
+- :func:`split_keys`: on any device, inside a CUDA graph;
+- :func:`numpy_generator`, :func:`philox_generator`, :func:`torch_generator`, :func:`seeded`: the libraries' own
+  generators by plain numbers, in data sets and for initial weights, whose streams are kept as they are.
 
-A scheduler's state is then a few counts, and adding a source leaves the draws of the others as they were.
+The first three take only raw bits from NumPy, whose output is fixed across its versions, unlike that of its `Generator`
+methods, and are exactly uniform: biased or tied draws are rejected and drawn again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -233,3 +240,94 @@ def take_turns(names: Sequence[str], number: int, left: Collection[str]) -> str:
     """
     turns = (names[(number + skipped) % len(names)] for skipped in range(len(names)))
     return next(name for name in turns if name in left)
+
+
+def _signed(x: int) -> int:
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >> 63 else x
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift: int64 shifts copies of the sign in, which the mask removes."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser, a bijection on int64."""
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def _mixed(x: int) -> int:
+    """:func:`mix` of a Python number."""
+    x &= (1 << 64) - 1
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
+        x = ((x ^ (x >> bits)) * factor) & ((1 << 64) - 1)
+    return _signed(x ^ (x >> 31))
+
+
+def split_keys(seed: int, calls: Tensor, rows: int) -> Tensor:
+    """(rows,) int64 keys, all different: draws ``calls * 2**32 + row`` of the stream that `seed` starts.
+
+    Args:
+        seed: any whole number.
+        calls: 0-d int64 tensor, the number of calls before this one; its device is the keys'.
+        rows: B.
+    """
+    row = torch.arange(rows, device=calls.device, dtype=torch.int64)
+    return mix(((calls << 32) + row) * _GAMMA + _mixed(seed))
+
+
+def numpy_generator(*seeds: int) -> np.random.Generator:
+    """NumPy's default generator, seeded by the numbers in this order.
+
+    Example:
+        >>> bool(numpy_generator(7, 0).random() == numpy_generator(7, 0).random() != numpy_generator(0, 7).random())
+        True
+    """
+    return np.random.default_rng(seeds)
+
+
+def philox_generator(*seeds: int) -> np.random.Generator:
+    """NumPy's generator over Philox, seeded by the numbers in this order: for data that is made or sampled once."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds)))
+
+
+def torch_generator(seed: int) -> torch.Generator:
+    """PyTorch's CPU generator at `seed`, of 0..2**64-1."""
+    return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int, devices: Sequence[torch.device | int] | None = ()) -> Iterator[None]:
+    """PyTorch's global generators at `seed` inside the block; afterwards those of the CPU and `devices` are as before.
+
+    Args:
+        devices: CUDA devices; None: all.
+
+    Example:
+        >>> with seeded(0):
+        ...     first = torch.rand(1)
+        >>> with seeded(0):
+        ...     bool(torch.rand(1) == first)
+        True
+    """
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def epoch_order(rows: int, seed: int, epoch: int) -> Tensor:
+    """The numbers 0..rows-1 in the order of an epoch, int64 (rows,).
+
+    Example:
+        >>> sorted(epoch_order(4, seed=0, epoch=1).tolist())
+        [0, 1, 2, 3]
+    """
+    return torch.from_numpy(numpy_generator(seed, epoch).permutation(rows))

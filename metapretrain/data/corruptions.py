@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError, one_of
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -57,7 +58,7 @@ def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
         raise InputError(f"severity must be an integer from 1 to 5, got {severity!r}")
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
         raise InputError(f"corruption takes uint8 images (N, 1 or 3, H, W), got {images.dtype} {tuple(images.shape)}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch_generator(seed)
     result = torch.empty_like(images, device="cpu")
     for start in range(0, len(images), CHUNK):
         x = images[start : start + CHUNK].cpu().float().div_(255)

@@ -14,6 +14,7 @@ from metapretrain.checks import user_path
 from metapretrain.data.image_folder import load_image_folder
 from metapretrain.data.images import ImageSet
 from metapretrain.data.omniglot import load_omniglot
+from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError, one_of
 
 FEW_SHOT_DATA = ("omniglot", "image-folder", "made")
@@ -134,7 +135,7 @@ def split_classes(images: ImageSet) -> dict[str, ImageSet]:
     held = {part: max(1, round(share * count)) for part, share in SHARES.items()}
     if count < 3:
         raise InputError(f"{images.name} has {count} classes; training, validation and test need one each, or more")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(count, generator=torch_generator(0))
     sizes = [count - sum(held.values()), *held.values()]
     return {
         part: _classes(images, rows.sort().values, part) for part, rows in zip(PARTS, order.split(sizes), strict=True)
@@ -157,7 +158,7 @@ def made_glyphs(part: str, image_size: int = 28) -> ImageSet:
         >>> made_glyphs("test").images.shape
         torch.Size([500, 1, 28, 28])
     """
-    random = torch.Generator().manual_seed(PARTS.index(one_of("part", part, PARTS)))
+    random = torch_generator(PARTS.index(one_of("part", part, PARTS)))
     count = MADE[part]
     glyphs = (torch.rand(count, 1, 6, 6, generator=random) < 0.4).float()
     large = F.interpolate(glyphs, (image_size - 4, image_size - 4), mode="bilinear")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError
 
 Labels = Tensor | Sequence[int] | np.ndarray[Any, Any]
@@ -56,7 +57,7 @@ def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, 
     if size and (take >= counts).any():
         bad = classes[np.argmax(take >= counts)]
         raise InputError(f"validation size {size} leaves no training row of class {bad}; lower it or add rows")
-    random = np.random.Generator(np.random.Philox(seed))
+    random = philox_generator(seed)
     held = np.zeros(len(y), dtype=bool)
     for label, amount in zip(classes, take, strict=True):
         rows = np.flatnonzero(y == label)

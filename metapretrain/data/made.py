@@ -15,6 +15,7 @@ from metapretrain.data.dialogues import Dialogue, Dialogues
 from metapretrain.data.documents import Documents
 from metapretrain.data.squad import Question, Questions
 from metapretrain.data.texts import SentenceData, TextSet, TextTask
+from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError
 
 SENTIMENT = (
@@ -183,7 +184,7 @@ def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceD
     """
     if isinstance(pretraining, bool) or not isinstance(pretraining, int) or not 50 <= pretraining <= 1_000:
         raise InputError(f"made pretraining data has 50 to 1,000 rows, got {pretraining!r}")
-    random = np.random.Generator(np.random.Philox(seed))
+    random = philox_generator(seed)
     made = {"yelp5": _reviews("yelp5", FIVE, PRETRAINING_TOPICS, (pretraining, 50), random)}
     for name, topic in TOPICS.items():
         made[name] = _reviews(name, MADE_SENTIMENT_CLASSES.get(name, TWO), (topic,), (100, 30), random)
@@ -199,7 +200,7 @@ def made_plain(seed: int = 0, rows: int = 60) -> list[str]:
         >>> len(made_plain(rows=10)), made_plain(rows=10) == made_plain(rows=10)
         (10, True)
     """
-    random = np.random.Generator(np.random.Philox(seed))
+    random = philox_generator(seed)
     things = ("garden", "train", "letter", "meeting", "journey", "weather", "cousin", "lesson")
     every = [word for words in SENTIMENT for word in words]
     picks = random.integers((len(things), len(every), len(things)), size=(rows, 3))
@@ -348,10 +349,7 @@ def _story(random: np.random.Generator) -> list[list[str]]:
 
 
 def _splits(seed: int, kind: int) -> list[tuple[str, int, np.random.Generator]]:
-    return [
-        (split, size, np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, kind, place]))))
-        for place, (split, size) in enumerate(SIZES.items())
-    ]
+    return [(split, size, philox_generator(seed, kind, place)) for place, (split, size) in enumerate(SIZES.items())]
 
 
 def _pick(words: tuple[str, ...], random: np.random.Generator) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from metapretrain.checks import whole
 from metapretrain.data.images import validation_split
+from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError, one_of
 
 KINDS = ("classification", "pair-classification", "pair-regression")
@@ -380,7 +381,7 @@ def few_shot_draw(
             f"{training} training and {validation} validation rows asked for, but there are {len(labels)} rows; lower "
             "the counts or give more data"
         )
-    random = np.random.Generator(np.random.Philox(seed))
+    random = philox_generator(seed)
     order = random.permutation(len(labels))
     if not stratified:
         return torch.from_numpy(order[:training].copy()), torch.from_numpy(order[training:][:validation].copy())
@@ -415,7 +416,7 @@ def fixed_sample(test: TextSet, count: int = TEST_ROWS) -> TextSet:
     if len(labels) <= count:
         return test
     classes, counts = np.unique(labels, return_counts=True)
-    order = np.random.Generator(np.random.Philox(0)).permutation(len(labels))
+    order = philox_generator(0).permutation(len(labels))
     shares = _shares(counts, counts, int(count), least=0)
     rows = [order[labels[order] == label][:share] for label, share in zip(classes, shares, strict=True)]
     return test.subset(np.sort(np.concatenate(rows)))
@@ -436,7 +437,7 @@ def balanced_sample(rows: TextSet, count: int, seed: int) -> TextSet:
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 1 <= count <= len(labels):
         raise InputError(f"a balanced sample has 1 to {len(labels)} rows (all that there are), got {count!r}")
     classes, counts = np.unique(labels, return_counts=True)
-    random = np.random.Generator(np.random.Philox(seed))
+    random = philox_generator(seed)
     order = random.permutation(len(labels))
     shares = _shares(np.ones(len(classes)), counts, int(count), least=0)
     chosen = [order[labels[order] == label][:share] for label, share in zip(classes, shares, strict=True)]

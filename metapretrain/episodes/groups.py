@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.checks import check_seed, whole
-from metapretrain.draws import Ints
+from metapretrain.draws import Ints, numpy_generator
 from metapretrain.episodes.sampler import read_labels
 from metapretrain.errors import InputError, one_of
 
@@ -68,7 +68,7 @@ def group_tasks(
     rows = len(texts_or_features)
     if k > rows:
         raise InputError(f"k is {k}, but there are only {rows} rows to group; give a smaller k")
-    rng = np.random.default_rng(seed)
+    rng = numpy_generator(seed)
     if method == "kmeans":
         if features is None:
             raise InputError("kmeans needs features (N, D), for example sentence embeddings, not texts; encode them")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metapretrain.draws import numpy_generator
 from metapretrain.errors import InputError
 from metapretrain.protonet.prototypes import proto_logits, prototypes
 
@@ -179,7 +180,7 @@ def subsample(n: int, most: int, seed: int = 0) -> Tensor:
     """Sorted rows of a random part of `n` rows, at most `most`, fixed by `seed`; int64."""
     if n <= most:
         return torch.arange(n)
-    return torch.from_numpy(np.sort(np.random.default_rng(seed).choice(n, most, replace=False)))
+    return torch.from_numpy(np.sort(numpy_generator(seed).choice(n, most, replace=False)))
 
 
 def accuracy(predicted: Tensor, y: Tensor) -> float:

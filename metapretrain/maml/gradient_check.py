@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from metapretrain.draws import seeded, torch_generator
 from metapretrain.errors import InputError
 from metapretrain.maml.inner import Named
 from metapretrain.maml.learner import pair
@@ -82,11 +83,10 @@ def check_meta_gradient(
     learner = copy.deepcopy(learner).double()
     parts = (batch.support, batch.query) if hasattr(batch, "support") else batch
     support, query = (map_tensors(_wide, pair(part)) for part in parts)
-    seeds = torch.Generator().manual_seed(seed)
+    seeds = torch_generator(seed)
 
     def mean_loss() -> Tensor:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with seeded(seed, devices=None):
             losses: Tensor = learner.losses(support, query)
         return losses.mean()
 

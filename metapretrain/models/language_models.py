@@ -9,9 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from metapretrain.checks import user_path
+from metapretrain.draws import seeded
 from metapretrain.errors import InputError
 from metapretrain.models.hub import SAFE, first_sentence, package_folder, quietly, safe_config
 from metapretrain.models.scratch import tiny_tokenizer
@@ -84,8 +83,7 @@ def tiny_language_model(kind: str, tokenizer: Any, *, seed: int = 0) -> Any:
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 64, "max_position_embeddings": 256, "initializer_range": 0.1}
     vocabulary, pad = len(tokenizer), tokenizer.pad_token_id
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if kind == "decoder-only":
             return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **sizes)).eval()
         if kind == "masked":

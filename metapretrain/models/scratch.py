@@ -6,8 +6,6 @@ import string
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -57,6 +55,8 @@ def random_bert(
     """
     from transformers import BertConfig, BertModel
 
+    from metapretrain.draws import seeded
+
     config = BertConfig(
         vocab_size=vocabulary,
         hidden_size=features,
@@ -67,8 +67,7 @@ def random_bert(
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return BertModel(config)
 
 

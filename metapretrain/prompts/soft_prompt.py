@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.checks import number, whole
+from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError
 from metapretrain.files import decode, encode
 from metapretrain.prompts.template import plain_ids
@@ -212,4 +213,4 @@ def _embeddings(model: Any) -> Tensor:
 
 
 def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(whole("seed", seed, 0, 2**63 - 1))
+    return torch_generator(whole("seed", seed, 0, 2**63 - 1))

@@ -1,9 +1,4 @@
-"""The prototypical pretraining loss, standard and query mode, over a batch or an epoch's prototypes.
-
-The keys are draws of the SplitMix64 stream (Steele, Lea and Flood, 2014) computed in wrapping int64
-arithmetic. Unlike a torch.Generator this gives one split on CPU and GPU, can be captured in a CUDA graph,
-and is resumed from the call counter.
-"""
+"""The prototypical pretraining loss, standard and query mode, over a batch or an epoch's prototypes."""
 
 from __future__ import annotations
 
@@ -17,6 +12,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 from metapretrain.checks import number
 from metapretrain.distributed import gather_rows
+from metapretrain.draws import split_keys
 from metapretrain.errors import InputError, one_of
 from metapretrain.protonet.prototypes import (
     DISTANCES,
@@ -87,48 +83,6 @@ query mode no query has a prototype; use larger or class-balanced batches, or mo
                 'or mode="standard"'
             )
     return labels
-
-
-def _signed(x: int) -> int:
-    x &= (1 << 64) - 1
-    return x - (1 << 64) if x >> 63 else x
-
-
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: int64 shifts copies of the sign in, which the mask removes."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser, a bijection on int64."""
-    x = (x ^ _shifted(x, 30)) * _MIX_1
-    x = (x ^ _shifted(x, 27)) * _MIX_2
-    return x ^ _shifted(x, 31)
-
-
-def _mixed(x: int) -> int:
-    """:func:`mix` of a Python number."""
-    x &= (1 << 64) - 1
-    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
-        x = ((x ^ (x >> bits)) * factor) & ((1 << 64) - 1)
-    return _signed(x ^ (x >> 31))
-
-
-def split_keys(seed: int, calls: Tensor, rows: int) -> Tensor:
-    """(rows,) int64 keys, all different: draws ``calls * 2**32 + row`` of the stream that `seed` starts.
-
-    Args:
-        seed: any whole number.
-        calls: 0-d int64 tensor, the number of calls before this one; its device is the keys'.
-        rows: B.
-    """
-    row = torch.arange(rows, device=calls.device, dtype=torch.int64)
-    return mix(((calls << 32) + row) * _GAMMA + _mixed(seed))
 
 
 def query_count(rows: int, query_fraction: float) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from metapretrain.distributed import share_norms
+from metapretrain.draws import seeded
 from metapretrain.errors import InputError
 from metapretrain.training import checkpoint
 from metapretrain.training.devices import (
@@ -200,8 +201,7 @@ def train(
     one_task_a_step = len(getattr(stream, "loaders", ())) > 1 and not every_task  # some parameters have no gradient
     accelerator = make_accelerator(settings.device, settings.precision, unused_parameters=one_task_a_step)
     device: torch.device = accelerator.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(settings.seed * 100_003 + accelerator.process_index)
+    with seeded(settings.seed * 100_003 + accelerator.process_index, [device] if device.type == "cuda" else []):
         loop = _Loop(step, stream, settings, accelerator, run, evaluate, title, keep_best)
         try:
             with loop.bar:

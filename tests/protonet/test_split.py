@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metapretrain.protonet.loss import mix, query_count, random_queries, split_keys, stratified_queries
+from metapretrain.draws import mix, split_keys
+from metapretrain.protonet.loss import query_count, random_queries, stratified_queries
 from tests.protonet import slow
 
 

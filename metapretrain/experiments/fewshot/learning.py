@@ -15,6 +15,7 @@ from metapretrain.checks import number, whole
 from metapretrain.data.augment import BatchAugment
 from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
+from metapretrain.draws import seeded
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream, to_metadataset
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes, few_shot_accuracy
@@ -214,8 +215,7 @@ def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways:
     Raises:
         InputError: an unknown backbone, or one that cannot take these images.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         net = build_backbone(
             backbone,
             ways=ways if method.learner in KINDS else None,

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from metapretrain.draws import seeded
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData, Images, images_of
@@ -335,8 +336,7 @@ def build_objectives(
 ) -> dict[str, Objective]:
     """Build objectives of :data:`OBJECTIVES` for an encoder; their weights are a function of `seed` and of `names`."""
     built = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1)
+    with seeded(seed + 1):
         for name in names:
             phase = getattr(recipe, OBJECTIVES[name].phase)
             images, classes = images_of(data, phase, machine), len(data.train.classes)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.data.images import ImageSet, normalize
+from metapretrain.draws import seeded
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.representation import accuracy, embed, evaluation_mode, nearest_prototype
@@ -50,8 +51,7 @@ ImageContext = Context[Recipe, ImageData, ImageMethod]
 
 def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = None) -> Encoder:
     """Build an encoder with random weights that are a function of `seed`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return build_encoder(
             name or recipe.encoder, channels=data.train.channels, image_size=data.train.image_size, stem=recipe.stem
         )
@@ -118,8 +118,7 @@ def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Trai
     phase = recipe.supervised if supervised else recipe.frozen if method.frozen else recipe.unfrozen
     if method.head is None:
         raise InputError(f"fine-tuning {method.objective} needs a head")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(context.seed + 2)
+    with seeded(context.seed + 2):
         head = build_head(method.head, encoder.features, len(data.train.classes))
     task = Supervised(images_of(data, phase, context.machine), head, phase.label_smoothing)
     model = Frozen(encoder) if method.frozen else encoder

@@ -24,6 +24,7 @@ from metapretrain.data.texts import (
     known_texts,
     without_known,
 )
+from metapretrain.draws import numpy_generator
 from metapretrain.episodes.groups import group_tasks
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
@@ -298,7 +299,7 @@ def pseudo_labelled(
     from sklearn.linear_model import LogisticRegression
 
     y, features = labels.numpy(), z.float().cpu().numpy()
-    order = np.random.default_rng(seed).permutation(len(y))
+    order = numpy_generator(seed).permutation(len(y))
     held, fitted = order[: max(1, len(y) // 10)], order[max(1, len(y) // 10) :]
     mean, spread = features[fitted].mean(0), features[fitted].std(0) + 1e-6
     model = LogisticRegression(max_iter=1000).fit((features[fitted] - mean) / spread, y[fitted])

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metapretrain.draws import epoch_order, numpy_generator
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.episodes.groups import tidy_groups
 from metapretrain.errors import InputError
@@ -56,7 +57,7 @@ class MetaRows:
         codes, size = tidied.numpy(), 2 * shots
         self.seed, self.size = seed, size
         self.tasks, self.sizes = int(codes.max()) + 1, np.bincount(codes[codes >= 0]).tolist()
-        random = np.random.default_rng([seed, 1])
+        random = numpy_generator(seed, 1)
         spec = EpisodeSpec(None, shots, shots)
         self._train, held = [], []
         for task in range(self.tasks):
@@ -366,7 +367,7 @@ def train_mixed(
     held += (rows - held) % recipe.mixed.batch_size  # whole batches: a step reads what the budget counts
     jobs = []
     for seed, prompt in prompts.items():
-        order = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(rows))
+        order = epoch_order(rows, seed, 1)
         jobs.append(Job(str(seed), prompt, order[held:], order[:held], words, seed))
     steps = recipe.mixed_steps(rows - held)
     stack = make_stack(jobs, steps=steps, every=max(1, steps // recipe.validations))

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from metapretrain.checks import whole
+from metapretrain.draws import epoch_order
 from metapretrain.episodes import TaskStream
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool, allowed_words, word_scores
@@ -289,7 +289,7 @@ def _check_jobs(jobs: Sequence[Job], rows: int) -> None:
 
 def _order(job: Job, epoch: int) -> Tensor:
     """The rows that a job trains on, as an epoch takes them."""
-    return job.train[torch.from_numpy(np.random.default_rng([job.seed, epoch]).permutation(len(job.train)))]
+    return job.train[epoch_order(len(job.train), job.seed, epoch)]
 
 
 class _WholeModel(nn.Module):

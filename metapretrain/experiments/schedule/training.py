@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metapretrain.draws import generator, key
+from metapretrain.draws import generator, key, seeded
 from metapretrain.episodes import TaskStream
 from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.schedule.data import ScheduleData
@@ -87,8 +87,7 @@ class ScheduleStep(nn.Module):
         self.encoder, self.tasks = encoder, dict(tasks)
         heads = {}
         for name, task in tasks.items():  # a head's first weights depend on (seed, task) alone
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(key(seed, "head", name) % 2**63)
+            with seeded(key(seed, "head", name)):
                 heads[name] = task.head(encoder.features)
         self.heads = nn.ModuleDict(heads)
 

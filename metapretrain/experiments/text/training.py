@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens, padded_width
+from metapretrain.draws import seeded, torch_generator
 from metapretrain.evaluation.metrics import nearest_prototype_scores, score_task, with_overall
 from metapretrain.evaluation.representation import check_embeddings, evaluation_mode
 from metapretrain.experiments.base import Context, Machine, Training
@@ -148,8 +149,7 @@ def pretraining(context: TextContext) -> tuple[TextEncoder, Training]:
     plan, data, recipe, seed = context.method, context.data, context.recipe, context.seed
     encoder = new_encoder(recipe, seed)
     objectives: dict[str, TextObjective] = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1)
+    with seeded(seed + 1):
         for task in data.tasks:
             texts = TextRows(task, data.tokens(task.train, f"{task.name} train", encoder, recipe, plan.joined))
             objectives[task.name] = _pretraining_objective(context, texts, task, encoder)
@@ -189,8 +189,7 @@ def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDic
     """
     method, data, recipe, seed, machine = context.method, context.data, context.recipe, context.seed, context.machine
     phase = recipe.frozen if method.frozen else recipe.joint if method.pretraining is None else recipe.finetune
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 2)
+    with seeded(seed + 2):
         heads = build_heads(data.tasks, method, recipe.sts_head, encoder.features)
     encoder.requires_grad_(not method.frozen)
     known = embed(encoder, data, recipe, "train", method.joined, machine) if method.frozen else {}
@@ -236,7 +235,7 @@ def _watch(
     if not any(len(task.validation) for task in data.tasks):
         return None
     rows = {
-        task.name: torch.randperm(len(task.train), generator=torch.Generator().manual_seed(0))[: 2 * recipe.batch_size]
+        task.name: torch.randperm(len(task.train), generator=torch_generator(0))[: 2 * recipe.batch_size]
         for task in data.tasks
     }
     width = max(int(step.texts[name].tokens.widths[chosen].max()) for name, chosen in rows.items())

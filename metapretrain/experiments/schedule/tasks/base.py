@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from metapretrain.checks import whole
 from metapretrain.data.documents import Corpus, Documents, tokenize_documents
+from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder
 
@@ -267,7 +268,7 @@ class PretrainingTask(ABC):
     def random(self, split: str, *place: int) -> np.random.Generator:
         """The generator of a place, such as (seed, epoch, index)."""
         words = [zlib.crc32(self.name.encode()), SPLITS.index(split), *place]
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+        return philox_generator(*words)
 
     def _split(self, split: str) -> str:
         return one_of(f"split of {self.name}", split, tuple(self.sizes))
