@@ -19,7 +19,8 @@ from pathlib import Path
 
 from report_fewshot import LAYOUT
 
-from metapretrain.data.few_shot import FEW_SHOT_DATA, FewShotData, load_few_shot
+from metapretrain.data.few_shot import FewShotData
+from metapretrain.data.registry import load_few_shot, names_giving
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
@@ -66,7 +67,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     parser = Parser(description=__doc__)
     common_options(parser, "fewshot", methods=(*METHODS, ENCODER), default_methods=",".join(METHODS))
     add = parser.add_argument
-    add("--dataset", choices=FEW_SHOT_DATA, default="omniglot", help="omniglot (default), image-folder or made")
+    known = names_giving("few-shot", "images")
+    add("--dataset", choices=known, default="omniglot", metavar="NAME", help=f"{', '.join(known)} (default: omniglot)")
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="28, or 84 for an image folder")
     add("--settings", type=settings_of, default=list(SETTINGS), metavar="5w1s,...|all", help="ways and shots (all)")

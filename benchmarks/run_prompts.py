@@ -21,7 +21,7 @@ from report_prompts import LAYOUT
 
 from metapretrain.data.made import made_sentiment
 from metapretrain.data.published import concatenate
-from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PLAIN, PRETRAINING, load_plain, load_sentiment
+from metapretrain.data.registry import PLAIN, load_plain, load_sentiment, names_giving
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import machine_of, run_table
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
@@ -32,6 +32,11 @@ from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_n
 from metapretrain.options import Parser, common_options, main_guard, names, positive_int
 
 log = logging.getLogger(__name__)
+
+PRETRAINING = "yelp5"
+DOWNSTREAM = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant", "semeval-laptop")
+PAIRS = ("rte", "mrpc")
+ELSEWHERE = (PRETRAINING, "amazon5-kindle")  # what prompts are pretrained on, and another sample of amazon5
 
 # A row: what the prompt starts from, how it is pretrained on which meta tasks, and what is tuned.
 METHODS = {
@@ -77,7 +82,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--budget", choices=BUDGETS, help="of pretraining: the same reads for all rows (default), or the paper's steps")
     add("--reads", type=positive_int, metavar="N", help="pretraining examples read, with equal budgets (40000)")
     add("--draw", choices=("stratified", "random"), default="stratified", help="of the few examples")
-    known = (*DOWNSTREAM, *PAIRS)
+    known = dict.fromkeys((*DOWNSTREAM, *PAIRS, *(name for name in names_giving("sentences") if name not in ELSEWHERE)))
     add(
         "--sets",
         type=names("set", known),
@@ -141,7 +146,8 @@ def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
     plain = NO_TEXTS
     if options.smoke:
         made = made_sentiment()
-        pretraining, sets = made[PRETRAINING], [made[name] for name in options.sets]
+        pretraining = made[PRETRAINING]
+        sets = [made.get(name) or load_sentiment(name, options.data_dir) for name in options.sets]
         plain = made_sentiment(seed=1, pretraining=400)[PRETRAINING].train  # a tiny encoder knows no other words
     elif options.data_dir is None:
         raise InputError("--data-dir is needed: the folder that holds those of the data sets (docs/prompts.md)")

@@ -19,7 +19,7 @@ import torch
 from report_stl10 import LAYOUT
 
 from metapretrain.data.images import resized
-from metapretrain.data.registry import DATASETS, load_images
+from metapretrain.data.registry import DATASETS, load_images, names_giving
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import machine_of, run_table
 from metapretrain.experiments.images.data import ImageData
@@ -73,19 +73,18 @@ STRONG = Recipe(
     proto=Proto(distance="sqeuclidean", temperature=16.0, learn_temperature=True, query_fraction=0.5),
 )
 RECIPES = {"paper": PAPER, "strong": STRONG}
-# Omniglot's test classes are others than its training classes: no classifier of these can be tested on them.
-IMAGES = tuple(name for name in DATASETS if name != "omniglot")
 
 
 @option_type
 def dataset_of(text: str) -> str:
     """The name of a data set whose test images are of its training classes."""
-    if text == "omniglot":
+    known = names_giving("images")
+    if text in names_giving("few-shot"):
         raise InputError(
-            "omniglot's test classes are not among its training classes: run benchmarks/run_fewshot.py, "
-            f"or name one of {', '.join(IMAGES)}"
+            f"{text}'s test classes are not among its training classes: run benchmarks/run_fewshot.py, "
+            f"or name one of {', '.join(known)}"
         )
-    return one_of("dataset", text, IMAGES)
+    return one_of("dataset", text, known)
 
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
@@ -97,7 +96,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     common_options(parser, "stl10", methods=rows)
     add = parser.add_argument
     add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
-    add("--dataset", type=dataset_of, default="stl10", metavar="NAME", help="stl10 (default), image-folder or digits")
+    known = ", ".join(names_giving("images"))
+    add("--dataset", type=dataset_of, default="stl10", metavar="NAME", help=f"{known} (default: stl10)")
     add("--image-folder", metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="resize to this height and width")
     add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from report_text import LAYOUT
 
+from metapretrain.data.registry import load_text_tasks, names_giving
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import machine_of, run_table
@@ -28,7 +29,7 @@ from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import POLICIES
-from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.options import Parser, common_options, main_guard, names
 from metapretrain.report.figures import REDUCERS, check_reducer
 
 log = logging.getLogger("metapretrain.run_text")
@@ -83,6 +84,13 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     common_options(parser, "text", methods=[*METHODS, *SAME])
     add = parser.add_argument
     add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
+    add(
+        "--tasks",
+        type=names("set of text tasks", names_giving("text-tasks")),
+        default=["cs224n"],
+        metavar="A,B|all",
+        help=f"sets that the tasks are from: {', '.join(names_giving('text-tasks'))} (default: cs224n)",
+    )
     add("--qqp", type=Path, metavar="DIR", help="more paraphrases for training: GLUE's QQP files")
     add("--encoder", metavar="NAME", help="minilm (default), bert-tiny, tiny, package:NAME, a folder or a hub model")
     add("--pooling", choices=("auto", "mean", "cls"), help="of the encoder's last states (default: its own)")
@@ -139,16 +147,19 @@ def recipe_of(options: Namespace) -> TextRecipe:
 
 
 def tasks_of(options: Namespace, recipe: TextRecipe) -> list[TextTask]:
-    """Read the tasks, or make small ones for a smoke run."""
-    if options.smoke:
+    """Read the tasks; those of CS224N are small made ones in a smoke run."""
+    given = list(options.tasks)
+    if options.qqp is not None and "cs224n" not in given:
+        raise InputError("--qqp adds to the tasks of cs224n: leave it out, or name cs224n in --tasks")
+    made: list[TextTask] = []
+    if options.smoke and "cs224n" in given:
         from metapretrain.data.made import made_tasks
 
-        return made_tasks(rows=64)
-    if options.data_dir is None:
+        made = made_tasks(rows=64)
+        given.remove("cs224n")
+    if "cs224n" in given and options.data_dir is None:
         raise InputError("--data-dir is needed: the folder of CS224N's files (metapretrain data says where they are)")
-    from metapretrain.data.cs224n import load_cs224n
-
-    return load_cs224n(options.data_dir, qqp=options.qqp, validation=recipe.validation)
+    return made + load_text_tasks(given, options.data_dir, recipe.validation, qqp=options.qqp)
 
 
 @main_guard
@@ -162,7 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.methods = [name for name in options.methods if name not in left]
         log.info("%s is left out: it needs a batch of each task in an update (--set scheduler=)", ", ".join(left))
     data = TextData(tuple(tasks_of(options, recipe)), options.validate)
-    dataset = "made" if options.smoke else "cs224n-qqp" if options.qqp is not None else "cs224n"
+    sources = ["made" if options.smoke and name == "cs224n" else name for name in options.tasks]
+    dataset = "-".join([*sources, *["qqp"] * (options.qqp is not None and not options.smoke)])
     encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""
     schedule = re.sub(r"[^\w.+-]", "-", options.scheduler or "")
     name = "-".join(filter(None, [options.recipe, encoder, schedule, options.tag, "smoke" * options.smoke]))

@@ -50,7 +50,7 @@ def images(rank: int, world: int) -> tuple[Any, Any, int]:
 
 def tasks(rank: int, world: int) -> tuple[Any, Any, int]:
     """Second-order MAML: conv4 on 28 x 28, 5-way 1-shot, one inner step."""
-    from metapretrain.data.few_shot import load_few_shot
+    from metapretrain.data.registry import load_few_shot
     from metapretrain.episodes import EpisodeSpec
     from metapretrain.experiments.fewshot.learning import EPISODES, FewShotMethod, MetaStep, TaskBatches, build_learner
 

@@ -25,7 +25,7 @@ from metapretrain.options import (
 
 if TYPE_CHECKING:
     from metapretrain.data.images import ImageSet
-    from metapretrain.data.registry import DatasetInfo, TextDatasetInfo
+    from metapretrain.data.registry import DatasetInfo
 
 
 def run_demo(options: Namespace) -> int:
@@ -45,19 +45,18 @@ def run_doctor(options: Namespace) -> int:
 
 def run_data(options: Namespace) -> int:
     """List the data sets, or describe, download and check one."""
-    from metapretrain.data.registry import DATASETS, TEXT_DATASETS
+    from metapretrain.data.registry import DATASETS
 
-    known = DATASETS | TEXT_DATASETS
     if options.name is None:
         if options.download:
-            raise InputError(f"name the data set first: {', '.join(known)}")
+            raise InputError(f"name the data set first: {', '.join(DATASETS)}")
         if options.data_dir is not None:
-            return _check_all(options.data_dir, known)
-        print("\n\n".join(_described(info) for info in known.values()))
+            return _check_all(options.data_dir, DATASETS)
+        print("\n\n".join(_described(info) for info in DATASETS.values()))
         print("\nYour own texts are tables with columns that you name: docs/own-text-tasks.md")
         print("\nWhat a folder holds: metapretrain data --data-dir DIR; one set: metapretrain data NAME --data-dir DIR")
         return 0
-    info = known[one_of("data set", options.name, known)]
+    info = DATASETS[one_of("data set", options.name, DATASETS)]
     if options.download:
         _download(info.name, options)
     if options.data_dir is None and info.needs_folder:
@@ -67,12 +66,15 @@ def run_data(options: Namespace) -> int:
     return 0
 
 
-def _described(info: DatasetInfo | TextDatasetInfo) -> str:
-    lines = {"source": info.source, "terms": info.terms, "layout": info.layout, "for": info.read_by}
+def _described(info: DatasetInfo) -> str:
+    from metapretrain.data.registry import GIVES
+
+    layout = f"DIR/{info.place}: {info.layout}" if info.place else info.layout
+    lines = {"source": info.source, "terms": info.terms, "layout": layout, "for": info.read_by or GIVES[info.gives]}
     return "\n".join([info.name, *(f"  {name:7} {text}" for name, text in lines.items())])
 
 
-def _check_all(folder: Path, known: Mapping[str, DatasetInfo | TextDatasetInfo]) -> int:
+def _check_all(folder: Path, known: Mapping[str, DatasetInfo]) -> int:
     """Show which data sets can be read from a folder."""
     if not folder.is_dir():
         raise InputError(f"no such folder: {folder}")
@@ -290,6 +292,7 @@ def _data(parser: Parser) -> None:
         "--data-dir", type=Path, metavar="DIR", help="check whether NAME can be read from DIR, or which sets can"
     )
     parser.add_argument("--download", action="store_true", help="first fetch NAME into DIR")
+    parser.add_argument("--plugin", action="append", metavar="FILE", help="Python file that registers your data sets")
 
 
 def _report(parser: Parser) -> None:

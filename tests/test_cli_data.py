@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metapretrain.data import sentiment
-from metapretrain.data.registry import DATASETS, PLACES, TEXT_DATASETS
+from metapretrain.data.registry import DATASETS, PLAIN, names_giving
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks.registry import TASKS
 from tests.test_cli import show, write_image
@@ -27,22 +26,22 @@ def test_data_lists_describes_and_checks(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_data_lists_what_every_benchmark_reads(capsys: pytest.CaptureFixture[str]) -> None:
     listed = dict(re.findall(r"^(\S+)\n((?:  .*\n)+)", show(["data"], capsys), re.MULTILINE))
-    assert set(listed) == {*DATASETS, *TEXT_DATASETS}
+    assert set(listed) == set(DATASETS)
     for about in listed.values():
         assert re.fullmatch(r"  source  .+\n  terms   .+\n  layout  .+\n  for     .+\n", about)
     reads = {
-        "run_prompts.py": [*sentiment.SOURCES, *sentiment.PLAIN],
+        "run_prompts.py": [*names_giving("sentences"), *PLAIN],
         "run_schedule.py": [name for task in TASKS.values() for name in task.data],
     }
     for script, names in reads.items():
         assert names and all(script in listed[name] for name in names)
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", [name for name, info in DATASETS.items() if info.place])
 def test_a_set_of_texts_is_looked_for_where_the_list_says(name: str, tmp_path: Path) -> None:
-    (tmp_path / PLACES[name]).mkdir(parents=True)
-    with pytest.raises(InputError, match=re.escape(str(tmp_path / PLACES[name]))):
-        TEXT_DATASETS[name].check(tmp_path)
+    (tmp_path / DATASETS[name].place).mkdir(parents=True)
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / DATASETS[name].place))):
+        DATASETS[name].check(tmp_path)
 
 
 def test_data_shows_which_sets_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +60,6 @@ def test_a_folder_that_may_not_be_read_hides_no_set(
 
     write_image(tmp_path / "train" / "cat" / "a.png", 9)
     write_image(tmp_path / "test" / "cat" / "b.png", 9)
-    monkeypatch.setitem(DATASETS, "omniglot", replace(DATASETS["omniglot"], check=closed))
+    monkeypatch.setitem(DATASETS, "omniglot", replace(DATASETS["omniglot"], checker=closed))
     shown = show(["data", "--data-dir", str(tmp_path)], capsys)
     assert shown.startswith("image-folder: ") and "omniglot" in shown

@@ -4,8 +4,16 @@ from metapretrain.data.augment import AUGMENTATIONS, BatchAugment, make_augmenta
 from metapretrain.data.cs224n import load_cs224n
 from metapretrain.data.images import ImageSet, normalize, validation_split
 from metapretrain.data.made import made_sentiment, made_tasks
-from metapretrain.data.registry import DATASETS, TEXT_DATASETS, DatasetInfo, TextDatasetInfo, load_images
-from metapretrain.data.sentiment import load_plain, load_sentiment
+from metapretrain.data.registry import (
+    DATASETS,
+    DatasetInfo,
+    load_few_shot,
+    load_images,
+    load_plain,
+    load_sentiment,
+    load_text_tasks,
+    register,
+)
 from metapretrain.data.stl10 import download_stl10, load_stl10
 from metapretrain.data.tables import from_dataset, read_texts
 from metapretrain.data.texts import (
@@ -25,12 +33,10 @@ from metapretrain.data.tokens import Tokens, tokenize
 __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
-    "TEXT_DATASETS",
     "BatchAugment",
     "DatasetInfo",
     "ImageSet",
     "SentenceData",
-    "TextDatasetInfo",
     "TextSet",
     "TextTask",
     "Tokens",
@@ -42,16 +48,19 @@ __all__ = [
     "hold_out",
     "known_texts",
     "load_cs224n",
+    "load_few_shot",
     "load_images",
     "load_plain",
     "load_sentiment",
     "load_stl10",
+    "load_text_tasks",
     "made_sentiment",
     "made_tasks",
     "make_augmentation",
     "normalize",
     "overlap",
     "read_texts",
+    "register",
     "tokenize",
     "validation_split",
     "without_known",

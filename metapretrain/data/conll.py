@@ -6,15 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metapretrain.checks import user_path
 from metapretrain.data.images import file_record
-from metapretrain.data.tables import decode_text, parse_json
+from metapretrain.data.published import inside
+from metapretrain.data.tables import parse_json, read_utf8
 from metapretrain.errors import InputError
 
 ENTITIES = ("PER", "ORG", "LOC", "MISC")
 TAGS = ("O", *(f"{begin}-{kind}" for kind in ENTITIES for begin in "BI"))
 PARTS = {"train": "eng.train", "validation": "eng.testa", "test": "eng.testb"}
-LAYOUT = f"{', '.join(PARTS.values())}: a line `word POS chunk entity` a word, an empty line after each sentence"
+RELATIONS = ("Kill", "Live_In", "Located_In", "OrgBased_In", "Work_For")
+LAYOUTS = {
+    "conll2003": f"{', '.join(PARTS.values())}: a line `word POS chunk entity` a word, an empty line after each "
+    "sentence",
+    "conll04": "conll04.json: {train, dev, test}, each a list of {tokens, entities: [{type, start, end}], relations}",
+}
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,7 @@ def load_conll2003(folder: str | Path) -> dict[str, Tagged]:
         ...
         metapretrain.errors.InputError: no-such-folder/eng.train does not exist: ...
     """
-    root = user_path(folder)
-    root = root / "conll2003" if (root / "conll2003").is_dir() else root
+    root = inside(folder, "conll2003")
     return {split: _read(root / name, split) for split, name in PARTS.items()}
 
 
@@ -74,7 +78,7 @@ def begin_tags(tags: list[str]) -> list[str]:
 
 
 def _read(file: Path, split: str) -> Tagged:
-    text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT}")
+    text = read_utf8(file, f"expected {LAYOUTS['conll2003']}")
     words: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]
     for number, line in enumerate(text.split("\n"), 1):
@@ -92,11 +96,6 @@ def _read(file: Path, split: str) -> Tagged:
         words, tags = words[:-1], tags[:-1]
     numbers = [[TAGS.index(tag) for tag in begin_tags(row)] for row in tags]
     return Tagged(words, numbers, split, {file.name: file_record(file, None)})
-
-
-RELATIONS = ("Kill", "Live_In", "Located_In", "OrgBased_In", "Work_For")
-CONLL04_PARTS = {"train": "train", "validation": "dev", "test": "test"}
-CONLL04_LAYOUT = "conll04.json: {train, dev, test}, each a list of {tokens, entities: [{type, start, end}], relations}"
 
 
 @dataclass(frozen=True)
@@ -151,20 +150,18 @@ def load_conll04(folder: str | Path) -> dict[str, Relations]:
         ...
         metapretrain.errors.InputError: no-such-folder/conll04.json does not exist: ...
     """
-    root = user_path(folder)
-    root = root / "conll04" if (root / "conll04").is_dir() else root
-    file = root / "conll04.json"
-    text, _ = decode_text(file, "utf-8", "refuse", f"expected {CONLL04_LAYOUT}")
+    file = inside(folder, "conll04") / "conll04.json"
+    text = read_utf8(file, f"expected {LAYOUTS['conll04']}")
     parts = parse_json(text, file, 1)
-    missing = [part for part in CONLL04_PARTS.values() if not isinstance(parts, dict) or not parts.get(part)]
+    missing = [part for part in ("train", "dev", "test") if not isinstance(parts, dict) or not parts.get(part)]
     if missing:
-        raise InputError(f"{file} has no {missing[0]!r}; it must be {CONLL04_LAYOUT}")
+        raise InputError(f"{file} has no {missing[0]!r}; it must be {LAYOUTS['conll04']}")
     files = {file.name: file_record(file, None)}
     return {
         split: Relations(
             [_row(item, f"{file}, {part} row {number}") for number, item in enumerate(parts[part])], split, files
         )
-        for split, part in CONLL04_PARTS.items()
+        for split, part in (("train", "train"), ("validation", "dev"), ("test", "test"))
     }
 
 
@@ -174,7 +171,7 @@ def _row(item: Any, where: str) -> RelationRow:
         entities = [(str(e["type"]), int(e["start"]), int(e["end"])) for e in item["entities"]]
         relations = {(int(r["head"]), int(r["tail"])): str(r["type"]) for r in item["relations"]}
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: {type(error).__name__} {error}; expected {CONLL04_LAYOUT}") from error
+        raise InputError(f"{where}: {type(error).__name__} {error}; expected {LAYOUTS['conll04']}") from error
     for kind, start, end in entities:
         if not 0 <= start < end <= len(words):
             raise InputError(f"{where}: the {kind} {start}..{end} is outside of its {len(words)} words")

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metapretrain.checks import user_path
-from metapretrain.data.published import concatenate, find_folder
+from metapretrain.data.published import concatenate, find_folder, inside
 from metapretrain.data.tables import read_texts
 from metapretrain.data.texts import TextSet, TextTask, hold_out, overlap, pair_keys
 from metapretrain.errors import InputError
@@ -87,8 +86,7 @@ def load_qqp(folder: str | Path) -> TextSet:
     Raises:
         InputError: none of the files is there, or a row cannot be used.
     """
-    given = user_path(folder)
-    root = given / "qqp" if (given / "qqp").is_dir() else given
+    root = inside(folder, "qqp")
     common: dict[str, Any] = {"kind": "pair-classification", "classes": PARA_CLASSES, "label": "label"}
     table: dict[str, Any] = {"text": "question1", "pair": "question2", "id": "id", "format": "tsv", **common}
     header = ("label", "question1", "question2", "id")
@@ -103,19 +101,6 @@ def load_qqp(folder: str | Path) -> TextSet:
     if not parts:
         raise InputError(f"no Quora pairs in {root}: it must hold {QQP_LAYOUT}")
     return concatenate(parts, "train")
-
-
-def check_cs224n(folder: str | Path) -> str:
-    """Return one line with the rows of each task and split that a folder holds.
-
-    Raises:
-        InputError: as :func:`load_cs224n`.
-    """
-    parts = []
-    for task in load_cs224n(folder, validation=0):
-        sizes = {"train": len(task.train), "dev": len(task.dev), "test": len(task.test) if task.test else 0}
-        parts.append(f"{task.name} {' + '.join(f'{size:,} {split}' for split, size in sizes.items() if size)}")
-    return "cs224n: " + ", ".join(parts)
 
 
 def check_qqp(folder: str | Path) -> str:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metapretrain.checks import user_path
+from metapretrain.data.documents import plain_sentences
 from metapretrain.data.images import file_record
-from metapretrain.data.published import untar_texts
-from metapretrain.data.tables import decode_text, parse_json
+from metapretrain.data.published import existing, find_folder, inside, untar_texts
+from metapretrain.data.tables import json_lines, parse_json, read_utf8
+from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 
 
@@ -54,11 +55,13 @@ class Dialogues:
 
 
 DAILY_PARTS = {"train": "data_positives.json", "validation": "dev.json", "test": "test.json"}
-LAYOUT_DAILY = (
-    f"{', '.join(DAILY_PARTS.values())}: JSON lines of {{context, positive_responses}}, the last two with "
-    "adversarial_negative_responses and random_negative_responses"
-)
-LAYOUT_MUTUAL = "mutual.tar.gz, which holds data/mutual/{train,dev}/*.txt: JSON {article, options, answers}"
+DAILY = ("data_positives.json", "train.json", "dev.json", "test.json")
+LAYOUTS = {
+    "dailydialog": f"any of {', '.join(DAILY)}, JSON lines of {{context, positive_responses}}",
+    "dailydialog-pp": f"{', '.join(DAILY_PARTS.values())}: JSON lines of {{context, positive_responses}}, the last two "
+    "with adversarial_negative_responses and random_negative_responses",
+    "mutual": "mutual.tar.gz, which holds data/mutual/{train,dev}/*.txt: JSON {article, options, answers}",
+}
 _TURN = re.compile(r"\s+(?=[mf] : )")
 
 
@@ -81,16 +84,26 @@ def load_dailydialog_pp(folder: str | Path) -> dict[str, Dialogues]:
         ...
         metapretrain.errors.InputError: no-such-folder/data_positives.json does not exist: ...
     """
-    root = _folder(folder, "dailydialog_pp")
-    parts = {}
-    for split, name in DAILY_PARTS.items():
-        text, _ = decode_text(root / name, "utf-8", "refuse", f"expected {LAYOUT_DAILY}")
-        lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-        rows = [_daily(line, f"{root / name}, line {number}", split != "train") for number, line in lines]
-        parts[split] = Dialogues(rows, split, {name: file_record(root / name, None)})
+    root = inside(folder, "dailydialog_pp")
+    parts = {
+        split: Dialogues(_daily(root / name, split != "train"), split, {name: file_record(root / name, None)})
+        for split, name in DAILY_PARTS.items()
+    }
     held = {tuple(row.context) for split in ("validation", "test") for row in parts[split].dialogues}
     kept = [row for row in parts["train"].dialogues if tuple(row.context) not in held]
     return parts | {"train": Dialogues(kept, "train", parts["train"].files)}
+
+
+def dailydialog_sentences(folder: str | Path) -> TextSet:
+    """Return the plain sentences of DailyDialog++: contexts and the responses that belong to them.
+
+    Raises:
+        InputError: no file is there, a line cannot be used, or no sentence is left.
+    """
+    layout = LAYOUTS["dailydialog"]
+    found = existing(find_folder(folder, ("dailydialog_pp", "dailydialog"), (), layout), DAILY, layout)
+    rows = (row for file in found for row in _daily(file, wrong=False))
+    return plain_sentences("dailydialog", (text for row in rows for text in (*row.context, *row.right)), found)
 
 
 def load_mutual(folder: str | Path) -> dict[str, Dialogues]:
@@ -102,20 +115,21 @@ def load_mutual(folder: str | Path) -> dict[str, Dialogues]:
     Raises:
         InputError: the file is missing or unreadable, or a dialogue cannot be used.
     """
-    file = _folder(folder, "mutual") / "mutual.tar.gz"
+    file = inside(folder, "mutual") / "mutual.tar.gz"
     if not file.is_file():
-        raise InputError(f"{file} does not exist; expected {LAYOUT_MUTUAL}")
+        raise InputError(f"{file} does not exist; expected {LAYOUTS['mutual']}")
     found: dict[str, list[tuple[str, Dialogue]]] = {"train": [], "dev": []}
-    for name, text in untar_texts(file, LAYOUT_MUTUAL):
+    for name, text in untar_texts(file, LAYOUTS["mutual"]):
         names = Path(name).parts
         if len(names) == 4 and names[2] in found:
             found[names[2]].append((names[3], _mutual(text, f"{file}, {name}")))
     if not all(found.values()):
-        raise InputError(f"{file} must hold dialogues of train and dev; expected {LAYOUT_MUTUAL}")
+        raise InputError(f"{file} must hold dialogues of train and dev; expected {LAYOUTS['mutual']}")
     files = {file.name: file_record(file, None)}
     splits = (("train", "train"), ("validation", "dev"))
     return {
-        split: Dialogues([row for _, row in sorted(found[part], key=_name)], split, files) for split, part in splits
+        split: Dialogues([row for _, row in sorted(found[part], key=lambda row: row[0])], split, files)
+        for split, part in splits
     }
 
 
@@ -126,32 +140,28 @@ def join_dialogues(parts: Iterable[Dialogues], split: str) -> Dialogues:
     return Dialogues([row for part in listed for row in part.dialogues], split, files)
 
 
-def _folder(folder: str | Path, name: str) -> Path:
-    root = user_path(folder)
-    return root / name if (root / name).is_dir() else root
-
-
-def _name(row: tuple[str, Dialogue]) -> str:
-    return row[0]
-
-
-def _daily(line: str, where: str, wrong: bool) -> Dialogue:
-    item = _json(line, where)
+def _daily(file: Path, wrong: bool) -> list[Dialogue]:
+    """The dialogues of a file of DailyDialog++, with `wrong` also the wrong responses, which training has not."""
+    layout = LAYOUTS["dailydialog-pp"]
     kinds = ["adversarial_negative_responses", "random_negative_responses"] if wrong else []
-    columns: list[list[str]] = []
-    for name in ("context", "positive_responses", *kinds):
-        column = item.get(name)
-        if not isinstance(column, list) or not all(isinstance(text, str) for text in column):
-            raise InputError(f"{where}: {name} must be a list of texts, as in {LAYOUT_DAILY}")
-        columns.append([text for text in column if text.strip()])
-    context, right, *others = columns
-    if not context or not right:
-        raise InputError(f"{where}: a dialogue needs a context and a response")
-    return Dialogue(context, right, [text for column in others for text in column])
+    rows = []
+    for number, item in json_lines(read_utf8(file, f"expected {layout}"), file):
+        where = f"{file}, line {number}"
+        columns: list[list[str]] = []
+        for name in ("context", "positive_responses", *kinds):
+            column = _object(item, where).get(name)
+            if not isinstance(column, list) or not all(isinstance(text, str) for text in column):
+                raise InputError(f"{where}: {name} must be a list of texts, as in {layout}")
+            columns.append([text for text in column if text.strip()])
+        context, right, *others = columns
+        if not context or not right:
+            raise InputError(f"{where}: a dialogue needs a context and a response")
+        rows.append(Dialogue(context, right, [text for column in others for text in column]))
+    return rows
 
 
 def _mutual(text: str, where: str) -> Dialogue:
-    item = _json(text, where)
+    item = _object(parse_json(text, where), where)
     options, article, answer = item.get("options"), item.get("article"), item.get("answers")
     if not isinstance(options, list) or not isinstance(article, str) or not article.strip():
         raise InputError(f"{where}: expected JSON {{article, options, answers}}")
@@ -162,8 +172,7 @@ def _mutual(text: str, where: str) -> Dialogue:
     return Dialogue(_TURN.split(article.strip()), [options[place]], wrong)
 
 
-def _json(text: str, where: str) -> dict[str, Any]:
-    item = parse_json(text, where)
+def _object(item: Any, where: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise InputError(f"{where}: expected a JSON object, got {type(item).__name__}")
     return item

@@ -1,9 +1,10 @@
-"""Running text: documents of sentences of words, from Penn Treebank, WikiText-2 and books."""
+"""Running text of the Penn Treebank, WikiText-2 and books: documents of sentences of words, or plain sentences."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 
 from metapretrain.checks import user_path
 from metapretrain.data.images import file_record
-from metapretrain.data.published import unzip_text
-from metapretrain.data.tables import decode_text
+from metapretrain.data.published import existing, inside, unzip_text
+from metapretrain.data.tables import read_utf8
+from metapretrain.data.texts import TextSet, normalise_text
 from metapretrain.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = "<unk>"  # how PTB and WikiText write words that they left out
 CHUNK = 2000  # sentences that a tokenizer is given at once
@@ -191,8 +195,15 @@ def _starts(sizes: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
 
 PTB_PARTS = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
 BLOCK = 20  # sentences of PTB that count as a document: its articles are not marked
+WIKITEXT = ("train.txt", "valid.txt", "test.txt")
 STOPS = frozenset(".!?")
-LAYOUT_GUTENBERG = "a plain text file of Project Gutenberg, such as ptb/warandpeace.txt, with CHAPTER headings"
+WORDS = (5, 60)  # of a plain sentence that is kept
+LAYOUTS = {
+    "ptb": "ptb.train.txt, or ptb.zip that holds it: a sentence a line",
+    "wikitext-2": f"any of {', '.join(WIKITEXT)} of WikiText-2, paragraphs and headings a line",
+    "gutenberg": "a plain text file of Project Gutenberg, such as ptb/warandpeace.txt, with CHAPTER headings",
+}
+BOOK = "warandpeace.txt"
 
 _TITLE = re.compile(r" = [^=].*[^=] = $")
 _CHAPTER = re.compile(r"\s*(CHAPTER|Chapter) \w+\.?\s*$")
@@ -218,19 +229,32 @@ def read_ptb_documents(folder: str | Path, split: str = "train") -> Documents:
         ...
         metapretrain.errors.InputError: no-such-folder must hold ptb.zip or ptb.train.txt
     """
-    root = _folder(folder, "ptb")
-    name, archive = PTB_PARTS[split], root / "ptb.zip"
-    if (root / name).is_file():
-        file = root / name
-        text, _ = decode_text(file, "utf-8", "refuse")
-    elif archive.is_file():
-        file = archive
-        text = unzip_text(archive, name)
-    else:
-        raise InputError(f"{root} must hold ptb.zip or {name}")
-    sentences = [line.split() for line in text.split("\n") if line.strip()]
+    sentences, file = _ptb(folder, split)
     blocks = [sentences[begin : begin + BLOCK] for begin in range(0, len(sentences), BLOCK)]
     return Documents(blocks, split, {}, {file.name: file_record(file, None)})
+
+
+def ptb_sentences(folder: str | Path) -> TextSet:
+    """Return the plain sentences of the Penn Treebank's training part: see :func:`plain_sentences`.
+
+    Raises:
+        InputError: the file is missing or unreadable, or no sentence is left.
+    """
+    sentences, file = _ptb(folder, "train")
+    return plain_sentences("ptb", map(" ".join, sentences), [file])
+
+
+def _ptb(folder: str | Path, split: str) -> tuple[list[list[str]], Path]:
+    """The words of each sentence, and the file."""
+    root = inside(folder, "ptb")
+    name, archive = PTB_PARTS[split], root / "ptb.zip"
+    if (root / name).is_file():
+        file, text = root / name, read_utf8(root / name)
+    elif archive.is_file():
+        file, text = archive, unzip_text(archive, name)
+    else:
+        raise InputError(f"{root} must hold ptb.zip or {name}")
+    return [line.split() for line in text.split("\n") if line.strip()], file
 
 
 def read_wikitext2_documents(folder: str | Path, part: str = "valid") -> Documents:
@@ -243,20 +267,100 @@ def read_wikitext2_documents(folder: str | Path, part: str = "valid") -> Documen
     Raises:
         InputError: the file is missing, or no heading of an article is in it.
     """
-    file = _folder(folder, "wikitext-2") / f"{part}.txt"
+    file = inside(folder, "wikitext-2") / f"{part}.txt"
     if not file.exists():
         raise InputError(f"{folder} must hold wikitext-2/{part}.txt, articles of WikiText-2 under lines ' = Title = '")
-    text, _ = decode_text(file, "utf-8", "refuse")
-    articles: list[list[list[str]]] = [[]]  # the first: text above any title, where a damaged file lost its own
-    for line in text.split("\n"):
+    articles = _articles(file)
+    if len(articles) == 1:
+        raise InputError(f"{file}: no article begins in it; expected lines such as ' = Title = '")
+    documents = [
+        [[_sign(word) for word in sentence] for text in article for sentence in _sentences(text.split())]
+        for article in articles
+        if article
+    ]
+    return Documents(documents, part, {}, {file.name: file_record(file, None)})
+
+
+def wikitext2_sentences(folder: str | Path) -> TextSet:
+    """Return the plain sentences of WikiText-2's files that are there: see :func:`plain_sentences`.
+
+    Raises:
+        InputError: no file is there, one is unreadable, or no sentence is left.
+    """
+    found = existing(inside(folder, "wikitext-2"), WIKITEXT, LAYOUTS["wikitext-2"])
+    paragraphs = (text for file in found for article in _articles(file) for text in article)
+    sentences = (sentence for text in paragraphs for sentence in re.split(r"(?<= [.!?]) (?=\S)", text))
+    return plain_sentences("wikitext-2", sentences, found)
+
+
+def _articles(file: Path) -> list[list[str]]:
+    """The paragraphs of each article; the first list: text above any title, where a damaged file lost its own."""
+    articles: list[list[str]] = [[]]
+    for line in read_utf8(file).split("\n"):
         if _TITLE.match(line.rstrip("\r")):
             articles.append([])
         elif line.strip() and not line.lstrip().startswith("="):
-            articles[-1] += [[_sign(word) for word in sentence] for sentence in _sentences(line.split())]
-    if len(articles) == 1:
-        raise InputError(f"{file}: no article begins in it; expected lines such as ' = Title = '")
-    kept = [article for article in articles if article]
-    return Documents(kept, part, {}, {file.name: file_record(file, None)})
+            articles[-1].append(line.strip())
+    return articles
+
+
+def plain_sentences(name: str, sentences: Iterable[str], files: Iterable[Path]) -> TextSet:
+    """Join the words of sentences as in running text; what is left out is logged and counted.
+
+    Left out are sentences with ``<unk>``, of fewer than 5 or more than 60 words, and repetitions.
+
+    Args:
+        name: of the set.
+        sentences: words and marks between spaces.
+        files: that they are from.
+
+    Raises:
+        InputError: none is left.
+    """
+    seen: set[str] = set()
+    kept = []
+    counts = {"unknown_words": 0, "length": 0, "duplicates": 0}
+    for sentence in sentences:
+        if not sentence.strip():
+            continue
+        key = normalise_text(sentence)
+        if UNKNOWN in sentence:
+            counts["unknown_words"] += 1
+        elif not WORDS[0] <= len(sentence.split()) <= WORDS[1]:
+            counts["length"] += 1
+        elif key in seen:
+            counts["duplicates"] += 1
+        else:
+            seen.add(key)
+            kept.append(running_text(sentence))
+    if not kept:
+        raise InputError(f"{name} has no sentence of {WORDS[0]} to {WORDS[1]} known words")
+    told = ", ".join(f"{what.replace('_', ' ')} {count:,}" for what, count in counts.items())
+    logger.info("%s: %s sentences; left out: %s", name, f"{len(kept):,}", told)
+    records = {f"{name}/{file.name}": file_record(file, None) for file in files}
+    return TextSet(kept, split="plain", counts=counts, files=records)
+
+
+def running_text(sentence: str) -> str:
+    """Join words and marks that a tokeniser separated.
+
+    Example:
+        >>> running_text("it 's a well @-@ known play , is n't it ( 2 @,@ 000 seats ) ?")
+        "it's a well-known play, isn't it (2,000 seats)?"
+    """
+    text = re.sub(r" @(\W)@ ", r"\1", sentence.strip())
+    text = re.sub(r" (n't|'(?:s|re|ve|ll|d|m))\b", r"\1", text)
+    text = re.sub(r" ([.,;:!?)\]%])", r"\1", text)
+    return re.sub(r"([(\[$]) ", r"\1", text)
+
+
+def load_book(folder: str | Path) -> dict[str, Documents]:
+    """Read a folder's book of Project Gutenberg, :data:`BOOK`, which may be in the folder ``ptb``.
+
+    Raises:
+        InputError: there is none, or no chapter is in it.
+    """
+    return {"train": read_gutenberg(inside(folder, "ptb") / BOOK)}
 
 
 def read_gutenberg(path: str | Path) -> Documents:
@@ -271,7 +375,7 @@ def read_gutenberg(path: str | Path) -> Documents:
         InputError: the file is missing, or has no heading of a chapter.
     """
     file = user_path(path)
-    text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT_GUTENBERG}")
+    text = read_utf8(file, f"expected {LAYOUTS['gutenberg']}")
     lines = text.replace("\r", "").split("\n")
     begin = next((row + 1 for row, line in enumerate(lines) if line.startswith("*** START")), 0)
     end = next((row for row, line in enumerate(lines) if line.startswith("*** END")), len(lines))
@@ -289,7 +393,7 @@ def read_gutenberg(path: str | Path) -> Documents:
         if len(sentences) > 2:  # a table of contents has headings, too
             documents.append(sentences)
     if not documents:
-        raise InputError(f"{file}: no chapter begins in it; expected {LAYOUT_GUTENBERG}")
+        raise InputError(f"{file}: no chapter begins in it; expected {LAYOUTS['gutenberg']}")
     return Documents(documents, "train", {}, {file.name: file_record(file, None)})
 
 
@@ -302,11 +406,6 @@ def join_documents(parts: Sequence[Documents], split: str = "train") -> Document
     """
     files = {name: record for part in parts for name, record in part.files.items()}
     return Documents([document for part in parts for document in part.documents], split, {}, files)
-
-
-def _folder(folder: str | Path, name: str) -> Path:
-    root = user_path(folder)
-    return root / name if (root / name).is_dir() else root
 
 
 def _sign(word: str) -> str:

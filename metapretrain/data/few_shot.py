@@ -13,11 +13,9 @@ from torch.nn import functional as F
 from metapretrain.checks import user_path
 from metapretrain.data.image_folder import load_image_folder
 from metapretrain.data.images import ImageSet
-from metapretrain.data.omniglot import load_omniglot
 from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError, one_of
 
-FEW_SHOT_DATA = ("omniglot", "image-folder", "made")
 PARTS = ("train", "validation", "test")
 FOLDERS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 SHARES = {"validation": 0.2, "test": 0.2}  # of the classes of a folder without parts
@@ -92,28 +90,17 @@ def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
         owner |= dict.fromkeys(mine, name)
 
 
-def load_few_shot(name: str, data_dir: str | Path | None, image_size: int | None = None) -> FewShotData:
-    """Read the three parts of a data set.
+def folder_parts(folder: str | Path, image_size: int | None = None) -> dict[str, ImageSet]:
+    """Read the parts of a folder: of `train`, `validation` (or `val`) and `test`, or class folders, shared out.
 
     Args:
-        name: `"omniglot"`; `"image-folder"`: `train/<class>`, `validation/<class>` (or `val`) and `test/<class>`, or
-            `<class>` folders of which a fixed fifth each is for validation and test; `"made"`: random glyphs.
-        data_dir: the folder; not needed for `"made"`.
-        image_size: height and width in pixels; None: 28, or 84 for an image folder.
+        folder: of the images.
+        image_size: height and width in pixels; None: 84.
 
     Raises:
-        InputError: the data cannot be read, or a class is in two parts.
+        InputError: a part is missing, or an image cannot be read.
     """
-    if one_of("data set", name, FEW_SHOT_DATA) == "made":
-        return FewShotData.of({part: made_glyphs(part, image_size or 28) for part in PARTS})
-    if data_dir is None:
-        raise InputError(f"{name} needs its folder: --data-dir DIR")
-    if name == "omniglot":
-        return FewShotData.of({part: load_omniglot(data_dir, part, image_size or 28) for part in PARTS})
-    return FewShotData.of(_folder_parts(user_path(data_dir), image_size or 84))
-
-
-def _folder_parts(root: Path, size: int) -> dict[str, ImageSet]:
+    root, size = user_path(folder), image_size or 84
     places = {part: [root / name for name in names if (root / name).is_dir()] for part, names in FOLDERS.items()}
     missing = [part for part, found in places.items() if not found]
     if not missing:

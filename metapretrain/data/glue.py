@@ -1,4 +1,4 @@
-"""Readers of GLUE's and SuperGLUE's parts for the scheduling benchmark."""
+"""Readers of GLUE's and SuperGLUE's sets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 
 from metapretrain.data.dialogues import Dialogue, Dialogues
 from metapretrain.data.images import file_record
-from metapretrain.data.published import concatenate, find_folder
-from metapretrain.data.sentiment import read_mrpc, read_rte
-from metapretrain.data.tables import decode_text, parse_json, read_texts
+from metapretrain.data.published import Parts, concatenate, find_folder, read_parts
+from metapretrain.data.tables import json_lines, read_texts, read_utf8
 from metapretrain.data.texts import TextSet, hold_out
 from metapretrain.errors import InputError, one_of
 
@@ -21,8 +20,21 @@ NAMES = ("cola", "mrpc", "qnli", "rte")
 COLA_CLASSES = ("unacceptable", "acceptable")
 QNLI_CLASSES = ("not_entailment", "entailment")
 COLA_TEST = ("in_domain_dev.tsv", "out_of_domain_dev.tsv")
-LAYOUT_COLA = f"in_domain_train.tsv, {' and '.join(COLA_TEST)}: source, label, mark, sentence, without a header"
-LAYOUT_QNLI = "train.json and dev.json: an object of {text_a, text_b, label}"
+CB_CLASSES = ("entailment", "contradiction", "neutral")
+RTE_CLASSES = ("not_entailment", "entailment")
+MRPC_CLASSES = ("different", "paraphrase")
+TABLE: dict[str, Any] = {"kind": "pair-classification", "format": "tsv", "quotes": False}
+WIC_TEST = "FewGLUE_32dev/val.jsonl"
+LAYOUTS = {
+    "cola": f"in_domain_train.tsv, {' and '.join(COLA_TEST)}: source, label, mark, sentence, without a header",
+    "qnli": "train.json and dev.json: an object of {text_a, text_b, label}",
+    "rte": "train.tsv and dev.tsv with columns sentence1, sentence2, label",
+    "mrpc": "msr_paraphrase_train.txt and msr_paraphrase_test.txt, as published",
+    "wic": f'train.jsonl: {{label, text: "Word: W. Sentence 1: A Sentence 2: B"}}; {WIC_TEST} as published',
+    "cb": "train.jsonl and val.jsonl: {premise, hypothesis, label}",
+    "copa": "train.jsonl and val.jsonl: {premise, choice1, choice2, question, label}",
+}
+QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 HELD = 10  # of training rows, one in so many is for validation
 
 
@@ -64,8 +76,32 @@ def held_out(train: TextSet, test: TextSet) -> dict[str, TextSet]:
     return {"train": kept, "validation": held, "test": test}
 
 
+def read_rte(folder: str | Path) -> Parts:
+    """Read RTE; GLUE's ``dev`` is the test part, for its test labels are not public.
+
+    Raises:
+        InputError: a file is missing, or a row cannot be used.
+    """
+    files = ("train.tsv", "dev.tsv")
+    root = find_folder(folder, ("glue/RTE", "RTE"), files, LAYOUTS["rte"])
+    columns: dict[str, Any] = {"text": "sentence1", "pair": "sentence2", "label": "label"}
+    return read_parts(root, files, classes=RTE_CLASSES, **columns, **TABLE)
+
+
+def read_mrpc(folder: str | Path) -> Parts:
+    """Read the paraphrase corpus (a byte order mark, and quotes that do not quote) in its published split.
+
+    Raises:
+        InputError: a file is missing, or a row cannot be used.
+    """
+    files = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
+    root = find_folder(folder, ("glue/MRPC", "MRPC"), files, LAYOUTS["mrpc"])
+    columns: dict[str, Any] = {"text": "#1 String", "pair": "#2 String", "label": "Quality"}
+    return read_parts(root, files, classes=MRPC_CLASSES, **columns, **TABLE)
+
+
 def _cola(folder: str | Path) -> tuple[TextSet, TextSet]:
-    root = find_folder(folder, ("glue/CoLA", "CoLA"), ("in_domain_train.tsv", *COLA_TEST), LAYOUT_COLA)
+    root = find_folder(folder, ("glue/CoLA", "CoLA"), ("in_domain_train.tsv", *COLA_TEST), LAYOUTS["cola"])
     options: dict[str, Any] = {
         "text": "sentence",
         "label": "label",
@@ -79,7 +115,7 @@ def _cola(folder: str | Path) -> tuple[TextSet, TextSet]:
 
 
 def _qnli(folder: str | Path) -> tuple[TextSet, TextSet]:
-    root = find_folder(folder, ("glue/QNLI_subset", "QNLI_subset"), ("train.json", "dev.json"), LAYOUT_QNLI)
+    root = find_folder(folder, ("glue/QNLI_subset", "QNLI_subset"), ("train.json", "dev.json"), LAYOUTS["qnli"])
     options: dict[str, Any] = {
         "text": "text_a",
         "pair": "text_b",
@@ -95,12 +131,6 @@ def _qnli(folder: str | Path) -> tuple[TextSet, TextSet]:
     return train, test
 
 
-CB_CLASSES = ("entailment", "contradiction", "neutral")
-WIC_TEST = "FewGLUE_32dev/val.jsonl"
-LAYOUT_WIC = f'train.jsonl: {{label, text: "Word: W. Sentence 1: A Sentence 2: B"}}; {WIC_TEST} as published'
-LAYOUT_CB = "train.jsonl and val.jsonl: {premise, hypothesis, label}"
-LAYOUT_COPA = "train.jsonl and val.jsonl: {premise, choice1, choice2, question, label}"
-QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 _WIC = re.compile(r"Word: (.+?)\. Sentence 1: (.+) Sentence 2: (.+)", re.DOTALL)
 Row = TypeVar("Row")
 
@@ -120,7 +150,7 @@ def load_wic(folder: str | Path) -> dict[str, TextSet]:
     Raises:
         InputError: a file is missing, or a line cannot be used.
     """
-    root = find_folder(folder, ("superglue/WiC", "WiC"), ("train.jsonl", WIC_TEST), LAYOUT_WIC)
+    root = find_folder(folder, ("superglue/WiC", "WiC"), ("train.jsonl", WIC_TEST), LAYOUTS["wic"])
     train = _lines(root / "train.jsonl", _wic)
     test = _lines(root / WIC_TEST, _wic_test)
     seen = {_key(row) for row in test}
@@ -141,7 +171,7 @@ def load_cb(folder: str | Path) -> dict[str, TextSet]:
     Raises:
         InputError: a file is missing, or a line cannot be used.
     """
-    root = find_folder(folder, ("superglue/CB", "CB"), ("train.jsonl", "val.jsonl"), LAYOUT_CB)
+    root = find_folder(folder, ("superglue/CB", "CB"), ("train.jsonl", "val.jsonl"), LAYOUTS["cb"])
     options: dict[str, Any] = {
         "text": "premise",
         "pair": "hypothesis",
@@ -162,7 +192,7 @@ def load_copa(folder: str | Path) -> dict[str, Dialogues]:
     Raises:
         InputError: a file is missing, or a line cannot be used.
     """
-    root = find_folder(folder, ("superglue/COPA", "COPA"), ("train.jsonl", "val.jsonl"), LAYOUT_COPA)
+    root = find_folder(folder, ("superglue/COPA", "COPA"), ("train.jsonl", "val.jsonl"), LAYOUTS["copa"])
     train, test = (_lines(root / name, _copa) for name in ("train.jsonl", "val.jsonl"))
     files = {f"COPA/{name}": file_record(root / name, None) for name in ("train.jsonl", "val.jsonl")}
     kept = [row for number, row in enumerate(train) if number % 10 != 9]
@@ -171,12 +201,8 @@ def load_copa(folder: str | Path) -> dict[str, Dialogues]:
 
 
 def _lines(file: Path, row: Callable[[dict[str, Any]], Row]) -> list[Row]:
-    text, _ = decode_text(file, "utf-8", "refuse")
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        item = parse_json(line, file, number)
+    for number, item in json_lines(read_utf8(file), file):
         try:
             rows.append(row(item))
         except (KeyError, TypeError, ValueError) as error:
@@ -187,7 +213,7 @@ def _lines(file: Path, row: Callable[[dict[str, Any]], Row]) -> list[Row]:
 def _wic(item: dict[str, Any]) -> tuple[str, str, str, bool]:
     found = _WIC.fullmatch(item["text"].strip())
     if found is None or item["label"] not in (0, 1):
-        raise ValueError(f"expected {LAYOUT_WIC}")
+        raise ValueError(f"expected {LAYOUTS['wic']}")
     return found[1], found[2], found[3], bool(item["label"])
 
 

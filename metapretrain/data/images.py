@@ -1,4 +1,4 @@
-"""A set of images in memory with its labels, fixed splits of it, and normalisation."""
+"""A set of images in memory with its labels, fixed splits of it, normalisation, and the digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.draws import philox_generator
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, one_of
 
 Labels = Tensor | Sequence[int] | np.ndarray[Any, Any]
 
@@ -244,3 +244,39 @@ def normalisation(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, 
     deviation = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
     centre = torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1)
     return (1 / (255 * deviation)).float(), (-centre / deviation).float()
+
+
+DIGITS_SPLITS = ("train", "test")
+DIGITS_TEST = 450
+
+
+def load_digits_images(split: str) -> ImageSet:
+    """Return the digits as images uint8 (N, 1, 8, 8) with labels 0..9; no file or network is needed.
+
+    The 1,797 digits are divided once and for all into 1,347 training and 450 test images, stratified by
+    class. The source's grey levels 0..16 are stretched to 0..255.
+
+    Raises:
+        InputError: unknown split.
+
+    Example:
+        >>> digits = load_digits_images("test")
+        >>> len(digits), tuple(digits.images.shape[1:]), digits.classes[:2]
+        (450, (1, 8, 8), ['0', '1'])
+    """
+    from sklearn.datasets import load_digits
+
+    one_of("split", split, DIGITS_SPLITS)
+    source = load_digits()
+    pixels = np.round(source.images * (255 / 16)).astype(np.uint8)[:, None]
+    labels = torch.from_numpy(source.target.astype(np.int64))
+    rows = validation_split(labels, DIGITS_TEST)[DIGITS_SPLITS.index(split)]
+    return ImageSet(
+        torch.from_numpy(pixels)[rows], labels[rows], [str(name) for name in source.target_names], "digits", split
+    )
+
+
+def check_digits(data_dir: object = None) -> str:
+    """Return one line with the number of images of each split; `data_dir` is not used."""
+    counts = ", ".join(f"{split} {len(load_digits_images(split)):,} images" for split in DIGITS_SPLITS)
+    return f"digits: {counts} (part of scikit-learn)"

@@ -11,7 +11,7 @@ from torch import Tensor
 from metapretrain.checks import user_path
 from metapretrain.data.image_folder import decode
 from metapretrain.data.images import ImageSet
-from metapretrain.data.tables import decode_text
+from metapretrain.data.tables import read_utf8
 from metapretrain.errors import InputError, one_of
 
 SPLITS = ("train", "validation", "trainval", "test")
@@ -112,7 +112,7 @@ def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
     if file is None:
         raise InputError(f"no omniglot-splits/{name} in or beside {root}; expected {LAYOUT}")
     classes = []
-    for number, line in enumerate(decode_text(file, "utf-8", "refuse")[0].split("\n"), start=1):
+    for number, line in enumerate(read_utf8(file).split("\n"), start=1):
         if not line.strip():
             continue
         found = re.fullmatch(r"([^/]+/[^/]+)/rot(000|090|180|270)", line.strip())

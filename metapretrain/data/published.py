@@ -112,6 +112,24 @@ def find_folder(folder: str | Path, names: Sequence[str], files: Sequence[str], 
     raise InputError(f"{places[0]} lacks {', '.join(missing)}; it must hold {layout}")
 
 
+def inside(folder: str | Path, name: str) -> Path:
+    """Return the folder `name` that is in `folder`; `folder` itself where there is none."""
+    root = user_path(folder)
+    return root / name if (root / name).is_dir() else root
+
+
+def existing(root: Path, names: Sequence[str], layout: str) -> list[Path]:
+    """Return the files of `names` that are in a folder.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [root / name for name in names if (root / name).is_file()]
+    if not found:
+        raise InputError(f"{root} must hold {layout}")
+    return found
+
+
 def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
     """Return the rows of sets one after the other; counts are added, and files of one name told apart by number.
 

@@ -1,120 +1,133 @@
-"""The data sets that can be read, images and texts: source, terms, layout, and a check of a folder."""
+"""Every data set by name: source, terms, layout, how it is read, and a check of a folder; `register` adds one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from metapretrain.data import sentiment
-from metapretrain.data.cs224n import LAYOUT, QQP_LAYOUT, check_cs224n, check_qqp
-from metapretrain.data.digits import SPLITS as DIGITS_SPLITS
-from metapretrain.data.digits import check_digits, load_digits_images
+import torch
+
+from metapretrain.data import conll, cs224n, dialogues, documents, few_shot, glue, omniglot, sentiment, squad, stl10
 from metapretrain.data.image_folder import SPLITS as FOLDER_SPLITS
 from metapretrain.data.image_folder import check_image_folder, load_image_folder
-from metapretrain.data.images import ImageSet, resized, validation_split
-from metapretrain.data.language_sets import LANGUAGE_SETS, check_language
-from metapretrain.data.omniglot import LAYOUT as OMNIGLOT_LAYOUT
-from metapretrain.data.omniglot import SPLITS as OMNIGLOT_SPLITS
-from metapretrain.data.omniglot import check_omniglot, load_omniglot
-from metapretrain.data.sentiment import PLAIN, check_plain, check_sentiment
-from metapretrain.data.stl10 import SPLITS as STL10_SPLITS
-from metapretrain.data.stl10 import check_stl10, load_stl10
+from metapretrain.data.images import ImageSet, check_digits, load_digits_images, resized
+from metapretrain.data.texts import SentenceData, TextSet, TextTask
 from metapretrain.errors import InputError, one_of
 
-__all__ = ["DATASETS", "DatasetInfo", "load_images", "validation_split"]
-
 Folder = str | Path | None
+GIVES = {  # what a set's `load` returns, and what reads such a set
+    "images": "benchmarks/run_stl10.py and run_fewshot.py, with --dataset",  # (folder, split, image size) -> ImageSet
+    "few-shot": "benchmarks/run_fewshot.py --dataset",  # the same, no class in two of train, validation and test
+    "text-tasks": "benchmarks/run_text.py --tasks",  # (folder, rows to hold out for validation) -> list of TextTask
+    "sentences": "benchmarks/run_prompts.py --sets",  # (folder) -> SentenceData
+    "rows": "load_plain",  # (folder) -> TextSet
+    "splits": "benchmarks/run_schedule.py",  # (folder) -> splits by name
+}
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One data set of the registry.
+    """One data set.
 
     Attributes:
-        name: as given to ``--dataset``.
+        name: letters, digits, ``-`` and ``_``; as given to ``--dataset`` and ``metapretrain data``.
+        gives: what `load` returns, a key of :data:`GIVES`.
+        load: takes and returns what :data:`GIVES` says; images of another size than asked for are resized.
         source: address of the publisher.
         terms: of use, in one line.
         layout: what the folder must hold.
-        read_by: what reads it.
-        splits: names of the splits.
+        read_by: what reads it; empty: what reads all sets that give the same.
+        place: folder, below the one that is given, in which the files are looked for first.
+        splits: names of the splits of images.
         needs_folder: whether a data folder must be named.
-        check: returns one line about a folder, or raises InputError.
-        load: (folder, split, image size or None) -> ImageSet.
+        checker: returns one line about a folder, or raises InputError; None: the set is read and counted.
+        few_shot: of ``images``: (folder, image size or None) -> three parts with classes of their own; None: the
+            classes are shared out.
+
+    Raises:
+        InputError: a name or `gives` that is not allowed.
+
+    Example:
+        >>> print(DATASETS["qqp"].terms)
+        Quora's terms of use: non-commercial research; not to be redistributed
     """
 
     name: str
-    source: str
-    terms: str
-    layout: str
-    read_by: str
-    splits: tuple[str, ...]
-    needs_folder: bool
-    check: Callable[[Folder], str]
-    load: Callable[[Folder, str, int | None], ImageSet]
+    gives: str
+    load: Callable[..., Any]
+    source: str = "your own"
+    terms: str = "your own"
+    layout: str = "as its reader says"
+    read_by: str = ""
+    place: str = ""
+    splits: tuple[str, ...] = ("train", "test")
+    needs_folder: bool = True
+    checker: Callable[[Any], str] | None = None
+    few_shot: Callable[[Any, int | None], Mapping[str, ImageSet]] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the name and what is given."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name):
+            raise InputError(f"a data set's name has letters, digits, - and _ only, got {self.name!r}")
+        one_of("kind of data set", self.gives, GIVES)
+
+    def require(self, folder: Folder) -> Folder:
+        """Return the folder.
+
+        Raises:
+            InputError: the set needs a folder and there is none.
+        """
+        if self.needs_folder and not (folder and str(folder)):
+            raise InputError(f"{self.name} needs a data folder (--data-dir): {self.layout}")
+        return folder
+
+    def check(self, folder: Folder) -> str:
+        """Return one line about a folder.
+
+        Raises:
+            InputError: the set cannot be read from it.
+        """
+        self.require(folder)
+        return self.checker(folder) if self.checker is not None else f"{self.name}: {_counted(self, folder)}"
 
 
-def _require(folder: Folder, name: str) -> Path:
-    if folder is None or str(folder) == "":
-        raise InputError(f"{name} needs a data folder (--data-dir): {DATASETS[name].layout}")
-    return Path(folder)
+DATASETS: dict[str, DatasetInfo] = {}
 
 
-_IMAGE_SETS = (
-    DatasetInfo(
-        name="stl10",
-        source="https://cs.stanford.edu/~acoates/stl10/",
-        terms="no licence stated; images from ImageNet (research use); cite Coates, Ng and Lee (2011)",
-        layout="stl10_binary/ with train_X.bin, train_y.bin, test_X.bin, test_y.bin; a split needs its own",
-        read_by="benchmarks/run_stl10.py",
-        splits=STL10_SPLITS,
-        needs_folder=True,
-        check=lambda folder: check_stl10(_require(folder, "stl10")),
-        load=lambda folder, split, size: resized(load_stl10(_require(folder, "stl10"), split), size),
-    ),
-    DatasetInfo(
-        name="digits",
-        source="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
-        terms="CC BY 4.0 (UCI); shipped with scikit-learn",
-        layout="none: part of scikit-learn",
-        read_by="metapretrain demo, benchmarks/run_stl10.py --dataset digits",
-        splits=DIGITS_SPLITS,
-        needs_folder=False,
-        check=check_digits,
-        load=lambda folder, split, size: resized(load_digits_images(split), size),
-    ),
-    DatasetInfo(
-        name="omniglot",
-        source="https://github.com/brendenlake/omniglot; split: https://github.com/jakesnell/prototypical-networks",
-        terms="MIT; cite Lake, Salakhutdinov and Tenenbaum (2015)",
-        layout=OMNIGLOT_LAYOUT,
-        read_by="benchmarks/run_fewshot.py",
-        splits=OMNIGLOT_SPLITS,
-        needs_folder=True,
-        check=lambda folder: check_omniglot(_require(folder, "omniglot")),
-        load=lambda folder, split, size: load_omniglot(_require(folder, "omniglot"), split, size or 28),
-    ),
-    DatasetInfo(
-        name="image-folder",
-        source="your own images",
-        terms="your own",
-        layout="<class>/<image>. Or, for run_stl10.py, {train,test}/<class>/<image>, no class in test alone (else a "
-        "stratified fifth of the images is the test); for run_fewshot.py, {train,validation,test}/<class>/<image>, no "
-        "class in two of them (else a fixed fifth of the classes each is for validation and test)",
-        read_by="benchmarks/run_stl10.py and run_fewshot.py, each with --image-folder; metapretrain few-shot, which "
-        "takes all images of <class>/<image> or {train,test}/<class>/<image>",
-        splits=FOLDER_SPLITS,
-        needs_folder=True,
-        check=lambda folder: check_image_folder(_require(folder, "image-folder")),
-        load=lambda folder, split, size: load_image_folder(_require(folder, "image-folder"), split, size or 96),
-    ),
-)
-DATASETS: dict[str, DatasetInfo] = {row.name: row for row in _IMAGE_SETS}
+def register(info: DatasetInfo) -> DatasetInfo:
+    """Add a data set: scripts that read such sets, and ``metapretrain data``, then know its name.
+
+    Raises:
+        InputError: there is another of this name.
+
+    Example:
+        >>> from metapretrain.data import load_images
+        >>> first = register(DatasetInfo("first-digits", "images", lambda *_: load_images("digits", None, "train")))
+        >>> DATASETS.pop("first-digits").gives
+        'images'
+    """
+    if info.name in DATASETS:
+        raise InputError(f"there is a data set {info.name!r} already; choose another name")
+    DATASETS[info.name] = info
+    return info
+
+
+def names_giving(*gives: str) -> list[str]:
+    """Names of the sets that give one of these.
+
+    Example:
+        >>> names_giving("text-tasks")
+        ['cs224n']
+    """
+    return [name for name, info in DATASETS.items() if info.gives in gives]
 
 
 def load_images(name: str, data_dir: Folder, split: str, image_size: int | None = None) -> ImageSet:
-    """Read a split of a registered data set.
+    """Read a split of a registered set of images.
 
     Args:
         name: key of :data:`DATASETS`.
@@ -132,156 +145,278 @@ def load_images(name: str, data_dir: Folder, split: str, image_size: int | None 
         >>> len(load_images("digits", None, "train")), load_images("digits", None, "test", 16).image_size
         (1347, 16)
     """
-    info = DATASETS[one_of("data set", name, DATASETS)]
+    info = DATASETS[one_of("data set", name, names_giving("images", "few-shot"))]
     one_of(f"split of {name}", split, info.splits)
-    return info.load(data_dir, split, image_size)
+    found: ImageSet = info.load(info.require(data_dir), split, image_size)
+    return resized(found, image_size)
 
 
-@dataclass(frozen=True)
-class TextDatasetInfo:
-    """One text data set.
+def load_few_shot(name: str, data_dir: Folder, image_size: int | None = None) -> few_shot.FewShotData:
+    """Read the three parts of a registered set, no class in two of them.
 
-    Attributes:
-        name: as given to ``metapretrain data``.
-        source: address of the publisher.
-        terms: of use, in one line.
-        layout: what the folder must hold.
-        read_by: what reads it.
-        check: returns one line about a folder, or raises InputError.
-        needs_folder: whether a data folder must be named.
+    The classes of a set whose splits have the same classes are shared out, a fixed fifth each for validation and test.
+
+    Args:
+        name: such as `"omniglot"`; `"image-folder"`: `train/<class>`, `validation/<class>` (or `val`) and
+            `test/<class>`, or `<class>` folders whose classes are shared out; `"made"`: random glyphs.
+        data_dir: the folder; may be None for a set that needs none.
+        image_size: height and width in pixels; None: the set's own (28, or 84 for an image folder).
+
+    Raises:
+        InputError: the data cannot be read, or a class is in two parts.
+    """
+    info = DATASETS[one_of("data set", name, names_giving("images", "few-shot"))]
+    if info.few_shot is not None:
+        return few_shot.FewShotData.of(info.few_shot(info.require(data_dir), image_size))
+    splits = few_shot.PARTS if info.gives == "few-shot" else info.splits
+    parts = {split: load_images(name, data_dir, split, image_size) for split in splits}
+    if info.gives == "few-shot":
+        return few_shot.FewShotData.of(parts)
+    return few_shot.FewShotData.of(few_shot.split_classes(_joined([*parts.values()])))
+
+
+def _joined(parts: list[ImageSet]) -> ImageSet:
+    """The labelled images of splits that have the same classes."""
+    labelled = [part.subset(part.labels >= 0) for part in parts]
+    images, labels = (torch.cat([getattr(part, what) for part in labelled]) for what in ("images", "labels"))
+    files = {name: record for part in parts for name, record in part.files.items()}
+    return ImageSet(images, labels, parts[0].classes, parts[0].name, "all", files)
+
+
+def load_text_tasks(names: list[str], data_dir: Folder, validation: int = 500, **options: Any) -> list[TextTask]:
+    """Read the tasks of registered sets, one set after the other.
+
+    Args:
+        names: of sets that give ``text-tasks``.
+        data_dir: the folder of the sets that need one.
+        validation: rows that a set holds out of its training rows.
+        options: of ``cs224n`` alone, such as `qqp`.
+
+    Raises:
+        InputError: an unknown name, or a set cannot be read.
+    """
+    tasks: list[TextTask] = []
+    for name in names:
+        info = DATASETS[one_of("set of text tasks", name, names_giving("text-tasks"))]
+        tasks += info.load(info.require(data_dir), validation, **(options if name == "cs224n" else {}))
+    return tasks
+
+
+def load_sentiment(name: str, folder: str | Path, **options: Any) -> SentenceData:
+    """Read a set of sentences in classes, training rows free of repetitions and of rows of the test part.
+
+    Args:
+        name: of a set that gives ``sentences``.
+        folder: of the files, or the folder that holds it and those of other sets.
+        options: of SemEval's sets: ``neutral=False`` leaves the neutral sentences out.
+
+    Raises:
+        InputError: an unknown name, a file is missing, or a row cannot be used (named by file and line).
 
     Example:
-        >>> print(TEXT_DATASETS["qqp"].terms)
-        Quora's terms of use: non-commercial research; not to be redistributed
+        >>> load_sentiment("sst2", "no-such-folder")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: no folder no-such-folder: it must hold ...
     """
+    info = DATASETS[one_of("sentence data set", name, names_giving("sentences"))]
+    found: SentenceData = info.load(info.require(folder), **options)
+    return found
 
-    name: str
-    source: str
-    terms: str
-    layout: str
-    read_by: str
-    check: Callable[[str | Path], str]
-    needs_folder: bool = True
+
+def load_plain(name: str, folder: str | Path) -> TextSet:
+    """Read plain sentences of 5 to 60 words, each once, with the checksums of their files.
+
+    Args:
+        name: ``"ptb"``, ``"wikitext-2"`` or ``"dailydialog"``.
+        folder: of the files, or the folder that holds it and those of other sets.
+
+    Raises:
+        InputError: an unknown name, or a file is missing or cannot be used.
+
+    Example:
+        >>> load_plain("wikitext", ".")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: unknown plain text 'wikitext'; ...
+    """
+    info = DATASETS[one_of("plain text", name, PLAIN)]
+    found: TextSet = info.load(info.require(folder))
+    return found
+
+
+def _counted(info: DatasetInfo, folder: Folder) -> str:
+    if info.gives in ("images", "few-shot"):
+        return ", ".join(f"{split} {len(info.load(folder, split, None)):,} images" for split in info.splits)
+    if info.gives == "text-tasks":
+        parts = []
+        for task in info.load(folder, 0):
+            sizes = {"train": len(task.train), "dev": len(task.dev), "test": len(task.test) if task.test else 0}
+            parts.append(f"{task.name} {' + '.join(f'{size:,} {split}' for split, size in sizes.items() if size)}")
+        return ", ".join(parts)
+    found = info.load(folder)
+    if info.gives == "sentences":
+        parts = [_classes_counted(rows, found.num_classes) for rows in (found.train, found.test)]
+        return ", ".join(parts) + (f"; {found.note}" if found.note else "")
+    if info.gives == "rows":
+        return f"{len(found):,} sentences"
+    return ", ".join(f"{split} {len(rows):,}" for split, rows in found.items())
+
+
+def _classes_counted(rows: TextSet, classes: int) -> str:
+    sizes = rows.require_labels().bincount(minlength=classes).tolist()
+    left = [f"{what} {count:,}" for what, count in rows.counts.items() if count and not what.startswith("rows ")]
+    return f"{len(rows):,} {rows.split} {sizes}" + (f" (left out: {', '.join(left)})" if left else "")
 
 
 TEXT, PROMPTS, SCHEDULE = (f"benchmarks/run_{name}.py" for name in ("text", "prompts", "schedule"))
-# The folders, below the one that PROMPTS and SCHEDULE are given, in which a set is looked for first.
-PLACES = {
-    "yelp5": "yelp5",
-    "amazon5": "amazon5",
-    "amazon5-kindle": "amazon5",
-    "amazon2": "amazon2",
-    "sst5": "cs224n",
-    "sst2": "sst2",
-    "sentihood": "sentihood",
-    "semeval-restaurant": "semeval2016",
-    "semeval-laptop": "semeval2016",
-    "rte": "glue/RTE",
-    "mrpc": "glue/MRPC",
-    "cola": "glue/CoLA",
-    "qnli": "glue/QNLI_subset",
-    "wic": "superglue/WiC",
-    "cb": "superglue/CB",
-    "copa": "superglue/COPA",
-    "ptb": "ptb",
-    "gutenberg": "ptb",
-    "wikitext-2": "wikitext-2",
-    "dailydialog": "dailydialog_pp",
-    "dailydialog-pp": "dailydialog_pp",
-    "mutual": "mutual",
-    "conll04": "conll04",
-    "conll2003": "conll2003",
-    "squad": "squad",
+PLAIN = ("ptb", "wikitext-2", "dailydialog")
+_SETS = (
+    DatasetInfo(
+        "stl10",
+        "images",
+        lambda folder, split, _: stl10.load_stl10(folder, split),
+        "https://cs.stanford.edu/~acoates/stl10/",
+        "no licence stated; images from ImageNet (research use); cite Coates, Ng and Lee (2011)",
+        "stl10_binary/ with train_X.bin, train_y.bin, test_X.bin, test_y.bin; a split needs its own",
+        "benchmarks/run_stl10.py",
+        splits=stl10.SPLITS,
+        checker=stl10.check_stl10,
+    ),
+    DatasetInfo(
+        "digits",
+        "images",
+        lambda _, split, __: load_digits_images(split),
+        "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
+        "CC BY 4.0 (UCI); shipped with scikit-learn",
+        "none: part of scikit-learn",
+        "metapretrain demo, benchmarks/run_stl10.py --dataset digits",
+        needs_folder=False,
+        checker=check_digits,
+    ),
+    DatasetInfo(
+        "omniglot",
+        "few-shot",
+        lambda folder, split, size: omniglot.load_omniglot(folder, split, size or 28),
+        "https://github.com/brendenlake/omniglot; split: https://github.com/jakesnell/prototypical-networks",
+        "MIT; cite Lake, Salakhutdinov and Tenenbaum (2015)",
+        omniglot.LAYOUT,
+        "benchmarks/run_fewshot.py",
+        splits=omniglot.SPLITS,
+        checker=omniglot.check_omniglot,
+    ),
+    DatasetInfo(
+        "image-folder",
+        "images",
+        lambda folder, split, size: load_image_folder(folder, split, size or 96),
+        "your own images",
+        "your own",
+        "<class>/<image>. Or, for run_stl10.py, {train,test}/<class>/<image>, no class in test alone (else a "
+        "stratified fifth of the images is the test); for run_fewshot.py, {train,validation,test}/<class>/<image>, no "
+        "class in two of them (else a fixed fifth of the classes each is for validation and test)",
+        "benchmarks/run_stl10.py and run_fewshot.py, each with --image-folder; metapretrain few-shot, which "
+        "takes all images of <class>/<image> or {train,test}/<class>/<image>",
+        splits=FOLDER_SPLITS,
+        checker=check_image_folder,
+        few_shot=few_shot.folder_parts,
+    ),
+    DatasetInfo(
+        "made",
+        "few-shot",
+        lambda _, split, size: few_shot.made_glyphs(split, size or 28),
+        "made by the project: random blocks as characters, for trying out",
+        "none",
+        "none: made when it is read",
+        "benchmarks/run_fewshot.py --dataset made",
+        splits=few_shot.PARTS,
+        needs_folder=False,
+    ),
+    DatasetInfo(
+        "cs224n",
+        "text-tasks",
+        lambda folder, validation, **options: cs224n.load_cs224n(folder, validation=validation, **options),
+        "https://web.stanford.edu/class/cs224n/ (default final project: SST, Quora, SemEval STS)",
+        "research use, by the terms of SST, Quora and STS-B; cite Socher et al. (2013), Cer et al. (2017)",
+        cs224n.LAYOUT,
+        TEXT,
+    ),
+    DatasetInfo(
+        "qqp",
+        "rows",
+        cs224n.load_qqp,
+        "https://quoradata.quora.com/First-Quora-Dataset-Release-Question-Pairs (parts of it, to add to cs224n)",
+        "Quora's terms of use: non-commercial research; not to be redistributed",
+        cs224n.QQP_LAYOUT,
+        f"{TEXT} --qqp DIR",
+        checker=cs224n.check_qqp,
+    ),
+)
+LAYOUTS = sentiment.LAYOUTS | glue.LAYOUTS | documents.LAYOUTS | dialogues.LAYOUTS | conll.LAYOUTS | squad.LAYOUTS
+ABOUT = {  # the source and, below, the terms of use
+    "yelp5": "https://www.yelp.com/dataset; as yelp_review_full_csv by Zhang et al. (2015)\n"
+    "Yelp's dataset terms: academic use only; not to be redistributed",
+    "amazon5": "https://jmcauley.ucsd.edu/data/amazon/ as amazon_review_full by Zhang et al. (2015)\n"
+    "research use; the reviews are Amazon's and their writers'",
+    "amazon5-kindle": "https://jmcauley.ucsd.edu/data/amazon/\n"
+    "research use; the reviews are Amazon's and their writers'",
+    "amazon2": "https://www.cs.jhu.edu/~mdredze/datasets/sentiment/ (Blitzer et al., 2007)\n"
+    "research use; the reviews are Amazon's and their writers'",
+    "sst5": "https://nlp.stanford.edu/sentiment/ in CS224N's files\nresearch use; cite Socher et al. (2013)",
+    "sst2": "https://nlp.stanford.edu/sentiment/ as stsa.binary (Kim, 2014)\nresearch use; cite Socher et al. (2013)",
+    "sentihood": "https://github.com/uclnlp/jack/tree/master/data/sentihood\nresearch use; cite Saeidi et al. (2016)",
+    "semeval-restaurant": "https://alt.qcri.org/semeval2016/task5/\n"
+    "research use, META-SHARE licence for non-commercial use; cite Pontiki et al. (2016)",
+    "semeval-laptop": "https://alt.qcri.org/semeval2016/task5/\n"
+    "research use, META-SHARE licence for non-commercial use; cite Pontiki et al. (2016)",
+    "rte": "https://gluebenchmark.com/tasks\nresearch use; cite Wang et al. (2019)",
+    "mrpc": "https://www.microsoft.com/en-us/download/details.aspx?id=52398\n"
+    "Microsoft Research's licence: non-commercial research; cite Dolan and Brockett (2005)",
+    "ptb": "https://catalog.ldc.upenn.edu/LDC99T42 (prepared by Mikolov et al., 2010)\n"
+    "LDC's licence: research use; not to be redistributed",
+    "wikitext-2": "https://www.salesforce.com/products/einstein/ai-research/the-wikitext-dependency-language-modeling-"
+    "dataset/\nCC BY-SA 3.0",
+    "dailydialog": "https://github.com/iitmnlp/DailyDialog-plusplus\n"
+    "research use; DailyDialog is CC BY-NC-SA 4.0; cite Li et al. (2017), Sai et al. (2020)",
+    "gutenberg": "https://www.gutenberg.org/ebooks/2600 (War and Peace, or another book)\n"
+    "Project Gutenberg License; in the public domain in the USA",
+    "mutual": "https://github.com/Nealcly/MuTual\nnone stated; cite Cui et al. (2020)",
+    "dailydialog-pp": "https://github.com/iitmnlp/DailyDialog-plusplus\n"
+    "research use; DailyDialog is CC BY-NC-SA 4.0; cite Sai et al. (2020)",
+    "conll04": "https://cogcomp.seas.upenn.edu/page/resource_view/43 (in the JSON form of SpERT)\n"
+    "research use; cite Roth and Yih (2004)",
+    "conll2003": "https://www.clips.uantwerpen.be/conll2003/ner/\n"
+    "Reuters Corpus agreement (NIST): research use; not to be redistributed",
+    "cola": "https://nyu-mll.github.io/CoLA/\nresearch use; cite Warstadt et al. (2019)",
+    "qnli": "https://gluebenchmark.com/tasks (a part of it)\n"
+    "CC BY-SA 4.0, as SQuAD, which it is made from; cite Wang et al. (2019)",
+    "wic": "https://pilehvar.github.io/wic/\nCC BY-NC 4.0; cite Pilehvar and Camacho-Collados (2019)",
+    "cb": "https://github.com/mcdm/CommitmentBank\nresearch use; cite de Marneffe et al. (2019)",
+    "copa": "https://people.ict.usc.edu/~gordon/copa.html\nBSD 2-clause; cite Roemmele et al. (2011)",
+    "squad": "https://rajpurkar.github.io/SQuAD-explorer/ and https://github.com/google-deepmind/xquad\n"
+    "CC BY-SA 4.0; cite Rajpurkar et al. (2016), Artetxe et al. (2020)",
 }
-_BOTH = ("rte", "mrpc", "ptb", "wikitext-2")  # the prompts benchmark and that of schedules
-
-_TEXT_SETS: tuple[TextDatasetInfo, ...] = (
-    TextDatasetInfo(
-        name="cs224n",
-        source="https://web.stanford.edu/class/cs224n/ (default final project: SST, Quora, SemEval STS)",
-        terms="research use, by the terms of SST, Quora and STS-B; cite Socher et al. (2013), Cer et al. (2017)",
-        layout=LAYOUT,
-        read_by=TEXT,
-        check=check_cs224n,
-    ),
-    TextDatasetInfo(
-        name="qqp",
-        source="https://quoradata.quora.com/First-Quora-Dataset-Release-Question-Pairs (parts of it, to add to cs224n)",
-        terms="Quora's terms of use: non-commercial research; not to be redistributed",
-        layout=QQP_LAYOUT,
-        read_by=f"{TEXT} --qqp DIR",
-        check=check_qqp,
-    ),
-)
-_YELP = "https://www.yelp.com/dataset; as yelp_review_full_csv by Zhang et al. (2015)"
-_YELP_TERMS = "Yelp's dataset terms: academic use only; not to be redistributed"
-_AMAZON = "https://jmcauley.ucsd.edu/data/amazon/"
-_AMAZON_TERMS = "research use; the reviews are Amazon's and their writers'"
-_SST = "https://nlp.stanford.edu/sentiment/"
-_SST_TERMS = "research use; cite Socher et al. (2013)"
-_SEMEVAL = "https://alt.qcri.org/semeval2016/task5/"
-_SEMEVAL_TERMS = "research use, META-SHARE licence for non-commercial use; cite Pontiki et al. (2016)"
-_SENTENCES = (  # name, source, terms, layout
-    ("yelp5", _YELP, _YELP_TERMS, sentiment.LAYOUT),
-    ("amazon5", f"{_AMAZON} as amazon_review_full by Zhang et al. (2015)", _AMAZON_TERMS, sentiment.AMAZON_LAYOUT_5),
-    ("amazon5-kindle", _AMAZON, _AMAZON_TERMS, sentiment.LAYOUT_KINDLE),
-    (
-        "amazon2",
-        "https://www.cs.jhu.edu/~mdredze/datasets/sentiment/ (Blitzer et al., 2007)",
-        _AMAZON_TERMS,
-        sentiment.AMAZON_LAYOUT_2,
-    ),
-    ("sst5", f"{_SST} in CS224N's files", _SST_TERMS, sentiment.LAYOUT_5),
-    ("sst2", f"{_SST} as stsa.binary (Kim, 2014)", _SST_TERMS, sentiment.LAYOUT_2),
-    (
-        "sentihood",
-        "https://github.com/uclnlp/jack/tree/master/data/sentihood",
-        "research use; cite Saeidi et al. (2016)",
-        sentiment.LAYOUT_SENTIHOOD,
-    ),
-    ("semeval-restaurant", _SEMEVAL, _SEMEVAL_TERMS, sentiment.LAYOUT_SEMEVAL),
-    ("semeval-laptop", _SEMEVAL, _SEMEVAL_TERMS, sentiment.LAYOUT_SEMEVAL),
-    ("rte", "https://gluebenchmark.com/tasks", "research use; cite Wang et al. (2019)", sentiment.LAYOUT_RTE),
-    (
-        "mrpc",
-        "https://www.microsoft.com/en-us/download/details.aspx?id=52398",
-        "Microsoft Research's licence: non-commercial research; cite Dolan and Brockett (2005)",
-        sentiment.LAYOUT_MRPC,
-    ),
-    (
-        "ptb",
-        "https://catalog.ldc.upenn.edu/LDC99T42 (prepared by Mikolov et al., 2010)",
-        "LDC's licence: research use; not to be redistributed",
-        sentiment.LAYOUT_PTB,
-    ),
-    (
-        "wikitext-2",
-        "https://www.salesforce.com/products/einstein/ai-research/the-wikitext-dependency-language-modeling-dataset/",
-        "CC BY-SA 3.0",
-        sentiment.LAYOUT_WIKITEXT,
-    ),
-    (
-        "dailydialog",
-        "https://github.com/iitmnlp/DailyDialog-plusplus",
-        "research use; DailyDialog is CC BY-NC-SA 4.0; cite Li et al. (2017), Sai et al. (2020)",
-        sentiment.LAYOUT_DIALOGUES,
-    ),
-)
-_TEXT_SETS += tuple(
-    TextDatasetInfo(
-        name,
-        source,
-        terms,
-        f"DIR/{PLACES[name]}: {layout}",
-        f"{PROMPTS} and {SCHEDULE}" if name in _BOTH else PROMPTS,
-        partial(check_plain if name in PLAIN else check_sentiment, name),
-    )
-    for name, source, terms, layout in _SENTENCES
-)
-_TEXT_SETS += tuple(
-    TextDatasetInfo(
-        name, about.source, about.terms, f"DIR/{PLACES[name]}: {about.layout}", SCHEDULE, partial(check_language, name)
-    )
-    for name, about in LANGUAGE_SETS.items()
-)
-TEXT_DATASETS: dict[str, TextDatasetInfo] = {row.name: row for row in _TEXT_SETS}
+_LOADED: dict[str, tuple[str, str, Callable[..., Any]]] = {  # what it gives, its place, its reader
+    **{name: ("sentences", place, partial(sentiment.load, name)) for name, place in sentiment.PLACES.items()},
+    "ptb": ("rows", "ptb", documents.ptb_sentences),
+    "wikitext-2": ("rows", "wikitext-2", documents.wikitext2_sentences),
+    "dailydialog": ("rows", "dailydialog_pp", dialogues.dailydialog_sentences),
+    "gutenberg": ("splits", "ptb", documents.load_book),
+    "mutual": ("splits", "mutual", dialogues.load_mutual),
+    "dailydialog-pp": ("splits", "dailydialog_pp", dialogues.load_dailydialog_pp),
+    "conll04": ("splits", "conll04", conll.load_conll04),
+    "conll2003": ("splits", "conll2003", conll.load_conll2003),
+    "cola": ("splits", "glue/CoLA", partial(glue.load_glue, "cola")),
+    "qnli": ("splits", "glue/QNLI_subset", partial(glue.load_glue, "qnli")),
+    "wic": ("splits", "superglue/WiC", glue.load_wic),
+    "cb": ("splits", "superglue/CB", glue.load_cb),
+    "copa": ("splits", "superglue/COPA", glue.load_copa),
+    "squad": ("splits", "squad", squad.load_squad),
+}
+for _info in _SETS:
+    register(_info)
+for _name, (_gives, _place, _load) in _LOADED.items():
+    _by = SCHEDULE if _gives == "splits" else PROMPTS
+    if _name in ("rte", "mrpc", "ptb", "wikitext-2"):
+        _by = f"{PROMPTS} and {SCHEDULE}"
+    _source, _terms = ABOUT[_name].split("\n")
+    register(DatasetInfo(_name, _gives, _load, _source, _terms, LAYOUTS[_name], _by, _place))

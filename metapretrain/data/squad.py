@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metapretrain.checks import user_path
 from metapretrain.data.images import file_record
-from metapretrain.data.tables import decode_text, parse_json
+from metapretrain.data.published import inside
+from metapretrain.data.tables import parse_json, read_utf8
 from metapretrain.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 FOLDERS = {"small_train": "train", "all_val": "val"}
 XQUAD = "xquad.en.json"
-LAYOUT = (
-    "small_train/train.{context,question,answer,span} and all_val/val.{context,question,answer,span}, parallel lines "
-    f"of words with the first and last word of the answer, and {XQUAD} (SQuAD v1.1 JSON)"
-)
+LAYOUTS = {
+    "squad": "small_train/train.{context,question,answer,span} and all_val/val.{context,question,answer,span}, "
+    f"parallel lines of words with the first and last word of the answer, and {XQUAD} (SQuAD v1.1 JSON)"
+}
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -80,10 +80,9 @@ def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Questions]:
     Raises:
         InputError: a file is missing, or a line cannot be used.
     """
-    root = user_path(folder)
-    root = root / "squad" if (root / "squad").is_dir() else root
+    root = inside(folder, "squad")
     if not root.is_dir():
-        raise InputError(f"no folder {root}: it must hold {LAYOUT}")
+        raise InputError(f"no folder {root}: it must hold {LAYOUTS['squad']}")
     kept: list[Question] = []
     held: list[Question] = []
     files: dict[str, dict[str, Any]] = {}
@@ -110,7 +109,7 @@ def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[s
     names = [f"{stem}.{part}" for part in ("context", "question", "answer", "span")]
     lines = []
     for name in names:
-        text, _ = decode_text(folder / name, "utf-8", "refuse", f"expected {LAYOUT}")
+        text = read_utf8(folder / name, f"expected {LAYOUTS['squad']}")
         lines.append([line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")])
     counts = {name: len(part) for name, part in zip(names, lines, strict=True)}
     if len(set(counts.values())) > 1:
@@ -135,7 +134,7 @@ def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[s
 
 
 def _xquad(file: Path) -> Questions:
-    text, _ = decode_text(file, "utf-8", "refuse", f"expected {LAYOUT}")
+    text = read_utf8(file, f"expected {LAYOUTS['squad']}")
     whole, rows, lost = parse_json(text, file, 1), [], 0
     try:
         paragraphs = [paragraph for article in whole["data"] for paragraph in article["paragraphs"]]

@@ -24,12 +24,11 @@ from metapretrain.errors import InputError, one_of
 FORMATS = ("auto", "csv", "tsv", "jsonl", "json")
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
+TABLES = "name a CSV, TSV, JSONL or JSON file"  # what to do where a file is missing
 Record = tuple[str, dict[str, Any]]  # where it begins, its values by column
 
 
-def decode_text(
-    path: Path, encoding: str, undecodable: str, expected: str = "name a CSV, TSV, JSONL or JSON file"
-) -> tuple[str, int]:
+def decode_text(path: Path, encoding: str, undecodable: str, expected: str = TABLES) -> tuple[str, int]:
     """Return the text of a file, without a byte order mark, and the number of lines that were not in `encoding`.
 
     Args:
@@ -47,6 +46,30 @@ def decode_text(
         what = "is a folder" if path.is_dir() else "cannot be read" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}: {expected}") from error
     return decode_bytes(raw, str(path), encoding, undecodable)
+
+
+def read_utf8(path: Path, expected: str = TABLES) -> str:
+    """Return the text of a UTF-8 file.
+
+    Raises:
+        InputError: as :func:`decode_text`.
+    """
+    return decode_text(path, "utf-8", "refuse", expected)[0]
+
+
+def json_lines(text: str, where: str | Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number from 1 and the JSON value of each line that is not empty.
+
+    Raises:
+        InputError: a line is malformed.
+
+    Example:
+        >>> list(json_lines("[1]\\n\\n{}", "a.jsonl"))
+        [(1, [1]), (3, {})]
+    """
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, parse_json(line, where, number)
 
 
 def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tuple[str, int]:
@@ -122,10 +145,8 @@ def read_records(
     if file_format == "json":
         yield from _json_records(path, text, columns)
     elif file_format == "jsonl":
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                where = f"line {number}"
-                yield where, _json_object(path, where, parse_json(line, path, number), columns)
+        for number, item in json_lines(text, path):
+            yield f"line {number}", _json_object(path, f"line {number}", item, columns)
     else:
         separator = SEPARATORS.get(file_format) or _guess_separator(text, columns, header)
         yield from _table_records(path, text, separator, columns, header, quotes)

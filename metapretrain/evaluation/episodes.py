@@ -237,7 +237,7 @@ def few_shot_accuracy(
         InputError: no labelled image, too few classes or images for `spec`, embeddings with NaN.
 
     Example:
-        >>> from metapretrain.data.digits import load_digits_images
+        >>> from metapretrain.data.images import load_digits_images
         >>> from metapretrain.episodes import EpisodeSpec
         >>> digits, spec = load_digits_images("test"), EpisodeSpec(ways=5, shots=1, queries=5)
         >>> result = few_shot_accuracy(lambda images: images.flatten(1).float(), digits, spec, episodes=200)

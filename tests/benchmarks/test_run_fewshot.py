@@ -13,7 +13,7 @@ from report_fewshot import LAYOUT
 
 from benchmarks.run_fewshot import METHODS, main, methods_of, options_of
 from metapretrain import EpisodeSampler, EpisodeSpec, load
-from metapretrain.data.few_shot import load_few_shot
+from metapretrain.data.registry import load_few_shot
 from metapretrain.experiments.fewshot import learning
 from metapretrain.report.table import build_table
 from metapretrain.training import loop

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from metapretrain.data.cs224n import check_cs224n, check_qqp, load_cs224n, load_qqp
+from metapretrain.data.cs224n import check_qqp, load_cs224n, load_qqp
 from metapretrain.data.published import concatenate
+from metapretrain.data.registry import DATASETS
 from metapretrain.data.texts import TextSet, TextTask, pair_keys
 from metapretrain.errors import InputError
 
@@ -131,7 +132,7 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
 
 
 def test_check_says_what_is_there(folder: Path, qqp: Path) -> None:
-    assert check_cs224n(folder) == (
+    assert DATASETS["cs224n"].check(folder) == (
         "cs224n: sst 25 train + 25 dev + 2 test, para 21 train + 2 dev, sts 22 train + 22 dev + 1 test"
     )
     assert check_qqp(qqp) == "qqp: 6 pairs; files: 2; lines not UTF-8: 1"

@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from metapretrain.data.few_shot import FewShotData, load_few_shot, made_glyphs, split_classes
+from metapretrain.data.few_shot import FewShotData, made_glyphs, split_classes
 from metapretrain.data.images import ImageSet
+from metapretrain.data.registry import load_few_shot
 from metapretrain.errors import InputError
 
 
@@ -82,7 +83,7 @@ def test_a_turned_character_in_another_part_is_refused() -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"omniglot needs its folder: --data-dir DIR"):
+    with pytest.raises(InputError, match=r"omniglot needs a data folder \(--data-dir\)"):
         load_few_shot("omniglot", None)
     write_classes(tmp_path / "train", ["a"])
     with pytest.raises(InputError, match=r"has no validation folder; give it train, validation and test"):

@@ -14,8 +14,7 @@ import pytest
 from metapretrain.data.conll import TAGS, load_conll04, load_conll2003
 from metapretrain.data.dialogues import load_dailydialog_pp, load_mutual
 from metapretrain.data.glue import load_copa, load_glue, load_wic
-from metapretrain.data.language_sets import LANGUAGE_SETS, check_language
-from metapretrain.data.registry import TEXT_DATASETS
+from metapretrain.data.registry import DATASETS, names_giving
 from metapretrain.data.squad import load_squad
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks import TASKS
@@ -42,7 +41,7 @@ def test_conll04_entities_and_relations(tmp_path: Path) -> None:
     write(tmp_path / "conll04", conll04__json=json.dumps(parts))
     (found,) = load_conll04(tmp_path)["validation"].rows
     assert found.entities == [("Peop", 0, 1), ("Loc", 3, 4)] and found.relations == {(0, 1): "Live_In"}
-    assert check_language("conll04", tmp_path) == "conll04: train 1, validation 1, test 1"
+    assert DATASETS["conll04"].check(tmp_path) == "conll04: train 1, validation 1, test 1"
 
     wrong = {**row, "entities": [{"type": "Loc", "start": 3, "end": 9}], "relations": []}
     write(tmp_path / "conll04", conll04__json=json.dumps({**parts, "dev": [row, wrong]}))
@@ -166,13 +165,13 @@ def test_copa_as_dialogues(tmp_path: Path) -> None:
     assert (parts["test"].dialogues[0].right, parts["test"].dialogues[0].wrong) == (["b"], ["a"])
 
 
-@pytest.mark.parametrize("name", LANGUAGE_SETS)
+@pytest.mark.parametrize("name", names_giving("splits"))
 def test_every_set_has_source_terms_and_a_line_for_a_folder_that_is_not_there(name: str, tmp_path: Path) -> None:
-    about = TEXT_DATASETS[name]
+    about = DATASETS[name]
     assert about.source.startswith("https://") and about.terms and about.layout
     with pytest.raises(InputError, match="nowhere"):
         about.check(tmp_path / "nowhere")
 
 
 def test_every_task_names_sets_of_the_registry() -> None:
-    assert {name for task in TASKS.values() for name in task.data} <= set(TEXT_DATASETS)
+    assert {name for task in TASKS.values() for name in task.data} <= set(DATASETS)

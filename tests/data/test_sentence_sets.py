@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.run_prompts import DOWNSTREAM, PAIRS, PRETRAINING
 from metapretrain.data.made import made_plain, made_sentiment
 from metapretrain.data.published import hold_back, unlike, without_entities, without_escapes
-from metapretrain.data.sentiment import DOWNSTREAM, PAIRS, PRETRAINING
 from metapretrain.data.texts import (
     SentenceData,
     TextSet,

@@ -12,16 +12,8 @@ from typing import Any
 import pytest
 
 from metapretrain.data.images import file_record
-from metapretrain.data.registry import TEXT_DATASETS
-from metapretrain.data.sentiment import (
-    PLAIN,
-    SOURCES,
-    amazon2_domains,
-    check_plain,
-    check_sentiment,
-    load_plain,
-    load_sentiment,
-)
+from metapretrain.data.registry import DATASETS, PLAIN, load_plain, load_sentiment, names_giving
+from metapretrain.data.sentiment import amazon2_domains
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 
@@ -225,9 +217,9 @@ def test_plain_sentences(tmp_path: Path) -> None:
     assert load_plain("dailydialog", tmp_path).first == ["How are you doing today?", "I am doing very well."]
     names = [name for kind in PLAIN for name in load_plain(kind, tmp_path).files]
     assert names == ["ptb/ptb.zip", "wikitext-2/valid.txt", "dailydialog/dev.json"]
-    assert check_plain("dailydialog", tmp_path) == "dailydialog: 2 sentences"
+    assert DATASETS["dailydialog"].check(tmp_path) == "dailydialog: 2 sentences"
     write(tmp_path / "dailydialog_pp" / "dev.json", json.dumps(said) + '\n{"context": "no list"}\n')
-    with pytest.raises(InputError, match=r"dev\.json, line 2: must be JSON"):
+    with pytest.raises(InputError, match=r"dev\.json, line 2: context must be a list of texts"):
         load_plain("dailydialog", tmp_path)
     write(tmp_path / "wikitext-2" / "valid.txt", "= only =\n")
     with pytest.raises(InputError, match="no sentence of 5 to 60"):
@@ -238,12 +230,10 @@ def test_plain_sentences(tmp_path: Path) -> None:
 
 
 def test_every_set_is_in_the_registry_and_says_what_a_folder_lacks(tmp_path: Path) -> None:
-    names = {*SOURCES, *PLAIN}
-    assert names <= set(TEXT_DATASETS)
-    for name in names:
+    for name in (*names_giving("sentences"), *PLAIN):
         with pytest.raises(InputError, match="hold"):
-            TEXT_DATASETS[name].check(tmp_path)
+            DATASETS[name].check(tmp_path)
     write(tmp_path / "stsa.binary.train", "1 good\n0 bad\n1 good\n")
     write(tmp_path / "stsa.binary.dev", "1 fine\n")
     told = "sst2: 2 train [1, 1] (left out: duplicates 1), 1 test [0, 1]; test: dev part"
-    assert check_sentiment("sst2", tmp_path) == told
+    assert DATASETS["sst2"].check(tmp_path) == told

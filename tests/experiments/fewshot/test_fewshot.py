@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from metapretrain.data.few_shot import FewShotData, load_few_shot
+from metapretrain.data.few_shot import FewShotData
+from metapretrain.data.registry import load_few_shot
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_episodes
@@ -173,7 +174,7 @@ import sys
 from argparse import Namespace
 import torch
 from safetensors.torch import save_file
-from metapretrain.data.few_shot import load_few_shot
+from metapretrain.data.registry import load_few_shot
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.experiments.fewshot.learning import FewShotMethod, FewShotRecipe, TaskBatches, build_learner
 from metapretrain.experiments.fewshot.learning import meta_training

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from metapretrain.data.few_shot import load_few_shot
+from metapretrain.data.registry import load_few_shot
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.experiments.fewshot.learning import TaskBatches, held_by

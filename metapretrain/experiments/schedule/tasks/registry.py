@@ -16,11 +16,11 @@ from metapretrain.data.documents import (
     Documents,
     hold_out_documents,
     join_documents,
+    load_book,
     read_ptb_documents,
     read_wikitext2_documents,
 )
 from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
-from metapretrain.data.language_sets import load_book
 from metapretrain.data.made import made_dialogues, made_documents, made_pairs, made_questions, made_relations
 from metapretrain.data.squad import load_squad
 from metapretrain.errors import InputError, one_of
