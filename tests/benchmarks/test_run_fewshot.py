@@ -153,7 +153,7 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., in
 
 def test_omniglot_needs_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu"]) == 2
-    assert "omniglot needs its folder: --data-dir DIR" in capsys.readouterr().err
+    assert "omniglot needs a data folder (--data-dir)" in capsys.readouterr().err
 
 
 def test_the_papers_choices_and_figures_stand_beside() -> None:
