@@ -113,7 +113,7 @@ def register(
     Args:
         task: its class, built as `task(texts, frame, **options)`.
         texts: gives {split: texts} of a :class:`Library`, such as `Library.documents` or a function of your own.
-        data: sets that the texts are from, as named in :data:`metapretrain.data.TEXT_DATASETS`.
+        data: sets that the texts are from, as named in :data:`metapretrain.data.DATASETS`.
         made: gives made texts of a seed, for `--smoke`; None: the task has no part in it.
         kind: ``"source"``: labels come from plain text or dialogues; ``"target"``: labels were given by people.
         options: of the constructor; `name` is the task's name, where it is not that of the class.
