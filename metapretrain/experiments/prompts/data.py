@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from metapretrain.data.texts import (
     SentenceData,
@@ -44,8 +45,8 @@ class PromptData:
         pretraining: labelled rows, those that pretraining may read.
         sets: downstream sets with the rows that are reported on.
         tuning: the test parts are left alone: a recipe is chosen by validation.
-        plain: sentences without labels, for pretraining on pseudo labels; how many more there were, which stand in a
-            downstream set, is its count `in_downstream`.
+        plain: sentences without labels, for pseudo labels; its count `in_downstream` tells how many more stand in a
+            downstream set.
     """
 
     pretraining: TextSet
@@ -108,12 +109,8 @@ class PromptData:
 
     def draws(self, recipe: PromptRecipe, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Rows of each set's training part to tune and to validate on."""
-        return {
-            one.name: few_shot_draw(
-                one.train, recipe.examples, recipe.validation, seed=seed, stratified=recipe.stratified
-            )
-            for one in self.sets
-        }
+        sizes, stratified = (recipe.examples, recipe.validation), recipe.stratified
+        return {one.name: few_shot_draw(one.train, *sizes, seed=seed, stratified=stratified) for one in self.sets}
 
 
 def majority_class(one: SentenceData) -> int:
@@ -164,9 +161,7 @@ class Pool:
 def encode_rows(model: PromptedModel, template: str, rows: TextSet, words: Sequence[int]) -> PromptBatch:
     """Tokens and word numbers of a set's rows."""
     labels = torch.tensor(words)[rows.require_labels()]
-    fitted = PromptedModel(
-        model.model, PromptTemplate(template), model.verbalizer, max_length=model.max_length, normalise=model.normalise
-    )
+    fitted = PromptedModel(model.model, PromptTemplate(template), model.verbalizer, max_length=model.max_length)
     return fitted.encode(rows.first, rows.second, labels)
 
 
@@ -174,16 +169,12 @@ def joined(batches: Sequence[PromptBatch]) -> PromptBatch:
     """All rows of several batches, with padding on the right where they are shorter."""
     width = max(batch.input_ids.shape[1] for batch in batches)
 
-    def wide(tensor: Tensor) -> Tensor:
-        return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
+    def rows(parts: tuple[Tensor, ...]) -> Tensor:
+        wide = (pad(part, (0, width - part.shape[1])) if part.ndim > 1 else part for part in parts)
+        return torch.cat(list(wide))
 
-    return PromptBatch(
-        torch.cat([wide(batch.input_ids) for batch in batches]),
-        torch.cat([wide(batch.attention_mask) for batch in batches]),
-        torch.cat([batch.answer for batch in batches]),
-        torch.cat([batch.labels for batch in batches if batch.labels is not None]),
-        sum(batch.truncated for batch in batches),
-    )
+    leaves = map(rows, zip(*(batch.leaves() for batch in batches), strict=True))
+    return replace(PromptBatch.of(*leaves), truncated=sum(batch.truncated for batch in batches))
 
 
 def allowed_words(words: Sequence[Sequence[int]], device: str) -> Tensor:
@@ -195,16 +186,9 @@ def allowed_words(words: Sequence[Sequence[int]], device: str) -> Tensor:
 
 
 def word_scores(model: PromptedModel, prompts: Tensor, batch: PromptBatch, allowed: Tensor, normalise: str) -> Tensor:
-    """Log-probabilities of the words, -inf for those that a set does not use.
+    """Log-probabilities (R, B, W) of the words, -inf for those that a set does not use.
 
-    Args:
-        model: with `normalise="vocabulary"`.
-        prompts: (R, L, D).
-        batch: rows (R, B).
-        allowed: (R, W).
-
-    Returns:
-        (R, B, W).
+    `model` normalises over the vocabulary; prompts (R, L, D), rows (R, B), `allowed` (R, W).
     """
     scores: Tensor = model(prompts, batch)
     scores = scores.masked_fill(~allowed[:, None, :], -torch.inf)
@@ -304,10 +288,8 @@ def pseudo_labelled(
     mean, spread = features[fitted].mean(0), features[fitted].std(0) + 1e-6
     model = LogisticRegression(max_iter=1000).fit((features[fitted] - mean) / spread, y[fitted])
     judged, classes = model.predict((features[held] - mean) / spread), int(y.max()) + 1
-    about = {
-        f"recall_class_{label}": float((judged[y[held] == label] == label).mean())
-        for label in np.unique(y[held]).tolist()
-    }
+    right = {label: judged[y[held] == label] == label for label in np.unique(y[held]).tolist()}
+    about = {f"recall_class_{label}": float(hits.mean()) for label, hits in right.items()}
     share = model.predict_proba((z_plain.float().cpu().numpy() - mean) / spread)
     given, sure = model.classes_[share.argmax(1)], share.max(1)
     candidates = [np.flatnonzero((given == label) & (sure >= confidence)) for label in range(classes)]
@@ -333,8 +315,7 @@ class PromptInputs:
     """Model and tokens of an experiment; each is made when it is first asked for.
 
     Args:
-        cache: where a converted language model is kept; None: the user's cache folder. Where one is given, it keeps
-            the meta tasks of LDA, too.
+        cache: folder of the converted language model (None: the user's) and of LDA's meta tasks (None: not kept).
         features: sentence embeddings (N, D) that are known already, by source.
     """
 
@@ -368,15 +349,10 @@ class PromptInputs:
     def of_set(self, one: SentenceData | None = None) -> PromptedModel:
         """The model with words and template of one set, or those of pretraining, as a prompt is saved with."""
         r, words = self.recipe, words_of(len(SENTIMENT), False) if one is None else words_of(one.num_classes, one.pairs)
-        tokenizer = self.prompted.verbalizer.tokenizer
+        model, tokenizer = self.prompted.model, self.prompted.verbalizer.tokenizer
         verbalizer = Verbalizer([ALL_WORDS[word] for word in words], tokenizer, several=r.several)
-        return PromptedModel(
-            self.prompted.model,
-            PromptTemplate(self._template(one)),
-            verbalizer,
-            max_length=r.max_length,
-            normalise=r.normalise,
-        )
+        template, normalise = PromptTemplate(self._template(one)), r.normalise
+        return PromptedModel(model, template, verbalizer, max_length=r.max_length, normalise=normalise)
 
     def start(self, kind: str, seed: int) -> Tensor:
         """A prompt (L, D) to begin with; (0, D) for "none"."""
@@ -402,22 +378,13 @@ class PromptInputs:
 
     @cached_property
     def pseudo(self) -> tuple[TextSet, dict[str, float]]:
-        """Plain sentences that a classifier labelled, and how good it is.
-
-        Raises:
-            InputError: there are no plain sentences.
-        """
+        """Plain sentences that a classifier labelled, and how good it is; InputError without such sentences."""
         plain, r = self.data.plain, self.recipe
         if not len(plain):
             raise InputError("rows on pseudo labels need plain sentences, and none were given")
-        texts, about = pseudo_labelled(
-            plain.first,
-            self._embedded(plain.first),
-            self.data.pretraining.require_labels(),
-            self.features("labelled"),
-            rows=r.rows,
-            confidence=r.pseudo_confidence,
-        )
+        known = self.data.pretraining.require_labels(), self.features("labelled")
+        limits: dict[str, Any] = {"rows": r.rows, "confidence": r.pseudo_confidence}
+        texts, about = pseudo_labelled(plain.first, self._embedded(plain.first), *known, **limits)
         return texts, {**about, "sentences_in_downstream": plain.counts["in_downstream"]}
 
     def features(self, source: str) -> Tensor:
@@ -445,10 +412,8 @@ class PromptInputs:
                 given: Any = self.features(source) if grouping == "kmeans" else texts.first
                 return group_tasks(given, k, grouping, seed, labels=texts.require_labels())
 
-            if grouping == "lda" and self.cache is not None:
-                found = kept_groups(self.cache, texts.first, k, seed, make)
-            else:
-                found = make()
+            kept = self.cache if grouping == "lda" else None
+            found = make() if kept is None else kept_groups(kept, texts.first, k, seed, make)
             self._groups[grouping, source, seed] = found
         return self._groups[grouping, source, seed]
 
@@ -460,9 +425,7 @@ class PromptInputs:
             for one in self.data.sets:
                 train, validation = draws[one.name]
                 rows = one.train.subset(torch.cat([train, validation]))
-                parts.append(
-                    encode_rows(self.prompted, self._template(one), rows, words_of(one.num_classes, one.pairs))
-                )
+                parts.append(self._encoded(one, rows))
                 place = torch.arange(first, first + len(rows))
                 places[seed, one.name] = place[: len(train)], place[len(train) :]
                 first += len(rows)
@@ -471,10 +434,11 @@ class PromptInputs:
     def test(self, one: SentenceData) -> Pool:
         """The rows that a set is reported on."""
         if one.name not in self._tests:
-            words = words_of(one.num_classes, one.pairs)
-            batch = encode_rows(self.prompted, self._template(one), one.test, words)
-            self._tests[one.name] = Pool.of(batch, self.machine.device)
+            self._tests[one.name] = Pool.of(self._encoded(one, one.test), self.machine.device)
         return self._tests[one.name]
+
+    def _encoded(self, one: SentenceData, rows: TextSet) -> PromptBatch:
+        return encode_rows(self.prompted, self._template(one), rows, words_of(one.num_classes, one.pairs))
 
     def _template(self, one: SentenceData | None) -> str:
         return self.recipe.pair_template if one is not None and one.pairs else self.recipe.template

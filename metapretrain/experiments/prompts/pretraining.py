@@ -38,13 +38,10 @@ class MetaRows:
     """Rows of each meta task: 2m of all K tasks for a step, and others that are held out.
 
     Args:
-        groups: (N,); -1 marks rows in none.
+        groups: (N,); -1 marks rows in none. InputError if none has 4m rows.
         shots: m.
         held_out: batches of 2m rows of a task to validate on; smaller tasks repeat theirs.
         seed: of which rows are held out, and of those of each step.
-
-    Raises:
-        InputError: no group has 4m rows.
 
     Example:
         >>> rows = MetaRows([0] * 8 + [1] * 8, shots=2, held_out=1, seed=0)
@@ -86,7 +83,7 @@ class MetaRows:
 
 
 def crossed(rows: Tensor, step: int) -> Tensor:
-    """Rows (K, 2m) whose query half is that of another place, each once; which one changes with the step.
+    """Rows (K, 2m) whose query half is that of another place, each once, which changes with the step.
 
     Raises:
         InputError: there is one place only.
@@ -106,38 +103,23 @@ Losses = Callable[[Tensor], Tensor]  # of rows (T, 2m), one loss (T,) a task
 
 
 def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
-    """N, the least number of updates a decision with which its probes are at or under a quarter of all passes.
+    """N, the least number of updates per decision with which its probes are at or under a quarter of all passes.
 
-    The inner steps are a part of the loss, so that a look at a loss costs nearly as much as an update.
-
-    Args:
-        passes: sequences through the model of one loss, and of its backward pass.
+    `passes` are the sequences through the model of one loss and of its backward pass: the inner steps are a part of the
+    loss, so that a look at a loss costs nearly as much as an update.
 
     Example:
         >>> utility = parse_schedule("utility", ["a", "b"])
         >>> a_quarter(utility, 5, (1, 2)), a_quarter(utility, 5, (9, 1))
         (130, 300)
     """
-    # Every task is a source and a target.
-    probes = probe_units(
-        tasks,
-        tasks,
-        schedule.option("samples"),
-        schedule.option("utility"),
-        schedule.option("normalise"),
-        passes=passes,
-    )
+    options = map(schedule.option, ("samples", "utility", "normalise"))
+    probes = probe_units(tasks, tasks, *options, passes=passes)  # every task is a source and a target
     return math.ceil(3 * probes / sum(passes))
 
 
 class MetaProbe:
-    """A meta task seen by a scheduler: rows (2m,) of its training part; M batches go through the model together.
-
-    Args:
-        rows: of the meta tasks.
-        task: its number.
-        losses: of rows (T, 2m).
-    """
+    """Meta task `task` seen by a scheduler: rows (2m,) of its training part; M batches are one pass."""
 
     def __init__(self, rows: MetaRows, task: int, losses: Losses) -> None:
         self.own, self.size, self.losses = rows.training(task), rows.size, losses
@@ -156,18 +138,16 @@ class MetaProbe:
 
 
 class ScheduledTasks:
-    """As many meta tasks a step as there are, each chosen anew: one may come several times, with other rows each time.
+    """As many meta tasks per step as there are, each chosen anew: one may come several times, with other rows.
 
     So a step reads as much as one without a schedule, and `round-robin` takes the very same rows.
 
     Args:
-        rows: of the meta tasks.
         schedule: for :func:`metapretrain.scheduling.parse_schedule`; tasks are named `task-0` to `task-(K-1)`.
-        losses: of rows (T, 2m), at the weights of the moment; `params` are those weights.
-        seed: of all draws.
+        losses: of rows (T, 2m), at the weights of the moment, `params`.
         most: tasks whose graph memory has room for, as the learner's `chunk`; None: all that there are. Taylor
             utilities then take batches one by one where M of a task, or of every task, are more.
-        passes: sequences through the model of one loss, and of its backward pass, which is what probes are counted in.
+        passes: sequences through the model of one loss, and of its backward pass, in which probes are counted.
 
     Raises:
         InputError: a schedule that cannot be read.
@@ -245,12 +225,9 @@ class TrainedPrompt:
 
 
 class MetaPairs:
-    """The (support, query) rows of each outer step, without end; its state is the step, and that of a scheduler.
+    """The (support, query) tokens of each outer step, without end, by `pair` of its rows (K, 2m).
 
-    Args:
-        tasks: which rows (K, 2m) each step takes: those of all meta tasks, or of scheduled ones.
-        pair: the two parts of these rows, as tokens.
-        other: the query part of a task is that of another one.
+    Its state is the step, and that of a scheduler. With `other`, the query part of a task is that of another one.
     """
 
     def __init__(
@@ -286,12 +263,10 @@ def train_meta(
     *,
     objective: str = "meta",
 ) -> TrainedPrompt:
-    """Train the learner's prompt on meta tasks by :meth:`PromptMAML.fit` (Algorithm 1).
+    """Train the learner's prompt on meta tasks by :meth:`PromptMAML.fit` (Algorithm 1), with its `run` and `context`.
 
     Args:
-        rows: which rows each step reads.
-        pool: their tokens.
-        run, context: as for `fit`.
+        pool: the tokens of `rows`.
         objective: "meta", or "multitask": all 2m rows of a task in one loss, with a learner of no inner step.
     """
     meta, multitask = recipe.meta, objective == "multitask"
@@ -306,18 +281,14 @@ def train_meta(
         with context():
             return learner.losses(*pair(taken)).float()
 
-    tasks: MetaRows | ScheduledTasks = rows
+    scheduled: ScheduledTasks | None = None
     if meta.scheduler:
-        learned = [learner.prompt.weight, *([learner.inner_lr] if isinstance(learner.inner_lr, nn.Parameter) else [])]
-        passes = passes_of_loss(recipe, objective)
-        tasks = ScheduledTasks(rows, meta.scheduler, losses, learned, seed=rows.seed, most=learner.chunk, passes=passes)
-
-    def chosen(_step: int, _curves: Any) -> dict[str, float]:
-        return tasks.values() if isinstance(tasks, ScheduledTasks) else {}
-
+        learned = [p for p in (learner.prompt.weight, learner.inner_lr) if isinstance(p, nn.Parameter)]
+        limits: dict[str, Any] = {"most": learner.chunk, "passes": passes_of_loss(recipe, objective)}
+        scheduled = ScheduledTasks(rows, meta.scheduler, losses, learned, seed=rows.seed, **limits)
     steps = recipe.meta_steps(rows.tasks)
     report = learner.fit(
-        MetaPairs(tasks, pair, meta.query == "other" and not multitask),
+        MetaPairs(scheduled or rows, pair, meta.query == "other" and not multitask),
         [halves(taken) for taken in rows.held_out],
         lr=meta.lr,
         weight_decay=meta.weight_decay,
@@ -325,7 +296,7 @@ def train_meta(
         most=steps,
         every=max(1, steps // recipe.validations),
         patience=meta.patience if recipe.budget == "paper" else None,
-        log=chosen,
+        log=lambda _step, _curves: scheduled.values() if scheduled else {},
         run=run,
         context=context,
     )
@@ -337,7 +308,7 @@ def train_meta(
         best.value,
         rows.tasks,
         before + report.seconds,
-        tasks.about() if isinstance(tasks, ScheduledTasks) else {},
+        scheduled.about() if scheduled else {},
         best.diverged,
     )
 
@@ -388,16 +359,9 @@ def train_mixed(
         runs[seed].log(state.step, "validation", {"accuracy": state.history[-1][1]})
         checkpoint.save(runs[seed].checkpoints, state.step, {**stack.state_of(job.name), "seconds": seconds(seed)})
 
-    done = stack.run(note)
-    return {
-        seed: TrainedPrompt(
-            state.best.cpu(),
-            state.step,
-            state.validated.step,
-            state.accuracy,
-            1,
-            seconds(seed),
-            diverged=state.validated.diverged,
-        )
-        for seed, state in ((int(name), state) for name, state in done.items())
-    }
+    def trained(seed: int, state: Progress) -> TrainedPrompt:
+        validated, prompt = state.validated, state.best.cpu()
+        found = prompt, state.step, validated.step, state.accuracy, 1, seconds(seed)
+        return TrainedPrompt(*found, diverged=validated.diverged)
+
+    return {int(name): trained(int(name), state) for name, state in stack.run(note).items()}

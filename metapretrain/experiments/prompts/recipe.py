@@ -70,19 +70,14 @@ MOST_TASKS = 10_000  # meta tasks: each has a name and a prompt of its own in me
 
 @dataclass(frozen=True)
 class Tuning:
-    """Training of a prompt, or of a model, with AdamW and a linear schedule.
+    """Training of a prompt, or of a model, with AdamW and a linear schedule; InputError if a number is out of range.
 
     Args:
-        lr: learning rate.
-        batch_size: rows a step.
+        batch_size: rows per step.
         epochs: at most.
         patience: validations without a better accuracy after which it ends; None: never.
         warmup: steps of warm-up.
-        weight_decay: of AdamW.
         keep_start: the initialisation may be kept, too, if no epoch validates better.
-
-    Raises:
-        InputError: a number that is out of range.
     """
 
     lr: float = 3e-3
@@ -114,13 +109,11 @@ class Meta:
         lr: outer rate beta; `inner_lr`: alpha.
         inner_clip: norm that each task's inner gradient is scaled down to; None: as it is.
         learned: learn an inner rate for each row of the prompt, with rate `rate_lr`.
-        query: whose rows a task's query part is made of: its "own", or "other" for those of another task, which
-            changes from step to step (ours: what is adapted to one cluster must serve another; with a scheduler, a
-            task that comes twice in a step may meet itself).
+        query: whose rows a task's query part is made of: its "own", or "other": those of another task, which changes
+            from step to step (ours; with a scheduler, a task that comes twice in a step may meet itself).
         scheduler: "" for all tasks in each step; else as many as there are, each chosen by this schedule:
             :func:`metapretrain.scheduling.parse_schedule`, with tasks `task-0` to `task-(clusters-1)`.
-        steps: outer steps at most, with the paper's budget.
-        patience: validations, with the paper's budget.
+        steps: outer steps at most, and `patience`: validations, with the paper's budget.
 
     Raises:
         InputError: a number that is out of range, or an unknown name or schedule.
@@ -233,10 +226,7 @@ class PromptRecipe:
         return 2 * self.meta.shots * tasks
 
     def meta_steps(self, tasks: int) -> int:
-        """Outer steps at most.
-
-        Raises:
-            InputError: `reads` is less than one step's.
+        """Outer steps at most; InputError if `reads` is less than one step's.
 
         Example:
             >>> PromptRecipe().meta_steps(10), PromptRecipe().mixed_steps(9_000)
@@ -244,9 +234,9 @@ class PromptRecipe:
         """
         if self.budget == "paper":
             return self.meta.steps
-        if self.reads < self.meta_reads(tasks):
-            raise InputError(f"reads must be at least {self.meta_reads(tasks)}, the rows of a step, got {self.reads}")
-        return self.reads // self.meta_reads(tasks)
+        if self.reads < (each := self.meta_reads(tasks)):
+            raise InputError(f"reads must be at least {each}, the rows of a step, got {self.reads}")
+        return self.reads // each
 
     def mixed_steps(self, rows: int) -> int:
         """Steps at most on all `rows` rows as one task."""
@@ -270,9 +260,7 @@ def passes_per_step(recipe: PromptRecipe, objective: str, tasks: int) -> int:
 
 
 def passes_of_loss(recipe: PromptRecipe, objective: str) -> tuple[int, int]:
-    """Sequences of the outer loss of one meta task, and of its backward pass, counted as in :func:`passes_per_step`.
-
-    The inner steps are a part of the loss: it has backward passes of its own, even where nobody asks for its gradient.
+    """Sequences of the outer loss of one meta task, inner steps and all, and of its backward pass.
 
     Example:
         >>> passes_of_loss(PromptRecipe(), "meta"), passes_of_loss(PromptRecipe(), "multitask")

@@ -30,8 +30,7 @@ def predict_with_prompts(
     """Predict the rows of files with a run's prompts; write `SET.csv` for each and return the paths.
 
     Args:
-        run: the folder of the run, or of one prompt, as :meth:`metapretrain.prompts.PromptedModel.save` writes it; that
-            is for tables of any name.
+        run: the folder of the run, or of one prompt, which is for tables of any name.
         tables: by the set's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
         out: where the predictions go; None: `own-texts` in the folder.
         model: the language model; None: the one that the run was given, or that the prompt names.

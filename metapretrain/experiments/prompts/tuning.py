@@ -60,26 +60,21 @@ class Progress:
     @property
     def history(self) -> list[tuple[int, float]]:
         """Step and accuracy of each validation; a model that gives no numbers has nothing right."""
-        return [
-            (int(row["step"]), 0.0 if math.isnan(row["accuracy"]) else row["accuracy"])
-            for row in self.validated.history
-        ]
+        found = [(int(row["step"]), row["accuracy"]) for row in self.validated.history]
+        return [(step, 0.0 if math.isnan(value) else value) for step, value in found]
 
 
 class Stack:
     """Tunes prompts side by side; each ends as if it were tuned alone.
 
-    One that diverges ends there, with a warning, and has the best prompt before that, or its start.
-
-    The rows of all prompts go through the model together, each with its prompt in front, so that a step costs little
-    more than that of one prompt. A prompt that has stopped leaves the stack: each has its own number of steps, rate
-    and end, which the training loop, of one number for all that it trains, does not know.
+    The rows of all prompts go through the model together, so that a step costs little more than that of one prompt. A
+    prompt that has stopped leaves the stack; one that diverges stops with a warning and its best prompt before that, or
+    its start. (The training loop knows one number of steps, rate and end for all that it trains.)
 
     Args:
         model: with `normalise="vocabulary"`.
         pool: rows of all jobs; labels are numbers of words.
         jobs: prompts (L, D) of one length.
-        tuning: see :class:`Tuning`.
         normalise: what label words compete with.
         steps: of each prompt; None: `tuning.epochs` of its own rows.
         every: steps between validations; None: an epoch.
@@ -131,13 +126,8 @@ class Stack:
     def state_of(self, name: str) -> dict[str, Any]:
         """Return what a checkpoint of one job holds."""
         state = self.progress[name]
-        return {
-            "prompt": state.prompt.detach(),
-            "optimizer": dict(self.optimizer.state[state.prompt]),
-            "validated": state.validated.state_dict(),
-            "step": state.step,
-            "done": state.done,
-        }
+        found = {"prompt": state.prompt.detach(), "optimizer": dict(self.optimizer.state[state.prompt])}
+        return {**found, "validated": state.validated.state_dict(), "step": state.step, "done": state.done}
 
     @torch.no_grad()
     def load_state_of(self, name: str, given: Mapping[str, Any]) -> None:
@@ -149,11 +139,7 @@ class Stack:
         state.step, state.done = given["step"], given["done"]
 
     def run(self, on_validation: Callable[[Job, Progress], None] | None = None) -> dict[str, Progress]:
-        """Tune all prompts; `best` of each is the one to use.
-
-        Args:
-            on_validation: called with a job after each of its validations.
-        """
+        """Tune all prompts; use `best` of each. `on_validation` is called after each validation of a job."""
         self._validate([job for job in self.jobs if not self.progress[job.name].history], on_validation)
         while running := [job for job in self.jobs if not self.progress[job.name].done]:
             until = min(self._until_validation(job) for job in running)
@@ -171,9 +157,7 @@ class Stack:
     def _until_validation(self, job: Job, now: bool = False) -> int:
         """Steps to the next validation; with `now`, 0 where one is due."""
         every, step, total = self.every or self._epoch(job), self.progress[job.name].step, self.total(job)
-        if now and (step % every == 0 or step == total):
-            return 0
-        return min(every - step % every, total - step)
+        return 0 if now and (step % every == 0 or step == total) else min(every - step % every, total - step)
 
     def _advance(self, jobs: list[Job], steps: int) -> None:
         """Take `steps` steps of these jobs."""
@@ -236,9 +220,8 @@ class Stack:
         return torch.autograd.grad(loss, prompts)
 
     def _validate(self, jobs: list[Job], then: Callable[[Job, Progress], None] | None) -> None:
-        if not jobs:
-            return
-        for job, (accuracy, sound, finite) in zip(jobs, self._judged(jobs).tolist(), strict=True):
+        judged = self._judged(jobs).tolist() if jobs else []
+        for job, (accuracy, sound, finite) in zip(jobs, judged, strict=True):
             state = self.progress[job.name]
             state.validated.see(state.step, {"accuracy": accuracy}, {"prompt": state.prompt}, bool(finite), bool(sound))
             state.done = state.step >= self.total(job) or state.validated.done
@@ -251,17 +234,13 @@ class Stack:
         found: dict[str, Tensor] = {}
         most = max(1, 4 * self.rows_per_pass)
         for count in sorted({len(job.validation) for job in jobs}):
-            alike = [job for job in jobs if len(job.validation) == count]
-            together = max(1, most // count)
-            for first in range(0, len(alike), together):
-                part = alike[first : first + together]
+            same, together = [job for job in jobs if len(job.validation) == count], max(1, most // count)
+            for part in (same[first : first + together] for first in range(0, len(same), together)):
                 prompts = torch.stack([self.progress[job.name].prompt for job in part])
                 allowed = allowed_words([job.words for job in part], self.device)
                 rows = torch.stack([job.validation for job in part])
-                right, known = (
-                    torch.cat(parts, 1)
-                    for parts in zip(*(self._hits(prompts, some, allowed) for some in rows.split(most, 1)), strict=True)
-                )
+                hits = [self._hits(prompts, some, allowed) for some in rows.split(most, 1)]
+                right, known = (torch.cat(parts, 1) for parts in zip(*hits, strict=True))
                 finite = prompts.isfinite().flatten(1).all(1)
                 judged = torch.stack([right.double().mean(1), known.all(1) & finite, finite], 1)
                 found |= dict(zip((job.name for job in part), judged, strict=True))
@@ -318,16 +297,12 @@ def tune_model(
     precision: str = "fp32",
     rows_per_pass: int = 256,
 ) -> tuple[PromptedModel, Progress]:
-    """Tune a copy of the model, without a soft prompt, and return it as it was best; dropout stays off.
+    """Tune a copy of the model, without a soft prompt (the job's is (0, D)), and return it as it was best.
 
-    It ends where it diverges, with a warning.
-
-    Args:
-        job: its prompt (0, D) is a start without a soft prompt.
+    Dropout stays off. It ends where it diverges, with a warning.
     """
-    tuned = PromptedModel(
-        copy.deepcopy(model.model).float(), model.template, model.verbalizer, max_length=model.max_length
-    )
+    own = copy.deepcopy(model.model).float()
+    tuned = PromptedModel(own, model.template, model.verbalizer, max_length=model.max_length)
     tuned.model.requires_grad_(True)
     allowed, prompt = allowed_words([job.words], device), job.prompt[None].to(device)
 
@@ -343,17 +318,9 @@ def tune_model(
 
     batches = [rows for epoch in range(tuning.epochs) for rows in _order(job, epoch).split(tuning.batch_size)]
     epoch = len(batches) // tuning.epochs
-    settings = TrainSettings(
-        steps=len(batches),
-        lr=tuning.lr,
-        optimizer="adamw",
-        schedule="linear",
-        warmup_steps=tuning.warmup,
-        device=device,
-        cuda_graph=False,
-        log_every=epoch,
-        evaluate_every=epoch,
-    )
+    how: dict[str, Any] = {"optimizer": "adamw", "schedule": "linear", "warmup_steps": tuning.warmup}
+    how |= {"device": device, "cuda_graph": False, "log_every": epoch, "evaluate_every": epoch}
+    settings = TrainSettings(len(batches), tuning.lr, **how)
     best = KeepBest(patience=tuning.patience, forgiving=True, name=f"the model of {job.name}")
     stream = TaskStream({"rows": batches}, "longest", seed=0, steps=len(batches))
     step = _WholeModel(tuned, tuning, loss)

@@ -25,11 +25,9 @@ def width_limit(encoder: TextEncoder, recipe: TextRecipe) -> int:
 
 @dataclass(frozen=True)
 class TextData:
-    """The tasks of an experiment, and their tokens, made once.
+    """The tasks of an experiment, each with a name of its own, and their tokens, made once.
 
-    Args:
-        tasks: each with a name of its own.
-        tuning: the dev parts are left alone: what :meth:`scored` gives are the validation parts.
+    `tuning`: the dev parts are left alone: what :meth:`scored` gives are the validation parts.
     """
 
     tasks: tuple[TextTask, ...]
@@ -81,10 +79,10 @@ class TextData:
 
 
 def read_rows(task: str, file: Path, kind: str) -> TextSet:
-    """Read a table of rows to predict, with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
+    """Read rows to predict by :func:`read_texts`: columns `id` and `sentence`, or `sentence1` and `sentence2`.
 
     Raises:
-        InputError: see :func:`metapretrain.data.tables.read_texts`; where a column is missing, all are named.
+        InputError: as there; where a column is missing, all are named.
     """
     from metapretrain.data.tables import read_texts
 

@@ -94,18 +94,16 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
 
     def pretraining_run(self, method: TextMethod) -> tuple[str, Pretraining] | None:
         """Return name and plan of the pretraining that a row shares with others, or None."""
-        if method.pretraining is None:
-            return None
-        return f"pretrain-{method.pretraining}", PRETRAININGS[method.pretraining]
+        name = method.pretraining
+        return None if name is None else (f"pretrain-{name}", PRETRAININGS[name])
 
     def check_row(self, name: str, method: TextMethod) -> None:
         """Refuse a budget that is too small for both phases, and weights or a schedule of other tasks."""
         if self.recipe.scheduler:
             schedule = parse_schedule(self.recipe.scheduler, [task.name for task in self.data.tasks])
             if schedule.probes and self.machine.world > 1:
-                raise InputError(
-                    f"the probes of {schedule.name} run in one process; run rows side by side with --jobs-per-device"
-                )
+                alone = f"the probes of {schedule.name} run in one process"
+                raise InputError(f"{alone}; run rows side by side with --jobs-per-device")
             if method.surgery:
                 raise InputError(f"{name} needs the gradients of all tasks at once: leave it out, or --set scheduler=")
         share_of(self.recipe.batch_size, self.machine.world)
@@ -188,8 +186,10 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
             before = self._maps(new_encoder(self.recipe, context.seed), context)
             self._draw(run, before, self._maps(trained.encoder, context), trained.report.updates)
         for task in self.data.tasks:
-            files = {"dev": (f"{task.name}-dev.csv", task.dev), "test": (f"{task.name}.csv", task.test)}
-            for part, (file, rows) in files.items():
+            for part, rows, file in (
+                ("dev", task.dev, f"{task.name}-dev.csv"),
+                ("test", task.test, f"{task.name}.csv"),
+            ):
                 if rows is not None and task.name in scores.predicted.get(part, {}):
                     write_table(run.path / "predictions" / file, rows, scores.predicted[part][task.name])
         if context.shared or not self.data.tuning:  # a trial's weights are used by nobody

@@ -1,14 +1,16 @@
-"""Objectives and heads of text tasks, the step that trains them together, and gradient surgery.
+"""Objectives and heads of text tasks, the step that trains them together, and gradient surgery (PCGrad).
 
-Yu et al. (2020), "Gradient surgery for multi-task learning" (PCGrad), algorithm 1. Every projected gradient is a sum of
-the tasks' gradients, so that all projections are done on the T x T matrix of their dot products.
+Yu et al. (2020), "Gradient surgery for multi-task learning", algorithm 1. Every projected gradient is a sum of the
+tasks' gradients, so that all projections are done on the T x T matrix of their dot products.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,15 +33,8 @@ def task_gradients(losses: Sequence[Tensor], shared: Sequence[Tensor]) -> list[l
         >>> task_gradients([w.sum(), 2 * w.sum()], [w])
         [[tensor([1., 1.])], [tensor([2., 2.])]]
     """
-    return [
-        [
-            torch.zeros_like(parameter) if gradient is None else gradient
-            for parameter, gradient in zip(
-                shared, torch.autograd.grad(loss, shared, retain_graph=True, allow_unused=True), strict=True
-            )
-        ]
-        for loss in losses
-    ]
+    options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    return [list(torch.autograd.grad(loss, shared, **options)) for loss in losses]
 
 
 def dot_products(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -61,13 +56,10 @@ def cosines(products: Tensor) -> Tensor:
 
 
 def projection_weights(products: Tensor, order: Tensor) -> Tensor:
-    """Return how much of each task's gradient PCGrad's sum holds, (T,).
+    """Return how much of each task's gradient PCGrad's sum holds, (T,), from their dot products (T, T).
 
-    Each task's gradient g_i meets the others in its own order; where g_i . g_j < 0, it loses its part along g_j.
-
-    Args:
-        products: dot products of the tasks' gradients (T, T).
-        order: row i the order, a permutation of 0..T-1, in which task i meets the others; int64 (T, T).
+    Each task's gradient g_i meets the others in its own order, row i of `order`: int64 (T, T), a permutation of 0..T-1
+    per row. Where g_i . g_j < 0, it loses its part along g_j.
 
     Example:
         >>> gradients = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
@@ -77,11 +69,12 @@ def projection_weights(products: Tensor, order: Tensor) -> Tensor:
     tasks = torch.arange(len(products), device=products.device)
     mixed = torch.eye(len(products), dtype=products.dtype, device=products.device)
     for met in order.unbind(1):
-        dots = ((mixed @ products) * torch.nn.functional.one_hot(met, len(products))).sum(1)
+        other = F.one_hot(met, len(products))
+        dots = ((mixed @ products) * other).sum(1)
         norms = products.diagonal()[met]
         conflict = (dots < 0) & (met != tasks) & (norms > 0)
         share = torch.where(conflict, dots / norms.clamp_min(torch.finfo(products.dtype).tiny), 0)
-        mixed = mixed - share[:, None] * torch.nn.functional.one_hot(met, len(products))
+        mixed = mixed - share[:, None] * other
     return mixed.sum(0)
 
 
@@ -120,47 +113,27 @@ def pcgrad(losses: Mapping[str, Tensor], shared: Sequence[Tensor], order: Tensor
 Encoded = Sequence[Tensor]  # (B, D) of a sentence or a joined pair, or of both sentences of a pair
 
 
-class Outputs(Protocol):
-    """What a head is built for: a :class:`metapretrain.data.texts.TextTask`, or what a saved model knows of one."""
+@dataclass(frozen=True)
+class Output:
+    """What a saved model knows of a task: enough to build its head; the names are those of a TextTask."""
 
-    @property
-    def name(self) -> str:
-        """The task's name."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """`classification`, `pair-classification` or `pair-regression`."""
-        ...
-
-    @property
-    def low(self) -> float:
-        """Lowest score."""
-        ...
-
-    @property
-    def high(self) -> float:
-        """Highest score."""
-        ...
+    name: str
+    kind: str
+    classes: tuple[str, ...]
+    low: float
+    high: float
+    num_classes: int
 
     @property
     def regression(self) -> bool:
         """Whether predictions are scores."""
-        ...
-
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        ...
+        return self.kind == "pair-regression"
 
 
 class TextRows(nn.Module):
     """Tokens, labels and classes of a training set; they follow the module to its device, no part of its state.
 
-    Args:
-        task: gives classes and labels.
-        tokens: of `task.train`.
-        features: embeddings (N, D) of the rows, one or two, where the encoder is frozen: it need not run again.
+    `features` are embeddings (N, D) of the rows, one or two, where the encoder is frozen: it need not run again.
     """
 
     def __init__(self, task: TextTask, tokens: Tokens, features: Encoded | None = None) -> None:
@@ -185,11 +158,7 @@ class TextRows(nn.Module):
 
 
 class TextObjective(nn.Module, ABC):
-    """What an encoder of texts is trained by, given the embeddings of a batch.
-
-    Args:
-        texts: where rows come from.
-    """
+    """What an encoder of texts is trained by, given the embeddings of a batch of the rows in `texts`."""
 
     def __init__(self, texts: TextRows) -> None:
         super().__init__()
@@ -201,12 +170,7 @@ class TextObjective(nn.Module, ABC):
 
 
 class Prototypes(TextObjective):
-    """The prototypical loss of a task's classes (text paper, section 4.3); separate embeddings are added (A.2).
-
-    Args:
-        texts: where rows come from.
-        proto: the loss, in standard or query mode.
-    """
+    """The prototypical loss of a task's classes (text paper, section 4.3); separate embeddings are added (A.2)."""
 
     def __init__(self, texts: TextRows, proto: ProtoLoss) -> None:
         super().__init__(texts)
@@ -232,15 +196,10 @@ class Classes(TextObjective):
 
 
 class Labels(TextObjective):
-    """The paper's loss of a task under its head (section 5.3).
+    """The paper's loss of a task under its head (section 5.3), one of :func:`build_heads`.
 
     Cross entropy of classes, binary cross entropy with a sigmoid for pairs of two classes, mean squared error of
-    scores.
-
-    Args:
-        texts: where rows come from.
-        head: of :func:`build_heads`.
-        label_smoothing: of cross entropy; in [0, 1).
+    scores. `label_smoothing`, in [0, 1), is of cross entropy.
     """
 
     def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
@@ -263,7 +222,7 @@ def added(z: Encoded) -> Tensor:
     return z[0] if len(z) == 1 else z[0] + z[1]
 
 
-def build_heads(tasks: Sequence[Outputs], method: TextMethod, sts_head: str, features: int) -> nn.ModuleDict:
+def build_heads(tasks: Sequence[TextTask | Output], method: TextMethod, sts_head: str, features: int) -> nn.ModuleDict:
     """Build a head for each task: appendix A.1.1, or Dropout and one linear layer over joined pairs.
 
     Args:
@@ -297,7 +256,7 @@ def build_heads(tasks: Sequence[Outputs], method: TextMethod, sts_head: str, fea
     return nn.ModuleDict({name: head for name, head in heads.items() if method.trained or not list(head.parameters())})
 
 
-def predict(task: Outputs, head: nn.Module, z: Encoded) -> Tensor:
+def predict(task: TextTask | Output, head: nn.Module, z: Encoded) -> Tensor:
     """Return predicted classes int64 (N,), or scores float32 (N,), of embeddings (N, D)."""
     outputs: Tensor = head(*z).float()
     if task.regression:
@@ -306,14 +265,11 @@ def predict(task: Outputs, head: nn.Module, z: Encoded) -> Tensor:
 
 
 class TextStep(WeightedLosses[TextObjective]):
-    """The losses of one update: an encoder and a task's objective each.
-
-    The rows of all tasks go through the encoder together where their batches have one width.
+    """The losses of one update; the rows of tasks whose batches have one width go through the encoder together.
 
     Args:
         model: encoder, {"input_ids", "attention_mask", ...} (B, L) to features (B, D).
-        objectives: by the task's name.
-        weights: of the losses, 1 where not named.
+        objectives: by the task's name; `weights` of their losses, 1 where not named.
         surgery: PCGrad on the encoder's parameters (Yu et al., 2020).
     """
 
@@ -367,12 +323,10 @@ class TextStep(WeightedLosses[TextObjective]):
         return found
 
     def conflict(self, batches: Mapping[str, Any]) -> dict[str, float]:
-        """Return the cosine between the gradients of each two tasks' losses, over the encoder's parameters.
+        """Return the cosines between the gradients of each two tasks' losses over the encoder's parameters.
 
-        In evaluation mode: dropout takes no part. Every rank looks at the whole batches. Waits for the device.
-
-        Returns:
-            {"gradient_cosine_sst_para": ...}, for each pair of tasks; below 0 they conflict.
+        As {"gradient_cosine_sst_para": ...}; below 0 they conflict. In evaluation mode: dropout takes no part. Every
+        rank looks at the whole batches. Waits for the device.
         """
         mode, counters = self.training, [(buffer, buffer.clone()) for buffer in self.objectives.buffers()]
         gathering = [part for part in self.objectives.modules() if isinstance(part, ProtoLoss) and part.gather]
@@ -391,13 +345,11 @@ class TextStep(WeightedLosses[TextObjective]):
             proto.gather = True
         for buffer, value in counters:  # calls in which nothing could be scored are counted: these are none of training
             buffer.copy_(value)
-        return {
-            f"gradient_cosine_{a}_{b}": found[i][j] for i, a in enumerate(names) for j, b in enumerate(names) if i < j
-        }
+        pairs = combinations(range(len(names)), 2)
+        return {f"gradient_cosine_{names[i]}_{names[j]}": found[i][j] for i, j in pairs}
 
 
 def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """One batch of several; token types are 0 where only some have them."""
     keys = dict.fromkeys(key for part in parts for key in part)
-    blank = torch.zeros_like
-    return {key: torch.cat([part.get(key, blank(part["input_ids"])) for part in parts]) for key in keys}
+    return {key: torch.cat([part.get(key, torch.zeros_like(part["input_ids"])) for part in parts]) for key in keys}

@@ -23,7 +23,7 @@ class Pretraining:
     """How an encoder is pretrained on the classes of all tasks; scores are rounded half up to classes.
 
     Args:
-        loss: `prototypes`, or `cross-entropy` with a linear head a task: the control.
+        loss: `prototypes`, or `cross-entropy` with a linear head per task: the control.
         joined: a pair is one sequence; else its two embeddings are added (text paper, appendix A.2).
         query: prototypes from support rows and loss on query rows, by the recipe's `query` options.
         epoch: prototypes over the epoch so far.
@@ -110,9 +110,8 @@ class TextRecipe:
         max_length: tokens of a sequence at most.
         dropout: of the encoder; None: as its own configuration says.
         policy: what an epoch is: the `longest` loader or the `shortest` (text paper, section 5.3).
-        scheduler: "" for a batch of every task in each update; else one task an update, chosen by this
-            :func:`metapretrain.scheduling.parse_schedule`. There are as many updates, each
-            with the rows of one task.
+        scheduler: "" for a batch of every task in each update; else one task per update, chosen by this
+            :func:`metapretrain.scheduling.parse_schedule`, in as many updates.
         pool: batches that are sorted by length together; `multiple`: widths are rounded up to it.
         balanced: all classes equally frequent in pretraining; `balanced_finetune`: in the other phases.
         sts_head: of the rows that leave it open.
@@ -163,19 +162,12 @@ class TextRecipe:
 
 
 def epoch_updates(recipe: TextRecipe, tasks: Sequence[TextTask]) -> int:
-    """Return the updates of an epoch: the batches of the longest or the shortest loader.
-
-    Raises:
-        InputError: a task with fewer training rows than a batch.
-    """
-    lengths = {task.name: len(task.train) // recipe.batch_size for task in tasks}
-    for task in tasks:
-        if not lengths[task.name]:
-            raise InputError(
-                f"batch_size {recipe.batch_size} is more than the {len(task.train)} training rows of {task.name}; "
-                "lower it"
-            )
-    return max(lengths.values()) if recipe.policy == "longest" else min(lengths.values())
+    """Return the updates of an epoch: the batches of the longest or the shortest loader, all of one or more."""
+    size, rows = recipe.batch_size, {task.name: len(task.train) for task in tasks}
+    for name, count in rows.items():
+        if count < size:
+            raise InputError(f"batch_size {size} is more than the {count} training rows of {name}; lower it")
+    return (max if recipe.policy == "longest" else min)(rows.values()) // size
 
 
 def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -> tuple[int, int]:
@@ -189,18 +181,13 @@ def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -
     total = recipe.epochs * epoch_updates(recipe, tasks)
     before = round(recipe.pretrain_share * total) if method.pretraining is not None else 0
     if before >= total or (not before and method.pretraining is not None):
-        raise InputError(
-            f"{total} updates are too few for pretrain_share {recipe.pretrain_share}: give more epochs or smaller "
-            "batches"
-        )
+        share = recipe.pretrain_share
+        raise InputError(f"{total} updates are too few for pretrain_share {share}: give more epochs or smaller batches")
     return before, total - before
 
 
 def loss_weights(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod | Pretraining) -> dict[str, float]:
-    """Return the weight of each task's loss.
-
-    Raises:
-        InputError: `loss_weights` names another task, or has a value that is no number of at least 0.
+    """Return the weight of each task's loss; InputError if the recipe names another task or a wrong value.
 
     Example:
         >>> from metapretrain.data.made import made_tasks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.data.tokens import tokenize
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.text.data import read_rows, write_table
-from metapretrain.experiments.text.objectives import added, build_heads, predict
+from metapretrain.experiments.text.objectives import Output, added, build_heads, predict
 from metapretrain.experiments.text.recipe import Pretraining, TextMethod, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import CheckpointError, load_tensors, read_json
@@ -26,42 +26,17 @@ from metapretrain.training.checkpoint import check_sums
 ENCODER, HEADS, PROTOTYPES = "encoder", "heads.safetensors", "prototypes.safetensors"
 
 
-@dataclass(frozen=True)
-class Output:
-    """What a saved model knows of a task: enough to build its head; the names are those of a TextTask."""
-
-    name: str
-    kind: str
-    classes: tuple[str, ...]
-    low: float
-    high: float
-    num_classes: int
-
-    @property
-    def regression(self) -> bool:
-        """Whether predictions are scores."""
-        return self.kind == "pair-regression"
-
-
 def describe(tasks: Sequence[TextTask], method: TextMethod | Pretraining, recipe: TextRecipe) -> dict[str, Any]:
     """Return what a saved model needs to be built again, as JSON values."""
-    outputs = [Output(t.name, t.kind, t.classes, t.low, t.high, t.num_classes) for t in tasks]
-    return {
-        "kind": "text",
-        "heads": isinstance(method, TextMethod),
-        **asdict(method),
-        "sts_head": recipe.sts_head,
-        "max_length": recipe.max_length,
-        "tasks": [asdict(output) for output in outputs],
-    }
+    outputs = [{name: getattr(task, name) for name in Output.__dataclass_fields__} for task in tasks]
+    own = {"kind": "text", "heads": isinstance(method, TextMethod), **asdict(method)}
+    return {**own, "sts_head": recipe.sts_head, "max_length": recipe.max_length, "tasks": outputs}
 
 
 class SavedTextModel(nn.Module):
     """The encoder of a finished run with its heads, or its prototypes where it has no head for a task.
 
-    Attributes:
-        outputs: what it predicts, by the task's name.
-        joined: whether pairs are encoded as one sequence.
+    `outputs` is what it predicts, by the task's name; `joined`: pairs are encoded as one sequence.
     """
 
     def __init__(self, encoder: TextEncoder, model: Mapping[str, Any], folder: Path) -> None:
@@ -108,8 +83,7 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     """Load the model of a finished text run; no code from the folder is run.
 
     Raises:
-        InputError: no run there, a run that has not finished or has no weights, or weights of another model
-            or run.
+        InputError: no run there, a run that has not finished or has no weights, or weights of another model or run.
     """
     folder = Path(run)
     file = folder / "config.json"
@@ -167,10 +141,8 @@ def predict_files(
     if model is not None:
         raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
     saved = load_text_model(run, device)
-    read = {}
-    for task, file in tables.items():
-        kind = saved.outputs[one_of("task of the run", task, saved.outputs)].kind
-        read[task] = read_rows(task, file, kind)
+    kinds = {task: saved.outputs[one_of("task of the run", task, saved.outputs)].kind for task in tables}
+    read = {task: read_rows(task, file, kinds[task]) for task, file in tables.items()}
     folder = Path(run) / "predictions" if out is None else Path(out)
     for task, rows in read.items() if out is None else ():
         _check_same_rows(folder / f"{task}.csv", rows)

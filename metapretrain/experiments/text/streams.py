@@ -30,7 +30,7 @@ class LengthBatches:
         batch_size: B, at most N.
         seed: 0..2**64-1, the same for all tasks.
         pool: batches that are sorted together; 1 leaves the rows in random order.
-        labels: one label a row (N,): all classes are then equally frequent, rows of the rarer ones repeated.
+        labels: one label per row (N,): all classes are then equally frequent, rows of the rarer ones repeated.
         task: number of the task: tasks of one size see their rows in different orders.
 
     Raises:
@@ -65,8 +65,7 @@ class LengthBatches:
     def iter_from(self, position: int) -> Iterator[Tensor]:
         """The batches of the epoch but for the first `position`."""
         first = self.epoch * len(self)
-        for number in range(first + position, first + len(self)):
-            yield self.batch(number)
+        yield from map(self.batch, range(first + position, first + len(self)))
 
     def batch(self, number: int) -> Tensor:
         """Rows (B,) of a batch, counted over all epochs."""
@@ -90,10 +89,7 @@ class LengthBatches:
 
 
 def share_of(batch_size: int, world_size: int) -> int:
-    """Return the rows of a batch that each rank has.
-
-    Raises:
-        InputError: the ranks would not have the same number.
+    """Return the rows of a batch that each rank has; InputError if the ranks would not have the same number.
 
     Example:
         >>> share_of(64, 4)
@@ -115,11 +111,9 @@ class TextStream(TaskStream):
         batch_size: rows of a task in an update.
         policy: `longest` or `shortest`: an epoch is the longest or the shortest loader (text paper, section 5.3); or
             another policy of :class:`metapretrain.episodes.TaskStream`, or a scheduler.
-        seed: of all orders.
         steps: updates in all.
-        pool: see :class:`LengthBatches`.
+        pool, seed: see :class:`LengthBatches`.
         labels: class labels (N,) of each task, for class-balanced batches.
-        multiple: of the widths.
         limit: longest width there is: the encoder's positions.
         rank, world_size: rank r of w gives the r-th of w equal parts of each batch, at the width of the whole batch.
 
@@ -155,11 +149,9 @@ class TextStream(TaskStream):
         self.share = share_of(batch_size, world_size)
         loaders = {}
         for number, (name, rows) in enumerate(tokens.items()):
-            classes = None if labels is None else labels[name]
+            own: dict[str, Any] = {"labels": None if labels is None else labels[name], "task": number}
             try:
-                loaders[name] = LengthBatches(
-                    rows.widths, batch_size, seed=seed, pool=pool, labels=classes, task=number
-                )
+                loaders[name] = LengthBatches(rows.widths, batch_size, seed=seed, pool=pool, **own)
             except InputError as error:
                 raise InputError(f"{name}: {error}") from None
         super().__init__(loaders, policy, seed=seed, steps=steps)
@@ -184,11 +176,7 @@ class TextStream(TaskStream):
         return {**super().state_dict(), "given": [self.tokens_given, self.places_given]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another stream with the same tasks, policy and seed was.
-
-        Raises:
-            InputError: the state is of another stream.
-        """
+        """Go to where another stream with the same tasks, policy and seed was; InputError if it is another's."""
         super().load_state_dict(state)
         try:
             self.tokens_given, self.places_given = state["given"]

@@ -81,20 +81,18 @@ def embed(
 def predictions(tasks: Sequence[TextTask], heads: nn.ModuleDict, z: Embedded) -> dict[str, Tensor]:
     """Return each embedded task's predictions (N,) on the CPU: classes, or scores."""
     found = {}
-    for task in tasks:
-        if task.name in z:
-            head = heads[task.name].to(z[task.name][0].device)
-            with evaluation_mode(head.__call__):
-                found[task.name] = predict(task, head, z[task.name]).cpu()
+    for task in (task for task in tasks if task.name in z):
+        head = heads[task.name].to(z[task.name][0].device)
+        with evaluation_mode(head.__call__):
+            found[task.name] = predict(task, head, z[task.name]).cpu()
     return found
 
 
 def score(tasks: Sequence[TextTask], split: str, predicted: Mapping[str, Tensor]) -> dict[str, float]:
     """Score predictions for a split of the tasks, with their mean; tasks without predictions are left out."""
     found: dict[str, float] = {}
-    for task in tasks:
-        if task.name in predicted:
-            found |= score_task(replace(task, dev=getattr(task, split)), predicted[task.name])
+    for task in (task for task in tasks if task.name in predicted):
+        found |= score_task(replace(task, dev=getattr(task, split)), predicted[task.name])
     return with_overall(found) if found else {}
 
 
@@ -112,9 +110,9 @@ SECOND_PHASE = 1 << 48  # added to the stream's seed after pretraining: its batc
 
 @dataclass(frozen=True)
 class TextReport:
-    """What training did: updates, how fast in tokens (padding left out), and the share of padding.
+    """What training did: updates, tokens per second and share of padding, and batches of each task.
 
-    `batches` of each task that it trained on; `schedule` tells what a scheduler chose and spent, if there was one.
+    `schedule` tells what a scheduler chose and spent, if there was one.
     """
 
     updates: int = 0
@@ -127,13 +125,9 @@ class TextReport:
     def of(cls, report: TrainReport, stream: TextStream, scheduler: str) -> TextReport:
         """Say it of a training that ended; `scheduler` as the recipe names it."""
         policy: Any = stream.policy
-        return cls(
-            report.steps,
-            report.updates_per_second * stream.tokens_given / report.steps,
-            stream.padding_share,
-            report.batches,
-            {"name": scheduler, **policy.spent()} if scheduler else None,
-        )
+        schedule = {"name": scheduler, **policy.spent()} if scheduler else None
+        speed = report.updates_per_second * stream.tokens_given / report.steps
+        return cls(report.steps, speed, stream.padding_share, report.batches, schedule)
 
 
 TextContext = Context[TextRecipe, TextData, Any]
@@ -168,18 +162,11 @@ def _pretraining_objective(
     smoothing = recipe.pretrain.label_smoothing
     if plan.loss == "cross-entropy":
         return Classes(texts, ClassHead(encoder.features, task.num_classes, dropout=0.0), smoothing)
-    options = asdict(recipe.query if plan.query else recipe.proto)
+    options = asdict(recipe.query if plan.query else recipe.proto) | {"label_smoothing": smoothing}
+    options |= {"num_classes": task.num_classes, "gather": context.machine.world > 1, "seed": context.seed}
     if plan.epoch:
         options["memory"] = "epoch"
-    proto = ProtoLoss(
-        "query" if plan.query else "standard",
-        num_classes=task.num_classes,
-        gather=context.machine.world > 1,
-        label_smoothing=smoothing,
-        seed=context.seed,
-        **options,
-    )
-    return Prototypes(texts, proto)
+    return Prototypes(texts, ProtoLoss("query" if plan.query else "standard", **options))
 
 
 def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDict, Training]:
@@ -196,9 +183,8 @@ def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDic
     objectives = {}
     for task in data.tasks:
         tokens = data.tokens(task.train, f"{task.name} train", encoder, recipe, method.joined)
-        objectives[task.name] = Labels(
-            TextRows(task, tokens, known.get(task.name)), heads[task.name], phase.label_smoothing
-        )
+        texts = TextRows(task, tokens, known.get(task.name))
+        objectives[task.name] = Labels(texts, heads[task.name], phase.label_smoothing)
     step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, method), method.surgery)
 
     def scores() -> dict[str, float]:
@@ -231,20 +217,15 @@ def _watch(
     context: TextContext, step: TextStep, scores: Callable[[], dict[str, float]]
 ) -> Callable[[int], Mapping[str, float]] | None:
     """What is logged at evaluation steps: scores on the validation parts, and the conflict of the tasks' gradients."""
-    data, recipe, machine = context.data, context.recipe, context.machine
-    if not any(len(task.validation) for task in data.tasks):
+    tasks, size, device = context.data.tasks, 2 * context.recipe.batch_size, context.machine.device
+    if not any(len(task.validation) for task in tasks):
         return None
-    rows = {
-        task.name: torch.randperm(len(task.train), generator=torch_generator(0))[: 2 * recipe.batch_size]
-        for task in data.tasks
-    }
+    rows = {task.name: torch.randperm(len(task.train), generator=torch_generator(0))[:size] for task in tasks}
     width = max(int(step.texts[name].tokens.widths[chosen].max()) for name, chosen in rows.items())
     learns = any(parameter.requires_grad for parameter in step.model.parameters())
 
     def evaluate(_: int) -> Mapping[str, float]:
-        batches = {
-            name: {"rows": chosen.to(machine.device), "width": torch.empty(width, 0)} for name, chosen in rows.items()
-        }
+        batches = {name: {"rows": some.to(device), "width": torch.empty(width, 0)} for name, some in rows.items()}
         return {**scores(), **(step.conflict(batches) if learns and len(batches) > 1 else {})}
 
     return evaluate
@@ -266,30 +247,16 @@ def _training(
     encoder: TextEncoder = step.model  # type: ignore[assignment]
     tokens = {name: texts.tokens for name, texts in step.texts.items()}
     scheduler = _scheduler(step, data, recipe, seed, machine) if recipe.scheduler else None
-    stream = TextStream(
-        tokens,
-        recipe.batch_size,
-        scheduler or recipe.policy,
-        seed=seed,
-        steps=count,
-        pool=recipe.pool,
-        multiple=recipe.multiple,
-        limit=width_limit(encoder, recipe),
-        labels={task.name: task.class_labels(task.train) for task in data.tasks} if balanced else None,
-        rank=machine.rank,
-        world_size=machine.world,
-    )
-    settings = phase.settings(
-        count,
-        ema=ema,
-        precision=machine.precision,
-        device=machine.device,
-        seed=seed % 2**32,
-        compile=machine.compile and not step.surgery,  # which goes back twice
-        cuda_graph=machine.cuda_graph if encoder.recordable else False,
-        log_every=max(1, min(50, count // 20)),
-        evaluate_every=max(1, count // 10),
-    )
+    labels = {task.name: task.class_labels(task.train) for task in data.tasks} if balanced else None
+    sizes: dict[str, Any] = {"pool": recipe.pool, "multiple": recipe.multiple, "limit": width_limit(encoder, recipe)}
+    sizes |= {"rank": machine.rank, "world_size": machine.world}
+    policy = scheduler or recipe.policy
+    stream = TextStream(tokens, recipe.batch_size, policy, seed=seed, steps=count, labels=labels, **sizes)
+    how: dict[str, Any] = {"precision": machine.precision, "device": machine.device, "seed": seed % 2**32}
+    how["compile"] = machine.compile and not step.surgery  # which goes back twice
+    how["cuda_graph"] = machine.cuda_graph if encoder.recordable else False
+    how |= {"log_every": max(1, min(50, count // 20)), "evaluate_every": max(1, count // 10)}
+    settings = phase.settings(count, ema=ema, **how)
 
     def evaluate_and_tell(number: int) -> Mapping[str, float]:
         return {**(evaluate(number) if evaluate else {}), **choices_of(stream)}
@@ -313,5 +280,4 @@ def _scheduler(step: TextStep, data: TextData, recipe: TextRecipe, seed: int, ma
 
     sizes = {task.name: len(task.train) for task in data.tasks}
     probes: dict[str, Probe] = {name: row_probe(size, recipe.batch_size, loss_of(name)) for name, size in sizes.items()}
-    schedule = parse_schedule(recipe.scheduler, sizes)
-    return build_scheduler(schedule, sizes, probes, step, seed=seed)
+    return build_scheduler(parse_schedule(recipe.scheduler, sizes), sizes, probes, step, seed=seed)
