@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,10 @@ def _scores(one: SentenceData, predicted: Tensor) -> dict[str, float]:
 
 def _means(scores: Mapping[str, float], sets: Sequence[SentenceData], prefixes: Sequence[str]) -> dict[str, float]:
     found = {}
-    for prefix in prefixes:
-        for metric in ("accuracy", "f1"):
-            values = [scores.get(f"{prefix}{one.name}_{metric}") for one in sets]
-            known = [value for value in values if value is not None]
-            if len(known) == len(sets):
-                found[f"{prefix}mean_{metric}"] = sum(known) / len(known)
+    for prefix, metric in product(prefixes, ("accuracy", "f1")):
+        names = [f"{prefix}{one.name}_{metric}" for one in sets]
+        if scores.keys() >= set(names):
+            found[f"{prefix}mean_{metric}"] = sum(scores[name] for name in names) / len(names)
     return found
 
 
@@ -96,12 +95,9 @@ TUNING = ("examples", "validation", "stratified", "test_rows", "tune", "full")  
 
 
 def check_lent(folder: Path, wanted: Mapping[str, Any], *, all_data: bool) -> None:
-    """Refuse a pretraining that other choices or other data made.
+    """Refuse the pretraining in `folder` if other choices than those `wanted` here, or other data, made it.
 
-    Args:
-        folder: of its run.
-        wanted: the configuration that it would have here.
-        all_data: the downstream sets matter as well: pseudo labels leave out sentences that stand there.
+    With `all_data` the downstream sets matter as well: pseudo labels leave out sentences that stand there.
 
     Raises:
         InputError: a difference; the first one is named with both values. Or a folder that is damaged.
@@ -125,7 +121,7 @@ def check_lent(folder: Path, wanted: Mapping[str, Any], *, all_data: bool) -> No
 
 
 def take_over(folder: Path, place: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Copy a finished pretraining to `place`; its configuration and result are those of there but for what is given.
+    """Copy a finished pretraining to `place`, with what is given changed in its configuration and result.
 
     Raises:
         InputError: its prompt is damaged.
@@ -178,8 +174,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         cache: where a converted language model is kept; None: the user's cache folder.
         rows_per_pass: rows that go through the model at a time while prompts are tuned; tasks_per_pass: meta tasks
             while they are pretrained, None for all. Neither changes what is computed.
-        lender: the folder of another table, whose pretrained prompts serve here, too, where they are of the same
-            choices; they are copied.
+        lender: the folder of another table, whose pretrained prompts are copied where they are of the same choices.
     """
 
     cache: Path | None = None
@@ -279,15 +274,11 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         """The prompt that a run starts from."""
         if context.start is None:
             return self.inputs.start(context.method.start, context.seed)
-        prompt: Tensor = SoftPrompt.from_adapter(context.start / PROMPT)().detach()
-        return prompt
+        return SoftPrompt.from_adapter(context.start / PROMPT).weight.detach()
 
     def _lent(self, name: str, method: PromptMethod, seed: int) -> Path | None:
-        """The folder of a finished pretraining of the other table, if there is one.
-
-        Raises:
-            InputError: its choices or its data are others.
-        """
+        """The folder of a finished pretraining of the other table, if any; InputError if its choices or data are
+        others."""
         if self.lender is None or not (folder := self.lender / f"{name}-s{seed}").joinpath("result.json").is_file():
             return None
         check_lent(folder, self.whole_config(name, method, seed), all_data=method.source == "pseudo")
@@ -308,25 +299,14 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         rate: Any = r.meta.inner_lr
         if r.meta.learned and method.objective == "meta":
             rate = nn.Parameter(torch.full((r.length, 1), rate, device=device))
-        model = inputs.of_set()
-        learner = PromptMAML(
-            model.model,
-            soft,
-            model.template,
-            model.verbalizer,
-            inner_lr=rate,
-            order=r.meta.order,
-            inner_steps=r.meta.inner_steps if method.objective == "meta" else 0,
-            chunk=self.tasks_per_pass,
-            inner_clip=r.meta.inner_clip,
-            reduction=r.meta.reduction,
-            max_length=r.max_length,
-            normalise=r.normalise,
-        )
+        model, pool = inputs.of_set(), inputs.pretraining(source)
+        steps = r.meta.inner_steps if method.objective == "meta" else 0
+        options: dict[str, Any] = {name: getattr(r.meta, name) for name in ("order", "inner_clip", "reduction")}
+        options |= {"chunk": self.tasks_per_pass, "max_length": r.max_length, "normalise": r.normalise}
+        parts = model.model, soft, model.template, model.verbalizer
+        learner = PromptMAML(*parts, inner_lr=rate, inner_steps=steps, **options)
         precision = partial(mixed_precision, device, self.machine.precision)
-        trained = train_meta(
-            learner, rows, inputs.pretraining(source), r, run, precision, objective=method.objective or ""
-        )
+        trained = train_meta(learner, rows, pool, r, run, precision, objective=method.objective or "")
         agreement = group_agreement(groups, inputs.texts(source).require_labels())
         if self.figures == seed and method.objective == "meta":
             self._draw(run, method, groups, trained.steps)
@@ -346,16 +326,12 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
     def _pretraining_outcome(
         self, context: PromptContext, trained: TrainedPrompt, scores: Mapping[str, float], about: Mapping[str, Any]
     ) -> Outcome:
-        method = context.method
+        method, r, tasks = context.method, self.recipe, trained.tasks
         objective = method.objective or ""
-        r, tasks = self.recipe, trained.tasks
         reads = r.mixed.batch_size if objective == "mixed" else r.meta_reads(tasks)
-        budget = {
-            "pretrain_reads": trained.steps * reads,
-            "pretrain_passes": trained.steps * passes_per_step(r, objective, tasks),
-            "pretrain_updates": trained.steps,
-            "updates": trained.steps,
-        }
+        costs = reads, passes_per_step(r, objective, tasks), 1
+        budget = {name: trained.steps * cost for name, cost in zip(PRETRAINING_COST, costs, strict=True)}
+        budget["updates"] = trained.steps
         if trained.diverged:
             budget["diverged"] = 1
         metrics = dict(scores)
@@ -363,28 +339,17 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             metrics |= {"agreement_with_labels": about["agreement_with_labels"]}
         if method.source == "pseudo":
             metrics |= self.inputs.pseudo[1]
-        extra = {
-            "encoder": Path(r.model).name,
-            "wall_s": round(trained.seconds, 3),
-            "data": self.files_of(method),
-            **about,
-        }
-        return Outcome(metrics, budget, extra)
+        extra = {"encoder": Path(r.model).name, "wall_s": round(trained.seconds, 3), "data": self.files_of(method)}
+        return Outcome(metrics, budget, {**extra, **about})
 
     def stack(self, pool: Pool, jobs: Sequence[Job], *, tuning: Tuning, **options: Any) -> Stack:
         """Prompts to tune side by side."""
-        m = self.machine
-        return Stack(
-            self.inputs.prompted,
-            pool,
-            jobs,
-            tuning,
-            normalise=self.recipe.normalise,
-            rows_per_pass=self.rows_per_pass,
-            device=m.device,
-            precision=m.precision,
-            **options,
-        )
+        options |= {"normalise": self.recipe.normalise, "rows_per_pass": self.rows_per_pass}
+        return Stack(self.inputs.prompted, pool, jobs, tuning, **self._where, **options)
+
+    @property
+    def _where(self) -> dict[str, str]:
+        return {"device": self.machine.device, "precision": self.machine.precision}
 
     def plan(self, methods: Mapping[str, PromptMethod]) -> list[str]:
         """Return one line a run with its budget: what `--dry-run` prints."""
@@ -417,18 +382,14 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         }
         log.info("%s: tuning %d prompts in one batch", name, len(jobs))
         done = self.stack(pool, list(jobs.values()), tuning=self.recipe.tune).run()
-        tested = {
-            seed: {
-                one.name: self._tested(done[jobs[seed, one.name].name], one, self.inputs.prompted)
-                for one in self.data.sets
-            }
-            for seed in starts
-        }
+
+        def tested(seed: int) -> dict[str, Tuned]:
+            states = ((one, done[jobs[seed, one.name].name]) for one in self.data.sets)
+            return {one.name: self._tested(state, one, self.inputs.prompted) for one, state in states}
+
+        found = [tested(context.seed) for context in contexts]
         share = (time.monotonic() - began) / len(jobs)
-        return [
-            PromptRun({of: replace(one, seconds=share) for of, one in tested[context.seed].items()})
-            for context in contexts
-        ]
+        return [PromptRun({of: replace(one, seconds=share) for of, one in tuned.items()}) for tuned in found]
 
     def train(self, context: PromptContext) -> PromptRun:
         """Tune the whole model on each set, or nothing."""
@@ -441,33 +402,16 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         state = Progress(nothing)
         if method.tuned == "model":
             pool, places = self.inputs.few_shot([seed])
-            job = _job(one.name, one, seed, nothing, places)
-            m = self.machine
-            model, state = tune_model(
-                model,
-                pool,
-                job,
-                self.recipe.full,
-                normalise=self.recipe.normalise,
-                device=m.device,
-                precision=m.precision,
-            )
+            job, r = _job(one.name, one, seed, nothing, places), self.recipe
+            model, state = tune_model(model, pool, job, r.full, normalise=r.normalise, **self._where)
         return replace(self._tested(state, one, model), seconds=time.monotonic() - began)
 
     def _tested(self, state: Progress, one: SentenceData, model: PromptedModel) -> Tuned:
         predicted = None
         if not self.data.tuning:
-            pool, m = self.inputs.test(one), self.machine
-            predicted = predict(
-                model,
-                state.best,
-                pool,
-                torch.arange(len(pool)),
-                words_of(one.num_classes, one.pairs),
-                device=m.device,
-                precision=m.precision,
-                batch_size=4 * self.rows_per_pass,
-            )
+            pool, words, size = self.inputs.test(one), words_of(one.num_classes, one.pairs), 4 * self.rows_per_pass
+            rows = torch.arange(len(pool))
+            predicted = predict(model, state.best, pool, rows, words, **self._where, batch_size=size)
         return Tuned(state, predicted, 0.0)
 
     def score(self, context: PromptContext, trained: PromptRun) -> dict[str, float]:
@@ -487,12 +431,8 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         budget = {**cost, "finetune_updates": steps, "updates": steps + cost["pretrain_updates"]}
         if lost := before.get("diverged", 0) + sum(one.progress.validated.diverged for one in tuned):
             budget["diverged"] = lost
-        extra = {
-            "encoder": Path(self.recipe.model).name,
-            "pretrain_wall_s": before["wall_s"],
-            "data": self.files_of(context.method),
-            "wall_s": round(sum(one.seconds for one in tuned), 3),
-        }
+        extra = {"encoder": Path(self.recipe.model).name, "data": self.files_of(context.method)}
+        extra |= {"pretrain_wall_s": before["wall_s"], "wall_s": round(sum(one.seconds for one in tuned), 3)}
         return Outcome(scores, budget, extra)
 
     def save(self, context: PromptContext, trained: PromptRun, scores: dict[str, float]) -> None:

@@ -186,12 +186,10 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
             before = self._maps(new_encoder(self.recipe, context.seed), context)
             self._draw(run, before, self._maps(trained.encoder, context), trained.report.updates)
         for task in self.data.tasks:
-            for part, rows, file in (
-                ("dev", task.dev, f"{task.name}-dev.csv"),
-                ("test", task.test, f"{task.name}.csv"),
-            ):
-                if rows is not None and task.name in scores.predicted.get(part, {}):
-                    write_table(run.path / "predictions" / file, rows, scores.predicted[part][task.name])
+            for part, file in (("dev", f"{task.name}-dev.csv"), ("test", f"{task.name}.csv")):
+                rows, predicted = getattr(task, part), scores.predicted.get(part, {})
+                if rows is not None and task.name in predicted:
+                    write_table(run.path / "predictions" / file, rows, predicted[task.name])
         if context.shared or not self.data.tuning:  # a trial's weights are used by nobody
             self._save_model(run, trained.encoder, trained.heads, scores.z_train)
 
