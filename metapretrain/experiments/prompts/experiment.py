@@ -348,7 +348,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         return Stack(self.inputs.prompted, pool, jobs, tuning, **self._where, **options)
 
     @property
-    def _where(self) -> dict[str, str]:
+    def _where(self) -> dict[str, Any]:
         return {"device": self.machine.device, "precision": self.machine.precision}
 
     def plan(self, methods: Mapping[str, PromptMethod]) -> list[str]:
@@ -431,7 +431,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         budget = {**cost, "finetune_updates": steps, "updates": steps + cost["pretrain_updates"]}
         if lost := before.get("diverged", 0) + sum(one.progress.validated.diverged for one in tuned):
             budget["diverged"] = lost
-        extra = {"encoder": Path(self.recipe.model).name, "data": self.files_of(context.method)}
+        extra: dict[str, Any] = {"encoder": Path(self.recipe.model).name, "data": self.files_of(context.method)}
         extra |= {"pretrain_wall_s": before["wall_s"], "wall_s": round(sum(one.seconds for one in tuned), 3)}
         return Outcome(scores, budget, extra)
 
