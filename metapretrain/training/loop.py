@@ -286,9 +286,7 @@ class _Loop:
         logged, last = self.step % self.settings.log_every == 0, self.step == self.settings.steps
         if logged or last:
             self._log(self.bar)
-        every = self.settings.evaluate_every
-        if self.evaluate is not None and every is not None and (self.step % every == 0 or last):
-            self._evaluate()
+        self._maybe_evaluate()
         if self.folder is not None and self.step < self.settings.steps and self._checkpoint_due():
             self._save(self.folder)
         if logged:
@@ -362,6 +360,11 @@ class _Loop:
         if not kept:
             return "no checkpoint was saved"
         return f"the last good checkpoint is {kept[-1].name} in {kept[-1].parent}"
+
+    def _maybe_evaluate(self) -> None:
+        every, s = self.settings.evaluate_every, self.step
+        if self.evaluate is not None and every is not None and (s % every == 0 or s == self.settings.steps):
+            self._evaluate()
 
     def _evaluate(self) -> None:
         assert self.evaluate is not None
