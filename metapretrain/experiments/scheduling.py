@@ -59,11 +59,7 @@ def probing(device: str | torch.device, precision: str) -> Iterator[None]:
 
 
 def choices_of(stream: Any) -> dict[str, float]:
-    """Return what to log of a stream with a scheduler: updates of each task so far, and the last utilities.
-
-    Args:
-        stream: a :class:`metapretrain.episodes.TaskStream`.
-    """
+    """What to log of a `TaskStream` with a scheduler: updates of each task so far, and the last utilities."""
     found = {f"updates_{name}": float(count) for name, count in stream.counts.items()}
     utilities = getattr(stream.choice, "utilities", {})
     return found | {f"utility_{name}": value for name, value in utilities.items() if math.isfinite(value)}

@@ -48,11 +48,7 @@ STEMS = ("standard", "3x3")
 
 
 class Encoder(nn.Module):
-    """A backbone and the size of the feature vector that it returns.
-
-    Args:
-        backbone: maps images `(B, C, H, W)` to features `(B, D)`.
-        features: D.
+    """A backbone that maps images `(B, C, H, W)` to features `(B, D)`, and D.
 
     Example:
         >>> encoder = build_encoder("small-conv", channels=1, image_size=8)
@@ -68,7 +64,6 @@ class Encoder(nn.Module):
         self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encode images `(B, C, H, W)` into features `(B, D)`."""
         z: Tensor = self.backbone(x)
         return z
 
@@ -88,13 +83,11 @@ class Frozen(nn.Module):
         self.features = encoder.features
 
     def train(self, mode: bool = True) -> Frozen:
-        """Set the mode of this wrapper; the encoder inside stays in evaluation mode."""
         super().train(mode)
         self.encoder.eval()
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encode images `(B, C, H, W)` into features `(B, D)` without a graph."""
         with torch.no_grad():
             z: Tensor = self.encoder(x)
         return z
@@ -111,11 +104,10 @@ def resnet18(*, channels: int = 3, stem: str = "standard") -> Encoder:
     net = torchvision.models.resnet18(weights=None)
     net.fc = nn.Identity()
     if stem == "3x3":
-        net.conv1 = nn.Conv2d(channels, 64, 3, stride=2, padding=1, bias=False)
         net.maxpool = nn.Identity()
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    elif channels != 3:
-        net.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+    if stem == "3x3" or channels != 3:
+        size = 3 if stem == "3x3" else 7
+        net.conv1 = nn.Conv2d(channels, 64, size, stride=2, padding=size // 2, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
     return Encoder(net, 512)
 
@@ -135,9 +127,7 @@ def conv4(*, channels: int = 1, image_size: int = 28, width: int = 64) -> Encode
     """Four blocks of 3x3 convolution, BatchNorm, ReLU and 2x2 max-pooling: the network of few-shot papers.
 
     Features are the flattened last map: `width` for images of 28 pixels, `25 * width` for 84 (Vinyals et al., 2016).
-
-    Raises:
-        InputError: images of less than 16 pixels, of which four poolings leave nothing.
+    Images of less than 16 pixels raise an InputError: four poolings leave nothing of them.
     """
     if image_size < 16:
         raise InputError(f"conv4 needs images of 16 pixels or more, got {image_size}; give a larger image size")
@@ -171,7 +161,6 @@ def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: s
     """Build an encoder by name: one of :data:`ENCODERS`.
 
     Args:
-        channels: colour planes of the images.
         image_size: height and width in pixels.
         stem: `standard` or `3x3`; only `resnet18` has stems.
 
@@ -202,12 +191,8 @@ BACKBONES = (*ENCODERS, *LEARN2LEARN)
 class Backbone(nn.Module):
     """An encoder of raw images, with a linear head or without one.
 
-    Images are normalised inside, so that a learner takes uint8 images (N, C, H, W) and data stay small.
-
-    Args:
-        encoder: normalised images to features (N, D).
-        head: features to logits (N, W), or None.
-        mean, std: of each channel, in 0..1 units.
+    It takes uint8 images (N, C, H, W), which it normalises by the `mean` and `std` of each channel (in 0..1 units), so
+    that data stay small, and returns logits (N, W), or features (N, D) without a head.
 
     Example:
         >>> net = build_backbone("conv4", ways=5, channels=1, image_size=28)
@@ -226,7 +211,6 @@ class Backbone(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, W), or features (N, D) without a head."""
         z: Tensor = self.encoder(torch.addcmul(self.offset, images.float(), self.scale))
         return z if self.head is None else self.head(z)
 
@@ -244,7 +228,6 @@ def build_backbone(
 
     Args:
         ways: outputs of the head; None: no head, embeddings.
-        channels, image_size: of the images.
         mean, std: of each channel, in 0..1 units; None: 0 and 1.
 
     Raises:

@@ -23,14 +23,7 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 def package_folder(package: str) -> Path:
-    """The folder with `config.json` and weights in an installed package.
-
-    Args:
-        package: its name for pip.
-
-    Raises:
-        InputError: the package is not installed (the line says how to), or holds no model or several.
-    """
+    """The folder with `config.json` and weights in an installed package, which must hold one model."""
     try:
         found = metadata.distribution(package)
     except (metadata.PackageNotFoundError, ValueError):
@@ -81,10 +74,9 @@ def expand_mask(mask: Tensor, form: int, dtype: torch.dtype) -> Tensor:
 def mask_form(model: Any) -> int:
     """Find the form of mask (see :func:`expand_mask`) that makes `model` ignore padding: 4, 3 or 2 dimensions.
 
-    Versions and kinds of models differ in what they take, so this tries two rows of four tokens: what is padding
-    must not change any bit of the other tokens' states, and these must be those of the model's own mask. 2 is right
-    for every model, but cannot be recorded as a CUDA graph; models with attention windows get it. A model that mixes
-    padding into its states whatever the mask (one with convolutions) is named in a warning.
+    This tries two rows of four tokens: padding must not change any bit of the other tokens' states, and these must be
+    those of the model's own mask. 2 is right for every model, but cannot be recorded as a CUDA graph; models with
+    attention windows get it. A model that mixes padding into its states whatever the mask is named in a warning.
     """
     windows = any(getattr(model.config, name, None) for name in _WINDOWS)
     training = model.training
@@ -118,25 +110,15 @@ def _states(model: Any, ids: Tensor, mask: Tensor, form: int) -> Tensor:
 
 _OURS = ("tiny", *ALIASES)
 _ALLOWED = f"give {', '.join(_OURS)}, package:NAME, a folder with config.json, or a model that the hub has"
-_DROPOUTS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "dropout",
-    "attention_dropout",
-    "embedding_dropout",
-    "mlp_dropout",
-)
+_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout")
+_DROPOUTS += ("attention_dropout", "embedding_dropout", "mlp_dropout")
 
 # Without the first, transformers asks on the terminal whether to run a model's own code; pickles may hold code too.
 SAFE = {"trust_remote_code": False, "use_safetensors": True}
 
 
 def safe_config(source: str, name: str) -> Any:
-    """Load the configuration of a model whose author may be a stranger.
-
-    Args:
-        source: a folder, or a model of the hub.
-        name: what the user called it.
+    """Load the configuration of a model whose author may be a stranger; `name` is what the user called `source`.
 
     Raises:
         InputError: the model would load more than its own weights: an adapter, pickles, or code of the hub; or they
@@ -168,8 +150,7 @@ def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any,
     """Load an encoder without a task's head, and its tokenizer; no code of the model's author is run.
 
     Args:
-        source: a folder, or a model of the hub.
-        name: what the user called it.
+        source, name: see :func:`safe_config`.
         dropout: probability everywhere in the model; None keeps the model's own.
 
     Raises:

@@ -66,31 +66,20 @@ def tiny_word_tokenizer() -> Any:
 
 
 def tiny_language_model(kind: str, tokenizer: Any, *, seed: int = 0) -> Any:
-    """A random model of 2 layers and 32 features; the global random state is left alone.
-
-    Args:
-        kind: "decoder-only", "encoder-decoder" or "masked".
-    """
-    from transformers import (
-        BertConfig,
-        BertForMaskedLM,
-        LlamaConfig,
-        LlamaForCausalLM,
-        T5Config,
-        T5ForConditionalGeneration,
-    )
+    """A random "decoder-only", "encoder-decoder" or "masked" model of 2 layers and 32 features."""
+    import transformers as hf
 
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 64, "max_position_embeddings": 256, "initializer_range": 0.1}
     vocabulary, pad = len(tokenizer), tokenizer.pad_token_id
     with seeded(seed):
         if kind == "decoder-only":
-            return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **sizes)).eval()
+            return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=vocabulary, **sizes)).eval()
         if kind == "masked":
-            return BertForMaskedLM(BertConfig(vocab_size=vocabulary, **sizes)).eval()
-        config = T5Config(vocab_size=vocabulary, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+            return hf.BertForMaskedLM(hf.BertConfig(vocab_size=vocabulary, **sizes)).eval()
+        config = hf.T5Config(vocab_size=vocabulary, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
         config.decoder_start_token_id = config.pad_token_id = pad
-        return T5ForConditionalGeneration(config).eval()
+        return hf.T5ForConditionalGeneration(config).eval()
 
 
 def _pretrained(source: str, name: str) -> tuple[Any, Any]:

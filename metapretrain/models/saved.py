@@ -45,11 +45,7 @@ def as_uint8(images: Tensor, channels: int, image_size: int) -> Tensor:
 
 
 def check_tensor(images: Tensor) -> Tensor:
-    """Return `images`.
-
-    Raises:
-        InputError: it is not a tensor.
-    """
+    """Return `images`, which must be a tensor."""
     if not isinstance(images, Tensor):
         raise InputError(f"images must be a torch tensor (N, 1 or 3, H, W), got {type(images).__name__}")
     return images
@@ -65,12 +61,7 @@ KINDS: dict[str, Callable[..., MAML]] = {"maml": MAML, "fomaml": FOMAML, "anil":
 
 
 def make_learner(choices: Mapping[str, Any], net: nn.Module, ways: int) -> MAML | ProtoNet:
-    """The learner that a run's choices name, over a backbone.
-
-    Args:
-        choices: `learner`, and for MAML and its kin `inner_lr`, `inner_steps`, `test_steps`, `batchnorm`, `chunk`,
-            and `adapt_norms` (True where it is not there).
-        ways: classes of a training episode.
+    """The learner that a run's choices name, over a backbone; `ways` are the classes of a training episode.
 
     Example:
         >>> make_learner({"learner": "protonet"}, nn.Identity(), ways=5).ways
@@ -137,11 +128,7 @@ class FewShotClassifier:
 def few_shot_classifier(
     learner: Any, prepare: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor
 ) -> FewShotClassifier:
-    """Note the support examples: images (S, C, H, W) and their labels, integers (S,).
-
-    Raises:
-        InputError: labels that are no integers, or not as many as the images.
-    """
+    """Note the support examples: images (S, C, H, W) and their labels, integers (S,)."""
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1 or not len(labels):
         raise InputError("labels must be a tensor of integers (S,), one for each support image")
     x = prepare(images)
@@ -179,11 +166,7 @@ class SavedLearner(nn.Module):
             self.learner.ways = None  # of any number of classes
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Return uint8 images (N, C, image_size, image_size) on the model's device.
-
-        Raises:
-            InputError: see :func:`metapretrain.models.saved.as_uint8`.
-        """
+        """Images as :func:`as_uint8` makes them, on the model's device."""
         return as_uint8(images, self.channels, self.image_size).to(next(self.learner.parameters()).device)
 
     @torch.no_grad()
@@ -203,11 +186,7 @@ class SavedLearner(nn.Module):
         return z.flatten(1).float()
 
     def adapt(self, images: Tensor, labels: Tensor) -> FewShotClassifier:
-        """Learn new classes from support images (S, C, H, W) and their labels, any integers (S,).
-
-        Raises:
-            InputError: labels that do not fit the images, or of more classes than the learner has outputs.
-        """
+        """Learn new classes from support images (S, C, H, W) and their labels, any integers (S,)."""
         found = few_shot_classifier(self.learner, self.prepare, images, labels)
         if isinstance(self.learner, MAML) and len(found.classes) > self.ways:
             raise InputError(f"labels have {len(found.classes)} classes; this run has learned {self.ways}-way tasks")
@@ -218,11 +197,7 @@ class SavedLearner(nn.Module):
         raise InputError("a few-shot learner has no classes yet: load(run).adapt(images, labels).predict(images)")
 
     def predict(self, images: Tensor) -> Tensor:
-        """Refuse: there are no classes before :meth:`adapt`.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse: there are no classes before :meth:`adapt`."""
         return self.logits(images)
 
 
@@ -235,16 +210,9 @@ OTHERS = {  # benchmark: what uses its runs
 
 
 def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototypes: Tensor) -> None:
-    """Write the weights: the encoder's plain state dict, the head's if there is one, and the class prototypes.
+    """Write the encoder's state dict, the head's if there is one, and the mean training features (C, D) of each class.
 
-    Args:
-        folder: of the run; its `config.json` holds what the model is built from.
-        encoder: images (B, C, H, W), normalised, to features (B, D).
-        head: features to logits, or None: classes are then those of the nearest prototype.
-        prototypes: mean training features of each class, float (C, D).
-
-    Raises:
-        InputError: the folder cannot be written.
+    Without a head, the class of an image is that of the nearest prototype.
     """
     from metapretrain.files import save_tensors
 
@@ -281,21 +249,13 @@ class SavedModel(nn.Module):
         self.register_buffer("prototypes", torch.zeros(len(self.classes), features))
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Return normalised float images `(N, C, image_size, image_size)` on the model's device.
-
-        Raises:
-            InputError: not `(N, 1 or 3, H, W)`, neither uint8 nor float, or float outside 0..1.
-        """
+        """Images as :func:`as_uint8` makes them, normalised, on the model's device."""
         images = as_uint8(images, self.channels, self.image_size).to(next(self.encoder.parameters()).device)
         return normalize(images, self.mean, self.std)
 
     @torch.no_grad()  # not inference_mode: features may be put into a training of the caller's
     def encode(self, images: Tensor, batch_size: int = 256) -> Tensor:
-        """Return features float32 `(N, D)`.
-
-        Raises:
-            InputError: not a tensor of images (see :meth:`prepare`), or a batch size that is not at least 1.
-        """
+        """Return features float32 `(N, D)`."""
         whole("batch_size", batch_size, 1)
         return torch.cat([self.encoder(self.prepare(part)).float() for part in check_tensor(images).split(batch_size)])
 
@@ -313,11 +273,7 @@ class SavedModel(nn.Module):
         return self.logits(images).argmax(1)
 
     def adapt(self, images: Tensor, labels: Tensor) -> FewShotClassifier:
-        """Classify into new classes, by the prototypes of a few support images and their labels, integers `(S,)`.
-
-        Raises:
-            InputError: labels that do not fit the images.
-        """
+        """Classify into new classes, by the prototypes of a few support images and their labels, integers `(S,)`."""
         return few_shot_classifier(ProtoNet(self.encoder), self.prepare, images, labels)
 
 

@@ -14,7 +14,6 @@ def wordpiece_tokenizer(pieces: Iterable[str], *, max_length: int, lowercase: bo
 
     Args:
         pieces: in the order of their ids; the five of :data:`SPECIAL` are among them, `##` begins one inside a word.
-        max_length: tokens of a sequence at most.
         lowercase: also take the accents away.
 
     Example:
@@ -46,7 +45,6 @@ def random_bert(
     Args:
         hidden: width of the feed-forward part.
         positions: tokens of a sequence at most.
-        dropout: of the states and of the attention, 0..1.
 
     Example:
         >>> sizes = {"layers": 1, "features": 8, "heads": 2, "hidden": 16, "positions": 8}

@@ -20,11 +20,7 @@ from metapretrain.training.checkpoint import write_sums
 
 
 def check_model(model: Any, tokenizer: Any) -> None:
-    """Refuse what is not an encoder with its own tokenizer.
-
-    Raises:
-        InputError: a decoder, or a tokenizer that has no padding, no vocabulary or more tokens than the model.
-    """
+    """Refuse a decoder, and a tokenizer that has no padding, no vocabulary or more tokens than the model."""
     from transformers.models.auto import modeling_auto as auto
 
     config = model.config
@@ -51,10 +47,7 @@ def longest(model: Any, tokenizer: Any) -> int:
 
 
 def check_length(given: int | None, most: int) -> int:
-    """The length that was given, or the most that the model takes.
-
-    Raises:
-        InputError: not a whole number from 3 (a word between two special tokens) to `most`.
+    """The length that was given, from 3 (a word between two special tokens) to `most`, or the most.
 
     Example:
         >>> check_length(None, 512)
@@ -82,10 +75,7 @@ class Settings(NamedTuple):
 
 
 def read_settings(source: str) -> Settings:
-    """Read them from a folder or the hub; other models have none.
-
-    Raises:
-        InputError: a file of settings that is no JSON object, or a length that is none.
+    """Read them from a folder or the hub.
 
     Example:
         >>> import tempfile
@@ -106,13 +96,7 @@ def read_settings(source: str) -> Settings:
 def save_folder(
     folder: Path, model: Any, tokenizer: Any, kept: Mapping[str, Tensor], pooling: str, max_length: int
 ) -> None:
-    """Write a folder that `AutoModel`, `AutoTokenizer` and `SentenceTransformer` load.
-
-    Args:
-        kept: weights of the model that training left out.
-        pooling: `mean` or `cls`.
-        max_length: tokens a row may have.
-    """
+    """Write a folder that `AutoModel`, `AutoTokenizer` and `SentenceTransformer` load; `kept` are weights beside it."""
     writing = folder / ".writing"  # libraries write in pieces: what a killed call has left there is removed by the next
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
@@ -141,13 +125,8 @@ def _read(source: str, file: str) -> dict[str, Any]:
     if Path(source).is_dir():
         path: str | None = str(Path(source) / file) if (Path(source) / file).is_file() else None
     else:
-        path = cached_file(
-            source,
-            file,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
+        kinds = ("missing_entries", "gated_repo", "connection_errors")
+        path = cached_file(source, file, **{f"_raise_exceptions_for_{kind}": False for kind in kinds})
     if path is None:
         return {}
     try:
@@ -173,15 +152,8 @@ class TextEncoder(nn.Module):
     Args:
         model: an encoder such as BERT, RoBERTa, DistilBERT or MPNet. Its own pooler is taken out: no pooling here uses
             it; :func:`save_text_encoder` writes it unchanged.
-        tokenizer: of the same model.
         pooling: `mean` of all tokens' states, or the first token's state (`cls`).
         max_length: tokens a row may have; None: as many as the model takes.
-
-    Attributes:
-        features: D.
-        max_length: tokens a row may have.
-        recordable: whether an update can be recorded as a CUDA graph; see
-            :func:`metapretrain.models.hub.mask_form`.
 
     Raises:
         InputError: unknown pooling, a model that is not an encoder, a tokenizer of another model or without padding,
@@ -213,17 +185,13 @@ class TextEncoder(nn.Module):
 
     @property
     def recordable(self) -> bool:
-        """Whether the forward pass never waits for the device, so that a CUDA graph can hold it."""
+        """Whether a CUDA graph can hold the forward pass; see :func:`metapretrain.models.hub.mask_form`."""
         return self.form != 2
 
     def forward(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        """Encode a padded batch.
+        """Embeddings float32 (B, D) of `input_ids`, `attention_mask` and, if the model has types, `token_type_ids`.
 
-        Args:
-            tokens: `input_ids` and `attention_mask`, int64 (B, L); `token_type_ids`, too, for models that have types.
-
-        Returns:
-            (B, D), float32 under mixed precision as well.
+        Each is int64 (B, L).
         """
         return self.pool(self.hidden(tokens), tokens["attention_mask"])
 
@@ -250,9 +218,6 @@ class TextEncoder(nn.Module):
 
         Returns:
             float32 (N, D) on the encoder's device, in the order of `texts`; longer ones are cut to `max_length`.
-
-        Raises:
-            InputError: no text, texts that are neither strings nor pairs, or a batch size below 1.
         """
         whole("batch_size", batch_size, 1)
         columns = _columns(texts)
@@ -345,11 +310,7 @@ def save_text_encoder(encoder: TextEncoder, folder: str | Path) -> None:
 
 
 def load_text_encoder(folder: str | Path) -> TextEncoder:
-    """Load what :func:`save_text_encoder` wrote, or any folder that `AutoModel.from_pretrained` takes.
-
-    Raises:
-        InputError: there is no such folder or no model in it.
-    """
+    """Load what :func:`save_text_encoder` wrote, or any folder that `AutoModel.from_pretrained` takes."""
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {folder}; give one that save_text_encoder wrote")
     return build_text_encoder(Path(folder).absolute())
@@ -394,10 +355,7 @@ COMBINES = ("add", "concat", "mult")
 class ClassHead(nn.Module):
     """Dropout and one linear layer over an embedding of one text, or of a pair encoded together (table 3).
 
-    Args:
-        features: D.
-        outputs: C; with 1 the result is (B,).
-        dropout: probability, 0..1.
+    Embeddings (B, D) become logits (B, C), or scores (B,) with one output.
 
     Source: prototypical pretraining for text, appendix A.1.1.
 
@@ -412,23 +370,14 @@ class ClassHead(nn.Module):
         self.output = nn.Linear(features, outputs)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Embeddings (B, D) to logits (B, C), or to scores (B,) with one output."""
         return _one_column(self.output(self.dropout(z)))
 
 
 class PairHead(nn.Module):
     """An MLP over two embeddings: dropout and a linear layer for each, their combination, a linear layer.
 
-    It has no activation (tables 4 and 5): `mult` is bilinear in the two embeddings, `add` and `concat` are linear.
-
-    Args:
-        features: D.
-        outputs: C; with 1 the result is (B,).
-        combine: step 3 of the tables: `mult`, `add` or `concat`.
-        dropout: probability, 0..1.
-
-    Raises:
-        InputError: unknown combination.
+    Two embeddings (B, D) become logits (B, C), or scores (B,) with one output. It has no activation (tables 4 and 5):
+    `combine="mult"` is bilinear in the two embeddings, `add` and `concat` are linear.
 
     Source: prototypical pretraining for text, appendix A.1.1; `add` and `concat` are rows of its poster.
 
@@ -449,22 +398,13 @@ class PairHead(nn.Module):
         self.output = nn.Linear(2 * features if combine == "concat" else features, outputs)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """Embeddings (B, D) of both sentences to logits (B, C), or to scores (B,) with one output."""
         a, b = self.first(self.dropout(a)), self.second(self.dropout(b))
-        if self.combine == "mult":
-            z = a * b
-        elif self.combine == "add":
-            z = a + b
-        else:
-            z = torch.cat([a, b], dim=-1)
+        z = a * b if self.combine == "mult" else a + b if self.combine == "add" else torch.cat([a, b], dim=-1)
         return _one_column(self.output(z))
 
 
 def share_hidden(head: PairHead, other: PairHead) -> None:
     """Let `other` use the hidden layers of `head`: one pair of linear layers, trained by both tasks.
-
-    Raises:
-        InputError: their embeddings differ in size.
 
     Example:
         >>> para, sts = PairHead(8), PairHead(8)
@@ -481,13 +421,8 @@ def share_hidden(head: PairHead, other: PairHead) -> None:
 class CosineHead(nn.Module):
     """Similarity of two embeddings as a score: low + (high - low) ReLU(cos(a, b)); it has no parameters.
 
-    Pairs with a negative cosine score `low` and give no gradient.
-
-    Args:
-        low, high: the range of the scores.
-
-    Raises:
-        InputError: `low` is not below `high`.
+    Embeddings (B, D) of both sentences become scores (B,). Pairs with a negative cosine score `low` and give no
+    gradient.
 
     Source: prototypical pretraining for text, section 4.2.
 
@@ -503,7 +438,6 @@ class CosineHead(nn.Module):
         self.low, self.high = low, high
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """Embeddings (B, D) of both sentences to scores (B,) in low..high."""
         return self.low + (self.high - self.low) * F.relu(F.cosine_similarity(a, b, dim=-1))
 
 

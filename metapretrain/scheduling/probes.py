@@ -21,14 +21,9 @@ Params = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
 
 
 class Weights:
-    """The tensors that probes move.
+    """The tensors that probes move: of a module with all that the losses use, or parameters alone.
 
-    Args:
-        params: a module with all that the losses use (encoder and heads), or its parameters. Of parameters
-            alone, buffers cannot be kept nor dropout switched off. What asks for no gradient does not move.
-
-    Raises:
-        InputError: nothing that asks for a gradient, or something that is no leaf.
+    Of parameters alone, buffers cannot be kept nor dropout switched off. What asks for no gradient does not move.
     """
 
     def __init__(self, params: Params) -> None:
@@ -60,10 +55,9 @@ class Weights:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """A block in which probes may run: dropout is off, and all that they change is put back.
+        """A block in which probes may run: dropout is off, and all that they change is put back, generators too.
 
-        Modules are in evaluation mode, but normalisation by batch statistics keeps the mode it has, so that
-        probes see what updates see. The generators of Python, NumPy, the CPU and the weights' GPUs are kept.
+        Normalisation by batch statistics keeps the mode it has, so that probes see what updates see.
         """
         parts = list(self.module.modules()) if self.module is not None else []
         modes = [part.training for part in parts]
@@ -80,11 +74,7 @@ class Weights:
 
     @contextmanager
     def moved(self, gradients: Sequence[Tensor | None], alpha: float) -> Iterator[None]:
-        """A block in which the weights are theta - alpha * gradient.
-
-        The tensors get other memory for the while, so theirs is never written, and losses may reach the
-        weights in any way.
-        """
+        """A block in which the weights are theta - alpha * gradient; the tensors have other memory for the while."""
         pairs = [(p, g) for p, g in zip(self.tensors, gradients, strict=True) if g is not None]
         here = [p.data for p, _ in pairs]
         there = torch._foreach_add(here, [g for _, g in pairs], alpha=-alpha) if pairs else []
@@ -193,9 +183,7 @@ class LoaderProbe:
 
     Args:
         loader: a re-iterable of batches; its `set_epoch` is called if there is one.
-        loss: batch to scalar loss.
         endless: False: after one pass the task has run out.
-        seed: a whole number of at least 0.
 
     Raises:
         InputError: from `sample`, a loader that gives nothing.
@@ -214,11 +202,7 @@ class LoaderProbe:
         self._batches: Iterator[Any] | None = None
 
     def sample(self, generator: torch.Generator | None = None) -> Any:
-        """The next batch; the generator is not used.
-
-        Raises:
-            StopIteration: the pass is over and the probe is not endless.
-        """
+        """The next batch, without the generator; StopIteration when the pass is over and the probe not endless."""
         batch = self._next()
         if batch is _END and self.endless:
             self._epoch, self._position, self._batches = self._epoch + 1, 0, None
@@ -239,9 +223,7 @@ class LoaderProbe:
         (self._epoch, self._position), self._batches = position, None
 
     def _next(self) -> Any:
-        if self._batches is None:
-            return self._begin()
-        return next(self._batches, _END)
+        return self._begin() if self._batches is None else next(self._batches, _END)
 
     def _begin(self) -> Any:
         """The batch at the position, read where the global generator is seeded for the pass."""
@@ -258,11 +240,7 @@ class LoaderProbe:
 
 
 def check_probes(what: str, probes: Mapping[str, Probe]) -> dict[str, Probe]:
-    """The probes as a dict.
-
-    Raises:
-        InputError: not a mapping of names to objects with `sample` and `loss`.
-    """
+    """The probes as a dict; InputError unless they map names to objects with `sample` and `loss`."""
     if not isinstance(probes, Mapping) or not probes:
         raise InputError(f"{what} must be {{name: probe}} with at least one, not {probes!r}")
     for name, probe in probes.items():
@@ -274,11 +252,7 @@ def check_probes(what: str, probes: Mapping[str, Probe]) -> dict[str, Probe]:
 
 
 def losses_of(name: str, probe: Probe, batches: Sequence[Any]) -> Tensor:
-    """Losses (M,) of the batches: in one forward pass where the probe has `loss_many`.
-
-    Raises:
-        InputError: the probe returned something of another shape.
-    """
+    """Losses (M,) of the batches: in one forward pass where the probe has `loss_many`."""
     many = getattr(probe, "loss_many", None)
     if many is None:
         return torch.stack([loss_of(name, probe, batch) for batch in batches])
@@ -290,11 +264,7 @@ def losses_of(name: str, probe: Probe, batches: Sequence[Any]) -> Tensor:
 
 
 def loss_of(name: str, probe: Probe, batch: Any) -> Tensor:
-    """The loss of a batch, checked to be a scalar.
-
-    Raises:
-        InputError: it is not.
-    """
+    """The loss of a batch, checked to be a scalar."""
     loss = probe.loss(batch)
     if not isinstance(loss, Tensor) or loss.ndim:
         given = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"

@@ -27,13 +27,9 @@ def register(name: str, scheduler: type[BlockScheduler]) -> None:
     `params`, `target_losses` and `seed` that it has parameters for. Its other parameters are the options: true or
     false, whole numbers, numbers, texts, or None.
 
-    Args:
-        name: lower-case letters, digits and hyphens.
-        scheduler: the class.
-
     Raises:
-        InputError: a name of another form or of another scheduler, something that is no scheduler, or a constructor
-            that does not name its options.
+        InputError: a name that is taken or not of lower-case letters, digits and hyphens, something that is no
+            scheduler, or a constructor that does not name its options.
 
     Example:
         >>> class Last(BlockScheduler):
@@ -93,13 +89,9 @@ def option_defaults(name: str) -> dict[str, Any]:
 
 
 def parse_schedule(text: str, sources: Collection[str]) -> Schedule:
-    """Read `round-robin`, `fixed:sst` or `utility:alpha=0.05,utility=taylor`.
+    """Read `round-robin`, `fixed:sst` or `utility:alpha=0.05,utility=taylor`, for the tasks `sources`.
 
     An option without a default may be given without its name: `fixed:sst` is `fixed:source=sst`.
-
-    Args:
-        text: a name in :data:`SCHEDULERS`, and options.
-        sources: names of the tasks to choose from.
 
     Raises:
         InputError: an unknown schedule, source or option (with the nearest one), or a value that the constructor
@@ -154,15 +146,12 @@ def build_scheduler(
     target_losses: TargetLosses | None = None,
     seed: int = 0,
 ) -> BlockScheduler:
-    """Return the scheduler that a schedule names.
+    """Return the scheduler that a schedule names; for what is not told here see :class:`UtilityScheduler`.
 
     Args:
         sizes: of each source task, such as its training rows: what `proportional` draws by.
         probes: of the source tasks; may be empty for a scheduler that does not look at losses.
-        params: the module that all losses use; see :class:`metapretrain.scheduling.UtilityScheduler`.
         targets: probes of the tasks that should get better; None: the source tasks themselves.
-        target_losses: the losses of all targets at once.
-        seed: of all draws.
 
     Example:
         >>> scheduler = build_scheduler(Schedule("round-robin"), {"sst": 80, "sts": 55}, {}, [])

@@ -119,11 +119,7 @@ class BlockScheduler(ABC):
         }
 
     def choose(self) -> Choice:
-        """The source of the next update.
-
-        Raises:
-            InputError: all sources have run out.
-        """
+        """The source of the next update; InputError when all have run out."""
         if self._left == 0:
             self._require_active()
             self._last = self._decide()
@@ -138,21 +134,13 @@ class BlockScheduler(ABC):
         return choice
 
     def observe(self, source: str, reward: float) -> None:
-        """Tell how good an update with `source` was; most schedulers make nothing of it.
-
-        Raises:
-            InputError: an unknown source, a reward that is not finite.
-        """
+        """Tell how good an update with `source` was (a finite number); most schedulers make nothing of it."""
         one_of("source", source, self.sources)
         if not isinstance(reward, SupportsFloat) or not math.isfinite(reward):
             raise InputError(f"the reward of {source!r} is {reward!r}; give a finite number")
 
     def drop(self, source: str) -> None:
-        """Say that a source has run out: it is not chosen again, and its remaining updates are given up.
-
-        Raises:
-            InputError: an unknown source.
-        """
+        """Say that a source has run out: it is not chosen again, and its remaining updates are given up."""
         one_of("source", source, self.sources)
         if source not in self._gone:
             _log.info("source %r has run out: it is not chosen again", source)
@@ -177,11 +165,7 @@ class BlockScheduler(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another scheduler of the same kind, sources, updates and seed was.
-
-        Raises:
-            InputError: the state is of a scheduler that differs in one of these.
-        """
+        """Go to where another scheduler of the same kind and arguments was; InputError if they differ."""
         if not isinstance(state, Mapping):
             raise InputError(f"a scheduler's state is what state_dict gave, not {state!r}")
         for what, here in self._identity().items():
@@ -229,13 +213,7 @@ class Uniform(BlockScheduler):
 
 
 class Proportional(BlockScheduler):
-    """Each source with probability proportional to its size.
-
-    Args:
-        sizes: a number of 0 or more for each source, such as its examples.
-
-    Raises:
-        InputError: also sizes that are negative or all 0.
+    """Each source with probability proportional to its size: a number of 0 or more, not all 0.
 
     Example:
         >>> Proportional({"mlm": 900, "order": 0}, seed=0).choose().source
@@ -274,13 +252,7 @@ class RoundRobin(BlockScheduler):
 
 
 class Fixed(BlockScheduler):
-    """Always the same source.
-
-    Args:
-        source: its name.
-
-    Raises:
-        InputError: also a source that is none of `sources`; from `choose`, one that has run out.
+    """Always the same source, one of `sources`.
 
     Example:
         >>> Fixed(["mlm", "order"], "order").choose().source
@@ -306,9 +278,6 @@ class Exp3(BlockScheduler):
     Args:
         gamma: share of uniform draws, in (0, 1].
         low, high: range of rewards, which is mapped to [0, 1]; what lies outside counts as its nearest end.
-
-    Raises:
-        InputError: also gamma out of range, low not below high.
 
     Example:
         >>> scheduler = Exp3(["good", "bad"], gamma=0.2, seed=0)
@@ -343,17 +312,11 @@ class Exp3(BlockScheduler):
         most = max((self._log_weights[name] for name in names), default=0.0)
         weights = [math.exp(self._log_weights[name] - most) for name in names]
         total = sum(weights)
-        return {
-            name: (1 - self.gamma) * weight / total + self.gamma / len(names)
-            for name, weight in zip(names, weights, strict=True)
-        }
+        shares = [(1 - self.gamma) * weight / total + self.gamma / len(names) for weight in weights]
+        return dict(zip(names, shares, strict=True))
 
     def observe(self, source: str, reward: float) -> None:
-        """Learn from the reward of an update with `source`, which was drawn in the last decision.
-
-        Raises:
-            InputError: an unknown source, a reward that is not finite.
-        """
+        """Learn from the reward of an update with `source`, which was drawn in the last decision."""
         super().observe(source, reward)
         if source not in self._drawn_with:
             return
@@ -362,16 +325,10 @@ class Exp3(BlockScheduler):
         self._log_weights[source] += share * scaled
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values."""
         learned = {"log_weights": dict(self._log_weights), "drawn_with": dict(self._drawn_with)}
         return {**super().state_dict(), **learned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another such scheduler was.
-
-        Raises:
-            InputError: the state is of one that differs in kind, sources, updates, seed, gamma or range.
-        """
         super().load_state_dict(state)
         self._log_weights, self._drawn_with = dict(state["log_weights"]), dict(state["drawn_with"])
 
@@ -392,13 +349,11 @@ class LossExp3(Exp3):
     generators.
 
     Args:
-        sources: names of the source tasks.
         targets: a probe for each target.
         params: the module that their losses use.
         samples: M, 1..100.
         reward: above 0: the relative fall of the losses over a decision that counts as a full reward.
         updates: N; a reward over one update is mostly noise.
-        gamma, seed: see :class:`metapretrain.scheduling.Exp3`.
 
     Raises:
         InputError: bad probes or numbers; from `choose`, losses of targets that are not finite.
@@ -436,11 +391,9 @@ class LossExp3(Exp3):
         self._before: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values."""
         return {**super().state_dict(), "before": list(self._before)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another such scheduler was."""
         super().load_state_dict(state)
         self._before = list(state["before"])
 

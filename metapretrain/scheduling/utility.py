@@ -21,10 +21,9 @@ from metapretrain.scheduling.schedulers import MOST_SAMPLES, BlockScheduler, Cho
 
 
 class Agreement(NamedTuple):
-    """Spearman's rank correlation (NaN if all are equal on one side), and the regret.
+    """Spearman's rank correlation (NaN if all are equal on one side), and the regret, of which 0 is best.
 
-    The regret is what following the approximate utilities loses: the best exact utility minus the exact
-    utility of the source that the approximate ones put first; 0 is best.
+    The regret is the best exact utility minus that of the source which the approximate utilities put first.
     """
 
     rank_correlation: float
@@ -118,41 +117,20 @@ class Scores:
     unmoved: tuple[str, ...]
 
 
+@dataclass
 class Prober:
-    """Draws subtasks and computes utilities from them; the model is left as it was.
+    """Draws subtasks and computes utilities from them; arguments are those of :class:`UtilityScheduler`."""
 
-    Args:
-        weights: what probes move.
-        sources, targets: probes by name.
-        alpha: rate of the probes' step of gradient descent.
-        samples: M.
-        normalise: None or "relative".
-        target_losses: all targets' batches {name: M batches} to their losses {name: (M,)}.
-    """
-
-    def __init__(
-        self,
-        weights: Weights,
-        sources: Mapping[str, Probe],
-        targets: Mapping[str, Probe],
-        *,
-        alpha: float,
-        samples: int,
-        normalise: str | None,
-        target_losses: TargetLosses | None,
-    ) -> None:
-        self.weights, self.sources, self.targets = weights, dict(sources), dict(targets)
-        self.alpha, self.samples, self.normalise = alpha, samples, normalise
-        if target_losses is not None and not callable(target_losses):
-            raise InputError(f"target_losses is {target_losses!r}; give a function or None")
-        self.joint = target_losses
+    weights: Weights
+    sources: dict[str, Probe]
+    targets: dict[str, Probe]
+    alpha: float
+    samples: int
+    normalise: str | None
+    joint: TargetLosses | None
 
     def draw(self, names: Sequence[str], *name: int | str) -> Draw:
-        """Lines 3 and 5: fresh subtasks of all targets and of the named sources.
-
-        Raises:
-            InputError: a target has run out.
-        """
+        """Lines 3 and 5: fresh subtasks of all targets, which must not have run out, and of the named sources."""
         with self.weights.untouched():
             self.weights.reset(key(*name, "draw"))
             targets = {}
@@ -166,11 +144,7 @@ class Prober:
         return Draw(sources, targets, tuple(s for s in names if s not in sources), name)
 
     def score(self, draw: Draw, utility: str) -> Scores:
-        """Utilities of the sources drawn.
-
-        Raises:
-            InputError: no source's loss depends on the weights, or a loss that is no scalar.
-        """
+        """Utilities of the sources drawn, of which one at least must have a loss that depends on the weights."""
         self._passes, self._unmoved = [0, 0], set[str]()
         with self.weights.untouched():
             values, targets = (self._exact if utility == "exact" else self._taylor)(draw)
@@ -282,9 +256,7 @@ class Prober:
     @staticmethod
     def _together(probe: Probe, batches: int) -> list[list[int]]:
         """Which batches go through the model at once."""
-        if hasattr(probe, "loss_many"):
-            return [list(range(batches))]
-        return [[i] for i in range(batches)]
+        return [list(range(batches))] if hasattr(probe, "loss_many") else [[i] for i in range(batches)]
 
 
 def _take(probe: Probe, samples: int, randomness: torch.Generator) -> list[Any] | None:
@@ -330,8 +302,7 @@ class UtilityScheduler(BlockScheduler):
     The utility of a source is summed over M of its subtasks (batches) i: minus the sum of the losses of
     M batches of each target at ``theta - alpha * gradient of subtask i's loss``, each step from the weights of
     the moment. All sources of a decision meet the same target batches and the same random numbers inside
-    losses. Equal utilities are settled at random. Probes leave weights, buffers, modes and generators as
-    they were. The updates themselves are the caller's, with any optimizer.
+    losses. Probes leave weights, buffers, modes and generators as they were; the updates are the caller's.
 
     Args:
         sources: a probe for each task to choose from; see :class:`Probe`.
@@ -351,10 +322,8 @@ class UtilityScheduler(BlockScheduler):
             the mean of its decision. 0: the paper.
         normalise: None is the paper's raw sum of losses. "relative": each target's losses are divided by their
             mean at the weights of the moment, so that a target with large losses does not outvote the others.
-        target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``,
-            used in place of the targets' own losses where one forward pass (of Taylor's: one backward pass too, of
-            all T M batches together) can serve all.
-        seed: what all draws depend on, together with the number of the decision.
+        target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``, in
+            place of the targets' own losses, where one forward pass can serve all T M batches.
 
     Raises:
         InputError: bad probes, weights or numbers; from `choose`, utilities that are NaN for all sources, a
@@ -404,39 +373,24 @@ class UtilityScheduler(BlockScheduler):
         self.smoothing = number("smoothing", smoothing, least=0, below=1)
         if floor > epsilon:
             raise InputError(f"floor is {floor}, above epsilon {epsilon}; epsilon decays to it from above")
-        self._prober = Prober(
-            Weights(params),
-            sources,
-            targets,
-            alpha=alpha,
-            samples=samples,
-            normalise=normalise,
-            target_losses=target_losses,
-        )
+        if target_losses is not None and not callable(target_losses):
+            raise InputError(f"target_losses is {target_losses!r}; give a function or None")
+        self._prober = Prober(Weights(params), sources, targets, alpha, samples, normalise, target_losses)
         self._smoothed: dict[str, float] = {}
         self._unmoved: set[str] = set()
         self._warned_of_ties = False
 
     def compare(self) -> dict[str, dict[str, float]]:
-        """Exact and Taylor utilities of the next decision's subtasks; the decisions to come stay as they are.
-
-        For :func:`metapretrain.scheduling.utility`. Sources that have run out are left out.
-        """
+        """Exact and Taylor utilities of the next decision's subtasks; the decisions to come stay as they are."""
         kept = self._positions()
         draw = self._prober.draw(self.active, self.seed, self.decisions)
         self._go_to(kept)
         return {utility: self._prober.score(draw, utility).utilities for utility in UTILITIES}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values, with the positions of probes that have one."""
         return {**super().state_dict(), "smoothed": numbers_or_none(self._smoothed), "positions": self._positions()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another such scheduler was; with the same weights it goes on as that would have.
-
-        Raises:
-            InputError: the state is of a scheduler of another kind, or with other arguments.
-        """
         super().load_state_dict(state)
         self._smoothed = none_to_nan(state["smoothed"])
         self._go_to(state["positions"])

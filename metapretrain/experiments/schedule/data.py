@@ -6,23 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask
 from metapretrain.models.scratch import SPECIAL, random_bert, wordpiece_tokenizer
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder, check_length, longest
 
-
-class Size(NamedTuple):
-    """Layers, features and attention heads of a BERT encoder; the feed-forward part has 4 times the features."""
-
-    layers: int
-    features: int
-    heads: int
-
-
-SIZES = {"mini": Size(4, 128, 2), "small": Size(4, 256, 4), "medium": Size(8, 384, 6)}
+# Layers, features and attention heads of a BERT encoder; the feed-forward part has 4 times the features.
+SIZES = {"mini": (4, 128, 2), "small": (4, 256, 4), "medium": (8, 384, 6)}
 VOCABULARY = 8000
 MOST_LETTERS = 6  # of a piece that is no word
 
@@ -36,9 +28,7 @@ def word_pieces(texts: Iterable[str], vocabulary: int = VOCABULARY) -> list[str]
         >>> word_pieces(["the cat sat", "the cat"], 24)[-2:]
         ['cat', 'the']
     """
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(re.findall(r"\w+|[^\w\s]", text))
+    words = Counter(word for text in texts for word in re.findall(r"\w+|[^\w\s]", text))
     letters = sorted({letter for word, count in words.items() if count > 1 for letter in word})
     single = [*letters, *(f"##{letter}" for letter in letters)]
     room = max(0, vocabulary - len(SPECIAL) - len(single))
@@ -61,9 +51,7 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY, *, max_le
     """A cased BERT tokenizer whose pieces are :func:`word_pieces` of the texts.
 
     Args:
-        texts: of the training parts alone.
         vocabulary: pieces at most, unless there are more characters.
-        max_length: tokens of a sequence at most.
 
     Example:
         >>> make_tokenizer(["the cat sat on the mat"] * 2, 60).tokenize("the mats")
@@ -74,10 +62,7 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY, *, max_le
 
 
 def new_encoder(size: str, tokenizer: Any, *, seed: int, dropout: float = 0.1) -> TextEncoder:
-    """A BERT encoder with random weights; the global random state is left alone.
-
-    Raises:
-        InputError: an unknown size.
+    """A BERT encoder of one of :data:`SIZES` with random weights; the global random state is left alone.
 
     Example:
         >>> from metapretrain.models.scratch import tiny_tokenizer
@@ -103,13 +88,9 @@ class Encoders:
     """Makes the encoder of each run: of a size from scratch, or any that `build_text_encoder` knows.
 
     Args:
-        name: one of :data:`SIZES`, `tiny`, or a name for
-            :func:`metapretrain.models.text_encoders.build_text_encoder`.
+        name: one of :data:`SIZES`, or a name for `build_text_encoder`.
         texts: training texts that the word pieces of an encoder from scratch come from.
-        max_length: tokens of a sequence at most.
-
-    Raises:
-        InputError: `max_length` is more than the encoder has positions for.
+        max_length: tokens of a sequence; at most the positions of the encoder.
     """
 
     def __init__(self, name: str, texts: Sequence[str] = (), *, max_length: int = 128) -> None:
@@ -133,18 +114,15 @@ ORDER = {"probe": ("validation", "train"), "report": ("test", "validation")}
 
 @dataclass(frozen=True)
 class ScheduleData:
-    """Tasks by their part in an experiment.
+    """Tasks by their part in an experiment; each has one part, and each part a task.
 
     Args:
         tasks: every task, by name.
         sources: names of the pretraining tasks.
         targets: names of the tasks that downstream-aware utilities look at; their training parts are sources too.
-        downstream: names of the tasks that pretrained encoders are fine-tuned on; none is a target.
+        downstream: names of the tasks that pretrained encoders are fine-tuned on.
         tuning: leave the test parts alone; what is reported are the validation parts.
         files: what was read, with checksums.
-
-    Raises:
-        InputError: an unknown name, a name in two parts, or a part without tasks.
     """
 
     tasks: Mapping[str, PretrainingTask]
@@ -155,7 +133,6 @@ class ScheduleData:
     files: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the names."""
         seen: dict[str, str] = {}
         for what in ("sources", "targets", "downstream"):
             names: tuple[str, ...] = getattr(self, what)
@@ -170,13 +147,7 @@ class ScheduleData:
             self.part(name, "report")
 
     def part(self, name: str, use: str) -> str:
-        """The split of a task that is good for a use: `probe` (target batches of utilities) or `report`.
-
-        No batch of utilities is ever of a split that losses are reported on.
-
-        Raises:
-            InputError: the task has no rows for it.
-        """
+        """The split of a task for a use, `report` or `probe` (target batches of utilities), which is never the same."""
         sizes = self.tasks[name].sizes
         wanted = ("validation",) if use == "report" and self.tuning else ORDER[use]
         found = next((split for split in wanted if split in sizes), None)

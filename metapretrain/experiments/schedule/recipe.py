@@ -34,17 +34,14 @@ def scheduler_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ScheduleMethod:
-    """A row of the table: who chooses the source of an update, and what is chosen by.
+    """A row of the table: the scheduler, and what it may choose and look at.
 
     Args:
         scheduler: one of :func:`scheduler_names`, or `fixed`.
         setting: `aware`: sources are the pretraining tasks and the targets' own training parts, and the targets are
             looked at; `agnostic`: sources are the pretraining tasks, which are the targets as well (T = S).
-        source: of `fixed`.
-        block: updates of a decision of this row, whatever the recipe says; None: as the recipe says.
-
-    Raises:
-        InputError: an unknown name, a source that is missing or not asked for, or a block that is.
+        source: of `fixed`, and of no other.
+        block: updates of a decision of this row, whatever the recipe says; none for `fixed`.
     """
 
     scheduler: str
@@ -53,7 +50,6 @@ class ScheduleMethod:
     block: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the names."""
         one_of("scheduler", self.scheduler, (*scheduler_names(), FIXED))
         one_of("setting", self.setting, SETTINGS)
         if (self.source is not None) != (self.scheduler == FIXED):
@@ -88,32 +84,22 @@ def rows_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Schedul
 
 @dataclass(frozen=True)
 class ScheduleRecipe:
-    """Choices of a scheduling experiment.
+    """Choices of a scheduling experiment; those not told here are of AdamW or of the scheduler.
 
     Args:
         updates: source updates of every row.
         batch_size: examples of a batch, in updates and probes.
-        encoder: `small` or `tiny` (from scratch), or a name for
-            :func:`metapretrain.models.text_encoders.build_text_encoder`.
-        lr, weight_decay, schedule, warmup, clip: of AdamW in the updates.
-        alpha: rate of a probe's step. Taylor's choices do not depend on it; exact ones were as good up to 0.03 and
-            worse than uniform choice at 0.3, on validation parts (docs/scheduling.md).
-        samples: M.
+        encoder: see :class:`metapretrain.experiments.schedule.data.Encoders`.
         block: N, updates of a decision by utility or by exp3; None: the least with probes at or under a quarter of all
             compute. The other schedulers decide before every update.
-        epsilon, floor, decay, smoothing, normalise: of :class:`metapretrain.scheduling.UtilityScheduler`; a floor
-            above epsilon counts as epsilon.
+        floor: one above epsilon counts as epsilon.
         joint: what allows it goes through the encoder at once: the batches of all targets, and for Taylor utilities
             the M batches of a source. False: batch after batch, for where Taylor's graph of T M batches is too large.
-        gamma: of exp3.
         fall: relative fall of the targets' losses in a block that is exp3's reward 1; as much of a rise is 0.
         head_updates: updates of the targets' heads on the encoder as it is, before the first decision, in every row.
         target_batches: batches of each target that the reported loss is a mean over, 1 to 1000; all are kept.
         evaluations: how often it is measured.
         finetune_updates, finetune_batch, finetune_lr: the fixed budget of each downstream task.
-
-    Raises:
-        InputError: a value outside its range.
     """
 
     updates: int = 6000
@@ -144,8 +130,7 @@ class ScheduleRecipe:
 
     def __post_init__(self) -> None:
         """Check every value now: fine-tuning begins hours after the start."""
-        counts = ("target_batches", "evaluations", "finetune_updates", "batch_size", "finetune_batch")
-        for name in counts:
+        for name in ("target_batches", "evaluations", "finetune_updates", "batch_size", "finetune_batch"):
             whole(name, getattr(self, name), 1)
         whole("head_updates", self.head_updates)
         whole("target_batches", self.target_batches, 1, MOST_KEPT)
@@ -179,9 +164,7 @@ def scheduler_of(
     One that probes decides again after so many updates that its probes take a quarter of the compute, unless the row
     or the recipe has a block; the others decide before every update, unless the row has one.
 
-    Args:
-        sizes: training rows of each source.
-        sources, targets, params, target_losses, seed: see :func:`metapretrain.scheduling.build_scheduler`.
+    Arguments are those of :func:`metapretrain.scheduling.build_scheduler`.
     """
     name = "utility" if method.scheduler in UTILITY else method.scheduler
     known = option_defaults(name)
@@ -204,9 +187,6 @@ def planned_scheduler(
     method: ScheduleMethod, sources: Sequence[str], targets: Sequence[str], recipe: ScheduleRecipe
 ) -> BlockScheduler:
     """The scheduler of a row before there is a model: it has `updates` of a decision and its cost in `units`.
-
-    Args:
-        sources, targets: their names in the setting of `method`.
 
     Example:
         >>> recipe = ScheduleRecipe()

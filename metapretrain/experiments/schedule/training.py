@@ -26,14 +26,9 @@ Watch = Callable[[int, Choice], None]
 
 
 class Policy:
-    """A scheduler as a stream's policy.
+    """A scheduler that notes its choices, [source, updates in a row], and shows each decision to `watch`.
 
-    Args:
-        scheduler: decides.
-        watch: called with the number of the update that a decision begins with, from 1, and the choice.
-
-    Attributes:
-        choices: what was chosen so far, as [source, updates in a row].
+    `watch` is called with the number of the update that a decision begins with, from 1, and the choice.
 
     Example:
         >>> from metapretrain.scheduling import RoundRobin
@@ -54,7 +49,6 @@ class Policy:
         return sum(self.scheduler.counts.values())
 
     def choose(self) -> Choice:
-        """The source of the next update."""
         decisions = self.scheduler.decisions
         choice = self.scheduler.choose()
         if self.choices and self.choices[-1][0] == choice.source:
@@ -66,15 +60,9 @@ class Policy:
         return choice
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values."""
         return {"scheduler": self.scheduler.state_dict(), "choices": [list(run) for run in self.choices]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another such policy was.
-
-        Raises:
-            InputError: the state is of another scheduler.
-        """
         self.scheduler.load_state_dict(state["scheduler"])
         self.choices = [list(run) for run in state["choices"]]
 
@@ -113,25 +101,15 @@ class ScheduleStep(nn.Module):
 
 
 class TaskProbe:
-    """A task for :class:`metapretrain.scheduling.UtilityScheduler`; batches depend on the generator alone.
-
-    Args:
-        step: encoder and heads.
-        name: of the task.
-        split: the part that batches are drawn from.
-        batch_size: examples of a batch.
-        machine: the precision of losses is that of the updates.
-    """
+    """A task as a scheduler sees it; batches depend on the generator alone, losses have the precision of updates."""
 
     def __init__(self, step: ScheduleStep, name: str, split: str, batch_size: int, machine: Machine) -> None:
         self.step, self.name, self.split, self.batch_size, self.machine = step, name, split, batch_size, machine
 
     def sample(self, generator: torch.Generator) -> Batch:
-        """A batch that the generator draws, where the weights are."""
         return to_device(self.step.tasks[self.name].sample(self.split, self.batch_size, generator), self.step)
 
     def loss(self, batch: Batch) -> Tensor:
-        """The scalar loss of a batch, float32."""
         with mixed_precision(self.machine.device, self.machine.precision):
             return self.step.loss(self.name, batch).float()
 
@@ -140,7 +118,6 @@ class JointProbe(TaskProbe):
     """The same with M batches in one forward pass."""
 
     def loss_many(self, batches: Sequence[Batch]) -> Tensor:
-        """Losses (M,), float32."""
         with mixed_precision(self.machine.device, self.machine.precision):
             return self.step.joint_losses({self.name: batches})[self.name].float()
 
@@ -250,8 +227,7 @@ class ScheduledPretraining:
         losses, policy, cost = self.reported(), self.policy, self.policy.scheduler.cost
         found = {"target_loss": sum(losses.values()) / len(losses)}
         found |= {f"target_loss_{name}": value for name, value in losses.items()}
-        counts = policy.scheduler.counts
-        found |= {f"share_{name}": count / max(1, policy.updates) for name, count in counts.items()}
+        found |= {f"share_{name}": count / max(1, policy.updates) for name, count in policy.scheduler.counts.items()}
         total = 3 * policy.updates + cost.units + self.fitting_units
         return found | {
             "compute_units": float(total),

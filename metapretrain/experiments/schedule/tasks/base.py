@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.checks import whole
-from metapretrain.data.documents import Corpus, Documents, tokenize_documents
+from metapretrain.data.documents import Corpus, Documents, tokenize_documents, tokenize_words
 from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder
 
 Ids = Sequence[int] | NDArray[np.int32]
 Batch = dict[str, Tensor]
+Example = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class Frame:
@@ -29,12 +30,7 @@ class Frame:
     Args:
         tokenizer: of the transformers library, with padding, mask and unknown tokens.
         max_length: tokens of a sequence at most, special ones included.
-        multiple: widths of batches are multiples of it; with `max_length` all batches have one width, which CUDA
-            graphs and joint passes over several tasks need.
-
-    Attributes:
-        mask_id: of the mask token.
-        typed: whether the tokenizer gives token types.
+        multiple: widths of batches are multiples of it; with `max_length` all batches have one width.
 
     Raises:
         InputError: a token is missing, or the length is too small or no multiple of `multiple`.
@@ -62,17 +58,13 @@ class Frame:
         pair = list(tokenizer("a", "a")["input_ids"])
         first = _find(pair, bare, 0)
         second = _find(pair, bare, first + len(bare))
-        self.prefix = pair[:first]
-        self.middle = pair[first + len(bare) : second]
-        self.suffix = pair[second + len(bare) :]
-        special = set(tokenizer.all_special_ids)
+        self.prefix, self.middle, self.suffix = (
+            pair[:first],
+            pair[first + len(bare) : second],
+            pair[second + len(bare) :],
+        )
+        self.pieces = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
         self._corpora: dict[tuple[int, bool], tuple[Documents, Corpus]] = {}
-        self.pieces = np.array([i for i in range(len(tokenizer)) if i not in special], np.int64)
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids."""
-        return len(self.tokenizer)
 
     def room(self, segments: int = 1) -> int:
         """Tokens that `segments` segments can have together."""
@@ -109,33 +101,19 @@ class Frame:
         """Put segments together.
 
         Returns:
-            ids int64 (L,), token types int64 (L,): 0 for the first segment and 1 for the others, and where each
-            segment begins.
+            ids int64 (L,), token types int64 (L,): 1 from the second segment on, and where each segment begins.
         """
-        parts: list[Ids] = [self.prefix]
-        starts, size, first = [], len(self.prefix), 0
-        for number, segment in enumerate(segments):
-            if number:
-                parts.append(self.middle)
-                size += len(self.middle)
-            if number == 1:
-                first = size
-            starts.append(size)
-            parts.append(segment)
-            size += len(segment)
-        parts.append(self.suffix)
-        ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        parts: list[Ids] = [self.prefix, segments[0]]
+        for segment in segments[1:]:
+            parts += [self.middle, segment]
+        starts = np.cumsum([len(part) for part in parts])[::2].tolist()
+        ids = np.concatenate([np.asarray(part, np.int64) for part in (*parts, self.suffix)])
         types = np.zeros(len(ids), np.int64)
-        if first:
-            types[first:] = 1
+        types[[*starts, len(ids)][1] :] = 1
         return ids, types, starts
 
     def width(self, lengths: Sequence[int]) -> int:
-        """Width of a batch of sequences of these lengths.
-
-        Raises:
-            InputError: one is longer than `max_length`.
-        """
+        """Width of a batch of sequences of these lengths; InputError where one is longer than `max_length`."""
         longest = max(lengths)
         if longest > self.max_length:
             raise InputError(f"a sequence of {longest} tokens does not fit max_length {self.max_length}")
@@ -160,6 +138,16 @@ def _find(ids: list[int], part: list[int], begin: int) -> int:
     raise InputError("the tokenizer does not put the two texts of a pair one after the other")
 
 
+def tokenize_rows(rows: Sequence[Sequence[str]], frame: Frame) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+    """Of each row of W words its token ids (T,), and where each word begins in them, int64 (W + 1,), the last is T."""
+    ids, sizes = tokenize_words(rows, frame.tokenizer)
+    starts, first = np.concatenate([[0], np.cumsum(sizes)]), 0
+    for row in rows:
+        places = starts[first : first + len(row) + 1]
+        first += len(row)
+        yield ids[places[0] : places[-1]], places - places[0]
+
+
 SPLITS = ("train", "validation", "test")
 IGNORE = -100  # label of a place that counts for nothing
 
@@ -181,11 +169,12 @@ class PretrainingTask(ABC):
     Args:
         frame: how sequences are put together.
         texts: what the task is made of, by split.
-        sizes: rows of each split.
+        rows: its rows, by split.
 
     Attributes:
         name: of the task in :data:`metapretrain.experiments.schedule.tasks.TASKS`.
         metric: the main key of what :meth:`score` returns; higher is better.
+        sizes: rows of each split that has any.
         files: what was read, with checksums, under the task's name.
 
     Raises:
@@ -195,10 +184,10 @@ class PretrainingTask(ABC):
     name: str
     metric: str
 
-    def __init__(self, frame: Frame, texts: Mapping[str, Source], sizes: Mapping[str, int]) -> None:
+    def __init__(self, frame: Frame, texts: Mapping[str, Source], rows: Mapping[str, Sized]) -> None:
         found = {name: about for part in texts.values() for name, about in part.files.items()}
         self.files = {f"{self.name}/{name}": about for name, about in found.items()}
-        self.frame, self.sizes = frame, {split: size for split, size in sizes.items() if size}
+        self.frame, self.sizes = frame, {split: len(part) for split, part in rows.items() if len(part)}
         if "train" not in self.sizes:
             raise InputError(f"{self.name}: there are no training rows; give longer or more texts")
 
@@ -227,11 +216,7 @@ class PretrainingTask(ABC):
         return self.loss_of(encoder, head, encoder.hidden(batch), batch)
 
     def batches(self, split: str, *, batch_size: int, seed: int, epoch: int = 0) -> Batches:
-        """The batches of an epoch, in an order of its own; see :class:`Batches`.
-
-        Raises:
-            InputError: a split that the task lacks, or a batch size below 1.
-        """
+        """The batches of an epoch, in an order of its own; InputError for a split that the task lacks."""
         return Batches(self, self._split(split), batch_size, seed, epoch)
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
@@ -250,15 +235,7 @@ class PretrainingTask(ABC):
         batch_size: int = 64,
         rows: int | None = None,
     ) -> dict[str, float]:
-        """The metrics on a split, without dropout; with the main one under :attr:`metric`.
-
-        Args:
-            encoder: of the head.
-            head: of :meth:`head`.
-            split: ``"train"``, ``"validation"`` or ``"test"``.
-            batch_size: rows at once.
-            rows: only so many, the first; None: all.
-        """
+        """The metrics on a split (of its first `rows`, if given), without dropout."""
         size = self.sizes[self._split(split)]
         size = size if rows is None else min(rows, size)
         groups = [list(range(begin, min(begin + batch_size, size))) for begin in range(0, size, batch_size)]
@@ -294,11 +271,9 @@ class Batches:
         self._order: tuple[int, Any] = (-1, None)
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return self.task.sizes[self.split] // self.batch_size
 
     def __getitem__(self, index: int) -> Batch:
-        """Return one batch."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         if self._order[0] != self.epoch:
@@ -309,7 +284,6 @@ class Batches:
         return self.task.make(self.split, rows.tolist(), random)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Give each batch once."""
         return (self[index] for index in range(len(self)))
 
     def set_epoch(self, epoch: int) -> None:
@@ -367,7 +341,6 @@ class ClassTask(PretrainingTask):
     classes: int
 
     def head(self, hidden: int) -> nn.Module:
-        """See :class:`PretrainingTask`."""
         return PooledHead(hidden, self.classes)
 
     def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
@@ -376,7 +349,6 @@ class ClassTask(PretrainingTask):
         return logits.float()
 
     def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
-        """See :class:`PretrainingTask`."""
         return F.cross_entropy(self.logits(encoder, head, states, batch), batch["labels"])
 
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
@@ -395,16 +367,26 @@ class LabelTask(PretrainingTask):
     metric = "f1"
     classes: int
 
+    @abstractmethod
+    def example(self, split: str, row: int) -> Example:
+        """Ids, types and labels of a row, each (L,)."""
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        """The batch of these rows; nothing is drawn."""
+        examples = [self.example(split, row) for row in rows]
+        batch = self.frame.pad([(ids, types) for ids, types, _ in examples])
+        labels = np.full(batch["input_ids"].shape, IGNORE, np.int64)
+        for number, (_, _, row) in enumerate(examples):
+            labels[number, : len(row)] = row
+        return batch | {"labels": torch.from_numpy(labels)}
+
     def head(self, hidden: int) -> nn.Module:
-        """See :class:`PretrainingTask`."""
         return nn.Sequential(nn.Dropout(0.1), nn.Linear(hidden, self.classes))
 
     def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
-        """See :class:`PretrainingTask`; 0 for a batch without any label."""
-        labels = batch["labels"]
-        total = F.cross_entropy(
-            head(states).float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
-        )
+        """The mean over words; 0 for a batch without any label."""
+        logits, labels = head(states).float().flatten(0, 1), batch["labels"].flatten()
+        total = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
         return total / (labels != IGNORE).sum().clamp(min=1)
 
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
@@ -425,7 +407,6 @@ class ChoiceTask(ClassTask):
     choices: int
 
     def head(self, hidden: int) -> nn.Module:
-        """See :class:`PretrainingTask`."""
         return PooledHead(hidden, 1)
 
     def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
@@ -443,7 +424,6 @@ class SpanTask(PretrainingTask):
     longest = 16  # tokens of a predicted span
 
     def head(self, hidden: int) -> nn.Module:
-        """See :class:`PretrainingTask`."""
         return nn.Sequential(nn.Dropout(0.1), nn.Linear(hidden, 2))
 
     def logits(self, head: nn.Module, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -453,12 +433,11 @@ class SpanTask(PretrainingTask):
         return logits[..., 0], logits[..., 1]
 
     def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
-        """See :class:`PretrainingTask`."""
         begin, end = self.logits(head, states, batch)
         return (F.cross_entropy(begin, batch["begin"]) + F.cross_entropy(end, batch["end"])) / 2
 
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
-        """The best span (B, 2) of at most `longest` tokens and its score, beside the true one."""
+        """The best span (B, 2) and its score, beside the true one."""
         span, score = best_spans(*self.logits(head, states, batch), self.longest)
         return {"found": span, "score": score, "true": torch.stack([batch["begin"], batch["end"]], 1)}
 
@@ -471,15 +450,9 @@ class SpanTask(PretrainingTask):
 
 
 def best_spans(begin: Tensor, end: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """The spans with the highest sum of logits.
+    """The spans of at most `longest` tokens with the highest sum of the log-probabilities of both ends.
 
-    Args:
-        begin: logits (B, L) of first tokens.
-        end: logits (B, L) of last tokens.
-        longest: tokens of a span at most.
-
-    Returns:
-        first and last token int64 (B, 2), and the sums (B,).
+    Logits (B, L) of first and of last tokens to first and last token int64 (B, 2), and the sums (B,).
 
     Example:
         >>> best_spans(torch.tensor([[0.0, 5.0, 0.0]]), torch.tensor([[9.0, 0.0, 1.0]]), 2)[0].tolist()

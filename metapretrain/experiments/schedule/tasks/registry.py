@@ -34,6 +34,7 @@ from metapretrain.experiments.schedule.tasks.sentences import (
 )
 from metapretrain.experiments.schedule.tasks.spans import ClozeQA, Reading, SpanSelection
 from metapretrain.experiments.schedule.tasks.tokens import Capitalisation, MaskedLM, TokenDocument, TokenLabelling
+from metapretrain.models.scratch import tiny_tokenizer
 
 Tasks = dict[str, PretrainingTask]
 MADE = ("masked-lm", "reordering", "response-selection", "conll04", "rte", "squad")
@@ -63,7 +64,7 @@ class Library:
         return self._documents(natural=False)
 
     def prose(self) -> dict[str, Documents]:
-        """The same without the Penn Treebank, which has no capitals and no articles."""
+        """Those without the Penn Treebank, which has no capitals and no articles."""
         return self._documents(natural=True)
 
     def dialogues(self) -> dict[str, Dialogues]:
@@ -146,8 +147,7 @@ def made_schedule_tasks(
         seed: of the texts.
         tokenizer: None: that of the ``tiny`` encoder.
         names: of tasks in :data:`TASKS` that have made texts.
-        max_length: as :class:`Frame`.
-        multiple: as :class:`Frame`.
+        max_length, multiple: see :class:`Frame`.
 
     Returns:
         the sources and the targets, by name.
@@ -160,11 +160,7 @@ def made_schedule_tasks(
         >>> list(sources), list(targets)
         (['masked-lm', 'reordering', 'response-selection'], ['conll04', 'rte', 'squad'])
     """
-    if tokenizer is None:
-        from metapretrain.models.scratch import tiny_tokenizer
-
-        tokenizer = tiny_tokenizer()
-    frame, texts = Frame(tokenizer, max_length, multiple), {}
+    frame, texts = Frame(tokenizer or tiny_tokenizer(), max_length, multiple), {}
     found: dict[str, Tasks] = {"source": {}, "target": {}}
     for name in names:
         info = TASKS[one_of("task", name, tuple(TASKS))]
@@ -187,8 +183,7 @@ def load_schedule_tasks(
             ``conll2003``, ``glue``, ``superglue``, ``squad``, as far as the tasks need them.
         tokenizer: of the encoder; a fast one.
         names: in :data:`TASKS`; None: all.
-        max_length: as :class:`Frame`.
-        multiple: as :class:`Frame`.
+        max_length, multiple: see :class:`Frame`.
 
     Returns:
         the tasks in the order of `names`, each with the splits ``train``, ``validation`` and ``test``.
@@ -202,14 +197,7 @@ def load_schedule_tasks(
 
 
 def schedule_texts(folder: str | Path) -> list[str]:
-    """The sentences of the training documents and dialogues, to train a tokenizer on; nothing held out is among them.
-
-    Args:
-        folder: as :func:`load_schedule_tasks`.
-
-    Raises:
-        InputError: a folder or file is missing, or a row cannot be used.
-    """
+    """The sentences of the training documents and dialogues, to train a tokenizer on; nothing that is held out."""
     library = Library(folder)
     documents = library.documents()["train"].documents
     texts = [" ".join(word for word in row if word != UNKNOWN) for document in documents for row in document]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import torch
@@ -13,10 +13,19 @@ from torch import Tensor, nn
 
 from metapretrain.data.conll import RELATIONS, RelationRow, Relations
 from metapretrain.data.dialogues import Dialogues
-from metapretrain.data.documents import Documents, tokenize_words
+from metapretrain.data.documents import Documents
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
-from metapretrain.experiments.schedule.tasks.base import Batch, ChoiceTask, ClassTask, Frame, PooledHead, f1, joined
+from metapretrain.experiments.schedule.tasks.base import (
+    Batch,
+    ChoiceTask,
+    ClassTask,
+    Frame,
+    PooledHead,
+    f1,
+    joined,
+    tokenize_rows,
+)
 from metapretrain.models.text_encoders import TextEncoder
 
 MAIN = {"cola": "matthews"}  # other sets: accuracy
@@ -28,11 +37,7 @@ class Sentences(ClassTask):
     The metrics are accuracy, F1 of class 1 and Matthews' correlation; the main one is accuracy, for CoLA the
     correlation.
 
-    Args:
-        texts: labelled rows of each split.
-        frame: how sequences are put together; what does not fit is cut, the longer sentence first.
-        name: of the task.
-        classes: C.
+    What does not fit is cut, the longer sentence first.
 
     Raises:
         InputError: a split without labels, or with one of another class.
@@ -49,10 +54,9 @@ class Sentences(ClassTask):
             columns = [part.first] if part.second is None else [part.first, part.second]
             coded = [frame.all_ids(column) for column in columns]
             self.rows[split] = [frame.sequence(*frame.cut(*row))[:2] for row in zip(*coded, strict=True)]
-        super().__init__(frame, texts, {split: len(part) for split, part in texts.items()})
+        super().__init__(frame, texts, texts)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`; nothing is drawn."""
         batch = self.frame.pad([self.rows[split][row] for row in rows])
         return batch | {"labels": self.labels[split][list(rows)]}
 
@@ -84,10 +88,7 @@ class Reordering(ClassTask):
     paragraphs into 1..m segments and has a class for each permutation of each number; here the number is fixed, since
     the separators between the segments would show it.
 
-    Args:
-        texts: documents of each split.
-        frame: how sequences are put together; sentences that do not fit are cut, the longest first.
-        parts: sentences of a row, 2..4.
+    Sentences that do not fit are cut, the longest first.
 
     Raises:
         InputError: `parts` out of 2..4, or no document with as many sentences.
@@ -104,25 +105,18 @@ class Reordering(ClassTask):
         self.classes = len(self.orders)
         self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
         self.rows = {
-            split: np.concatenate(
-                [
-                    np.arange(first, last - parts + 1)
-                    for first, last in zip(corpus.documents[:-1], corpus.documents[1:], strict=True)
-                ]
-            )
+            split: np.concatenate([np.arange(first, last - parts + 1) for first, last in pairwise(corpus.documents)])
             for split, corpus in self.corpora.items()
         }
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(frame, texts, self.rows)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`."""
         corpus, labels = self.corpora[split], random.integers(self.classes, size=len(rows))
         sequences = []
         for row, label in zip(rows, labels, strict=True):
             first = int(self.rows[split][row])
             sentences = [corpus.tokens(first + part, first + part + 1) for part in self.orders[label]]
-            ids, types, _ = self.frame.sequence(*self.frame.cut(*sentences))
-            sequences.append((ids, types))
+            sequences.append(self.frame.sequence(*self.frame.cut(*sentences))[:2])
         return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
 
 
@@ -132,10 +126,6 @@ class SentenceDistance(ClassTask):
 
     A row is a first sentence; each batch draws the class and the second sentence. The last sentence of a document,
     and documents of fewer than four, are no rows.
-
-    Args:
-        texts: documents of each split.
-        frame: how sequences are put together.
 
     Raises:
         InputError: a split with fewer than two documents.
@@ -151,24 +141,22 @@ class SentenceDistance(ClassTask):
         if few:
             raise InputError(f"{self.name} needs two documents or more, {few[0]} has {len(texts[few[0]])}")
         self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
-        self.rows: dict[str, list[tuple[int, int]]] = {}  # sentence, document
-        for split, corpus in self.corpora.items():
-            bounds = zip(corpus.documents[:-1].tolist(), corpus.documents[1:].tolist(), strict=True)
-            self.rows[split] = [
-                (sentence, number)
-                for number, (first, last) in enumerate(bounds)
+        self.rows = {
+            split: [
+                (sentence, first, last)
+                for first, last in pairwise(corpus.documents.tolist())
                 if last - first >= 4
                 for sentence in range(first, last - 1)
             ]
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+            for split, corpus in self.corpora.items()
+        }
+        super().__init__(frame, texts, self.rows)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`."""
         corpus, labels = self.corpora[split], random.integers(3, size=len(rows))
         sequences = []
         for row, label in zip(rows, labels, strict=True):
-            sentence, number = self.rows[split][row]
-            first, last = int(corpus.documents[number]), int(corpus.documents[number + 1])
+            sentence, first, last = self.rows[split][row]
             if label == 0:
                 other = sentence + 1
             elif label == 1:
@@ -191,8 +179,6 @@ class ResponseSelection(ChoiceTask):
     tokens are kept, which are next to the response; a response has at most half of the room.
 
     Args:
-        texts: dialogues of each split.
-        frame: how sequences are put together.
         choices: C.
         name: of the task; COPA has this form, too.
 
@@ -208,15 +194,12 @@ class ResponseSelection(ChoiceTask):
             where = f", and {small[0]} has {len(texts[small[0]])} dialogues" if small else ""
             raise InputError(f"choices must be at least 2 and at most the dialogues of a split, got {choices}{where}")
         self.name, self.choices, self.texts = name, choices, dict(texts)
-        spoken = [
-            text for part in texts.values() for row in part.dialogues for text in (*row.context, *row.right, *row.wrong)
-        ]
-        unlike = list(dict.fromkeys(spoken))
+        dialogues = [row for part in texts.values() for row in part.dialogues]
+        unlike = list(dict.fromkeys(text for row in dialogues for text in (*row.context, *row.right, *row.wrong)))
         self._ids = dict(zip(unlike, frame.all_ids(unlike), strict=True))
-        super().__init__(frame, texts, {split: len(part) for split, part in texts.items()})
+        super().__init__(frame, texts, texts)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`."""
         texts, sequences = self.texts[split], []
         labels = random.integers(self.choices, size=len(rows))
         for row, label in zip(rows, labels, strict=True):
@@ -230,8 +213,7 @@ class ResponseSelection(ChoiceTask):
             context = [token for turn in dialogue.context for token in self._ids[turn]]
             for response in shown:
                 answer = self._ids[response][: self.frame.room(2) // 2]
-                ids, types, _ = self.frame.sequence(context[len(answer) - self.frame.room(2) :], answer)
-                sequences.append((ids, types))
+                sequences.append(self.frame.sequence(context[len(answer) - self.frame.room(2) :], answer)[:2])
         return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
 
 
@@ -254,14 +236,7 @@ class RelationExtraction(ClassTask):
 
     The head sees the mean states of both entities and of the sentence. The main metric is micro F1 of the relations;
     entities are given, so figures are not those of extraction from plain sentences. Of sentences that do not fit, a
-    pair has the piece that ends with it; pairs too far apart for any piece are left out and counted in `lost`.
-
-    Args:
-        texts: sentences of each split.
-        frame: how sequences are put together.
-
-    Attributes:
-        lost: pairs left out, by split.
+    pair has the piece that ends with it; pairs too far apart for any piece are left out and counted in `lost` by split.
     """
 
     name = "conll04"
@@ -269,26 +244,21 @@ class RelationExtraction(ClassTask):
     classes = len(RELATIONS) + 1
 
     def __init__(self, texts: Mapping[str, Relations], frame: Frame) -> None:
-        self.rows: dict[str, list[_Pair]] = {}
+        self.rows: dict[str, list[_Pair]] = {split: [] for split in texts}
         self.lost = dict.fromkeys(texts, 0)
         for split, part in texts.items():
-            ids, sizes = tokenize_words([row.words for row in part.rows], frame.tokenizer)
-            starts, first = np.concatenate([[0], np.cumsum(sizes)]), 0
-            self.rows[split] = []
-            for row in part.rows:
-                places = starts[first : first + len(row.words) + 1]
-                first += len(row.words)
-                pairs = _pairs(row, ids[places[0] : places[-1]], places - places[0], frame)
+            coded = tokenize_rows([row.words for row in part.rows], frame)
+            for row, (ids, places) in zip(part.rows, coded, strict=True):
+                pairs = _pairs(row, ids, places, frame)
                 self.rows[split] += pairs
                 self.lost[split] += len(row.entities) * (len(row.entities) - 1) - len(pairs)
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(frame, texts, self.rows)
 
     def head(self, hidden: int) -> nn.Module:
-        """See :class:`PretrainingTask`."""
         return PooledHead(3 * hidden, self.classes)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`; `pair` (B, 2, L) marks the two entities' tokens."""
+        """The batch of these rows; `pair` (B, 2, L) marks the two entities' tokens."""
         chosen = [self.rows[split][row] for row in rows]
         batch = self.frame.pad([pair.sequence for pair in chosen])
         spans = torch.tensor([[pair.head, pair.tail] for pair in chosen]).unsqueeze(-1)

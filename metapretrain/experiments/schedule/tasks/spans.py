@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 import string
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from metapretrain.data.documents import Corpus, Documents, tokenize_words
+from metapretrain.data.documents import Corpus, Documents
 from metapretrain.data.squad import Questions
-from metapretrain.experiments.schedule.tasks.base import Batch, Frame, Ids, SpanTask, joined, scored
+from metapretrain.experiments.schedule.tasks.base import Batch, Frame, Ids, SpanTask, joined, scored, tokenize_rows
 from metapretrain.models.text_encoders import TextEncoder
 
+Row = tuple[int, int, list[Any]]  # document, sentence, answers
+Asked = tuple[list[int], tuple[int, int], tuple[int, int]]
 BEFORE = 3  # at most so many sentences before the one with the answer begin a passage
 
 
@@ -27,10 +32,8 @@ def cut_passage(
     """A run of tokens that holds an answer, from the beginning of a sentence where that fits.
 
     Args:
-        corpus: where it is from.
         answer: first word, and word after the last.
-        lowest: first sentence that the passage may have.
-        highest: sentence after the last that it may have.
+        lowest, highest: first sentence that the passage may have, and the sentence after the last.
         room: tokens of the passage at most.
         random: draws how many sentences stand before the answer's.
 
@@ -74,7 +77,33 @@ LETTERS = 4  # of the shortest answer of one word
 COMMON = 200  # so many of the most frequent words are no answers
 
 
-class SpanSelection(SpanTask):
+class MadeQuestions(SpanTask):
+    """Questions made from a sentence of running text, in a passage with the answer.
+
+    Each batch draws one of the answers that a row's sentence allows.
+    """
+
+    def __init__(self, texts: Mapping[str, Documents], frame: Frame, rows: Callable[[Corpus], list[Row]]) -> None:
+        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
+        self.rows = {split: rows(corpus) for split, corpus in self.corpora.items()}
+        super().__init__(frame, texts, self.rows)
+
+    @abstractmethod
+    def ask(self, corpus: Corpus, number: int, sentence: int, answer: Any, random: np.random.Generator) -> Asked:
+        """Tokens of the question, words (first, after the last) of the answer, sentences that the passage may have."""
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+        corpus, found = self.corpora[split], []
+        for row in rows:
+            number, sentence, answers = self.rows[split][row]
+            answer = answers[int(random.integers(len(answers)))]
+            question, words, sentences = self.ask(corpus, number, sentence, answer, random)
+            passage = cut_passage(corpus, words, *sentences, self.frame.room(2) - len(question), random)
+            found.append((question, *passage))
+        return span_batch(self.frame, found)
+
+
+class SpanSelection(MadeQuestions):
     """Find the words that a mask hides in a sentence, in a passage of the same document that has them, too.
 
     A row is a sentence that shares a word with another one of its document; the word has at least four letters and
@@ -82,51 +111,34 @@ class SpanSelection(SpanTask):
     places belong to the answer, up to three. The passage lies before the sentence or after it. Glass et al. retrieve
     passages from all of Wikipedia and take names and noun phrases; here the document is the collection.
 
-    Args:
-        texts: documents of each split.
-        frame: how sequences are put together.
-
     Source: Glass et al. (2020), span selection pre-training.
     """
 
     name = "span-selection"
 
     def __init__(self, texts: Mapping[str, Documents], frame: Frame) -> None:
-        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
-        self.rows = {split: shared_words(corpus) for split, corpus in self.corpora.items()}
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(texts, frame, shared_words)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`."""
-        corpus, room, found = self.corpora[split], self.frame.room(2), []
-        for row in rows:
-            number, sentence, choices = self.rows[split][row]
-            word, others = choices[int(random.integers(len(choices)))]
-            other = others[int(random.integers(len(others)))]
-            first, last = int(corpus.sentences[sentence]), int(corpus.sentences[sentence + 1])
-            size = 1
-            while size < LONGEST and word + size < last and _same(corpus, word + size, other + size):
-                size += 1
-            question = [*word_tokens(corpus, range(first, word)), self.frame.mask_id]
-            place = len(question) - 1
-            question += word_tokens(corpus, range(word + size, last))
-            half = room // 2
-            begin = max(0, min(place - half // 2, len(question) - half))  # the mask stays in a long sentence
-            question = question[begin : begin + half]
-            before = other < first
-            lowest = int(corpus.documents[number]) if before else sentence + 1
-            highest = sentence if before else int(corpus.documents[number + 1])
-            passage = cut_passage(corpus, (other, other + size), lowest, highest, room - len(question), random)
-            found.append((question, *passage))
-        return span_batch(self.frame, found)
+    def ask(self, corpus: Corpus, number: int, sentence: int, answer: Any, random: np.random.Generator) -> Asked:
+        word, others = answer
+        other = others[int(random.integers(len(others)))]
+        first, last = int(corpus.sentences[sentence]), int(corpus.sentences[sentence + 1])
+        size = 1
+        while size < LONGEST and word + size < last and _same(corpus, word + size, other + size):
+            size += 1
+        question = [*word_tokens(corpus, range(first, word)), self.frame.mask_id]
+        place, half = len(question) - 1, self.frame.room(2) // 2
+        question += word_tokens(corpus, range(word + size, last))
+        begin = max(0, min(place - half // 2, len(question) - half))  # the mask stays in a long sentence
+        if other < first:
+            allowed = int(corpus.documents[number]), sentence
+        else:
+            allowed = sentence + 1, int(corpus.documents[number + 1])
+        return question[begin : begin + half], (other, other + size), allowed
 
 
-def shared_words(corpus: Corpus) -> list[tuple[int, int, list[tuple[int, list[int]]]]]:
-    """Sentences with words that other sentences of their document have, too.
-
-    Returns:
-        document, sentence, and (word, the same word in other sentences) for each such word.
-    """
+def shared_words(corpus: Corpus) -> list[Row]:
+    """Rows whose answers are (word, the same word in other sentences)."""
     counts = np.bincount(corpus.types, minlength=len(corpus.names))
     common = set(np.argsort(-counts, kind="stable")[:COMMON].tolist()) if len(counts) > 2 * COMMON else set()
     rare = np.array([name.isalpha() and len(name) >= LETTERS for name in corpus.names])
@@ -134,7 +146,7 @@ def shared_words(corpus: Corpus) -> list[tuple[int, int, list[tuple[int, list[in
     shown = corpus.words[1:] > corpus.words[:-1]
     sentence_of = np.repeat(np.arange(len(corpus.sentences) - 1), np.diff(corpus.sentences))
     rows = []
-    for number, (first, last) in enumerate(zip(corpus.documents[:-1], corpus.documents[1:], strict=True)):
+    for number, (first, last) in enumerate(pairwise(corpus.documents)):
         words = np.arange(corpus.sentences[first], corpus.sentences[last])
         places: dict[int, list[int]] = {}
         for word in words[rare[corpus.types[words]] & shown[words]].tolist():
@@ -164,18 +176,13 @@ _YEAR = re.compile(r"1\d{3}|20\d{2}")
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 
-class ClozeQA(SpanTask):
+class ClozeQA(MadeQuestions):
     """Answer a question made from a sentence of the passage.
 
     An answer is a run of up to four capitalised words that begins neither its sentence nor a quotation, a year, or
-    another number.
-    Its question is the sentence without it, with ``which``, ``when`` or ``how many`` before; 15% of the words are left
-    out and the others move by up to three places, drawn for each batch, so that matching words is not enough. Luo et
-    al. let models write questions and find answers; here rules do. Texts must have capitals.
-
-    Args:
-        texts: documents of each split.
-        frame: how sequences are put together.
+    another number. Its question is the sentence without it, with ``which``, ``when`` or ``how many`` before; 15% of the
+    words are left out and the others move by up to three places, drawn for each batch, so that matching words is not
+    enough. Luo et al. let models write questions and find answers; here rules do. Texts must have capitals.
 
     Source: Luo et al. (2021), cooperative learning of zero-shot machine reading comprehension; the noise is that of
     Lewis et al. (2019), unsupervised question answering by cloze translation.
@@ -184,38 +191,28 @@ class ClozeQA(SpanTask):
     name = "cloze-qa"
 
     def __init__(self, texts: Mapping[str, Documents], frame: Frame) -> None:
-        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
-        self.rows = {split: cloze_rows(corpus) for split, corpus in self.corpora.items()}
         self.asked = {word: frame.ids(word) for word in ("which", "when", "how many", "?")}
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(texts, frame, cloze_rows)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`."""
-        corpus, room, found = self.corpora[split], self.frame.room(2), []
-        for row in rows:
-            number, sentence, answers = self.rows[split][row]
-            first, last, asked = answers[int(random.integers(len(answers)))]
-            begin, end = int(corpus.sentences[sentence]), int(corpus.sentences[sentence + 1])
-            words = np.array([word for word in range(begin, end) if not first <= word < last])
-            words = words[random.random(len(words)) >= DROPPED]
-            # Adding a number below SHIFT + 1 to each place and sorting moves no word by more than SHIFT.
-            words = words[np.argsort(np.arange(len(words)) + random.random(len(words)) * (SHIFT + 1), kind="stable")]
-            question = [*self.asked[asked], *word_tokens(corpus, words.tolist())][: room // 2 - len(self.asked["?"])]
-            question += self.asked["?"]
-            bounds = int(corpus.documents[number]), int(corpus.documents[number + 1])
-            passage = cut_passage(corpus, (first, last), *bounds, room - len(question), random)
-            found.append((question, *passage))
-        return span_batch(self.frame, found)
+    def ask(self, corpus: Corpus, number: int, sentence: int, answer: Any, random: np.random.Generator) -> Asked:
+        first, last, asked = answer
+        words = np.array(
+            [word for word in range(*corpus.sentences[sentence : sentence + 2]) if not first <= word < last]
+        )
+        words = words[random.random(len(words)) >= DROPPED]
+        # Adding a number below SHIFT + 1 to each place and sorting moves no word by more than SHIFT.
+        words = words[np.argsort(np.arange(len(words)) + random.random(len(words)) * (SHIFT + 1), kind="stable")]
+        most = self.frame.room(2) // 2 - len(self.asked["?"])
+        question = [*self.asked[asked], *word_tokens(corpus, words.tolist())][:most] + self.asked["?"]
+        return question, (first, last), (int(corpus.documents[number]), int(corpus.documents[number + 1]))
 
 
-def cloze_rows(corpus: Corpus) -> list[tuple[int, int, list[tuple[int, int, str]]]]:
-    """Sentences with answers: document, sentence, and (first word, word after the last, what is asked) of each."""
+def cloze_rows(corpus: Corpus) -> list[Row]:
+    """Rows whose answers are (first word, word after the last, what is asked)."""
     document_of = np.repeat(np.arange(len(corpus.documents) - 1), np.diff(corpus.documents))
     shown = corpus.words[1:] > corpus.words[:-1]
     rows = []
-    for sentence, (begin, end) in enumerate(
-        zip(corpus.sentences[:-1].tolist(), corpus.sentences[1:].tolist(), strict=True)
-    ):
+    for sentence, (begin, end) in enumerate(pairwise(corpus.sentences.tolist())):
         answers, word = [], begin + 1
         while word < end:
             last = word + 1
@@ -257,10 +254,7 @@ class Reading(SpanTask):
     answer (rows of batches); :meth:`score` reads all windows of a question and takes the best span of all. The main
     metric is SQuAD's F1 of the words, beside exact matches.
 
-    Args:
-        texts: questions of each split.
-        frame: how sequences are put together; a question has at most a third of the room.
-        name: of the task.
+    A question has at most a third of the room.
 
     Source: Rajpurkar et al. (2016); Devlin et al. (2019), section 4.2.
     """
@@ -274,10 +268,9 @@ class Reading(SpanTask):
             split: [row for row, window in enumerate(windows) if window.span != (0, 0)]
             for split, windows in self.windows.items()
         }
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.answered.items()})
+        super().__init__(frame, texts, self.answered)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`; nothing is drawn."""
         return self._batch(split, [self.answered[split][row] for row in rows])
 
     def score(
@@ -327,22 +320,18 @@ class Reading(SpanTask):
 
 def _windows(texts: Questions, frame: Frame) -> list[_Window]:
     windows = []
-    ids, sizes = tokenize_words([row.words for row in texts.rows], frame.tokenizer)
-    starts, first = np.concatenate([[0], np.cumsum(sizes)]), 0
-    for number, row in enumerate(texts.rows):
-        places = starts[first : first + len(row.words) + 1]
-        first += len(row.words)
-        passage = ids[places[0] : places[-1]]
+    coded = tokenize_rows([row.words for row in texts.rows], frame)
+    for number, (row, (passage, places)) in enumerate(zip(texts.rows, coded, strict=True)):
         words = np.repeat(np.arange(len(row.words)), np.diff(places))
-        answer = int(places[row.begin] - places[0]), int(places[row.end + 1] - places[0]) - 1
+        answer = int(places[row.begin]), int(places[row.end + 1]) - 1
         question = frame.ids(row.question)[: frame.room(2) // 3]
         room = frame.room(2) - len(question)
         for begin in range(0, max(1, len(passage) - room // 2), max(1, room // 2)):
             piece = slice(begin, begin + room)
-            coded, types, (_, start) = frame.sequence(question, passage[piece])
+            ids, types, (_, start) = frame.sequence(question, passage[piece])
             held = begin <= answer[0] <= answer[1] < begin + room
             span = (answer[0] - begin + start, answer[1] - begin + start) if held else (0, 0)
-            windows.append(_Window(number, coded, types, start, words[piece], span))
+            windows.append(_Window(number, ids, types, start, words[piece], span))
     return windows
 
 

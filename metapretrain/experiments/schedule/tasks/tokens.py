@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,9 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.data.conll import TAGS, Tagged
-from metapretrain.data.documents import Corpus, Documents, tokenize_words
+from metapretrain.data.documents import Corpus, Documents
 from metapretrain.errors import InputError, one_of
-from metapretrain.experiments.schedule.tasks.base import IGNORE, Batch, Frame, LabelTask, PretrainingTask, joined
+from metapretrain.experiments.schedule.tasks.base import (
+    IGNORE,
+    Batch,
+    Example,
+    Frame,
+    LabelTask,
+    PretrainingTask,
+    joined,
+    tokenize_rows,
+)
 from metapretrain.models.text_encoders import TextEncoder
 
 MASKED = ("token", "word", "span")
@@ -22,12 +32,7 @@ SPAN = 3  # words of a masked span at most
 
 
 class MaskedHead(nn.Module):
-    """BERT's head of masked tokens: linear, GELU, layer norm, the encoder's own word embeddings, a bias.
-
-    Args:
-        features: D.
-        vocabulary: V.
-    """
+    """BERT's head of masked tokens: linear, GELU, layer norm, the encoder's own word embeddings, a bias."""
 
     def __init__(self, features: int, vocabulary: int) -> None:
         super().__init__()
@@ -48,8 +53,6 @@ class MaskedLM(PretrainingTask):
     places left over have the label IGNORE.
 
     Args:
-        texts: documents of each split.
-        frame: how sequences are put together.
         whole: choose each ``"token"`` on its own, each ``"word"`` whole, or each ``"span"`` of 1 to 3 words: ERNIE's
             masking of phrases and entities, without knowing which words are one.
         rate: share of a row's tokens that are chosen.
@@ -72,14 +75,12 @@ class MaskedLM(PretrainingTask):
         self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
         self.rows = {split: token_runs(corpus, frame.room()) for split, corpus in self.corpora.items()}
         self.places = max(1, round(rate * frame.room()))
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(frame, texts, self.rows)
 
     def head(self, hidden: int) -> nn.Module:
-        """See :class:`PretrainingTask`."""
-        return MaskedHead(hidden, self.frame.vocabulary)
+        return MaskedHead(hidden, len(self.frame.tokenizer))
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`."""
         corpus, sequences = self.corpora[split], []
         places = np.zeros((len(rows), self.places), np.int64)
         labels = np.full((len(rows), self.places), IGNORE, np.int64)
@@ -112,10 +113,8 @@ class MaskedLM(PretrainingTask):
         """Whether each chosen token is found, and its cross entropy."""
         logits, labels = self.logits(encoder, head, states, batch), batch["labels"]
         chosen = labels != IGNORE
-        return {
-            "right": (logits.argmax(-1) == labels)[chosen],
-            "loss": F.cross_entropy(logits[chosen], labels[chosen], reduction="none"),
-        }
+        loss = F.cross_entropy(logits[chosen], labels[chosen], reduction="none")
+        return {"right": (logits.argmax(-1) == labels)[chosen], "loss": loss}
 
     def measure(self, outcomes: list[Batch]) -> dict[str, float]:
         """The share of chosen tokens that are found, and their mean cross entropy in nats."""
@@ -143,7 +142,7 @@ class MaskedLM(PretrainingTask):
 def token_runs(corpus: Corpus, room: int) -> list[tuple[int, int]]:
     """Runs (begin, end) of at most `room` tokens that cover every document, cut between words where one fits."""
     runs = []
-    for first, last in zip(corpus.documents[:-1], corpus.documents[1:], strict=True):
+    for first, last in pairwise(corpus.documents):
         begin, end = (int(corpus.words[corpus.sentences[sentence]]) for sentence in (first, last))
         while begin < end:
             stop = int(corpus.words[np.searchsorted(corpus.words, min(begin + room, end), "right") - 1])
@@ -154,12 +153,7 @@ def token_runs(corpus: Corpus, room: int) -> list[tuple[int, int]]:
 
 
 class WordTask(LabelTask):
-    """Two classes of words of running text in lower case; rows are runs of a document's tokens.
-
-    Args:
-        texts: documents of each split.
-        frame: how sequences are put together.
-    """
+    """Two classes of words of running text in lower case; rows are runs of a document's tokens."""
 
     classes = 2
 
@@ -175,21 +169,18 @@ class WordTask(LabelTask):
             at_token[corpus.words[:-1][shown]] = labels[shown]
             self.labels[split] = at_token
             self.rows[split] = [run for run in runs if (at_token[slice(*run)] != IGNORE).any()]
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+        super().__init__(frame, texts, self.rows)
 
     @abstractmethod
     def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
         """The class (W,) of each word, or IGNORE; words that do not begin with a letter count for nothing."""
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`; nothing is drawn."""
-        corpus, runs = self.corpora[split], [self.rows[split][row] for row in rows]
-        framed = [self.frame.sequence(corpus.ids[begin:end]) for begin, end in runs]
-        batch = self.frame.pad([(ids, types) for ids, types, _ in framed])
-        labels = np.full(batch["input_ids"].shape, IGNORE, np.int64)
-        for number, ((begin, end), (_, _, (start,))) in enumerate(zip(runs, framed, strict=True)):
-            labels[number, start : start + end - begin] = self.labels[split][begin:end]
-        return batch | {"labels": torch.from_numpy(labels)}
+    def example(self, split: str, row: int) -> Example:
+        run = slice(*self.rows[split][row])
+        ids, types, (start,) = self.frame.sequence(self.corpora[split].ids[run])
+        labels = np.full(len(ids), IGNORE, np.int64)
+        labels[start : start + run.stop - run.start] = self.labels[split][run]
+        return ids, types, labels
 
 
 class Capitalisation(WordTask):
@@ -203,7 +194,6 @@ class Capitalisation(WordTask):
     name = "capitalisation"
 
     def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
-        """See :class:`WordTask`."""
         return corpus.capital.astype(np.int64)
 
 
@@ -220,10 +210,9 @@ class TokenDocument(WordTask):
     metric = "macro_f1"
 
     def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
-        """See :class:`WordTask`."""
         labels = np.full(len(corpus.types), IGNORE, np.int64)
         run = np.searchsorted([begin for begin, _ in runs], corpus.words[:-1], "right")
-        for first, last in zip(corpus.documents[:-1], corpus.documents[1:], strict=True):
+        for first, last in pairwise(corpus.documents):
             words = slice(int(corpus.sentences[first]), int(corpus.sentences[last]))
             of_word, types = run[words], corpus.types[words]
             if of_word[0] == of_word[-1]:
@@ -239,46 +228,27 @@ class TokenLabelling(LabelTask):
     """Tag each word with what its first token says: nothing, or the beginning or inside of a kind of entity.
 
     The main metric is F1 of whole entities: kind, first and last word must be right. Words that do not fit, or that
-    have no token, have no tag, so that figures leave them out; `lost` counts them.
-
-    Args:
-        texts: sentences of each split.
-        frame: how sequences are put together.
-
-    Attributes:
-        lost: words left out, by split.
+    have no token, have no tag, so that figures leave them out; `lost` counts them by split.
     """
 
     name = "conll2003"
     classes = len(TAGS)
 
     def __init__(self, texts: Mapping[str, Tagged], frame: Frame) -> None:
-        self.rows: dict[str, list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]] = {}
+        self.rows: dict[str, list[Example]] = {split: [] for split in texts}
         self.lost = dict.fromkeys(texts, 0)
         for split, part in texts.items():
-            ids, sizes = tokenize_words(part.words, frame.tokenizer)
-            starts, first, rows = np.concatenate([[0], np.cumsum(sizes)]), 0, []
-            for words, tags in zip(part.words, part.tags, strict=True):
-                places = starts[first : first + len(words) + 1]
-                first += len(words)
-                coded, types, (begin,) = frame.sequence(ids[places[0] : places[-1]][: frame.room()])
-                at = places[:-1] - places[0]
-                fits = (at < frame.room()) & (places[1:] > places[:-1])
+            for (ids, places), tags in zip(tokenize_rows(part.words, frame), part.tags, strict=True):
+                coded, types, (begin,) = frame.sequence(ids[: frame.room()])
+                fits = (places[:-1] < frame.room()) & (places[1:] > places[:-1])
                 labels = np.full(len(coded), IGNORE, np.int64)
-                labels[at[fits] + begin] = np.array(tags)[fits]
+                labels[places[:-1][fits] + begin] = np.array(tags)[fits]
                 self.lost[split] += int((~fits).sum())
-                rows.append((coded, types, labels))
-            self.rows[split] = rows
-        super().__init__(frame, texts, {split: len(rows) for split, rows in self.rows.items()})
+                self.rows[split].append((coded, types, labels))
+        super().__init__(frame, texts, self.rows)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
-        """See :class:`PretrainingTask`; nothing is drawn."""
-        chosen = [self.rows[split][row] for row in rows]
-        batch = self.frame.pad([(ids, types) for ids, types, _ in chosen])
-        labels = np.full(batch["input_ids"].shape, IGNORE, np.int64)
-        for number, (_, _, row) in enumerate(chosen):
-            labels[number, : len(row)] = row
-        return batch | {"labels": torch.from_numpy(labels)}
+    def example(self, split: str, row: int) -> Example:
+        return self.rows[split][row]
 
     def measure(self, outcomes: list[Batch]) -> dict[str, float]:
         """F1 of whole entities, and the share of words with the right tag."""
