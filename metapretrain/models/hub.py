@@ -110,8 +110,8 @@ def _states(model: Any, ids: Tensor, mask: Tensor, form: int) -> Tensor:
 
 _OURS = ("tiny", *ALIASES)
 _ALLOWED = f"give {', '.join(_OURS)}, package:NAME, a folder with config.json, or a model that the hub has"
-_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout")
-_DROPOUTS += ("attention_dropout", "embedding_dropout", "mlp_dropout")
+_DROPOUTS = ["hidden_dropout_prob", "attention_probs_dropout_prob", "dropout"]
+_DROPOUTS += ["attention_dropout", "embedding_dropout", "mlp_dropout"]
 
 # Without the first, transformers asks on the terminal whether to run a model's own code; pickles may hold code too.
 SAFE = {"trust_remote_code": False, "use_safetensors": True}

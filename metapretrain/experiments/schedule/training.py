@@ -139,27 +139,16 @@ ScheduleContext = Context[ScheduleRecipe, ScheduleData, ScheduleMethod]
 
 
 class ScheduledPretraining:
-    """One row's pretraining, ready to run.
-
-    Args:
-        encoder: changed in place.
-        context: of the row.
+    """One row's pretraining, ready to run; the encoder is changed in place.
 
     Attributes:
-        step: encoder and heads.
-        policy: has the choices and their cost.
         last: what the last evaluation gave.
-        fitting_units: cost of fitting the heads, a forward pass an update.
+        fitting_units: cost of fitting the heads, a forward pass per update.
     """
 
     def __init__(self, encoder: TextEncoder, context: ScheduleContext) -> None:
-        method, data, recipe, seed, machine = (
-            context.method,
-            context.data,
-            context.recipe,
-            context.seed,
-            context.machine,
-        )
+        method, data, recipe = context.method, context.data, context.recipe
+        seed, machine = context.seed, context.machine
         self.method, self.data, self.recipe, self.seed = method, data, recipe, seed
         self.machine, self.run_folder = machine, context.run
         self.sources, self.targets = data.chosen(method.setting), data.watched(method.setting)
