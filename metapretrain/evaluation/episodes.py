@@ -42,9 +42,6 @@ class EpisodeResult:
     def of(cls, values: Sequence[float]) -> EpisodeResult:
         """Summarise the accuracies of episodes.
 
-        Raises:
-            InputError: there are none, or one is not finite.
-
         Example:
             >>> print(EpisodeResult.of([0.8, 0.6, 0.7]))
             70.00% +- 24.84% (3 episodes)
@@ -73,7 +70,6 @@ def evaluate_episodes(
             `episode.query.y`. Or a learner (MAML and its kin), whose `predict` is used.
         dataset: any map-style data set of (x, label).
         sampler: plans, for example an EpisodeSampler with a number of episodes.
-        device: where to move each episode first.
         batch: how many episodes a learner adapts to at a time, by its `logits`; they must be of one shape.
 
     Raises:
@@ -150,7 +146,6 @@ def evaluate_embeddings(
     Args:
         z: embedding of every row of the data set, (N, D).
         sampler: plans over these N rows.
-        distance: "euclidean", "sqeuclidean" (same decisions) or "cosine".
 
     Raises:
         InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
@@ -229,9 +224,6 @@ def few_shot_accuracy(
     Args:
         encode: maps uint8 images (B, C, H, W) to embeddings (B, D), for example `load(run).encode`.
         images: labelled images; rows of label -1 are left out.
-        spec: ways, shots and queries.
-        episodes: how many, at least 1.
-        seed: which episodes.
 
     Raises:
         InputError: no labelled image, too few classes or images for `spec`, embeddings with NaN.

@@ -17,16 +17,16 @@ from metapretrain.errors import InputError
 class Interval:
     """A mean and its two-sided interval `[low, high]`.
 
-    `half_width` is half of `high - low`; `sd` is the sample standard deviation of the `n` values. One value
-    has no interval: `half_width`, `sd`, `low` and `high` are NaN then, and `known` is false.
+    `half_width` is half of `high - low`; `sd` is the sample standard deviation of the `n` values. What is not known is
+    NaN, such as all but the mean of one value.
     """
 
     mean: float
     half_width: float
     n: int
-    sd: float
-    low: float
-    high: float
+    sd: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
 
     @property
     def known(self) -> bool:
@@ -57,14 +57,10 @@ def _finite(values: ArrayLike, what: str) -> NDArray[np.float64]:
 
 
 def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
-    """Mean of independent values with Student's t interval, `mean +- t(n - 1) sd / sqrt(n)`.
-
-    Args:
-        values: one number a seed or an episode, (n,).
-        level: coverage, in (0, 1).
+    """Mean of independent values (n,) with Student's t interval, `mean +- t(n - 1) sd / sqrt(n)`.
 
     Raises:
-        InputError: there is no value, or one is NaN or infinite.
+        InputError: there is no value, one is NaN or infinite, or `level` is not in (0, 1).
 
     Example:
         >>> interval = mean_interval([0.70, 0.72, 0.74])
@@ -76,7 +72,7 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     array = _finite(list(values), "an interval")
     n, mean = int(array.size), float(array.mean())
     if n == 1:
-        return Interval(mean, math.nan, 1, math.nan, math.nan, math.nan)
+        return Interval(mean, math.nan, 1)
     from scipy.special import stdtrit  # not at import: scipy costs a tenth of a second
 
     sd = float(array.std(ddof=1))
@@ -87,12 +83,7 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
 def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval:
     """Share of `n` independent trials that succeeded, with Wilson's score interval (Wilson 1927).
 
-    Args:
-        correct: number of successes, 0..n; need not be whole (a mean over seeds times n).
-        n: number of trials, at least 1.
-
-    Returns:
-        Interval: not symmetric about `mean`; `half_width` is half its length.
+    It is not symmetric about `mean`. `correct`, 0..n, need not be whole (a mean over seeds times n).
 
     Raises:
         InputError: `n` is below 1 or `correct` lies outside 0..n.
@@ -116,11 +107,7 @@ def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval
 def correlation_interval(r: float, n: int, level: float = 0.95) -> Interval:
     """Pearson's correlation of `n` pairs, with the interval `tanh(artanh r +- z / sqrt(n - 3))` (Fisher 1921).
 
-    It takes the pairs for normal.
-
-    Args:
-        r: -1..1; may be a mean over seeds.
-        n: number of pairs; below 4 there is no interval.
+    It takes the pairs for normal; of fewer than 4 there is no interval. `r` may be a mean over seeds.
 
     Raises:
         InputError: `r` lies outside -1..1 or `n` is below 1.
@@ -133,7 +120,7 @@ def correlation_interval(r: float, n: int, level: float = 0.95) -> Interval:
     if n < 1 or not -1 <= r <= 1:
         raise InputError(f"a correlation needs -1 <= r <= 1 and n >= 1; got r={r}, n={n}")
     if n < 4:
-        return Interval(r, math.nan, n, math.nan, math.nan, math.nan)
+        return Interval(r, math.nan, n)
     if abs(r) == 1:
         return Interval(r, 0.0, n, math.nan, r, r)
     half = NormalDist().inv_cdf(0.5 + check_level(level) / 2) / math.sqrt(n - 3)
@@ -147,9 +134,6 @@ def independent_mean_interval(parts: Sequence[Interval]) -> Interval:
     The distances of the parts' limits from their means are added as squares (Zou and Donner 2008),
     so that limits that are not symmetric stay so.
 
-    Raises:
-        InputError: there is no part.
-
     Example:
         >>> interval = independent_mean_interval([proportion_interval(50, 100), proportion_interval(80, 100)])
         >>> f"{interval.mean:.2f} in [{interval.low:.3f}, {interval.high:.3f}]"
@@ -160,7 +144,7 @@ def independent_mean_interval(parts: Sequence[Interval]) -> Interval:
     k, n = len(parts), sum(part.n for part in parts)
     mean = sum(part.mean for part in parts) / k
     if not all(part.known for part in parts):
-        return Interval(mean, math.nan, n, math.nan, math.nan, math.nan)
+        return Interval(mean, math.nan, n)
     low = mean - math.sqrt(sum((part.mean - part.low) ** 2 for part in parts)) / k
     high = mean + math.sqrt(sum((part.high - part.mean) ** 2 for part in parts)) / k
     return Interval(mean, (high - low) / 2, n, math.nan, low, high)
@@ -168,9 +152,6 @@ def independent_mean_interval(parts: Sequence[Interval]) -> Interval:
 
 def paired_interval(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Interval:
     """Mean of `a - b`, value by value on the same seeds, with Student's t interval.
-
-    Raises:
-        InputError: the two differ in length, or a value is not finite.
 
     Example:
         >>> interval = paired_interval([0.72, 0.74, 0.73], [0.70, 0.73, 0.70])
@@ -189,11 +170,7 @@ def paired_images_interval(correct_a: ArrayLike, correct_b: ArrayLike, level: fl
     Student's t over images, which at thousands of images is the normal interval.
 
     Args:
-        correct_a: right or wrong, 0/1 or bool, (N,) or (seeds, N).
-        correct_b: the same for the other model; the number of seeds may differ, the images may not.
-
-    Raises:
-        InputError: the number of images differs.
+        correct_a, correct_b: right or wrong, 0/1 or bool, (N,) or (seeds, N); the seeds may differ in number.
 
     Example:
         >>> interval = paired_images_interval([1, 1, 1, 0], [1, 0, 1, 0])

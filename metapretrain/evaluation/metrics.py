@@ -45,11 +45,6 @@ def f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2) -> NDArray[
 
     `F1 = 2 TP / (2 TP + FP + FN)`; 0 where a class is neither there nor predicted.
 
-    Args:
-        targets: classes 0..C-1.
-        predictions: the same.
-        classes: C, at least 2.
-
     Example:
         >>> float(f1([1, 1, 0, 0], [1, 0, 1, 1]))
         0.4
@@ -131,12 +126,8 @@ def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict
     Constant predictions have no correlation; it is 0 here and said in the log.
 
     Args:
-        task: a name to begin the metrics with, a kind, and dev rows with labels.
         predictions: classes int (N,), or for regression scores (N,), for the N rows of dev.
         prefix: put before each name, such as `nearest_prototype_`.
-
-    Returns:
-        dict: such as `{"para_accuracy": 0.8, "para_f1": 0.7}`; fractions, correlations -1..1.
 
     Raises:
         InputError: not one prediction a row, a prediction that is NaN or no class, or a task whose name begins as
@@ -181,10 +172,7 @@ def majorities(tasks: Sequence[TextTask]) -> dict[str, float]:
         >>> majorities(made_tasks(rows=8))["majority_sts_pearson"]
         0.0
     """
-    found: dict[str, float] = {}
-    for task in tasks:
-        found |= majority(task)
-    return with_overall(found, (MAJORITY,))
+    return with_overall(dict(score for task in tasks for score in majority(task).items()), (MAJORITY,))
 
 
 def majority(task: TextTask) -> dict[str, float]:
@@ -204,27 +192,14 @@ def majority(task: TextTask) -> dict[str, float]:
 def nearest_prototype_scores(task: TextTask, z_train: Tensor, z_dev: Tensor) -> dict[str, float]:
     """Score the class of the nearest mean training embedding; for regression its class is a rounded score.
 
-    Args:
-        task: classes come from `task.class_labels`.
-        z_train: embeddings (N, D) of `task.train`.
-        z_dev: embeddings (M, D) of `task.dev`.
-
-    Returns:
-        dict: as `score_task`, each name with `nearest_prototype_` before it.
-
-    Raises:
-        InputError: shapes that do not fit, or embeddings with NaN.
+    Embeddings are (N, D) of `task.train` and (M, D) of `task.dev`; `nearest_prototype_` stands before each name.
     """
     classes = nearest_prototype(z_train, task.class_labels(task.train).to(z_train.device), z_dev)
     return score_task(task, classes.double() + (task.low if task.kind == "pair-regression" else 0), prefix=PROTOTYPE)
 
 
 def main_scores(scores: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-    """Return the main metric of each task, by the task's name: accuracy or Pearson.
-
-    Args:
-        scores: as `score_task` returns them for several tasks; other figures may be among them.
-        prefix: "" for predictions of the model, `majority_` or `nearest_prototype_` for those.
+    """Return the main metric of each task, by the task's name: accuracy or Pearson; other figures may be among them.
 
     Example:
         >>> main_scores({"sst_accuracy": 0.5, "para_f1": 0.7, "sts_pearson": 0.8, "majority_sst_accuracy": 0.25})
@@ -242,9 +217,6 @@ def main_scores(scores: Mapping[str, float], prefix: str = "") -> dict[str, floa
 def overall(scores: Mapping[str, float], prefix: str = "") -> float:
     """Return the plain mean of the tasks' main metrics, as the paper (section 5.4) reports it.
 
-    Raises:
-        InputError: there is no main metric among the scores.
-
     Example:
         >>> round(overall({"sst_accuracy": 0.490, "para_accuracy": 0.825, "sts_pearson": 0.857}), 3)
         0.724
@@ -254,9 +226,6 @@ def overall(scores: Mapping[str, float], prefix: str = "") -> float:
 
 def overall_without(scores: Mapping[str, float], task: str, prefix: str = "") -> float:
     """Return the plain mean of the main metrics of the other tasks.
-
-    Raises:
-        InputError: there is no other task among the scores.
 
     Example:
         >>> overall_without({"sst_accuracy": 0.5, "para_accuracy": 0.75, "sts_pearson": 1.0}, "para")
@@ -274,12 +243,7 @@ def _mean(values: Iterable[float], scores: Mapping[str, float]) -> float:
 
 
 def with_overall(scores: Mapping[str, float], prefixes: Sequence[str] = ("",)) -> dict[str, float]:
-    """Return the scores with `overall`, and `overall_without_para` where it is something else.
-
-    Args:
-        scores: see `main_scores`.
-        prefixes: for which figures, such as `("", "majority_", "nearest_prototype_")`.
-    """
+    """Return the scores with `overall`, and `overall_without_para` where it is something else, of each prefix."""
     added = dict(scores)
     for prefix in prefixes:
         added[f"{prefix}overall"] = overall(scores, prefix)

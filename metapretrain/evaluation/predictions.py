@@ -16,6 +16,7 @@ from torch import Tensor
 from metapretrain.errors import InputError
 from metapretrain.files import write_file
 
+Classes = Sequence[int] | NDArray[np.int64] | Tensor
 HEADER = ("index", "label", "prediction")
 
 
@@ -38,29 +39,17 @@ class Predictions:
         return hashlib.sha256(np.stack([self.index, self.labels]).astype("<i8").tobytes()).hexdigest()[:16]
 
 
-def _integers(values: Sequence[int] | NDArray[np.int64] | Tensor, what: str) -> NDArray[np.int64]:
+def _integers(values: Classes, what: str) -> NDArray[np.int64]:
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise InputError(f"{what} must be a list of whole numbers, (N,); got {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
 
 
-def write_predictions(
-    path: Path | str,
-    labels: Sequence[int] | NDArray[np.int64] | Tensor,
-    predictions: Sequence[int] | NDArray[np.int64] | Tensor,
-    index: Sequence[int] | NDArray[np.int64] | Tensor | None = None,
-) -> Path:
-    """Write one line an image: its index in the split, its label and the predicted label.
+def write_predictions(path: Path | str, labels: Classes, predictions: Classes, index: Classes | None = None) -> Path:
+    """Write one line per image: its index in the split (by default 0..N-1), its label and the predicted label.
 
-    Args:
-        path: the file, usually `<run>/predictions.csv`.
-        labels: int (N,).
-        predictions: int (N,).
-        index: rows of the split, int (N,); by default 0..N-1.
-
-    Raises:
-        InputError: the lengths differ, or the file cannot be written.
+    All are int (N,).
     """
     y, predicted = _integers(labels, "labels"), _integers(predictions, "predictions")
     rows = np.arange(len(y)) if index is None else _integers(index, "index")
@@ -71,11 +60,7 @@ def write_predictions(
 
 
 def read_predictions(path: Path | str) -> Predictions:
-    """Read what `write_predictions` wrote.
-
-    Raises:
-        InputError: there is no such file, its header is another one, or a line is torn.
-    """
+    """Read what `write_predictions` wrote."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             header, *lines = list(csv.reader(file)) or [[]]

@@ -38,7 +38,6 @@ def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.d
         encode: maps a batch of rows of `images` to embeddings (B, D). If it is a module or a method of one,
             that module is in evaluation mode meanwhile.
         images: (N, ...), on any device and of any dtype that `encode` takes.
-        batch_size: rows a call.
         device: where `encode` runs; by default where `images` are.
 
     Returns:
@@ -90,16 +89,8 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
 def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:
     """Predict the class whose mean training embedding is nearest in the Euclidean distance.
 
-    No head is involved: prototypical classification (Snell et al., 2017, equations 1 and 2) with all
-    training rows as support.
-
-    Args:
-        z_train: (N, D).
-        y_train: int (N,), any label values.
-        z_test: (M, D).
-
-    Returns:
-        Tensor: int64 (M,), values out of `y_train`.
+    Prototypical classification (Snell et al., 2017, equations 1 and 2) with all training rows as support: embeddings
+    (N, D), their labels, any int (N,), and embeddings (M, D) to labels int64 (M,).
 
     Raises:
         InputError: embeddings with NaN, or shapes that do not fit.
@@ -126,13 +117,7 @@ def _array(z: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 def knn_predict(z_train: Tensor, y_train: Tensor, z_test: Tensor, k: int = 20) -> Tensor:
     """Predict by the majority of the `k` training embeddings of highest cosine similarity (fewer if N < k).
 
-    Args:
-        z_train: (N, D).
-        y_train: int (N,).
-        z_test: (M, D).
-
-    Returns:
-        Tensor: int64 (M,) on the CPU.
+    Embeddings (N, D), labels int (N,) and embeddings (M, D) to labels int64 (M,) on the CPU.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])

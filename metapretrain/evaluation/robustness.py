@@ -23,16 +23,9 @@ Predict = Callable[[Tensor], Tensor]
 
 
 class CorruptedImages:
-    """Every corruption of (a part of) an image set, made once for all models: 1 GB for 1,000 images of STL-10.
+    """Every corruption of at most `most` labelled images, made once for all models: 1 GB for 1,000 images of STL-10.
 
-    Args:
-        images: labelled images.
-        severities: of 1..5.
-        most: images used.
-        seed: of that part and of the noise.
-
-    Raises:
-        InputError: no images, rows without a label, or an impossible severity.
+    `severities` are of 1..5; `seed` is that of the part and of the noise.
     """
 
     def __init__(
