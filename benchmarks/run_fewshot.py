@@ -24,12 +24,12 @@ from metapretrain.data.registry import load_few_shot, names_giving
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
 from metapretrain.experiments.fewshot.experiment import FewShotExperiment
 from metapretrain.experiments.fewshot.learning import HOLDERS, FewShotMethod, FewShotRecipe, SavedEncoder, held_by
 from metapretrain.experiments.recipe import override
 from metapretrain.models.encoders import BACKBONES
-from metapretrain.options import Parser, common_options, main_guard, option_type, pixels, positive_int
+from metapretrain.options import option_type, pixels, positive_int
 
 SETTINGS = ("5w1s", "5w5s", "20w1s", "20w5s")
 ENCODER = "encoder"
@@ -64,8 +64,14 @@ def settings_of(text: str) -> list[str]:
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
-    parser = Parser(description=__doc__)
-    common_options(parser, "fewshot", methods=(*METHODS, ENCODER), default_methods=",".join(METHODS))
+    parser = table_parser(
+        __doc__,
+        "fewshot",
+        methods=(*METHODS, ENCODER),
+        default_methods=",".join(METHODS),
+        change="the methods: updates=1000 lr=0.002",
+        compiled="compile the meta-steps of MAML and its kin (GPU; minutes at first)",
+    )
     add = parser.add_argument
     known = names_giving("few-shot", "images")
     add("--dataset", choices=known, default="omniglot", metavar="NAME", help=f"{', '.join(known)} (default: omniglot)")
@@ -78,19 +84,6 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--encoder", type=Path, metavar="RUN", help="score the encoder of a finished run; alone unless --methods")
     add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
     add("--validation-episodes", type=positive_int, default=200, help="default: 200")
-    add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="changes",
-        help="change the methods: updates=1000 lr=0.002",
-    )
-    add("--compile", action="store_true", help="compile the meta-steps of MAML and its kin (GPU; minutes at first)")
-    add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
-    add("--no-figures", action="store_true", help="draw no curves")
-    add("--job", action="store_true", help="one of several side by side: print no table")
     options: Namespace = parser.parse_args(argv)
     if options.encoder is not None and ENCODER not in options.methods:
         options.methods = [ENCODER]
@@ -105,7 +98,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     return options
 
 
-def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> tuple[FewShotExperiment, Rows]:
+def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> Table:
     """The table of one setting, and all its rows by name."""
     ways, shots = map(int, re.findall(r"\d+", setting))
     episodes = {"test": options.test_episodes, "validation": options.validation_episodes}
@@ -119,40 +112,28 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
     recipe = FewShotRecipe(
         EpisodeSpec(ways, shots, options.queries), options.backbone, episodes["test"], episodes["validation"]
     )
-    table = FewShotExperiment(
+    experiment = FewShotExperiment(
         "fewshot",
         f"{options.dataset}-{setting}",
-        "-".join(filter(None, [options.backbone, options.tag, "smoke" * options.smoke])),
-        recipe,
-        data,
-        machine,
-        options.out,
-        None if options.no_figures else options.seeds[0],
-        options.resume,
+        recipe=recipe,
+        data=data,
+        machine=machine,
         layout=LAYOUT,
+        **table_arguments(options, options.backbone),
     )
-    return table, rows
+    return Table(experiment, rows, ["--settings", setting])
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen rows of each setting and print its table."""
-    options = options_of(argv)
+def tables_of(options: Namespace) -> list[Table]:
+    """Read the images once; each setting is a table."""
     machine = machine_of(options)
     data = held_by(options.holder, load_few_shot(options.dataset, options.data_dir, options.image_size))
     if options.smoke:
         data = data.first(25)
-    tables = {setting: table_of(options, setting, data, machine) for setting in options.settings}
-    for table, rows in tables.values():  # the last one is refused before the first one has trained for hours
-        chosen = {name: rows[name] for name in options.methods}
-        if options.dry_run:
-            table.plan(chosen)
-        else:
-            table.check(chosen, options.seeds)
-    given = sys.argv[1:] if argv is None else list(argv)
-    for setting, (table, rows) in tables.items():
-        run_table(table, rows, options, [__file__, *given, "--settings", setting])
-    return 0
+    return [table_of(options, setting, data, machine) for setting in options.settings]
+
+
+main = script_main(__file__, options_of, tables_of)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ All pretrained rows read the same number of pretraining examples; one pretrainin
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -23,13 +22,20 @@ from metapretrain.data.made import made_sentiment
 from metapretrain.data.published import concatenate
 from metapretrain.data.registry import PLAIN, load_plain, load_sentiment, names_giving
 from metapretrain.errors import InputError
-from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.command import (
+    Table,
+    folder_name,
+    script_main,
+    single_machine_of,
+    table_arguments,
+    table_parser,
+)
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.prompts.recipe import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override
 from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
-from metapretrain.options import Parser, common_options, main_guard, names, positive_int
+from metapretrain.options import names, positive_int
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +80,15 @@ TRIAL = PromptRecipe(
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
-    parser = Parser(description=__doc__)
-    common_options(parser, "prompts", methods=METHODS)
+    parser = table_parser(
+        __doc__,
+        "prompts",
+        methods=METHODS,
+        change="the recipe: meta.inner_lr=0.5 examples=640 rows=1000",
+        schedule=f"which meta tasks a step takes, in place of all: {schedule_names('task-0')}, "
+        "with options (docs/prompts.md)",
+        held_out="test parts",
+    )
     parser.set_defaults(methods=None)
     add = parser.add_argument
     add("--model", metavar="NAME", help="smollm2 (default), tiny, package:NAME, a folder, a hub model (t5-base)")
@@ -91,22 +104,6 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         help=f"{', '.join(known)} (default: those of one sentence)",
     )
     add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="changes",
-        help="change the recipe: meta.inner_lr=0.5 examples=640 rows=1000",
-    )
-    add(
-        "--schedule",
-        metavar="NAME",
-        help=f"which meta tasks a step takes, in place of all: {schedule_names('task-0')}, "
-        "with options (docs/prompts.md)",
-    )
-    add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
-    add(
         "--cache",
         type=Path,
         metavar="DIR",
@@ -120,8 +117,6 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     )
     add("--rows-per-pass", type=positive_int, default=64, metavar="N", help="rows through the model at once (64)")
     add("--tasks-per-pass", type=positive_int, metavar="N", help="meta tasks through the model at once (all)")
-    add("--no-figures", action="store_true", help="draw no curves")
-    add("--job", action="store_true", help="one of several side by side: print no table")
     options: Namespace = parser.parse_args(argv)
     if options.methods is None:  # pseudo labels need more data: only made ones are always there
         options.methods = [name for name, method in METHODS.items() if options.smoke or method.source == "labelled"]
@@ -160,51 +155,37 @@ def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
     return PromptData.of(pretraining, sets, recipe, options.validate, plain)
 
 
-def names_of(options: Namespace, recipe: PromptRecipe) -> tuple[str, str]:
-    """Names of the pretraining data and of the recipe, those of the folder of a table."""
-    model, schedule = (re.sub(r"[^\w.+-]", "-", text) for text in (Path(recipe.model).name, recipe.meta.scheduler))
-    parts = [recipe.budget, model, schedule, options.tag, "smoke" * options.smoke]
-    return "made" if options.smoke else PRETRAINING, "-".join(filter(None, parts))
-
-
 def root_of(options: Namespace) -> Path:
     """The folder of a table."""
     out: Path = options.out
-    return out / "prompts" / "-".join(names_of(options, recipe_of(options)))
+    dataset = "made" if options.smoke else PRETRAINING
+    return out / "prompts" / f"{dataset}-{folder_name(options, *name_parts(recipe_of(options)))}"
+
+
+def name_parts(recipe: PromptRecipe) -> tuple[str, ...]:
+    """What the folder of a table is named after."""
+    return recipe.budget, Path(recipe.model).name, recipe.meta.scheduler
 
 
 def experiment_of(options: Namespace) -> PromptExperiment:
     """Read the data and return the experiment; nothing is trained or written yet."""
-    machine, recipe = machine_of(options), recipe_of(options)
-    if machine.world > 1:
-        raise InputError("a prompts run is one process; run rows side by side with --jobs-per-device, on all GPUs")
-    data = data_of(options, recipe)
-    dataset, name = names_of(options, recipe)
+    machine, recipe = single_machine_of(options), recipe_of(options)
     return PromptExperiment(
         "prompts",
-        dataset,
-        name,
-        recipe,
-        data,
-        machine,
-        options.out,
-        None if options.no_figures or options.validate else options.seeds[0],
-        options.resume,
+        "made" if options.smoke else PRETRAINING,
+        recipe=recipe,
+        data=data_of(options, recipe),
+        machine=machine,
         cache=options.cache,
         rows_per_pass=options.rows_per_pass,
         tasks_per_pass=options.tasks_per_pass,
         lender=options.pretrained,
         layout=LAYOUT,
+        **table_arguments(options, *name_parts(recipe)),
     )
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen rows and print their table."""
-    options = options_of(argv)
-    experiment = experiment_of(options)
-    return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
-
+main = script_main(__file__, options_of, lambda options: [Table(experiment_of(options), METHODS)])
 
 if __name__ == "__main__":
     sys.exit(main())

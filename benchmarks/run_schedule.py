@@ -21,7 +21,7 @@ from typing import Any
 from report_schedule import LAYOUT
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.command import Table, script_main, single_machine_of, table_arguments, table_parser
 from metapretrain.experiments.recipe import override
 from metapretrain.experiments.schedule.data import SIZES, Encoders, ScheduleData
 from metapretrain.experiments.schedule.experiment import ScheduleExperiment
@@ -39,7 +39,7 @@ from metapretrain.experiments.schedule.tasks import (
     made_schedule_tasks,
     schedule_texts,
 )
-from metapretrain.options import Parser, common_options, main_guard, names, positive_int
+from metapretrain.options import names, positive_int
 
 SOURCES = (
     "masked-lm",
@@ -73,8 +73,9 @@ SMOKE = {
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
-    parser = Parser(description=__doc__)
-    common_options(parser, "schedule")
+    parser = table_parser(
+        __doc__, "schedule", recipes=RECIPES, change="the recipe: updates=2000 alpha=0.1", held_out="test parts"
+    )
     add = parser.add_argument
     add(
         "--methods",
@@ -84,23 +85,10 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         "uniform-block50: a decision every 50 updates",
     )
     add("--settings", type=names("setting", SETTINGS), default=list(SETTINGS), metavar="A,B", help="aware, agnostic")
-    add("--recipe", choices=tuple(RECIPES), default="paper", help="paper (default) or relative")
     add("--encoder", metavar="NAME", help=f"{', '.join(SIZES)} from scratch (default: small), minilm, tiny, a folder")
     for what, usual in (("sources", SOURCES), ("targets", TARGETS), ("downstream", DOWNSTREAM)):
         add(f"--{what}", metavar="A,B", help=f"default: {','.join(usual)}")
     add("--max-length", type=positive_int, default=128, metavar="TOKENS", help="of a sequence (default: 128)")
-    add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="changes",
-        help="change the recipe: updates=2000 alpha=0.1",
-    )
-    add("--validate", action="store_true", help="leave the test parts alone: for choosing a recipe")
-    add("--no-figures", action="store_true", help="draw no curves")
-    add("--job", action="store_true", help="one of several side by side: print no table")
     options: Namespace = parser.parse_args(argv)
     return options
 
@@ -169,33 +157,26 @@ def data_of(options: Namespace, encoder: str, device: str) -> tuple[ScheduleData
     return ScheduleData(tasks, sources, targets, downstream, options.validate, files), encoders
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen rows and print their table."""
-    options = options_of(argv)
-    machine, recipe = machine_of(options), recipe_of(options)
-    if machine.world > 1:
-        raise InputError("a run is one process; run rows side by side with --jobs-per-device, on all GPUs")
+def tables_of(options: Namespace) -> list[Table]:
+    """Read the tasks, which say what rows there are."""
+    machine, recipe = single_machine_of(options), recipe_of(options)
     data, encoders = data_of(options, recipe.encoder, machine.device)
     rows = rows_named(options.methods, rows_of(data.sources, data.targets), options.settings)
     options.methods = list(rows)
-    encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""
-    name = "-".join(filter(None, [options.recipe, encoder, options.tag, "smoke" * options.smoke]))
-    figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = ScheduleExperiment(
         "schedule",
         "made" if options.smoke else "texts",
-        name,
-        recipe,
-        data,
-        machine,
-        options.out,
-        figures,
-        options.resume,
+        recipe=recipe,
+        data=data,
+        machine=machine,
         make_encoder=encoders,
         layout=LAYOUT,
+        **table_arguments(options, options.recipe, Path(options.encoder or "").name),
     )
-    return run_table(experiment, rows, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
+    return [Table(experiment, rows)]
+
+
+main = script_main(__file__, options_of, tables_of)
 
 
 if __name__ == "__main__":

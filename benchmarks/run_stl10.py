@@ -9,7 +9,6 @@ the same for every row; docs/stl10.md gives the reason for each choice below.
 
 from __future__ import annotations
 
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -21,14 +20,15 @@ from report_stl10 import LAYOUT
 from metapretrain.data.images import resized
 from metapretrain.data.registry import DATASETS, load_images, names_giving
 from metapretrain.errors import InputError, one_of
-from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import ImageExperiment
+from metapretrain.experiments.images.objectives import own_objectives
+from metapretrain.experiments.images.recipe import Phase, Recipe
 from metapretrain.experiments.images.training import SCHEDULED, ImageMethod
-from metapretrain.experiments.recipe import Phase, Proto, Recipe, override
+from metapretrain.experiments.recipe import Proto, override
 from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
-from metapretrain.options import Parser, common_options, main_guard, option_type, pixels
-from metapretrain.report.figures import REDUCERS, check_reducer
+from metapretrain.options import Parser, option_type, pixels
 
 # A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same
 # pretraining share it. The poster does not say how SimCLR was fine-tuned: both ways are run.
@@ -87,44 +87,37 @@ def dataset_of(text: str) -> str:
     return one_of("dataset", text, known)
 
 
+def own_rows() -> dict[str, ImageMethod]:
+    """A row for each objective that a `--plugin` registers: a linear head is fine-tuned on its encoder."""
+    return {name: ImageMethod(name) for name in own_objectives()}
+
+
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     first = Parser(add_help=False)
     first.add_argument("--schedule")
-    rows = METHODS if first.parse_known_args(argv)[0].schedule is None else SCHEDULED_ROWS
-    parser = Parser(description=__doc__)
-    common_options(parser, "stl10", methods=rows)
+    parser = table_parser(
+        __doc__,
+        "stl10",
+        methods=METHODS | own_rows() if first.parse_known_args(argv)[0].schedule is None else SCHEDULED_ROWS,
+        recipes=RECIPES,
+        change="the recipe: prl.lr=0.2",
+        schedule=f"rows {', '.join(SCHEDULED_ROWS)}: several objectives, one an update, by "
+        f"{schedule_names('OBJECTIVE')}; utility:alpha=0.05 sets an option",
+        held_out="test images",
+        compiled="compile the encoder and the augmentation (GPU)",
+        drawn="maps, confusion matrices and curves",
+        maps=True,
+    )
     add = parser.add_argument
-    add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
     known = ", ".join(names_giving("images"))
     add("--dataset", type=dataset_of, default="stl10", metavar="NAME", help=f"{known} (default: stl10)")
     add("--image-folder", metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="resize to this height and width")
     add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")
-    add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="changes",
-        help="change the recipe: prl.lr=0.2",
-    )
-    add(
-        "--schedule",
-        metavar="NAME",
-        help=f"rows {', '.join(SCHEDULED_ROWS)}: several objectives, one an update, by "
-        f"{schedule_names('OBJECTIVE')}; utility:alpha=0.05 sets an option",
-    )
-    add("--validate", action="store_true", help="leave the test images alone: for choosing a recipe")
     add("--train-on-all", action="store_true", help="train on the validation images too")
-    add("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
-    add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--local-batchnorm", action="store_true", help="several processes: BatchNorm of each one's rows, not of all")
     add("--corrupt", action="store_true", help="also accuracy under standard corruptions of (1,000) test images")
-    add("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
-    add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
-    add("--job", action="store_true", help="one of several side by side: print no table")
     options: Namespace = parser.parse_args(argv)
     return options
 
@@ -159,37 +152,32 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
     return ImageData.of(train, test, 0 if options.train_on_all else recipe.validation)
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen rows and print their table."""
-    options = options_of(argv)
-    check_reducer(options.reducer)
+def recipe_of(options: Namespace) -> Recipe:
+    """Return the chosen recipe with the changes of the command line."""
     refuse_two_schedules(options.schedule, options.changes)
-    machine = machine_of(options)
     recipe = RECIPES[options.recipe]
     if options.smoke:
         recipe = replace(recipe, encoder="small-conv", epochs=2, pretrain_share=0.5, batch_size=64, validation=40)
-    recipe = override(replace(recipe, scheduler=options.schedule or ""), options.changes)
-    data = data_of(options, recipe)
-    schedule = re.sub(r"[^\w.+-]", "-", options.schedule or "")
-    name = "-".join(filter(None, [options.recipe, schedule, options.tag, "smoke" * options.smoke]))
-    figures = None if options.no_figures or options.validate else options.seeds[0]
+    return override(replace(recipe, scheduler=options.schedule or ""), options.changes)
+
+
+def tables_of(options: Namespace) -> list[Table]:
+    """Read the images; the table has all rows, those of own objectives too."""
+    recipe, machine = recipe_of(options), machine_of(options)
     experiment = ImageExperiment(
         "stl10",
-        options.dataset,
-        name,
-        recipe,
-        data,
-        machine,
-        options.out,
-        figures,
-        options.resume,
+        recipe=recipe,
+        data=data_of(options, recipe),
+        dataset=options.dataset,
+        machine=machine,
         map_points=200 if options.smoke else 1000,
-        reducer=options.reducer,
         layout=LAYOUT,
+        **table_arguments(options, options.recipe, options.schedule),
     )
-    given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]
-    return run_table(experiment, METHODS | SCHEDULED_ROWS, options, [__file__, *given])
+    return [Table(experiment, METHODS | SCHEDULED_ROWS | own_rows())]
+
+
+main = script_main(__file__, options_of, tables_of)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ out of the training parts. Every trained row has the same number of updates, pre
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -22,15 +21,14 @@ from report_text import LAYOUT
 from metapretrain.data.registry import load_text_tasks, names_giving
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
-from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
 from metapretrain.experiments.recipe import Proto, override
 from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import POLICIES
-from metapretrain.options import Parser, common_options, main_guard, names
-from metapretrain.report.figures import REDUCERS, check_reducer
+from metapretrain.options import names
 
 log = logging.getLogger("metapretrain.run_text")
 
@@ -80,10 +78,20 @@ RECIPES = {"paper": PAPER, "strong": STRONG}
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
-    parser = Parser(description=__doc__)
-    common_options(parser, "text", methods=[*METHODS, *SAME])
+    parser = table_parser(
+        __doc__,
+        "text",
+        methods=[*METHODS, *SAME],
+        recipes=RECIPES,
+        change="the recipe: joint.lr=2e-5",
+        schedule="one task an update, in place of a batch of each: "
+        f"{schedule_names('TASK')}; utility:alpha=0.05 sets an option",
+        held_out="dev parts",
+        compiled="compile the encoder (GPU); pcgrad, which goes back twice, is not",
+        drawn="maps and curves",
+        maps=True,
+    )
     add = parser.add_argument
-    add("--recipe", choices=tuple(RECIPES), default="paper", help="paper or strong (default: paper)")
     add(
         "--tasks",
         type=names("set of text tasks", names_giving("text-tasks")),
@@ -95,30 +103,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--encoder", metavar="NAME", help="minilm (default), bert-tiny, tiny, package:NAME, a folder or a hub model")
     add("--pooling", choices=("auto", "mean", "cls"), help="of the encoder's last states (default: its own)")
     add("--policy", choices=POLICIES, help="an epoch is the longest loader (default) or the shortest")
-    add(
-        "--schedule",
-        metavar="NAME",
-        dest="scheduler",
-        help="one task an update, in place of a batch of each: "
-        f"{schedule_names('TASK')}; utility:alpha=0.05 sets an option",
-    )
     add("--loss-weights", metavar="TASK=W,...", help="such as sst=1,para=0.5,sts=1, in all rows but weighted-*")
     add("--sts-head", choices=STS_HEADS, help="of weighted-* and proto-separate (default: cosine)")
-    add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="changes",
-        help="change the recipe: joint.lr=2e-5",
-    )
-    add("--validate", action="store_true", help="leave the dev parts alone: for choosing a recipe")
-    add("--compile", action="store_true", help="compile the encoder (GPU); pcgrad, which goes back twice, is not")
-    add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
-    add("--no-figures", action="store_true", help="draw no maps and curves")
-    add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
-    add("--job", action="store_true", help="one of several side by side: print no table")
     options: Namespace = parser.parse_args(argv)
     options.methods = list(dict.fromkeys(SAME.get(name, name) for name in options.methods))
     return options
@@ -126,7 +112,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 
 def recipe_of(options: Namespace) -> TextRecipe:
     """Return the chosen recipe with the changes of the command line."""
-    refuse_two_schedules(options.scheduler, options.changes)
+    refuse_two_schedules(options.schedule, options.changes)
     recipe = RECIPES[options.recipe]
     if options.smoke:
         quick = TextPhase(lr=3e-3)
@@ -141,8 +127,9 @@ def recipe_of(options: Namespace) -> TextRecipe:
             finetune=quick,
             frozen=quick,
         )
-    names = ("encoder", "pooling", "policy", "scheduler", "loss_weights", "sts_head")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in ("encoder", "pooling", "policy", "loss_weights", "sts_head")}
+    given["scheduler"] = options.schedule
+    given = {name: value for name, value in given.items() if value is not None}
     return override(replace(recipe, **given), options.changes)
 
 
@@ -162,37 +149,28 @@ def tasks_of(options: Namespace, recipe: TextRecipe) -> list[TextTask]:
     return made + load_text_tasks(given, options.data_dir, recipe.validation, qqp=options.qqp)
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen rows and print their table."""
-    options = options_of(argv)
-    check_reducer(options.reducer)
+def tables_of(options: Namespace) -> list[Table]:
+    """Read the tasks; of all rows, one that needs all tasks in an update is left out where a scheduler takes one."""
     machine, recipe = machine_of(options), recipe_of(options)
-    if recipe.scheduler and set(options.methods) == set(METHODS):  # pcgrad needs all tasks in an update
+    if recipe.scheduler and set(options.methods) == set(METHODS):
         left = [name for name in options.methods if METHODS[name].surgery]
         options.methods = [name for name in options.methods if name not in left]
         log.info("%s is left out: it needs a batch of each task in an update (--set scheduler=)", ", ".join(left))
-    data = TextData(tuple(tasks_of(options, recipe)), options.validate)
     sources = ["made" if options.smoke and name == "cs224n" else name for name in options.tasks]
     dataset = "-".join([*sources, *["qqp"] * (options.qqp is not None and not options.smoke)])
-    encoder = re.sub(r"[^\w.+-]", "-", Path(options.encoder).name) if options.encoder else ""
-    schedule = re.sub(r"[^\w.+-]", "-", options.scheduler or "")
-    name = "-".join(filter(None, [options.recipe, encoder, schedule, options.tag, "smoke" * options.smoke]))
-    figures = None if options.no_figures or options.validate else options.seeds[0]
     experiment = TextExperiment(
         "text",
         dataset,
-        name,
-        recipe,
-        data,
-        machine,
-        options.out,
-        figures,
-        options.resume,
-        reducer=options.reducer,
+        recipe=recipe,
+        data=TextData(tuple(tasks_of(options, recipe)), options.validate),
+        machine=machine,
         layout=LAYOUT,
+        **table_arguments(options, options.recipe, Path(options.encoder or "").name, options.schedule),
     )
-    return run_table(experiment, METHODS, options, [__file__, *(sys.argv[1:] if argv is None else argv)])
+    return [Table(experiment, METHODS)]
+
+
+main = script_main(__file__, options_of, tables_of)
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def run_predict(options: Namespace) -> int:
     if bool(tables) == bool(options.files):
         raise InputError("give image files, or texts such as --sst FILE or --texts TASK=FILE")
     if tables:
-        from metapretrain.experiments.text.saved import predict_files
+        from metapretrain.experiments.saved import predict_files
 
         device = check_device(options.device)
         for path in predict_files(options.run, tables, options.out, device, model=options.model):

@@ -203,6 +203,7 @@ def without_data(options: list[str]) -> list[str]:
     return kept
 
 
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_a_page(page: str, here: Path, smoke_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = Checks(page, smoke_runs)

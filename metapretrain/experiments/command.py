@@ -1,19 +1,69 @@
-"""All rows and seeds of an experiment, one after the other or side by side, and their table."""
+"""The command line of a table of runs: its options, and all rows and seeds one after the other or side by side."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from metapretrain.checks import check_device, check_precision
+from metapretrain.errors import InputError
 from metapretrain.evaluation.robustness import corrupt_runs
 from metapretrain.experiments.base import Experiment, Machine
+from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.report.figures import REDUCERS, check_reducer
 from metapretrain.training.logs import METRICS
 from metapretrain.training.sweep import run_jobs, slots
+
+
+def table_parser(
+    about: str | None,
+    benchmark: str,
+    *,
+    change: str,
+    methods: Iterable[str] = (),
+    default_methods: str = "all",
+    recipes: Iterable[str] = (),
+    schedule: str = "",
+    held_out: str = "",
+    compiled: str = "",
+    drawn: str = "curves",
+    maps: bool = False,
+) -> Parser:
+    """Return the parser of a benchmark's script, with the options that these share.
+
+    Args:
+        about: what `--help` begins with.
+        benchmark, methods, default_methods: see :func:`metapretrain.options.common_options`.
+        change: of `--set`, what is changed, with examples.
+        recipes: names for `--recipe`; the first one is the default.
+        schedule, compiled: help of `--schedule` and `--compile`; empty: the script has no such option.
+        held_out: the parts that `--validate` leaves alone; empty: the script has no such option.
+        drawn: what `--no-figures` leaves out.
+        maps: whether maps of embeddings are drawn.
+    """
+    parser = Parser(description=about)
+    common_options(parser, benchmark, methods=methods, default_methods=default_methods)
+    add = parser.add_argument
+    if known := tuple(recipes):
+        add("--recipe", choices=known, default=known[0], help=f"{' or '.join(known)} (default: {known[0]})")
+    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes", help=f"change {change}")
+    if schedule:
+        add("--schedule", metavar="NAME", help=schedule)
+    if held_out:
+        add("--validate", action="store_true", help=f"leave the {held_out} alone: for choosing a recipe")
+    if compiled:
+        add("--compile", action="store_true", help=compiled)
+        add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
+    add("--no-figures", action="store_true", help=f"draw no {drawn}")
+    if maps:
+        add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
+    add("--job", action="store_true", help="one of several side by side: print no table")
+    return parser
 
 
 def machine_of(options: Namespace) -> Machine:
@@ -31,47 +81,113 @@ def machine_of(options: Namespace) -> Machine:
     return Machine(device, options.precision, compiled, graph, local, rank, world)
 
 
-def run_table(
-    experiment: Experiment[Any, Any, Any, Any, Any],
-    methods: Mapping[str, Any],
-    options: Namespace,
-    command: Sequence[str],
-) -> int:
-    """Run the rows of `options.methods` for `options.seeds`, then write and print the table.
+def single_machine_of(options: Namespace) -> Machine:
+    """Return the machine of an experiment whose runs are one process each.
+
+    Raises:
+        InputError: this is one of several processes.
+    """
+    machine = machine_of(options)
+    if machine.world > 1:
+        raise InputError("a run is one process; run rows side by side with --jobs-per-device, on all GPUs")
+    return machine
+
+
+def folder_name(options: Namespace, *parts: str | None) -> str:
+    """Name the recipe in the folder of a table: parts such as recipe and schedule, then `--tag` and `smoke`.
+
+    Example:
+        >>> folder_name(Namespace(tag="mine", smoke=True), "paper", None, "utility:alpha=0.1")
+        'paper-utility-alpha-0.1-mine-smoke'
+    """
+    given = [re.sub(r"[^\w.+-]", "-", part or "") for part in parts]
+    return "-".join(filter(None, [*given, options.tag, "smoke" * options.smoke]))
+
+
+def table_arguments(options: Namespace, *parts: str | None) -> dict[str, Any]:
+    """Return the arguments of an :class:`Experiment` that the common options give; `parts` name its folder."""
+    drawn = not (options.no_figures or getattr(options, "validate", False))
+    found = {
+        "recipe_name": folder_name(options, *parts),
+        "out": options.out,
+        "figures": options.seeds[0] if drawn else None,
+        "resume": options.resume,
+    }
+    return found | ({"reducer": options.reducer} if "reducer" in options else {})
+
+
+class Table(NamedTuple):
+    """An experiment with all its rows by name, and the options that its jobs need besides those that were given."""
+
+    experiment: Experiment[Any, Any, Any, Any, Any]
+    methods: Mapping[str, Any]
+    more: Sequence[str] = ()
+
+
+def script_main(
+    file: str,
+    options_of: Callable[[Sequence[str] | None], Namespace],
+    tables_of: Callable[[Namespace], Sequence[Table]],
+) -> Callable[..., int]:
+    """Return the `main` of the script `file`: read its options, then its data, and run its tables."""
+
+    @main_guard
+    def main(argv: Sequence[str] | None = None) -> int:
+        options = options_of(argv)
+        if "reducer" in options:
+            check_reducer(options.reducer)
+        given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]  # once is enough
+        return run_tables(tables_of(options), options, [file, *given])
+
+    return main
+
+
+def run_tables(tables: Sequence[Table], options: Namespace, command: Sequence[str]) -> int:
+    """Run the rows of `options.methods` for `options.seeds` in each table, then write and print it.
 
     Args:
-        methods: every row that the benchmark knows, by name.
+        tables: all are checked before the first one is trained.
         command: script or module with the options that every job gets; jobs that run side by side add their rows.
 
     Raises:
         InputError: a run would be refused (before anything is trained), or some jobs failed.
     """
-    chosen = {name: methods[name] for name in options.methods}
+    chosen = [{name: table.methods[name] for name in options.methods} for table in tables]
     if options.dry_run:
-        lines = experiment.plan(chosen)
-        counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in experiment.data.counts.items())
-        print(f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}; {counts}")
+        lines = [line for table, rows in zip(tables, chosen, strict=True) for line in _planned(table, rows, options)]
         print("\n".join(lines))
         return 0
-    experiment.check(chosen, options.seeds)
+    for table, rows in zip(tables, chosen, strict=True):
+        table.experiment.check(rows, options.seeds)
     places = slots(options.device, options.jobs_per_device)
-    if len(places) > 1 and experiment.machine.world == 1 and not options.job:
-        run_jobs(_jobs(chosen, options, command), places, experiment.root / "logs")
-    else:
-        for batch in experiment.work(chosen, options.seeds):
-            for result in experiment.run(batch):
-                if result.get("kind") == "tuning":
-                    print(f"{result['method']} seed {result['seed']}, validation only: {result['metrics']}")
-    if not len(experiment.data.test):
-        return 0
-    if experiment.machine.rank == 0 and not options.job:
-        if getattr(options, "corrupt", False):
-            device = experiment.machine.device
-            for run, scores in corrupt_runs(experiment.root, lambda *_: experiment.data.test, device):
-                print(f"{run.name}: accuracy {scores['corrupt_accuracy']:.4f} under corruption")
-        experiment.save_layout()
-        show(experiment.root, experiment.figures)
+    for (experiment, _, more), rows in zip(tables, chosen, strict=True):
+        if len(places) > 1 and experiment.machine.world == 1 and not options.job:
+            run_jobs(_jobs(rows, options, [*command, *more]), places, experiment.root / "logs")
+        else:
+            for batch in experiment.work(rows, options.seeds):
+                for result in experiment.run(batch):
+                    if result.get("kind") == "tuning":
+                        print(f"{result['method']} seed {result['seed']}, validation only: {result['metrics']}")
+        if len(experiment.data.test) and experiment.machine.rank == 0 and not options.job:
+            if getattr(options, "corrupt", False):
+                _corrupt(experiment)
+            experiment.save_layout()
+            show(experiment.root, experiment.figures)
     return 0
+
+
+def _planned(table: Table, rows: Mapping[str, Any], options: Namespace) -> list[str]:
+    """What `--dry-run` prints of a table."""
+    experiment = table.experiment
+    lines = experiment.plan(rows)
+    counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in experiment.data.counts.items())
+    return [f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}; {counts}", *lines]
+
+
+def _corrupt(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:
+    """Add the accuracy under corruptions to the results of finished runs."""
+    for run, scores in corrupt_runs(experiment.root, lambda *_: experiment.data.test, experiment.machine.device):
+        print(f"{run.name}: accuracy {scores['corrupt_accuracy']:.4f} under corruption")
 
 
 def show(root: Path, figures: int | None) -> None:
@@ -90,23 +206,13 @@ def show(root: Path, figures: int | None) -> None:
 
 
 def _jobs(chosen: Mapping[str, Any], options: Namespace, command: Sequence[str]) -> dict[str, list[str]]:
-    """One job a seed and pretraining: its rows wait for the same encoder; supervised rows stand alone."""
-    jobs = {}
+    """One job per seed and pretraining: its rows wait for the same encoder; supervised rows stand alone."""
     groups: dict[str, list[str]] = {}
     for name, method in chosen.items():
         groups.setdefault(method.pretraining or name, []).append(name)
+    jobs = {}
     for seed in options.seeds:
+        own = ["--seeds", str(seed), "--jobs-per-device", "1", "--job", *["--no-figures"] * (seed != options.seeds[0])]
         for group, names in groups.items():
-            jobs[f"{group}-s{seed}"] = [
-                sys.executable,
-                *command,
-                "--methods",
-                ",".join(names),
-                "--seeds",
-                str(seed),
-                "--jobs-per-device",
-                "1",
-                "--job",
-                *["--no-figures"] * (seed != options.seeds[0]),
-            ]
+            jobs[f"{group}-s{seed}"] = [sys.executable, *command, "--methods", ",".join(names), *own]
     return jobs

@@ -1,16 +1,14 @@
-"""A recipe: every choice of an image experiment but the method and the seed; `name=value` changes one of them."""
+"""What recipes share: a phase of training, the prototypical loss, and `name=value`, which changes one choice."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from metapretrain.checks import number, parse_value, whole
-from metapretrain.data.augment import AUGMENTATIONS
+from metapretrain.checks import parse_value
 from metapretrain.errors import InputError, one_of
-from metapretrain.models import ENCODERS, STEMS
 from metapretrain.protonet import ProtoLoss
 from metapretrain.training import TrainSettings
 
@@ -35,34 +33,13 @@ class PhaseTerms:
             InputError: a value out of its range.
 
         Example:
+            >>> from metapretrain.experiments.images.recipe import Phase
             >>> settings = Phase(lr=0.1, ema=0.9).settings(20, device="cpu")
             >>> settings.lr, settings.ema, settings.steps, settings.device
             (0.1, 0.9, 20, 'cpu')
         """
         terms = {term.name for term in dataclasses.fields(TrainSettings)} & vars(self).keys()
         return TrainSettings(steps=steps, **{term: getattr(self, term) for term in terms}, **options)
-
-
-@dataclass(frozen=True)
-class Phase(PhaseTerms):
-    """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.
-
-    `augment` names a preset of :data:`metapretrain.data.augment.AUGMENTATIONS`.
-    """
-
-    lr: float
-    augment: str = "none"
-    optimizer: str = "sgd"
-    weight_decay: float = 5e-4
-    schedule: str = "cosine"
-    warmup: float = 0.05
-    label_smoothing: float = 0.0
-    ema: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        super().__post_init__()
-        one_of("augmentation", self.augment, AUGMENTATIONS)
 
 
 @dataclass(frozen=True)
@@ -81,54 +58,6 @@ class Proto:
         ProtoLoss(num_classes=2, **asdict(self))
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Choices of an image experiment.
-
-    Args:
-        epochs: the budget: encoder passes a training image, pretraining and fine-tuning together.
-        pretrain_share: share of the budget that pretraining gets, in (0, 1).
-        batch_size: images a batch.
-        encoder: name for :func:`metapretrain.models.build_encoder`.
-        stem: of a ResNet.
-        validation: images of the training set that no seed trains on.
-        balanced: the same number of images of each class in a batch.
-        supervised, prl, simclr: the phase of each objective; `frozen` and `unfrozen`: of fine-tuning.
-        proto: of the prototypical loss.
-        simclr_temperature: of the contrastive loss.
-        scheduler: of rows whose encoder is pretrained by several objectives, one an update: see
-            :func:`metapretrain.scheduling.parse_schedule`.
-
-    Raises:
-        InputError: a value outside its range, or an unknown name (with the nearest one).
-    """
-
-    epochs: int
-    pretrain_share: float
-    batch_size: int
-    encoder: str
-    supervised: Phase
-    prl: Phase
-    simclr: Phase
-    frozen: Phase
-    unfrozen: Phase
-    proto: Proto = field(default_factory=Proto)
-    stem: str = "standard"
-    validation: int = 500
-    balanced: bool = False
-    simclr_temperature: float = 0.5
-    scheduler: str = ""
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        one_of("encoder", self.encoder, ENCODERS)
-        one_of("stem", self.stem, STEMS)
-        for name, least in (("epochs", 1), ("batch_size", 2), ("validation", 0)):
-            whole(name, getattr(self, name), least)
-        number("pretrain_share", self.pretrain_share, above=0, below=1)
-        number("simclr_temperature", self.simclr_temperature, above=0)
-
-
 def override(recipe: R, changes: Sequence[str]) -> R:
     """Return the recipe with changes such as `["epochs=10", "prl.lr=0.2"]`.
 
@@ -137,10 +66,8 @@ def override(recipe: R, changes: Sequence[str]) -> R:
             outside its range.
 
     Example:
-        >>> phase = Phase(lr=0.1)
-        >>> recipe = Recipe(1, 0.8, 8, "mlp", phase, phase, phase, phase, phase)
-        >>> override(recipe, ["prl.lr=0.2"]).prl.lr
-        0.2
+        >>> override(Proto(), ["temperature=8", "stratified=true"]).temperature
+        8.0
     """
     for change in changes:
         name, equals, text = change.partition("=")

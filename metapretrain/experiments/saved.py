@@ -1,7 +1,8 @@
-"""The model of any finished run: images, few-shot learners, texts."""
+"""Finished runs: what a run folder holds, its model, and predictions for the user's own files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,22 @@ from metapretrain.files import read_json
 if TYPE_CHECKING:
     from metapretrain.experiments.text.saved import SavedTextModel
     from metapretrain.models.saved import SavedLearner, SavedModel
+
+
+def content_of(run: str | Path) -> str:
+    """Return what a run folder holds: `prompts` (or one prompt), a model of `texts`, or one of `images`.
+
+    A folder that cannot be read is one of `images`, whose reader says what is wrong.
+    """
+    folder = Path(run)
+    if (folder / "prompts").is_dir() or (folder / "prompt.json").is_file():
+        return "prompts"
+    try:
+        config = (read_json(folder / "config.json") or {}).get("config")
+    except InputError:
+        return "images"
+    model = config.get("model") if isinstance(config, dict) else None
+    return "texts" if isinstance(model, dict) and model.get("kind") == "text" else "images"
 
 
 def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner | SavedTextModel:
@@ -38,7 +55,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     """
     if not isinstance(run, str | Path):
         raise InputError(f"a run is named by its folder, not by a {type(run).__name__}; name one below runs/")
-    if is_text_run(run):
+    if content_of(run) == "texts":
         from metapretrain.experiments.text.saved import load_text_model
 
         return load_text_model(run, device)
@@ -47,11 +64,32 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     return load_images(run, device)
 
 
-def is_text_run(run: str | Path) -> bool:
-    """Whether a folder is that of a run of text tasks."""
-    try:
-        config = (read_json(Path(run) / "config.json") or {}).get("config")
-    except InputError:  # the reader of images says what is wrong
-        return False
-    model = config.get("model") if isinstance(config, dict) else None
-    return isinstance(model, dict) and model.get("kind") == "text"
+def predict_files(
+    run: str | Path,
+    tables: Mapping[str, Path],
+    out: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    *,
+    model: str | None = None,
+) -> list[Path]:
+    """Predict the rows of tables of texts with a finished run; write `TASK.csv` for each and return the paths.
+
+    Args:
+        run: the folder of the run, or of a saved prompt.
+        tables: by the task's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
+        out: where the predictions go; None: `predictions` in the run's folder, `own-texts` in that of prompts.
+        model: of prompts, the language model that they are for; None: the one that the run or the prompt names.
+
+    Raises:
+        InputError: no model of texts there; a task that the run has not; a table that cannot be read (see
+            :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
+    """
+    if content_of(run) == "prompts":
+        from metapretrain.experiments.prompts.saved import predict_with_prompts
+
+        return predict_with_prompts(run, tables, out, device, model)
+    if model is not None:
+        raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
+    from metapretrain.experiments.text.saved import predict_texts
+
+    return predict_texts(run, tables, out, device)

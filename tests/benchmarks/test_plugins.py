@@ -1,4 +1,4 @@
-"""A scheduler and a source of one's own, by `--plugin`: the guides' first files in the scripts."""
+"""A scheduler, a source and a loss of one's own, by `--plugin`: the guides' first files in the scripts."""
 
 from __future__ import annotations
 
@@ -57,3 +57,11 @@ def test_a_source_of_ones_own(script: Callable[..., Path]) -> None:
     (fixed, uniform) = sorted(out.rglob("choices.json"))
     assert json.loads(fixed.read_text()) == [["swapped-words", 12]]
     assert "swapped-words" in {name for name, _ in json.loads(uniform.read_text())}
+
+
+def test_a_loss_of_ones_own_is_a_row(script: Callable[..., Path]) -> None:
+    out = script("run_stl10", "own-images.md", "--dataset", "digits", "--methods", "supervised-resnet18,my-loss")
+    found = {file.parent.name: json.loads(file.read_text()) for file in out.rglob("result.json")}
+    assert set(found) == {"supervised-resnet18-s0", "pretrain-my-loss-s0", "my-loss-s0"}
+    assert found["my-loss-s0"]["budget"]["pretrain_updates"] > 0
+    assert len({found[name]["budget"]["encoder_passes"] for name in ("my-loss-s0", "supervised-resnet18-s0")}) == 1

@@ -41,7 +41,7 @@ def test_a_smoke_run_of_all_rows_and_its_table(
 def test_trainings_that_diverge_leave_what_was_there_before_and_are_told(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wild = ["tune.lr=1e30", "tune.warmup=0", "mixed.lr=1e30", "mixed.warmup=0", "meta.lr=1e30", "full.lr=1e30"]
+    wild = ["tune.lr=1e29", "tune.warmup=0", "mixed.lr=1e29", "mixed.warmup=0", "meta.lr=1e29", "full.lr=1e29"]
     rows = ["pt", "ft", "ppt", "metapt-random"]
     assert run("--methods", ",".join(rows), "--sets", "sst2", "--set", *wild) == 0
     assert "or the start: ft 1; metapt-random 2; ppt 2; pt 1." in capsys.readouterr().out

@@ -12,8 +12,9 @@ from metapretrain.data.images import ImageSet
 from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.images import training
 from metapretrain.experiments.images.data import ImageData
+from metapretrain.experiments.images.recipe import Phase, Recipe
 from metapretrain.experiments.images.training import ImageMethod
-from metapretrain.experiments.recipe import Phase, Proto, Recipe
+from metapretrain.experiments.recipe import Proto
 from metapretrain.models import Encoder
 from metapretrain.training import loop
 

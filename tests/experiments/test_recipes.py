@@ -8,7 +8,8 @@ import pytest
 
 from metapretrain.errors import InputError
 from metapretrain.experiments.images import demo
-from metapretrain.experiments.recipe import Phase, Proto, Recipe, override
+from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.recipe import Proto, override
 from metapretrain.experiments.text.recipe import TextPhase
 from metapretrain.training import TrainSettings
 

@@ -16,7 +16,7 @@ import torch
 import metapretrain
 from benchmarks import run_fewshot, run_prompts, run_stl10, run_text
 from metapretrain.errors import InputError
-from metapretrain.experiments.text.saved import predict_files
+from metapretrain.experiments.saved import predict_files
 from metapretrain.files import load_tensors
 from metapretrain.models.language_models import load_language_model
 from metapretrain.models.text_encoders import build_text_encoder, load_text_encoder, save_text_encoder

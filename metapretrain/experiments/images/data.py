@@ -13,7 +13,7 @@ from metapretrain.data.augment import BatchAugment, make_augmentation
 from metapretrain.data.images import ImageSet, validation_split
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.recipe import Phase
+from metapretrain.experiments.images.recipe import Phase
 
 
 class Images(nn.Module):

@@ -9,11 +9,12 @@ from dataclasses import replace
 import torch
 
 from metapretrain.data.registry import load_images
-from metapretrain.experiments.command import machine_of, run_table
+from metapretrain.experiments.command import Table, machine_of, run_tables, table_arguments
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import ImageExperiment
+from metapretrain.experiments.images.recipe import Phase, Recipe
 from metapretrain.experiments.images.training import ImageMethod
-from metapretrain.experiments.recipe import Phase, Proto, Recipe
+from metapretrain.experiments.recipe import Proto
 
 METHODS = {
     "supervised": ImageMethod("supervised"),
@@ -40,20 +41,15 @@ def main(options: Namespace) -> int:
     """Run the demo with the options of `metapretrain demo`; finished runs below `--out` are kept."""
     train, test = (load_images("digits", None, split) for split in ("train", "test"))
     recipe = replace(RECIPE, epochs=2) if options.smoke else RECIPE
-    name = "smoke" if options.smoke else "demo"
-    data = ImageData.of(train, test, recipe.validation)
-    figures = None if options.no_figures else options.seeds[0]
+    options.tag = "" if options.smoke else "demo"
     experiment = ImageExperiment(
         "demo",
         "digits",
-        name,
-        recipe,
-        data,
-        machine_of(options),
-        options.out,
-        figures,
-        resume=True,
+        recipe=recipe,
+        data=ImageData.of(train, test, recipe.validation),
+        machine=machine_of(options),
         map_points=200 if options.smoke else 500,
+        **table_arguments(options) | {"resume": True},
     )
     command = ["-m", "metapretrain", "demo", "--out", str(options.out), "--device", options.device]
     command += ["--precision", options.precision, *["--smoke"] * options.smoke]
@@ -61,6 +57,6 @@ def main(options: Namespace) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # for models this small more threads gain little, and wait long on a busy machine
     try:
-        return run_table(experiment, METHODS, options, [*command, *["--no-figures"] * options.no_figures])
+        return run_tables([Table(experiment, METHODS)], options, [*command, *["--no-figures"] * options.no_figures])
     finally:
         torch.set_num_threads(threads)

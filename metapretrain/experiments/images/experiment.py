@@ -14,6 +14,7 @@ from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import accuracy, knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.images.data import ImageData
+from metapretrain.experiments.images.recipe import Recipe
 from metapretrain.experiments.images.training import (
     SCHEDULED,
     ImageContext,
@@ -26,7 +27,6 @@ from metapretrain.experiments.images.training import (
     updates,
     views,
 )
-from metapretrain.experiments.recipe import Recipe
 from metapretrain.files import load_tensors
 from metapretrain.models import Encoder
 from metapretrain.models.saved import ENCODER, save_model

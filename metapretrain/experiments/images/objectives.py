@@ -20,7 +20,7 @@ from metapretrain.draws import seeded
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData, Images, images_of
-from metapretrain.experiments.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import Phase, Recipe
 from metapretrain.models import Encoder, build_head, projection
 from metapretrain.protonet import ProtoLoss, check_labels, gather_rows
 

@@ -20,23 +20,11 @@ PROMPTS = "prompts"  # the folder of a run that holds an adapter for each set
 
 
 def predict_with_prompts(
-    run: str | Path,
-    tables: Mapping[str, Path],
-    out: str | Path | None = None,
-    device: str | torch.device = "cpu",
-    *,
-    model: str | None = None,
+    run: str | Path, tables: Mapping[str, Path], out: str | Path | None, device: str | torch.device, model: str | None
 ) -> list[Path]:
-    """Predict the rows of files with a run's prompts; write `SET.csv` for each and return the paths.
+    """Predict the rows of files with a run's prompts: see :func:`metapretrain.experiments.saved.predict_files`.
 
-    Args:
-        run: the folder of the run, or of one prompt, which is for tables of any name.
-        tables: by the set's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
-        out: where the predictions go; None: `own-texts` in the folder.
-        model: the language model; None: the one that the run was given, or that the prompt names.
-
-    Raises:
-        InputError: a set that the run has no prompt for, a table or a model that cannot be read.
+    A prompt alone, as :meth:`metapretrain.prompts.PromptedModel.save` writes it, is for tables of any name.
     """
     from metapretrain.models.language_models import load_language_model
 

@@ -114,32 +114,10 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     return saved.to(check_device(str(device))).eval().requires_grad_(False)
 
 
-def predict_files(
-    run: str | Path,
-    tables: Mapping[str, Path],
-    out: str | Path | None = None,
-    device: str | torch.device = "cpu",
-    *,
-    model: str | None = None,
+def predict_texts(
+    run: str | Path, tables: Mapping[str, Path], out: str | Path | None, device: str | torch.device
 ) -> list[Path]:
-    """Predict the rows of files with the model of a finished run; write `TASK.csv` for each and return the paths.
-
-    Args:
-        run: the folder of the run, or of a saved prompt.
-        tables: by the task's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
-        out: where the predictions go; None: `predictions` in the run's folder, `own-texts` in that of a prompts run.
-        model: of prompts, the language model that they are for; None: the one that the run or the prompt names.
-
-    Raises:
-        InputError: see :func:`load_text_model` and :func:`metapretrain.data.tables.read_texts`; a task that the run
-            has not; no `out`, and the run's folder has predictions for other rows of a task.
-    """
-    if (Path(run) / "prompts").is_dir() or (Path(run) / "prompt.json").is_file():
-        from metapretrain.experiments.prompts.saved import predict_with_prompts
-
-        return predict_with_prompts(run, tables, out, device, model=model)
-    if model is not None:
-        raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
+    """Predict the rows of files with a run of texts: see :func:`metapretrain.experiments.saved.predict_files`."""
     saved = load_text_model(run, device)
     kinds = {task: saved.outputs[one_of("task of the run", task, saved.outputs)].kind for task in tables}
     read = {task: read_rows(task, file, kinds[task]) for task, file in tables.items()}

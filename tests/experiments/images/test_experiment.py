@@ -18,8 +18,8 @@ from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import ImageExperiment
+from metapretrain.experiments.images.recipe import Recipe
 from metapretrain.experiments.images.training import ImageMethod
-from metapretrain.experiments.recipe import Recipe
 from metapretrain.training import loop
 from metapretrain.training.checkpoint import SUMS
 from metapretrain.training.logs import read_metrics

@@ -12,7 +12,7 @@ from torch import nn
 from metapretrain.experiments.images import experiment as module
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import score
-from metapretrain.experiments.recipe import Recipe
+from metapretrain.experiments.images.recipe import Recipe
 from metapretrain.models import Encoder
 from tests.experiments.conftest import make_images
 

@@ -22,8 +22,8 @@ from metapretrain.experiments.images.objectives import (
     build_objectives,
     sources,
 )
+from metapretrain.experiments.images.recipe import Phase, Recipe
 from metapretrain.experiments.images.training import ImageMethod, check_scheduled, new_encoder, updates, views
-from metapretrain.experiments.recipe import Phase, Recipe
 from metapretrain.models import build_head, projection
 from tests.experiments.conftest import pretrain
 

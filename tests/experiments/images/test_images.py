@@ -14,8 +14,8 @@ from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData
+from metapretrain.experiments.images.recipe import Phase, Recipe
 from metapretrain.experiments.images.training import ImageMethod, new_encoder, updates
-from metapretrain.experiments.recipe import Phase, Recipe
 from metapretrain.models import Encoder
 from metapretrain.training import loop
 from tests.experiments.conftest import RECIPE, finetune, make_images, pretrain

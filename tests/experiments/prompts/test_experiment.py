@@ -21,7 +21,7 @@ from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.prompts.data import PromptData, majority_class
 from metapretrain.experiments.prompts.experiment import PromptExperiment
-from metapretrain.experiments.text.saved import predict_files
+from metapretrain.experiments.saved import predict_files
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
 

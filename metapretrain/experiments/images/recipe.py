@@ -1,0 +1,81 @@
+"""The recipe of an image experiment: every choice but the method and the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from metapretrain.checks import number, whole
+from metapretrain.data.augment import AUGMENTATIONS
+from metapretrain.errors import one_of
+from metapretrain.experiments.recipe import PhaseTerms, Proto
+from metapretrain.models import ENCODERS, STEMS
+
+
+@dataclass(frozen=True)
+class Phase(PhaseTerms):
+    """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.
+
+    `augment` names a preset of :data:`metapretrain.data.augment.AUGMENTATIONS`.
+    """
+
+    lr: float
+    augment: str = "none"
+    optimizer: str = "sgd"
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    warmup: float = 0.05
+    label_smoothing: float = 0.0
+    ema: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        one_of("augmentation", self.augment, AUGMENTATIONS)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Choices of an image experiment.
+
+    Args:
+        epochs: the budget: encoder passes a training image, pretraining and fine-tuning together.
+        pretrain_share: share of the budget that pretraining gets, in (0, 1).
+        batch_size: images a batch.
+        encoder: name for :func:`metapretrain.models.build_encoder`.
+        stem: of a ResNet.
+        validation: images of the training set that no seed trains on.
+        balanced: the same number of images of each class in a batch.
+        supervised, prl, simclr: the phase of each objective; `frozen` and `unfrozen`: of fine-tuning.
+        proto: of the prototypical loss.
+        simclr_temperature: of the contrastive loss.
+        scheduler: of rows whose encoder is pretrained by several objectives, one an update: see
+            :func:`metapretrain.scheduling.parse_schedule`.
+
+    Raises:
+        InputError: a value outside its range, or an unknown name (with the nearest one).
+    """
+
+    epochs: int
+    pretrain_share: float
+    batch_size: int
+    encoder: str
+    supervised: Phase
+    prl: Phase
+    simclr: Phase
+    frozen: Phase
+    unfrozen: Phase
+    proto: Proto = field(default_factory=Proto)
+    stem: str = "standard"
+    validation: int = 500
+    balanced: bool = False
+    simclr_temperature: float = 0.5
+    scheduler: str = ""
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        one_of("encoder", self.encoder, ENCODERS)
+        one_of("stem", self.stem, STEMS)
+        for name, least in (("epochs", 1), ("batch_size", 2), ("validation", 0)):
+            whole(name, getattr(self, name), least)
+        number("pretrain_share", self.pretrain_share, above=0, below=1)
+        number("simclr_temperature", self.simclr_temperature, above=0)
