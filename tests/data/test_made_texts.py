@@ -48,5 +48,5 @@ def test_every_class_is_in_every_split_and_tests_have_no_labels() -> None:
 
 @pytest.mark.parametrize("rows", [7, True, 8.0])
 def test_too_few_rows_are_one_line(rows: int) -> None:
-    with pytest.raises(InputError, match="at least 8 rows"):
+    with pytest.raises(InputError, match="at least 8"):
         made_tasks(rows=rows)
