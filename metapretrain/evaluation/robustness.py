@@ -67,16 +67,11 @@ def corrupt_runs(
 ) -> Iterator[tuple[Path, dict[str, float]]]:
     """Add the accuracies under corruption to the result of every finished run below `root`.
 
-    Runs that have them already, and pretrainings, are passed over; nothing is trained.
-
-    Args:
-        images: name of a dataset and image size in pixels to its test images.
-
-    Yields:
-        a run's folder and its new metrics, when they have been written.
+    Runs that have them already, and pretrainings, are passed over; nothing is trained. `images` gives the test images
+    of a dataset in a size in pixels. A run's folder and its new metrics are yielded when they have been written.
 
     Raises:
-        InputError: no finished run, a damaged one, or one whose classes are not those of the images.
+        InputError: no finished run, a damaged one, or one whose data or classes are not those of the images.
     """
     from metapretrain.models.saved import load
 

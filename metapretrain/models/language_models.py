@@ -94,11 +94,9 @@ def _pretrained(source: str, name: str) -> tuple[Any, Any]:
         except Exception as error:  # transformers and the hub raise many kinds
             raise _not_loaded(name, error) from error
         heads = " ".join(config.architectures or ())
-        kind: Any = AutoModelForCausalLM
-        if config.is_encoder_decoder:
-            kind = AutoModelForSeq2SeqLM
-        elif "MaskedLM" in heads or "ForPreTraining" in heads:
-            kind = AutoModelForMaskedLM
+        masked = "MaskedLM" in heads or "ForPreTraining" in heads
+        kind: Any = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
         try:
             model, info = kind.from_pretrained(source, output_loading_info=True, **SAFE)
         except Exception as error:

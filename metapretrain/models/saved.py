@@ -19,10 +19,7 @@ from metapretrain.models.encoders import Backbone, build_backbone, build_encoder
 
 
 def as_uint8(images: Tensor, channels: int, image_size: int) -> Tensor:
-    """Return uint8 images (N, channels, image_size, image_size); colour becomes grey or the other way round.
-
-    Args:
-        images: uint8 (N, 1 or 3, H, W), or float in 0..1.
+    """Images (N, 1 or 3, H, W), uint8 or float in 0..1, as uint8 (N, channels, image_size, image_size).
 
     Raises:
         InputError: another shape or type, or float outside 0..1.
@@ -139,10 +136,9 @@ def few_shot_classifier(
 
 
 class SavedLearner(nn.Module):
-    """A few-shot learner with its weights, as :func:`metapretrain.load` returns it.
+    """A few-shot learner with its weights, as :func:`metapretrain.load` returns it; for images see :func:`as_uint8`.
 
-    Images are uint8 (N, C, H, W), or float in 0..1; any size (they are resized), grey or colour. `classes` are those
-    that it was trained on: new ones come by :meth:`adapt`.
+    `classes` are those that it was trained on: new ones come by :meth:`adapt`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -224,10 +220,7 @@ def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototy
 
 
 class SavedModel(nn.Module):
-    """An encoder with its head or its prototypes, as :func:`load` returns it.
-
-    Images are uint8 `(N, C, H, W)`, or float in 0..1; any size (they are resized), grey or colour.
-    """
+    """An encoder with its head or its prototypes, as :func:`load` returns it; for images see :func:`as_uint8`."""
 
     prototypes: Tensor
 
@@ -287,10 +280,6 @@ def _benchmark(config: Path) -> str:
 
 def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner:
     """Load the model of a finished run folder; no code from the folder is run (safetensors and JSON only).
-
-    Args:
-        run: the folder that a benchmark or `metapretrain demo` wrote.
-        device: where the model is put.
 
     Returns:
         a model in evaluation mode with `.encode(images)`, `.predict(images)`, `.classes`, and for classes that it has

@@ -263,8 +263,7 @@ def build_text_encoder(
         max_length: tokens a row may have; None: as many as the model takes, or was saved with.
 
     Raises:
-        InputError: unknown name or pooling, a package that is not installed, a folder without a model, or a dropout
-            or length that the model does not take.
+        InputError: an unknown name, a folder without a model, or a dropout or length that the model does not take.
 
     Example:
         >>> build_text_encoder("tiny", pooling="cls").encode(["one text", "another"]).shape
@@ -294,8 +293,7 @@ def build_text_encoder(
 def save_text_encoder(encoder: TextEncoder, folder: str | Path) -> None:
     """Save model, tokenizer and pooling to a folder that other libraries load and get the same embeddings from.
 
-    `AutoModel` and `AutoTokenizer.from_pretrained(folder)` give the states before pooling,
-    `SentenceTransformer(folder)` and :func:`load_text_encoder` the embeddings.
+    `AutoModel.from_pretrained(folder)` gives the states before pooling, `SentenceTransformer(folder)` the embeddings.
 
     Example:
         >>> import tempfile

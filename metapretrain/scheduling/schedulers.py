@@ -44,22 +44,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Choice:
-    """The source that the next update is for.
-
-    Attributes:
-        source: its name.
-        updates: updates left with this source until the next decision, this one included.
-        explored: whether it was drawn at random in place of the best.
-        utilities: utility of each source that the decision looked at (NaN: passed over); empty where it
-            looked at none. The same for all updates of a decision.
-        cost: what this call spent on probes: nothing unless it made a decision.
-    """
+    """The source that the next update is for."""
 
     source: str
-    updates: int
-    explored: bool = False
-    utilities: Mapping[str, float] = field(default_factory=dict)
-    cost: Cost = Cost()
+    updates: int  # left with this source until the next decision, this one included
+    explored: bool = False  # whether it was drawn at random in place of the best
+    utilities: Mapping[str, float] = field(default_factory=dict)  # of the decision, NaN: passed over; empty: none
+    cost: Cost = Cost()  # what this call spent on probes: nothing unless it made a decision
 
 
 _log = logging.getLogger(__name__)

@@ -252,9 +252,7 @@ class PretrainingTask(ABC):
 
 
 class Batches:
-    """The batches of one pass over a task's rows: iterate, index, or give to a scheduler's LoaderProbe.
-
-    Rows that do not fill a last batch are left out, unless there is no full one.
+    """The batches of one pass over a task's rows; rows that do not fill a last one are left out.
 
     Example:
         >>> from metapretrain.experiments.schedule.tasks.registry import made_schedule_tasks

@@ -41,16 +41,10 @@ MADE = ("masked-lm", "reordering", "response-selection", "conll04", "rte", "squa
 
 
 class Library:
-    """The documents of a folder, read once for all tasks that use them.
+    """The documents of a folder with a folder for each set, read once for all tasks that use them.
 
     Training documents are the Penn Treebank's training part, WikiText-2's ``valid.txt`` and a book, without every
     twentieth, which is for validation; the test is WikiText-2's ``test.txt``.
-
-    Args:
-        folder: holds a folder for each set: ``ptb`` (with the book), ``wikitext-2`` and so on.
-
-    Raises:
-        InputError: there is no such folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -144,16 +138,12 @@ def made_schedule_tasks(
     """Make small tasks of the same kinds as the benchmark's.
 
     Args:
-        seed: of the texts.
         tokenizer: None: that of the ``tiny`` encoder.
         names: of tasks in :data:`TASKS` that have made texts.
         max_length, multiple: see :class:`Frame`.
 
     Returns:
         the sources and the targets, by name.
-
-    Raises:
-        InputError: an unknown name, or a task without made texts.
 
     Example:
         >>> sources, targets = made_schedule_tasks(0)
@@ -181,15 +171,8 @@ def load_schedule_tasks(
     Args:
         folder: holds a folder for each set: ``ptb``, ``wikitext-2``, ``dailydialog_pp``, ``mutual``, ``conll04``,
             ``conll2003``, ``glue``, ``superglue``, ``squad``, as far as the tasks need them.
-        tokenizer: of the encoder; a fast one.
         names: in :data:`TASKS`; None: all.
-        max_length, multiple: see :class:`Frame`.
-
-    Returns:
-        the tasks in the order of `names`, each with the splits ``train``, ``validation`` and ``test``.
-
-    Raises:
-        InputError: an unknown name, a folder or file is missing, or a row cannot be used.
+        tokenizer, max_length, multiple: see :class:`Frame`.
     """
     infos = [TASKS[one_of("task", name, tuple(TASKS))] for name in (TASKS if names is None else names)]
     library, frame = Library(folder), Frame(tokenizer, max_length, multiple)
@@ -215,13 +198,8 @@ def _register_all() -> None:
     register(SentenceDistance, Library.prose, data=prose)
     register(SpanSelection, Library.prose, data=prose)
     register(ClozeQA, Library.prose, data=prose)
-    register(
-        ResponseSelection,
-        Library.dialogues,
-        data=("dailydialog-pp", "mutual"),
-        made=made_dialogues,
-        name="response-selection",
-    )
+    spoken = ("dailydialog-pp", "mutual")
+    register(ResponseSelection, Library.dialogues, data=spoken, made=made_dialogues, name="response-selection")
 
     def target(
         task: type[PretrainingTask], data: str, load: Callable[[Path], Any], made: Any = None, **options: Any
