@@ -18,15 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from metapretrain.checks import (
-    DEVICES,
-    PRECISIONS,
-    check_device,
-    check_device_name,
-    check_precision,
-    leave_ranks,
-    user_path,
-)
+from metapretrain.checks import PRECISIONS, check_device_name, leave_ranks, user_path
 from metapretrain.errors import InputError, one_of
 
 Value = TypeVar("Value")
@@ -103,13 +95,15 @@ def option_type(convert: Callable[[str], Value]) -> Callable[[str], Value]:
     return converted
 
 
-def _whole(text: str, lowest: int) -> int:
+def _whole(text: str, lowest: int, most: int | None = None) -> int:
     try:
         value = int(text)
     except ValueError:
         raise InputError(f"expected a whole number of at least {lowest}, given {text!r}") from None
     if value < lowest:
         raise InputError(f"expected a whole number of at least {lowest}, given {value}")
+    if most is not None and value > most:
+        raise InputError(f"expected a whole number of {lowest} to {most}, given {value}")
     return value
 
 
@@ -237,10 +231,7 @@ class _IntListAction(argparse.Action):
 @option_type
 def place_count(text: str) -> int:
     """Whole number of 1 to 1000: jobs on one device."""
-    value = _whole(text, 1)
-    if value > MOST_PLACES:
-        raise InputError(f"expected a whole number of 1 to {MOST_PLACES}, given {value}")
-    return value
+    return _whole(text, 1, MOST_PLACES)
 
 
 @option_type
@@ -251,39 +242,13 @@ def pixels(text: str) -> int:
         >>> pixels("96")
         96
     """
-    value = _whole(text, 8)
-    if value > MOST_PIXELS:
-        raise InputError(f"expected a whole number of 8 to {MOST_PIXELS}, given {value}")
-    return value
+    return _whole(text, 8, MOST_PIXELS)
 
 
 def add_int_list(parser: argparse.ArgumentParser, name: str, default: Sequence[int], help: str) -> None:
     """Add an option that takes whole numbers between spaces or commas, such as ``--seeds 0 1 2``."""
     parser.add_argument(name, nargs="+", action=_IntListAction, default=list(default), metavar="N", help=help)
 
-
-__all__ = [
-    "DEVICES",
-    "INTERRUPTED",
-    "PRECISIONS",
-    "Parser",
-    "add_device_options",
-    "add_int_list",
-    "check_device",
-    "check_precision",
-    "common_options",
-    "device_name",
-    "folder_part",
-    "fraction",
-    "int_list",
-    "load_plugin",
-    "main_guard",
-    "names",
-    "nonnegative_int",
-    "pixels",
-    "positive_float",
-    "positive_int",
-]
 
 device_name = option_type(check_device_name)
 INTERRUPTED = 130  # the shell's status of a process that Ctrl-C ended

@@ -57,11 +57,7 @@ S = TypeVar("S")
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds that NumPy's generators do not take.
-
-    Raises:
-        InputError: a seed below 0 or of more than 32 bits.
-    """
+    """Refuse, with an InputError, seeds that NumPy's generators do not take."""
     for seed in seeds:
         if not 0 <= seed < 2**32:
             raise InputError(f"a seed is a whole number from 0 to {2**32 - 1}, got {seed}")
@@ -248,12 +244,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         return Context(name, method, seed, self.recipe, self.data, self.machine, shared=shared)
 
     def check(self, methods: Mapping[str, M], seeds: Sequence[int]) -> None:
-        """Refuse now, before anything is trained, what a row would refuse when its turn comes.
-
-        Raises:
-            InputError: a run that is there and `resume` is off, or that is in use, or that has another configuration;
-                a budget that is too small; a seed of more than 32 bits.
-        """
+        """Refuse now, before anything is trained, with an InputError, what a row would refuse when its turn comes."""
         check_seeds(seeds)
         shared: dict[str, Any] = {}
         for name, method in methods.items():
@@ -317,12 +308,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         return replace(context, run=opened.enter_context(self.open(name, method, seed)))
 
     def finished(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
-        """Return the result of a run that is done, or None.
-
-        Raises:
-            InputError: its configuration is another, it has test figures and this call has none or the other way
-                round, or its `result.json` is damaged.
-        """
+        """Return the result of a run that is done, or None; one of another configuration or kind is an InputError."""
         if not (self.path(name, seed) / "result.json").is_file():
             return None
         with self.open(name, method, seed, resume=True) as run:
@@ -351,11 +337,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         return data.test
 
     def written(self, name: str, seed: int) -> Path:
-        """Return the folder of a finished pretraining, whose weights are those that it wrote.
-
-        Raises:
-            InputError: they are damaged or of another run.
-        """
+        """Return the folder of a finished pretraining; weights that are not those that it wrote are an InputError."""
         folder = self.path(name, seed)
         check_sums(folder)
         return folder
@@ -368,11 +350,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         return done
 
     def open(self, name: str, method: Any, seed: int, resume: bool | None = None) -> RunFolder:
-        """Open the folder of one run under its whole configuration.
-
-        Raises:
-            InputError: it holds a run of another configuration, or one that is not to be resumed, or is in use.
-        """
+        """Open the folder of one run; one of another configuration, not to be resumed or in use is an InputError."""
         return RunFolder.open(
             self.path(name, seed),
             self.whole_config(name, method, seed),

@@ -31,7 +31,7 @@ from metapretrain.files import one_line_errors, write_whole
 from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, is_transductive, load
 from metapretrain.training import TrainReport, train
 
-Row = FewShotMethod | SavedEncoder
+FewShotRow = FewShotMethod | SavedEncoder
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TrainedLearner:
 
 
 @dataclass(frozen=True)
-class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearner, EpisodeResult]):
+class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, TrainedLearner, EpisodeResult]):
     """A few-shot experiment: see :class:`metapretrain.experiments.base.Experiment`."""
 
     @property
@@ -51,12 +51,8 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearn
         """The files that were read, with checksums."""
         return {**self.data.train.files, **self.data.validation.files, **self.data.test.files}
 
-    def plan(self, methods: Mapping[str, Row]) -> list[str]:
-        """Return one line a run with its budget: what `--dry-run` prints.
-
-        Raises:
-            InputError: a part has too few classes or images for the episodes.
-        """
+    def plan(self, methods: Mapping[str, FewShotRow]) -> list[str]:
+        """Return one line per row with its budget: what `--dry-run` prints."""
         self._check_episodes(methods)
         lines = []
         for name, method in methods.items():
@@ -72,13 +68,8 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearn
             )
         return lines
 
-    def check(self, methods: Mapping[str, Row], seeds: Sequence[int]) -> None:
-        """Refuse now, before anything is trained, what :meth:`row` would refuse when its turn comes.
-
-        Raises:
-            InputError: too few classes or images, a value, backbone or learner that would be refused, a run that is
-                there and `resume` is off, or that has another configuration; a seed of more than 32 bits.
-        """
+    def check(self, methods: Mapping[str, FewShotRow], seeds: Sequence[int]) -> None:
+        """Refuse now, before anything is trained, with an InputError, what a row would refuse when its turn comes."""
         check_seeds(seeds)
         self._check_episodes(methods)
         for name, method in methods.items():
@@ -87,7 +78,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearn
                 if (self.path(_name(name, method), seed) / "config.json").is_file():
                     self.open(_name(name, method), method, seed).close()
 
-    def _check_episodes(self, methods: Mapping[str, Row]) -> None:
+    def _check_episodes(self, methods: Mapping[str, FewShotRow]) -> None:
         """Refuse episodes that a part has too few classes or images for."""
         for part in (self.data.validation, self.data.test):
             EpisodeSampler(part.labels, self.recipe.tested, 1, seed=0)
@@ -96,11 +87,11 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearn
                 spec = method.spec(self.recipe.tested, len(self.data.train.classes))
                 TaskBatches(self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world)
 
-    def context(self, name: str, method: Row, seed: int, shared: bool = False) -> FewShotContext:
+    def context(self, name: str, method: FewShotRow, seed: int, shared: bool = False) -> FewShotContext:
         """The context of one row; that of a saved encoder is named after its run."""
         return super().context(_name(name, method), method, seed, shared)
 
-    def check_row(self, name: str, method: Row) -> None:
+    def check_row(self, name: str, method: FewShotRow) -> None:
         """Refuse a value, backbone or learner, or an encoder that cannot be tested."""
         if isinstance(method, SavedEncoder):
             self._encoder(method)
@@ -167,7 +158,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearn
         check_disjoint({"the encoder's training": seen, "test": self.data.test})
         return model
 
-    def config(self, method: Row) -> dict[str, Any]:
+    def config(self, method: FewShotRow) -> dict[str, Any]:
         """Return how a row is tested, its data, and how it learns."""
         data = self.data
         config: dict[str, Any] = {
@@ -179,7 +170,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearn
             config |= {"choices": asdict(method), "backbone": self.recipe.backbone, "model": self.model(method)}
         return config
 
-    def model(self, method: Row) -> dict[str, Any]:
+    def model(self, method: FewShotRow) -> dict[str, Any]:
         """Return what a saved learner needs to be built again."""
         data = self.data
         return {
@@ -194,7 +185,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, Row, TrainedLearn
         }
 
 
-def _name(name: str, method: Row) -> str:
+def _name(name: str, method: FewShotRow) -> str:
     """The method's name in the table: that of an encoder says which run it is from."""
     if not isinstance(method, SavedEncoder):
         return name

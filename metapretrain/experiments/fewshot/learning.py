@@ -210,11 +210,7 @@ FewShotContext = Context[FewShotRecipe, FewShotData, "FewShotMethod | SavedEncod
 
 
 def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways: int, seed: int) -> Any:
-    """Return a learner whose first weights are a function of `seed`; `ways` are those of training episodes.
-
-    Raises:
-        InputError: an unknown backbone, or one that cannot take these images.
-    """
+    """Return a learner whose first weights are a function of `seed`; `ways` are those of training episodes."""
     with seeded(seed):
         net = build_backbone(
             backbone,
@@ -286,11 +282,7 @@ def score_episodes(
 
 
 def settings_of(method: FewShotMethod, seed: int, machine: Machine) -> TrainSettings:
-    """The training loop's settings.
-
-    Raises:
-        InputError: a value that the loop refuses, or fp16.
-    """
+    """The training loop's settings; fp16, or a value that the loop refuses, is an InputError."""
     if machine.precision == "fp16":
         raise InputError("precision fp16 would lose small inner gradients; use fp32 or bf16")
     return TrainSettings(
@@ -311,11 +303,7 @@ def settings_of(method: FewShotMethod, seed: int, machine: Machine) -> TrainSett
 
 
 def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
-    """Build the step of a learner, and what trains it; the weights of the best validation accuracy are kept.
-
-    Raises:
-        InputError: values that a learner, the sampler or the training loop refuses.
-    """
+    """Build the step of a learner, and what trains it; the weights of the best validation accuracy are kept."""
     method, recipe, data, seed, machine = context.method, context.recipe, context.data, context.seed, context.machine
     if not isinstance(method, FewShotMethod):
         raise TypeError(f"{context.name} trains nothing")

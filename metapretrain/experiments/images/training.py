@@ -93,11 +93,7 @@ def updates(recipe: Recipe, data: ImageData, method: ImageMethod) -> tuple[int, 
 
 
 def pretraining(context: ImageContext) -> tuple[Encoder, Training]:
-    """Build a new encoder and what pretrains it: an objective of :data:`OBJECTIVES`, or several of them by a scheduler.
-
-    Raises:
-        InputError: unknown objective, or a batch that the objective cannot use.
-    """
+    """Build a new encoder and what pretrains it: an objective of `OBJECTIVES`, or several by a scheduler."""
     objective, data, recipe = context.method.objective, context.data, context.recipe
     if objective == SCHEDULED:
         return _scheduled(context)
@@ -217,11 +213,7 @@ def _training(
 
 
 def check_scheduled(recipe: Recipe, machine: Machine) -> None:
-    """Refuse what a scheduled pretraining cannot run.
-
-    Raises:
-        InputError: no schedule or a bad one, several processes, or a batch that views cannot part.
-    """
+    """Refuse no schedule or a bad one, several processes, and a batch that views cannot part."""
     if not recipe.scheduler:
         raise InputError("a scheduled row needs a schedule: give --schedule, such as --schedule round-robin")
     parse_schedule(recipe.scheduler, sources())
@@ -243,9 +235,6 @@ def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
     Every update passes `batch_size` images through the encoder, so the budget does not depend on what is chosen:
     SimCLR gets half a batch, in two views. The optimiser is the recipe's for PRL, the augmentation each objective's
     own. The scheduler's targets are the objectives themselves; its probes draw training images.
-
-    Raises:
-        InputError: see :func:`check_scheduled`.
     """
     data, recipe, seed, machine = context.data, context.recipe, context.seed, context.machine
     check_scheduled(recipe, machine)

@@ -18,8 +18,8 @@ from metapretrain.experiments.text.data import TextData, write_table
 from metapretrain.experiments.text.objectives import added, build_heads
 from metapretrain.experiments.text.recipe import (
     PRETRAININGS,
-    Pretraining,
     TextMethod,
+    TextPretraining,
     TextRecipe,
     loss_weights,
     updates,
@@ -92,7 +92,7 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         compared = (*names, "overall")
         return Layout((*tasks, overall), "overall", legend, first_row=True, compared=compared, open=True)
 
-    def pretraining_run(self, method: TextMethod) -> tuple[str, Pretraining] | None:
+    def pretraining_run(self, method: TextMethod) -> tuple[str, TextPretraining] | None:
         """Return name and plan of the pretraining that a row shares with others, or None."""
         name = method.pretraining
         return None if name is None else (f"pretrain-{name}", PRETRAININGS[name])
@@ -110,7 +110,7 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         updates(self.recipe, self.data.tasks, method)
         loss_weights(self.recipe, self.data.tasks, method)
 
-    def model(self, method: TextMethod | Pretraining) -> dict[str, Any]:
+    def model(self, method: TextMethod | TextPretraining) -> dict[str, Any]:
         """Return what the saved model of a row needs to be built again."""
         return describe(self.data.tasks, method, self.recipe)
 

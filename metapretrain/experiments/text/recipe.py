@@ -19,7 +19,7 @@ MOST_SORTED = 10_000  # batches that are sorted together
 
 
 @dataclass(frozen=True)
-class Pretraining:
+class TextPretraining:
     """How an encoder is pretrained on the classes of all tasks; scores are rounded half up to classes.
 
     Args:
@@ -39,12 +39,12 @@ class Pretraining:
 
 
 PRETRAININGS = {
-    "proto": Pretraining(),
-    "proto-separate": Pretraining(joined=False),
-    "proto-query": Pretraining(query=True),
-    "proto-epoch": Pretraining(epoch=True),
-    "proto-ensemble": Pretraining(ensemble=True),
-    "cross-entropy": Pretraining(loss="cross-entropy"),
+    "proto": TextPretraining(),
+    "proto-separate": TextPretraining(joined=False),
+    "proto-query": TextPretraining(query=True),
+    "proto-epoch": TextPretraining(epoch=True),
+    "proto-ensemble": TextPretraining(ensemble=True),
+    "cross-entropy": TextPretraining(loss="cross-entropy"),
 }
 
 
@@ -186,7 +186,9 @@ def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -
     return before, total - before
 
 
-def loss_weights(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod | Pretraining) -> dict[str, float]:
+def loss_weights(
+    recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod | TextPretraining
+) -> dict[str, float]:
     """Return the weight of each task's loss; InputError if the recipe names another task or a wrong value.
 
     Example:
@@ -204,7 +206,7 @@ def loss_weights(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMeth
         favoured = one_of("task", method.favoured, names)
         return {name: FAVOURED if name == favoured else OTHERS for name in names}
     start = dict.fromkeys(names, 1.0)
-    if isinstance(method, Pretraining) and method.ensemble and not given:
+    if isinstance(method, TextPretraining) and method.ensemble and not given:
         inverse = {task.name: 1 / math.log(task.num_classes) for task in tasks}
         mean = sum(inverse.values()) / len(inverse)
         start = {name: value / mean for name, value in inverse.items()}

@@ -17,7 +17,7 @@ from metapretrain.data.tokens import tokenize
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.text.data import read_rows, write_table
 from metapretrain.experiments.text.objectives import Output, added, build_heads, predict
-from metapretrain.experiments.text.recipe import Pretraining, TextMethod, TextRecipe
+from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import CheckpointError, load_tensors, read_json
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
@@ -26,7 +26,7 @@ from metapretrain.training.checkpoint import check_sums
 ENCODER, HEADS, PROTOTYPES = "encoder", "heads.safetensors", "prototypes.safetensors"
 
 
-def describe(tasks: Sequence[TextTask], method: TextMethod | Pretraining, recipe: TextRecipe) -> dict[str, Any]:
+def describe(tasks: Sequence[TextTask], method: TextMethod | TextPretraining, recipe: TextRecipe) -> dict[str, Any]:
     """Return what a saved model needs to be built again, as JSON values."""
     outputs = [{name: getattr(task, name) for name in Output.__dataclass_fields__} for task in tasks]
     own = {"kind": "text", "heads": isinstance(method, TextMethod), **asdict(method)}
