@@ -242,10 +242,8 @@ class PromptMAML(nn.Module):
         self.prompted = PromptedModel(model, template, verbalizer, **options)
         if not isinstance(prompt, SoftPrompt):
             raise InputError(f"prompt must be a SoftPrompt, such as SoftPrompt(tensor), not a {type(prompt).__name__}")
-        if prompt.features != self.prompted.features:
-            raise InputError(
-                f"the prompt has {prompt.features} features, but the model's embeddings have {self.prompted.features}"
-            )
+        if prompt.features != (own := self.prompted.features):
+            raise InputError(f"the prompt has {prompt.features} features, but the model's embeddings have {own}")
         if chunk is not None:
             whole("chunk", chunk, 1)
         Options(inner_lr, inner_steps, order, checkpoint=checkpoint)
@@ -311,7 +309,7 @@ class PromptMAML(nn.Module):
     def curves(self, support: PromptBatch, query: PromptBatch) -> dict[str, Tensor]:
         """What to watch, each (K,): support loss, query loss before and after, inner gradient norm, query accuracy."""
         prompt = self.prompt().detach()
-        found: list[dict[str, Tensor]] = []
+        found: list[tuple[Tensor, ...]] = []
         for part, other in self._chunks(support, query):
             stack = prompt.expand(part.shape[0], -1, -1).clone().requires_grad_()
             with torch.enable_grad():
@@ -325,16 +323,11 @@ class PromptMAML(nn.Module):
             with torch.no_grad():
                 after = self.prompted(fast, other)
                 known = ~after.isnan().any(-1)  # of a prompt that diverged, nothing is right
-                found.append(
-                    {
-                        "support_loss": before.detach(),
-                        "query_loss_before": self.prompted.losses(prompt, other).mean(1),
-                        "query_loss_after": -after.gather(-1, other.labels[..., None])[..., 0].mean(1),
-                        "inner_gradient_norm": gradient.flatten(1).norm(dim=1),
-                        "accuracy": (known & (after.argmax(-1) == other.labels)).float().mean(1),
-                    }
-                )
-        return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+                of_query = self.prompted.losses(prompt, other).mean(1)
+                adapted = -after.gather(-1, other.labels[..., None])[..., 0].mean(1)
+                right = (known & (after.argmax(-1) == other.labels)).float().mean(1)
+            found.append((before.detach(), of_query, adapted, gradient.flatten(1).norm(dim=1), right))
+        return {name: torch.cat(parts) for name, parts in zip(CURVES, zip(*found, strict=True), strict=True)}
 
     def fit(
         self,

@@ -68,23 +68,13 @@ class _Attention:
         self.length, self.width = length, width
         self.masks: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    def __call__(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        """Attention of query (K, H, S, d) to key and value (K, G, S, d) of G groups of heads; returns (K, S, H, d)."""
+    def __call__(self, _module: Any, query: Tensor, key: Tensor, value: Tensor, *_mask: Any, **given: Any) -> Any:
+        """Attention of query (K, H, S, d) to key and value (K, G, S, d) of G groups of heads: (K, S, H, d), None."""
         groups = query.shape[1] // key.shape[1]
         if groups > 1:  # the fused kernels that take a mask know no groups
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         tasks, count = len(query), (query.shape[2] - self.length) // self.width
-        options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout}
+        options: dict[str, Any] = {"scale": given.get("scaling"), "dropout_p": given.get("dropout", 0.0)}
         own = self._rows(query, count).flatten(0, 1)
         keys, values = (self._with_prompt(states, count).flatten(0, 1) for states in (key, value))
         mask = self._mask(query.device, query.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from metapretrain.checks import number, whole
 from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError
-from metapretrain.files import decode, encode
+from metapretrain.files import decode, encode, read_json
 from metapretrain.prompts.template import plain_ids
 
 CONFIG, WEIGHTS, OURS = "adapter_config.json", "adapter_model.safetensors", "prompt.json"
@@ -94,14 +94,8 @@ def read_notes(folder: str | Path) -> dict[str, Any]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{file.parent} has no {file.name}: not a saved prompt") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{file} is not a JSON object")
+    if (found := read_json(file)) is None:
+        raise InputError(f"{file.parent} has no {file.name}: not a saved prompt")
     return found
 
 
@@ -138,7 +132,6 @@ class SoftPrompt(nn.Module):
         return self.weight
 
     def extra_repr(self) -> str:
-        """Length and features."""
         return f"length={self.length}, features={self.features}"
 
     @classmethod

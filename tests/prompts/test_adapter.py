@@ -129,7 +129,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         SoftPrompt.from_adapter(tmp_path)
     config = tmp_path / "adapter_config.json"
     config.write_text("{")
-    with pytest.raises(InputError, match="is not JSON"):
+    with pytest.raises(InputError, match="is damaged: not a JSON object"):
         SoftPrompt.from_adapter(tmp_path)
     config.write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(InputError, match="type LORA"):

@@ -229,9 +229,6 @@ def kept_groups(folder: Path, texts: Sequence[str], k: int, seed: int, make: Cal
     They are small files below `folder`, named by a checksum of the texts and of the version of scikit-learn. One that
     is damaged is made anew, with a warning.
 
-    Raises:
-        InputError: the file cannot be written.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -270,15 +267,12 @@ def pseudo_labelled(
         plain: M sentences; `z_plain`: their embeddings (M, D).
         labels: int64 (N,) of labelled rows; `z`: their embeddings (N, D).
         rows: kept at most; None: as many as the rarest class allows.
-        confidence: least probability of the label that is given.
+        confidence: least probability of the label that is given; InputError if a class has none so sure.
         seed: of the tenth of the labelled rows that is held out to measure recall.
 
     Returns:
         the sentences with labels, and recall of each class on the held-out rows as `recall_class_0`, ..., with the
         numbers of sentences, of sure ones, and of those kept.
-
-    Raises:
-        InputError: a class is given to no sentence surely enough.
     """
     from sklearn.linear_model import LogisticRegression
 

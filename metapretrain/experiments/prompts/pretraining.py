@@ -125,15 +125,12 @@ class MetaProbe:
         self.own, self.size, self.losses = rows.training(task), rows.size, losses
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """Rows (2m,)."""
         return self.own[torch.randperm(len(self.own), generator=generator)[: self.size]]
 
     def loss(self, batch: Tensor) -> Tensor:
-        """The outer loss, a scalar."""
         return self.losses(batch[None])[0]
 
     def loss_many(self, batches: Sequence[Tensor]) -> Tensor:
-        """Outer losses (M,)."""
         return self.losses(torch.stack(list(batches)))
 
 
@@ -242,12 +239,10 @@ class MetaPairs:
             yield self.pair(crossed(rows, step) if self.other else rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
         scheduler = self.tasks.scheduler.state_dict() if isinstance(self.tasks, ScheduledTasks) else None
         return {"step": self.step, "scheduler": scheduler}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
         self.step = state["step"]
         if isinstance(self.tasks, ScheduledTasks):
             self.tasks.scheduler.load_state_dict(state["scheduler"])

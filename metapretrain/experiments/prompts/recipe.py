@@ -44,7 +44,6 @@ class PromptMethod:
     tuned: str = "prompt"
 
     def __post_init__(self) -> None:
-        """Check every name."""
         one_of("start", self.start, STARTS)
         one_of("tuned", self.tuned, ("model", "nothing", "prompt"))
         one_of("source", self.source, ("labelled", "pseudo"))
@@ -89,7 +88,6 @@ class Tuning:
     keep_start: bool = False
 
     def __post_init__(self) -> None:
-        """Check every number."""
         at_least_one = {"batch_size": self.batch_size, "epochs": self.epochs}
         if self.patience is not None:
             at_least_one["patience"] = self.patience
@@ -136,7 +134,6 @@ class Meta:
     patience: int = 6
 
     def __post_init__(self) -> None:
-        """Check every number and name."""
         names = ("clusters", "shots", "inner_steps", "steps", "patience")
         _check({name: getattr(self, name) for name in names}, 1)
         if self.clusters > MOST_TASKS:
@@ -205,7 +202,6 @@ class PromptRecipe:
     full: Tuning = field(default_factory=lambda: Tuning(lr=3e-5))
 
     def __post_init__(self) -> None:
-        """Check every number and name."""
         one_of("budget", self.budget, BUDGETS)
         one_of("normalise", self.normalise, ("labels", "vocabulary"))
         names = ("length", "max_length", "validations", "held_out", "examples", "validation", "test_rows")

@@ -313,8 +313,18 @@ def tune_model(
             scores = word_scores(tuned, prompt, batch, allowed, normalise)
         return -scores.gather(-1, batch.labels[..., None]).mean()
 
+    @torch.no_grad()
     def evaluate(_: int) -> dict[str, float]:
-        return {"accuracy": _accuracy(tuned, prompt, pool, job, allowed, device, precision, rows_per_pass)}
+        """Accuracy on the validation rows, NaN if some scores are."""
+        hits = []
+        for rows in job.validation.split(rows_per_pass):
+            batch = pool.gather(rows[None])
+            with mixed_precision(device, precision):
+                scores = word_scores(tuned, prompt, batch, allowed, "vocabulary")
+            assert batch.labels is not None
+            right = (scores.argmax(-1)[0] == batch.labels[0]).double()
+            hits.append(right.masked_fill(scores[0].isnan().any(-1), torch.nan))
+        return {"accuracy": float(torch.cat(hits).mean())}
 
     batches = [rows for epoch in range(tuning.epochs) for rows in _order(job, epoch).split(tuning.batch_size)]
     epoch = len(batches) // tuning.epochs
@@ -329,19 +339,3 @@ def tune_model(
     if best.value < 0:  # there was none but the start
         best.value = evaluate(0)["accuracy"]
     return tuned, Progress(job.prompt, best, report.steps, True)
-
-
-@torch.no_grad()
-def _accuracy(
-    model: PromptedModel, prompt: Tensor, pool: Pool, job: Job, allowed: Tensor, device: str, precision: str, most: int
-) -> float:
-    """Accuracy on the validation rows, NaN if some scores are."""
-    hits = []
-    for rows in job.validation.split(most):
-        batch = pool.gather(rows[None])
-        with mixed_precision(device, precision):
-            scores = word_scores(model, prompt, batch, allowed, "vocabulary")
-        assert batch.labels is not None
-        right = (scores.argmax(-1)[0] == batch.labels[0]).double()
-        hits.append(right.masked_fill(scores[0].isnan().any(-1), torch.nan))
-    return float(torch.cat(hits).mean())

@@ -35,7 +35,6 @@ class TextData:
     _cache: dict[Any, Tokens] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check that there are tasks and that each has a name of its own."""
         check_tasks(self.tasks)
         empty = [task.name for task in self.tasks if not len(task.validation)]
         if self.tuning and empty:

@@ -79,15 +79,10 @@ def projection_weights(products: Tensor, order: Tensor) -> Tensor:
 
 
 def pcgrad(losses: Mapping[str, Tensor], shared: Sequence[Tensor], order: Tensor | None = None) -> dict[str, Tensor]:
-    """Return losses of the same values whose summed gradient is PCGrad's for the shared parameters.
+    """Return losses of the same values whose summed gradient is PCGrad's for the `shared` parameters of all tasks.
 
     All other parameters, the heads, keep their own gradient. Over ranks, whose gradients are averaged afterwards, the
-    projections are those of the gradients of the whole batch.
-
-    Args:
-        losses: scalar loss of each task.
-        shared: the parameters that the tasks share.
-        order: see :func:`projection_weights`; None: random.
+    projections are those of the gradients of the whole batch. `order`: see :func:`projection_weights`; None: random.
 
     Example:
         >>> w = torch.zeros(2, requires_grad=True)
@@ -177,7 +172,6 @@ class Prototypes(TextObjective):
         self.proto = proto
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
-        """Return the prototypical loss of `rows` (B,)."""
         loss: Tensor = self.proto(added(z), self.texts.classes[rows])
         return loss
 
@@ -190,7 +184,6 @@ class Classes(TextObjective):
         self.head, self.label_smoothing = head, label_smoothing
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
-        """Return the mean cross entropy of `rows` (B,)."""
         logits = self.head(added(z)).float()
         return F.cross_entropy(logits, self.texts.classes[rows], label_smoothing=self.label_smoothing)
 
@@ -207,7 +200,6 @@ class Labels(TextObjective):
         self.head, self.label_smoothing = head, label_smoothing
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
-        """Return the mean loss of `rows` (B,)."""
         outputs, labels = self.head(*z).float(), self.texts.labels[rows]
         if self.texts.kind == "pair-regression":
             return F.mse_loss(outputs, labels)
@@ -223,14 +215,10 @@ def added(z: Encoded) -> Tensor:
 
 
 def build_heads(tasks: Sequence[TextTask | Output], method: TextMethod, sts_head: str, features: int) -> nn.ModuleDict:
-    """Build a head for each task: appendix A.1.1, or Dropout and one linear layer over joined pairs.
+    """Build a head over D = `features` for each task: appendix A.1.1, or Dropout and a linear layer over joined pairs.
 
-    Args:
-        tasks: what the heads are of.
-        method: tells how pairs are encoded and which heads share their hidden layers; where nothing is trained, only
-            heads without parameters are built.
-        sts_head: `mlp` or `cosine`, where the method leaves it open.
-        features: D.
+    The method tells how pairs are encoded and which heads share their hidden layers; where nothing is trained, only
+    heads without parameters are built. `sts_head` is `mlp` or `cosine`, where the method leaves it open.
 
     Example:
         >>> from metapretrain.data.made import made_tasks

@@ -75,7 +75,6 @@ class TextMethod:
     trained: bool = True
 
     def __post_init__(self) -> None:
-        """Check the names."""
         one_of("combination", self.combine, COMBINES)
         if self.pretraining is not None:
             one_of("pretraining", self.pretraining, PRETRAININGS)
@@ -149,7 +148,6 @@ class TextRecipe:
     ensemble_ema: float = 0.99
 
     def __post_init__(self) -> None:
-        """Check every value."""
         lowest = {"epochs": 1, "batch_size": 2, "pool": 1, "multiple": 1, "max_length": 4, "validation": 0}
         for name, least in lowest.items():
             whole(name, getattr(self, name), least)

@@ -26,15 +26,11 @@ class LengthBatches:
     together and their long ones together, so that they can be padded to one width.
 
     Args:
-        widths: tokens of each row, int64 (N,).
-        batch_size: B, at most N.
+        widths: tokens of each row, int64 (N,); N is at least `batch_size`, or an InputError is raised.
         seed: 0..2**64-1, the same for all tasks.
-        pool: batches that are sorted together; 1 leaves the rows in random order.
+        pool: 1 leaves the rows in random order.
         labels: one label per row (N,): all classes are then equally frequent, rows of the rarer ones repeated.
         task: number of the task: tasks of one size see their rows in different orders.
-
-    Raises:
-        InputError: fewer rows than a batch has.
 
     Example:
         >>> batches = LengthBatches(torch.tensor([9, 1, 8, 2]), 2, seed=0, pool=2)
@@ -103,8 +99,9 @@ def share_of(batch_size: int, world_size: int) -> int:
 class TextStream(TaskStream):
     """Yields {task: {"rows": (B,), "width": (L, 0)}}, with one width L for all tasks of an update.
 
-    L is the longest row's length rounded up to `multiple`, so that few shapes occur and the training loop can record
-    a CUDA graph for each. It is the first size of an empty tensor: known without a device.
+    L is the longest row's length rounded up to `multiple`, at most `limit` (the encoder's positions), so that few
+    shapes occur and the training loop can record a CUDA graph for each. It is the first size of an empty tensor:
+    known without a device. `tokens_given` and `places_given` (with padding) count over all ranks and steps.
 
     Args:
         tokens: of the training rows of each task, in the order of the tasks.
@@ -112,13 +109,8 @@ class TextStream(TaskStream):
         policy: `longest` or `shortest`: an epoch is the longest or the shortest loader (text paper, section 5.3); or
             another policy of :class:`metapretrain.episodes.TaskStream`, or a scheduler.
         steps: updates in all.
-        pool, seed: see :class:`LengthBatches`.
-        labels: class labels (N,) of each task, for class-balanced batches.
-        limit: longest width there is: the encoder's positions.
+        pool, seed: see :class:`LengthBatches`; `labels`: (N,) of each task, for class-balanced batches.
         rank, world_size: rank r of w gives the r-th of w equal parts of each batch, at the width of the whole batch.
-
-    Attributes:
-        tokens_given, places_given: tokens, and places with padding, since the first step, over all ranks.
 
     Raises:
         InputError: batches that cannot be shared equally, or fewer rows than a batch has.
