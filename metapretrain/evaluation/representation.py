@@ -32,16 +32,12 @@ def evaluation_mode(encode: Encode) -> Iterator[None]:
 
 
 def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.device | str | None = None) -> Tensor:
-    """Embed all `images` in evaluation mode, without a graph.
+    """Embed all `images` (N, ...), without a graph, as float32 (N, D) on the device that `encode` runs on.
 
     Args:
         encode: maps a batch of rows of `images` to embeddings (B, D). If it is a module or a method of one,
             that module is in evaluation mode meanwhile.
-        images: (N, ...), on any device and of any dtype that `encode` takes.
         device: where `encode` runs; by default where `images` are.
-
-    Returns:
-        Tensor: float32 (N, D) on that device.
 
     Raises:
         InputError: there are no images, or an embedding is not (B, D) or not finite.

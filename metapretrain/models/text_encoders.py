@@ -156,8 +156,7 @@ class TextEncoder(nn.Module):
         max_length: tokens a row may have; None: as many as the model takes.
 
     Raises:
-        InputError: unknown pooling, a model that is not an encoder, a tokenizer of another model or without padding,
-            or a length that the model does not take.
+        InputError: a model that is not an encoder, a tokenizer of another model, or a length that it does not take.
 
     Example:
         >>> encoder = build_text_encoder("tiny")

@@ -60,12 +60,7 @@ class BlockScheduler(ABC):
     """Chooses a source for `updates` updates at a time; to write another scheduler, fill in `_decide`.
 
     Call `choose` once before each update: it decides, and then gives the same source until the `updates` of
-    the decision are through.
-
-    Args:
-        sources: names of the source tasks.
-        updates: N, updates from one decision to the next.
-        seed: what random draws depend on, together with the number of the decision.
+    the decision are through. Random draws depend on the seed and the number of the decision.
 
     Attributes:
         counts: updates given to each source so far.
