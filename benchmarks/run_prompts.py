@@ -33,8 +33,7 @@ from metapretrain.experiments.command import (
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.prompts.recipe import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
-from metapretrain.experiments.recipe import override
-from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
+from metapretrain.experiments.recipe import override, refuse_two_schedules, schedule_names
 from metapretrain.options import names, positive_int
 
 log = logging.getLogger(__name__)

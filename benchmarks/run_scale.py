@@ -28,10 +28,10 @@ from run_speed import surroundings
 from metapretrain.checks import check_device
 from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval, paired_interval
+from metapretrain.experiments.command import slots
 from metapretrain.files import write_file
 from metapretrain.options import Parser, add_device_options, add_int_list, main_guard, names
 from metapretrain.report.markdown import markdown_table, shown
-from metapretrain.training.sweep import slots
 
 HERE = Path(__file__).resolve().parent
 

@@ -26,8 +26,7 @@ from metapretrain.experiments.images.experiment import ImageExperiment
 from metapretrain.experiments.images.objectives import own_objectives
 from metapretrain.experiments.images.recipe import Phase, Recipe
 from metapretrain.experiments.images.training import SCHEDULED, ImageMethod
-from metapretrain.experiments.recipe import Proto, override
-from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
+from metapretrain.experiments.recipe import Proto, override, refuse_two_schedules, schedule_names
 from metapretrain.options import Parser, option_type, pixels
 
 # A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same

@@ -22,8 +22,7 @@ from metapretrain.data.registry import load_text_tasks, names_giving
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
-from metapretrain.experiments.recipe import Proto, override
-from metapretrain.experiments.scheduling import refuse_two_schedules, schedule_names
+from metapretrain.experiments.recipe import Proto, override, refuse_two_schedules, schedule_names
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe

@@ -20,7 +20,7 @@ from metapretrain.data.tokens import Tokens
 from metapretrain.experiments.text.objectives import Labels, TextRows, TextStep, build_heads
 from metapretrain.experiments.text.recipe import TextMethod
 from metapretrain.experiments.text.streams import TextStream
-from metapretrain.models.scratch import tiny_tokenizer
+from metapretrain.models.language_models import tiny_tokenizer
 from metapretrain.models.text_encoders import TextEncoder
 from metapretrain.training import TrainSettings
 from metapretrain.training.engine import WARMUP_UPDATES, Engine, build_optimizer

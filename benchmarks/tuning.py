@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.errors import InputError
-from metapretrain.training.sweep import run_jobs, slots
+from metapretrain.experiments.command import run_jobs, slots
 
 Scores = dict[str, Any]
 

@@ -156,7 +156,7 @@ def tokenize_words(rows: Sequence[Sequence[str]], tokenizer: Any) -> tuple[NDArr
         InputError: the tokenizer does not tell where tokens stand in the text.
 
     Example:
-        >>> from metapretrain.models.scratch import tiny_tokenizer
+        >>> from metapretrain.models.language_models import tiny_tokenizer
         >>> ids, sizes = tokenize_words([["tiny", "test"], ["a"]], tiny_tokenizer())
         >>> len(ids), sizes.tolist()
         (5, [2, 2, 1])

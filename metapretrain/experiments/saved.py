@@ -1,19 +1,192 @@
-"""Finished runs: what a run folder holds, its model, and predictions for the user's own files."""
+"""The model of any finished run: images, few-shot learners, texts and prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
-from metapretrain.errors import InputError
-from metapretrain.files import read_json
+from metapretrain.checks import check_device
+from metapretrain.data.texts import TextSet, TextTask
+from metapretrain.data.tokens import tokenize
+from metapretrain.errors import InputError, one_of
+from metapretrain.experiments.text.data import read_rows, write_table
+from metapretrain.experiments.text.objectives import Output, added, build_heads, predict
+from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
+from metapretrain.experiments.text.training import embed_tokens
+from metapretrain.files import CheckpointError, load_tensors, read_json
+from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
+from metapretrain.prompts import PromptedModel, SoftPrompt
+from metapretrain.prompts.soft_prompt import CONFIG, OURS
+from metapretrain.prompts.template import SECOND
+from metapretrain.training.checkpoint import check_sums
 
 if TYPE_CHECKING:
-    from metapretrain.experiments.text.saved import SavedTextModel
     from metapretrain.models.saved import SavedLearner, SavedModel
+
+
+PROMPTS = "prompts"  # the folder of a run that holds an adapter for each set
+
+
+def predict_with_prompts(
+    run: str | Path, tables: Mapping[str, Path], out: str | Path | None, device: str | torch.device, model: str | None
+) -> list[Path]:
+    """Predict the rows of files with a run's prompts: see :func:`metapretrain.experiments.saved.predict_files`.
+
+    A prompt alone, as :meth:`metapretrain.prompts.PromptedModel.save` writes it, is for tables of any name.
+    """
+    from metapretrain.models.language_models import load_language_model
+
+    run = Path(run)
+    alone = (run / OURS).is_file()
+    known = list(tables) if alone else sorted(path.name for path in (run / PROMPTS).iterdir() if path.is_dir())
+    name = model if model is not None else _base_of(run, alone)
+    for of in tables:
+        one_of("set of the run", of, known)
+    if not alone:
+        check_sums(run)
+    net, tokenizer = load_language_model(name)
+    net = net.to(check_device(str(device)))
+    written = []
+    for of, file in tables.items():
+        folder = run if alone else run / PROMPTS / of
+        prompted = PromptedModel.load(folder, net, tokenizer)
+        pairs = SECOND in prompted.template.text
+        rows = read_rows(of, file, "pair-classification" if pairs else "classification")
+        prompt = SoftPrompt.from_adapter(folder).weight
+        predicted = prompted.classify(prompt, rows.first, rows.second).argmax(1)
+        written.append(write_table((run / "own-texts" if out is None else Path(out)) / f"{of}.csv", rows, predicted))
+    return written
+
+
+def _base_of(run: Path, alone: bool) -> str:
+    """The language model that a run or a prompt is for."""
+    file = run / (CONFIG if alone else "config.json")
+    try:
+        about = read_json(file) or {}
+        name = about["base_model_name_or_path"] if alone else about["config"]["choices"]["model"]
+    except (LookupError, TypeError):
+        name = None
+    if not isinstance(name, str):
+        raise InputError(f"{file} names no language model that the prompts are for; name it (--model)")
+    return name
+
+
+ENCODER, HEADS, PROTOTYPES = "encoder", "heads.safetensors", "prototypes.safetensors"
+
+
+def describe(tasks: Sequence[TextTask], method: TextMethod | TextPretraining, recipe: TextRecipe) -> dict[str, Any]:
+    """Return what a saved model needs to be built again, as JSON values."""
+    outputs = [{name: getattr(task, name) for name in Output.__dataclass_fields__} for task in tasks]
+    own = {"kind": "text", "heads": isinstance(method, TextMethod), **asdict(method)}
+    return {**own, "sts_head": recipe.sts_head, "max_length": recipe.max_length, "tasks": outputs}
+
+
+class SavedTextModel(nn.Module):
+    """The encoder of a finished run with its heads, or its prototypes where it has no head for a task.
+
+    `outputs` is what it predicts, by the task's name; `joined`: pairs are encoded as one sequence.
+    """
+
+    def __init__(self, encoder: TextEncoder, model: Mapping[str, Any], folder: Path) -> None:
+        super().__init__()
+        self.encoder, self.joined = encoder, bool(model["joined"])
+        self.limit = min(int(model["max_length"]), encoder.max_length)
+        found = [Output(**{**about, "classes": tuple(about["classes"])}) for about in model["tasks"]]
+        self.outputs = {output.name: output for output in found}
+        self.heads, self.prototypes = nn.ModuleDict(), load_tensors(folder / PROTOTYPES)
+        if model["heads"]:
+            fields = TextMethod.__dataclass_fields__
+            method = TextMethod(**{name: value for name, value in model.items() if name in fields})
+            self.heads = build_heads(found, method, model["sts_head"], encoder.features)
+            if list(self.heads.parameters()):
+                self.heads.load_state_dict(load_tensors(folder / HEADS))
+
+    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], batch_size: int = 64) -> Tensor:
+        """Return embeddings float32 (N, D) of sentences, or of pairs as one sequence each."""
+        return self.encoder.encode(texts, batch_size)
+
+    @torch.no_grad()
+    def predict(self, task: str, texts: TextSet) -> Tensor:
+        """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; their labels are not read.
+
+        Raises:
+            InputError: a task that the run has not, or pairs where it has single sentences.
+        """
+        output = self.outputs[one_of("task of the run", task, self.outputs)]
+        if not isinstance(texts, TextSet):
+            raise InputError(f"predict takes a TextSet as read_texts returns it, not a {type(texts).__name__}")
+        if texts.pairs != output.kind.startswith("pair"):
+            raise InputError(f"{task} takes {'pairs of sentences' if not texts.pairs else 'single sentences'}")
+        if not len(texts):
+            return torch.zeros(0, dtype=torch.float32 if output.regression else torch.int64)
+        tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined)
+        z = embed_tokens(self.encoder, tokens, next(self.encoder.parameters()).device, self.limit)
+        if task in self.heads:
+            return predict(output, self.heads[task], z).cpu()
+        nearest = torch.cdist(added(z), self.prototypes[task].to(z[0].device)).argmin(1).cpu()
+        return nearest.float() + output.low if output.regression else nearest
+
+
+def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> SavedTextModel:
+    """Load the model of a finished text run; no code from the folder is run.
+
+    Raises:
+        InputError: no run there, a run that has not finished or has no weights, or weights of another model or run.
+    """
+    folder = Path(run)
+    file = folder / "config.json"
+    config = read_json(file)
+    if config is None:
+        raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
+    described = config.get("config")
+    model = described.get("model") if isinstance(described, dict) else None
+    if not isinstance(model, dict) or model.get("kind") != "text":
+        raise InputError(
+            f"{folder} is no run of texts by its config.json; give one of run_text.py, or one of run_prompts.py that"
+            " tuned a prompt, or images to a run of images"
+        )
+    if not (folder / PROTOTYPES).is_file():
+        raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
+    check_sums(folder)
+    encoder = load_text_encoder(folder / ENCODER)
+    try:
+        saved = SavedTextModel(encoder, model, folder)
+    except CheckpointError:
+        raise
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
+        raise InputError(
+            f"{file} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
+        ) from None
+    return saved.to(check_device(str(device))).eval().requires_grad_(False)
+
+
+def predict_texts(
+    run: str | Path, tables: Mapping[str, Path], out: str | Path | None, device: str | torch.device
+) -> list[Path]:
+    """Predict the rows of files with a run of texts: see :func:`metapretrain.experiments.saved.predict_files`."""
+    saved = load_text_model(run, device)
+    kinds = {task: saved.outputs[one_of("task of the run", task, saved.outputs)].kind for task in tables}
+    read = {task: read_rows(task, file, kinds[task]) for task, file in tables.items()}
+    folder = Path(run) / "predictions" if out is None else Path(out)
+    for task, rows in read.items() if out is None else ():
+        _check_same_rows(folder / f"{task}.csv", rows)
+    return [write_table(folder / f"{task}.csv", rows, saved.predict(task, rows)) for task, rows in read.items()]
+
+
+def _check_same_rows(path: Path, rows: TextSet) -> None:
+    """Refuse to replace predictions for other rows: a run keeps those for its own test files."""
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as stream:
+            if [row.get("id") for row in csv.DictReader(stream)] != rows.ids:
+                raise InputError(f"{path} has predictions for other rows; name another folder for these (--out)")
 
 
 def content_of(run: str | Path) -> str:
@@ -42,7 +215,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     Returns:
         a model in evaluation mode. Images: `.encode(images)`, `.predict(images)`, and `.adapt(images, labels)` for new
         classes (see :func:`metapretrain.models.saved.load`). Texts: `.encode(texts)`, `.predict(task, texts)` (see
-        :class:`metapretrain.experiments.text.saved.SavedTextModel`).
+        :class:`metapretrain.experiments.saved.SavedTextModel`).
 
     Raises:
         InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
@@ -56,7 +229,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     if not isinstance(run, str | Path):
         raise InputError(f"a run is named by its folder, not by a {type(run).__name__}; name one below runs/")
     if content_of(run) == "texts":
-        from metapretrain.experiments.text.saved import load_text_model
+        # MERGE
 
         return load_text_model(run, device)
     from metapretrain.models.saved import load as load_images
@@ -85,11 +258,11 @@ def predict_files(
             :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
     """
     if content_of(run) == "prompts":
-        from metapretrain.experiments.prompts.saved import predict_with_prompts
+        # MERGE
 
         return predict_with_prompts(run, tables, out, device, model)
     if model is not None:
         raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
-    from metapretrain.experiments.text.saved import predict_texts
+    # MERGE
 
     return predict_texts(run, tables, out, device)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from metapretrain.checks import number, user_path, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.hub import ALIASES, expand_mask, load_pretrained, mask_form, package_folder, quietly
-from metapretrain.models.scratch import tiny_model, tiny_tokenizer
+from metapretrain.models.language_models import tiny_model, tiny_tokenizer
 from metapretrain.training.checkpoint import write_sums
 
 

@@ -76,7 +76,7 @@ class OuterStep:
 
     Example:
         >>> from transformers import BertForMaskedLM
-        >>> from metapretrain.models.scratch import tiny_model, tiny_tokenizer
+        >>> from metapretrain.models.language_models import tiny_model, tiny_tokenizer
         >>> from metapretrain.prompts import PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
         >>> tokenizer = tiny_tokenizer()
         >>> bert, words = BertForMaskedLM(tiny_model(len(tokenizer)).config), Verbalizer(["no", "ok"], tokenizer)
@@ -212,7 +212,7 @@ class PromptMAML(nn.Module):
 
     Example:
         >>> from transformers import BertForMaskedLM
-        >>> from metapretrain.models.scratch import tiny_model, tiny_tokenizer
+        >>> from metapretrain.models.language_models import tiny_model, tiny_tokenizer
         >>> tokenizer = tiny_tokenizer()
         >>> bert, words = BertForMaskedLM(tiny_model(len(tokenizer)).config), Verbalizer(["no", "ok"], tokenizer)
         >>> maml = PromptMAML(bert, SoftPrompt.random(5, 32), PromptTemplate("It is <X>."), words)

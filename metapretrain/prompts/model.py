@@ -273,7 +273,7 @@ class PromptedModel(nn.Module):
 
     Example:
         >>> from transformers import BertForMaskedLM
-        >>> from metapretrain.models.scratch import tiny_model, tiny_tokenizer
+        >>> from metapretrain.models.language_models import tiny_model, tiny_tokenizer
         >>> tokenizer = tiny_tokenizer()
         >>> bert = BertForMaskedLM(tiny_model(len(tokenizer)).config)
         >>> model = PromptedModel(bert, PromptTemplate("It is <X>."), Verbalizer(["no", "ok"], tokenizer))

@@ -305,7 +305,7 @@ class PromptTemplate:
                 the mask or sentinel token that is needed, or a slot behind the answer of a decoder-only model.
 
         Example:
-            >>> from metapretrain.models.scratch import tiny_tokenizer
+            >>> from metapretrain.models.language_models import tiny_tokenizer
             >>> batch = PromptTemplate("It is <X>.").encode(tiny_tokenizer(), "masked", ["no", ""])
             >>> tiny_tokenizer().batch_decode(batch.input_ids), batch.answer.tolist()
             (['[CLS] no it is [MASK]. [SEP]', '[CLS] it is [MASK]. [SEP] [PAD]'], [4, 3])
@@ -418,7 +418,7 @@ class Verbalizer:
             of several tokens, or two labels with the same tokens or one the beginning of the other.
 
     Example:
-        >>> from metapretrain.models.scratch import tiny_tokenizer
+        >>> from metapretrain.models.language_models import tiny_tokenizer
         >>> Verbalizer(["no", "ok"], tiny_tokenizer())
         Verbalizer(no, ok)
         >>> Verbalizer(["no", "yes"], tiny_tokenizer())

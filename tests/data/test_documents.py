@@ -20,7 +20,7 @@ from metapretrain.data.documents import (
 )
 from metapretrain.data.made import made_documents
 from metapretrain.errors import InputError
-from metapretrain.models.scratch import tiny_tokenizer
+from metapretrain.models.language_models import tiny_tokenizer
 
 
 def test_ptb_in_blocks(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from metapretrain.experiments.scheduling import probing, row_probe
+from metapretrain.experiments.recipe import probing, row_probe
 
 
 def test_a_probe_draws_rows_of_which_no_two_are_the_same() -> None:

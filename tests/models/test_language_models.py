@@ -68,7 +68,7 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     for name in ("", " ", "package:"):
         with pytest.raises(InputError, match=f"no language model is named '{name}'; give a folder"):
             load_language_model(name)
-    from metapretrain.models.scratch import tiny_model
+    from metapretrain.models.language_models import tiny_model
 
     body = tiny_model(len(tiny_word_tokenizer()))
     body.config.architectures = ["BertForMaskedLM"]

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.data import Encoders, make_tokenizer, word_pieces
-from metapretrain.models.scratch import SPECIAL, random_bert, wordpiece_tokenizer
+from metapretrain.models.language_models import SPECIAL, random_bert, wordpiece_tokenizer
 
 
 def test_word_pieces_depend_on_the_texts_alone() -> None:

@@ -8,7 +8,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from metapretrain.models.scratch import tiny_tokenizer
+from metapretrain.models.language_models import tiny_tokenizer
 from metapretrain.models.text_encoders import TextEncoder
 
 KINDS = ("bert", "distilbert", "mpnet", "roberta")

@@ -24,7 +24,7 @@ from metapretrain.experiments.images.objectives import (
     sources,
 )
 from metapretrain.experiments.images.recipe import Phase, Recipe
-from metapretrain.experiments.scheduling import choices_of, probing, row_probe
+from metapretrain.experiments.recipe import choices_of, probing, row_probe
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head
 from metapretrain.scheduling import Probe, build_scheduler, parse_schedule
 

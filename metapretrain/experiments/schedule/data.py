@@ -10,7 +10,7 @@ from typing import Any
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask
-from metapretrain.models.scratch import SPECIAL, random_bert, wordpiece_tokenizer
+from metapretrain.models.language_models import SPECIAL, random_bert, wordpiece_tokenizer
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder, check_length, longest
 
 # Layers, features and attention heads of a BERT encoder; the feed-forward part has 4 times the features.
@@ -65,7 +65,7 @@ def new_encoder(size: str, tokenizer: Any, *, seed: int, dropout: float = 0.1) -
     """A BERT encoder of one of :data:`SIZES` with random weights; the global random state is left alone.
 
     Example:
-        >>> from metapretrain.models.scratch import tiny_tokenizer
+        >>> from metapretrain.models.language_models import tiny_tokenizer
         >>> encoder = new_encoder("mini", tiny_tokenizer(), seed=0)
         >>> encoder.features, encoder.encode(["a text"]).shape
         (128, torch.Size([1, 128]))

@@ -14,6 +14,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.metrics import METRICS, majorities
 from metapretrain.evaluation.representation import subsample
 from metapretrain.experiments.base import Experiment, Outcome
+from metapretrain.experiments.saved import ENCODER, HEADS, PROTOTYPES, describe
 from metapretrain.experiments.text.data import TextData, write_table
 from metapretrain.experiments.text.objectives import added, build_heads
 from metapretrain.experiments.text.recipe import (
@@ -24,7 +25,6 @@ from metapretrain.experiments.text.recipe import (
     loss_weights,
     updates,
 )
-from metapretrain.experiments.text.saved import ENCODER, HEADS, PROTOTYPES, describe
 from metapretrain.experiments.text.streams import share_of
 from metapretrain.experiments.text.training import (
     Embedded,

@@ -15,7 +15,7 @@ from metapretrain.draws import seeded, torch_generator
 from metapretrain.evaluation.metrics import nearest_prototype_scores, score_task, with_overall
 from metapretrain.evaluation.representation import check_embeddings, evaluation_mode
 from metapretrain.experiments.base import Context, Machine, Training
-from metapretrain.experiments.scheduling import choices_of, probing, row_probe
+from metapretrain.experiments.recipe import choices_of, probing, row_probe
 from metapretrain.experiments.text.data import TextData, width_limit
 from metapretrain.experiments.text.objectives import (
     Classes,

@@ -19,11 +19,10 @@ from benchmarks.run_text import METHODS, PAPER, STRONG
 from metapretrain.data.made import made_tasks
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.saved import predict_files
+from metapretrain.experiments.saved import SavedTextModel, load_text_model, predict_files
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import PRETRAININGS, TextMethod, TextPhase, TextRecipe, updates
-from metapretrain.experiments.text.saved import SavedTextModel, load_text_model
 from metapretrain.models.saved import load as load_image_model
 from metapretrain.report import figures
 from metapretrain.training import loop

@@ -10,10 +10,10 @@ import torch
 from metapretrain.data.made import made_tasks
 from metapretrain.data.texts import TextSet
 from metapretrain.experiments.base import Machine
+from metapretrain.experiments.saved import load_text_model
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import PRETRAININGS, TextPhase, TextRecipe
-from metapretrain.experiments.text.saved import load_text_model
 
 PHASE = TextPhase(lr=3e-3)
 RECIPE = TextRecipe(2, PHASE, PHASE, PHASE, PHASE, batch_size=8, encoder="tiny")

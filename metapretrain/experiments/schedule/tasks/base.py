@@ -36,7 +36,7 @@ class Frame:
         InputError: a token is missing, or the length is too small or no multiple of `multiple`.
 
     Example:
-        >>> from metapretrain.models.scratch import tiny_tokenizer
+        >>> from metapretrain.models.language_models import tiny_tokenizer
         >>> frame = Frame(tiny_tokenizer(), max_length=16)
         >>> ids, types, starts = frame.sequence([7, 8], [9])
         >>> ids.tolist(), types.tolist(), starts

@@ -34,7 +34,7 @@ from metapretrain.experiments.schedule.tasks.sentences import (
 )
 from metapretrain.experiments.schedule.tasks.spans import ClozeQA, Reading, SpanSelection
 from metapretrain.experiments.schedule.tasks.tokens import Capitalisation, MaskedLM, TokenDocument, TokenLabelling
-from metapretrain.models.scratch import tiny_tokenizer
+from metapretrain.models.language_models import tiny_tokenizer
 
 Tasks = dict[str, PretrainingTask]
 MADE = ("masked-lm", "reordering", "response-selection", "conll04", "rte", "squad")

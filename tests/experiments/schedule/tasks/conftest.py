@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metapretrain.experiments.schedule.tasks import Frame
-from metapretrain.models.scratch import tiny_tokenizer
+from metapretrain.models.language_models import tiny_tokenizer
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
 
 

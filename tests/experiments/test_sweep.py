@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.training.sweep import run_jobs, slots
+from metapretrain.experiments.command import run_jobs, slots
 
 
 def shell(text: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
     code = f"""
         import signal, sys
         from pathlib import Path
-        from metapretrain.training.sweep import run_jobs
+        from metapretrain.experiments.command import run_jobs
         signal.signal(signal.SIGINT, signal.default_int_handler)
         job = '''if True:
             import os, signal, sys, time
