@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from metapretrain.protonet import ProtoLoss as ProtoLoss  # prototypical loss, standard and query mode
     from metapretrain.protonet import prototypes as prototypes  # class means of embeddings
     from metapretrain.protonet import proto_logits as proto_logits  # logits of queries from distances to prototypes
-    from metapretrain.maml import ProtoNet as ProtoNet  # prototypical networks as a few-shot learner
+    from metapretrain.protonet.learner import ProtoNet as ProtoNet  # prototypical networks as a few-shot learner
 
     # MAML
     from metapretrain.maml import MAML as MAML  # a learned initialisation, second order

@@ -1,5 +1,8 @@
 """MAML: learning an initialisation through the inner loop."""
 
+import importlib
+from typing import Any
+
 from metapretrain.maml.adapt import ENGINES, EngineChoice, adapt, engine_for
 from metapretrain.maml.compiled import CompiledMeta, MetaGraph
 from metapretrain.maml.gradient_check import MetaGradientCheck, ParameterCheck, check_meta_gradient
@@ -7,7 +10,6 @@ from metapretrain.maml.inner import current_step
 from metapretrain.maml.learner import ANIL, FOMAML, MAML, MetaSGD
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, Functional, functional
-from metapretrain.protonet.learner import ProtoNet
 
 __all__ = [
     "ANIL",
@@ -22,7 +24,6 @@ __all__ = [
     "MetaGraph",
     "MetaSGD",
     "ParameterCheck",
-    "ProtoNet",
     "adapt",
     "check_meta_gradient",
     "current_step",
@@ -32,3 +33,10 @@ __all__ = [
     "meta_loss",
     "meta_outputs",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`metapretrain.maml.ProtoNet` is still found here; it is a learner beside MAML, at home in `protonet`."""
+    if name == "ProtoNet":
+        return importlib.import_module("metapretrain.protonet.learner").ProtoNet
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

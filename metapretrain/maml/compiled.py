@@ -145,7 +145,7 @@ class MetaGraph:
     parameters must stay where they are in memory, as optimizers and `load_state_dict` leave them.
 
     Args:
-        learner: :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.maml.ProtoNet`.
+        learner: :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.protonet.learner.ProtoNet`.
         compile: fuse operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
 
     Raises:

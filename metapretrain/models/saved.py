@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from metapretrain.checks import check_device, whole
 from metapretrain.data.images import normalisation, normalize, resize
 from metapretrain.errors import InputError
-from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, ProtoNet, functional
+from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, functional
 from metapretrain.models.encoders import Backbone, build_backbone, build_encoder, build_head
+from metapretrain.protonet.learner import ProtoNet
 
 
 def as_uint8(images: Tensor, channels: int, image_size: int) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
-from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, ProtoNet, current_step
+from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, current_step
+from metapretrain.protonet.learner import ProtoNet
 
 
 def net() -> nn.Sequential:

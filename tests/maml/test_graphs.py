@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
-from metapretrain.maml import FOMAML, MAML, MetaGraph, MetaSGD, ProtoNet
+from metapretrain.maml import FOMAML, MAML, MetaGraph, MetaSGD
+from metapretrain.protonet.learner import ProtoNet
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
 

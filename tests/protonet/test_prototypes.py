@@ -95,7 +95,7 @@ def test_bad_shapes_and_types_are_named() -> None:
         with pytest.raises(InputError, match=r"num_classes is .*; give a whole number of at least 1"):
             prototypes(z, y, classes)  # type: ignore[arg-type]
     for call in (lambda: prototypes(z, y, 10**20), lambda: ProtoLoss(num_classes=10**20)):
-        with pytest.raises(InputError, match=r"num_classes is 100000000000000000000; give at most 2147483647"):
+        with pytest.raises(InputError, match="from 1 to 2147483647"):
             call()
     for call in (lambda: prototypes(z[:, :0], y, 2), lambda: ProtoLoss()(z[:, :0], y)):
         with pytest.raises(InputError, match=r"embeddings \(4, 0\) have no features"):

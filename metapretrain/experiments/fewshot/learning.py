@@ -21,9 +21,10 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes, few_shot_accuracy
 from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.graphs import own_gradients
-from metapretrain.maml import MAML, POLICIES, CompiledMeta, ProtoNet
+from metapretrain.maml import MAML, POLICIES, CompiledMeta
 from metapretrain.models.encoders import build_backbone
 from metapretrain.models.saved import KINDS, make_learner
+from metapretrain.protonet.learner import ProtoNet
 from metapretrain.training import TrainSettings
 from metapretrain.training.devices import mean_over_ranks
 from metapretrain.training.engine import with_gradients

@@ -152,27 +152,27 @@ def test_a_cut_experiment_resumes_to_the_same_bits(
     whole, method = make("whole"), ROWS[row]
     whole.row(row, method, 0)
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
-    real, done = loop.Engine.update, []
+    real, done = loop.Engine.prepared, []
 
-    def update(self: Any, batches: Any) -> None:
+    def prepared(self: Any, batches: Any) -> Any:
         if len(done) == cut:
             raise Killed
         done.append(1)
-        real(self, batches)
+        return real(self, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Engine, "update", update)
+        patch.setattr(loop.Engine, "prepared", prepared)
         with pytest.raises(Killed):
             make("cut").row(row, method, 0)
     with pytest.raises(InputError, match="--resume"):
         make("cut").row(row, method, 0)
     counted: list[int] = []
 
-    def count(self: Any, batches: Any) -> None:
+    def count(self: Any, batches: Any) -> Any:
         counted.append(1)
-        real(self, batches)
+        return real(self, batches)
 
-    monkeypatch.setattr(loop.Engine, "update", count)
+    monkeypatch.setattr(loop.Engine, "prepared", count)
     rest = make("cut", resume=True)
     result = rest.row(row, method, 0)
     assert len(counted) < 20 - cut + 3  # from a checkpoint, not from the start
