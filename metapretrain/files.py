@@ -197,6 +197,18 @@ def read_json(file: Path) -> dict[str, Any] | None:
 _SUM = "sha256"
 
 
+def sha256(data: bytes | Path) -> str:
+    """Return the SHA-256 of bytes, or of a file that is read part by part.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if not isinstance(data, Path):
+        return hashlib.sha256(data).hexdigest()
+    with one_line_errors(f"cannot read {data}"), data.open("rb") as stream:
+        return hashlib.file_digest(stream, _SUM).hexdigest()
+
+
 def tensor_sum(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of names, types, shapes and values, whatever the order of the names.
 

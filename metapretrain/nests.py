@@ -13,12 +13,20 @@ from metapretrain.errors import InputError
 Nest = Any
 
 
-def _fields(nest: Any) -> dict[str, Any]:
-    return {field.name: getattr(nest, field.name) for field in dataclasses.fields(nest)}
+def _opened(nest: Nest) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Nest]] | None:
+    """The parts by key, position or field name, and how a nest of this kind is made of others; None for a leaf.
 
-
-def _is_dataclass(nest: Any) -> bool:
-    return dataclasses.is_dataclass(nest) and not isinstance(nest, type)
+    Not `torch.utils._pytree`: there, dataclasses and other mappings are leaves until they are registered for all of torch.
+    """
+    if isinstance(nest, Mapping):
+        return dict(nest.items()), dict
+    if isinstance(nest, (list, tuple)):
+        make = getattr(nest, "_make", type(nest))  # a named tuple is made by _make
+        return dict(enumerate(nest)), lambda parts: make(parts.values())
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        parts = {field.name: getattr(nest, field.name) for field in dataclasses.fields(nest)}
+        return parts, lambda parts: dataclasses.replace(nest, **parts)
+    return None
 
 
 def named_leaves(nest: Nest, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -28,17 +36,11 @@ def named_leaves(nest: Nest, path: str = "") -> Iterator[tuple[str, Any]]:
         >>> [name for name, _ in named_leaves({"head": {"bias": 1}, "body": [2, 3]})]
         ['head.bias', 'body.0', 'body.1']
     """
-    parts: Any
-    if isinstance(nest, Mapping):
-        parts = nest.items()
-    elif isinstance(nest, (list, tuple)):
-        parts = enumerate(nest)
-    elif _is_dataclass(nest):
-        parts = _fields(nest).items()
-    else:
+    opened = _opened(nest)
+    if opened is None:
         yield path, nest
         return
-    for key, value in parts:
+    for key, value in opened[0].items():
         yield from named_leaves(value, f"{path}.{key}" if path else str(key))
 
 
@@ -63,16 +65,11 @@ def map_tensors(function: Callable[[Tensor], Any], nest: Nest) -> Nest:
     """
     if isinstance(nest, Tensor):
         return function(nest)
-    if isinstance(nest, Mapping):
-        return {key: map_tensors(function, value) for key, value in nest.items()}
-    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        return type(nest)(*(map_tensors(function, value) for value in nest))
-    if isinstance(nest, (list, tuple)):
-        return type(nest)(map_tensors(function, value) for value in nest)
-    if _is_dataclass(nest):
-        changed = {name: map_tensors(function, value) for name, value in _fields(nest).items()}
-        return dataclasses.replace(nest, **changed)
-    return nest
+    opened = _opened(nest)
+    if opened is None:
+        return nest
+    parts, make = opened
+    return make({key: map_tensors(function, value) for key, value in parts.items()})
 
 
 def rebuild(nest: Nest, values: Iterator[Tensor]) -> Nest:

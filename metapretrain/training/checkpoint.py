@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from metapretrain.files import (
     one_line_errors,
     pack,
     reason,
+    sha256,
     sync_folder,
     unpack,
     write_durably,
@@ -130,7 +130,7 @@ def _encode(step: int, state: Any) -> dict[str, bytes]:
     value, tensors = pack(state)
     text = json.dumps({"schema": SCHEMA, "step": step, "state": value}, allow_nan=False, ensure_ascii=False)
     files = {_TENSORS: encode(tensors, checksum=False), _STATE: text.encode(errors="backslashreplace")}
-    sums = {file: {"bytes": len(data), "sha256": _sha256(data)} for file, data in files.items()}
+    sums = {file: {"bytes": len(data), "sha256": sha256(data)} for file, data in files.items()}
     return {**files, _MANIFEST: json_bytes({"schema": SCHEMA, "step": step, "files": sums})}
 
 
@@ -143,9 +143,7 @@ def _decode(path: Path, step: int) -> Any:
             raise CheckpointError(f"{path / _MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}")
         if manifest["step"] != step or json_bytes(manifest) != written:  # it holds no checksum of itself
             raise CheckpointError(f"{path / _MANIFEST} is damaged: not the bytes that were written")
-        sums = {
-            file: (manifest["files"][file]["bytes"], manifest["files"][file]["sha256"]) for file in (_TENSORS, _STATE)
-        }
+        sums = {file: (entry["bytes"], entry["sha256"]) for file, entry in manifest["files"].items()}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is damaged") from error
     data = {}
@@ -153,7 +151,7 @@ def _decode(path: Path, step: int) -> Any:
         data[file] = _read(path / file)
         if len(data[file]) != size:
             raise CheckpointError(f"{path / file} is damaged: {len(data[file])} bytes, {size} were written")
-        if _sha256(data[file]) != digest:
+        if sha256(data[file]) != digest:
             raise CheckpointError(f"{path / file} is damaged: its SHA-256 is not the one of the manifest")
     stored = _json(path / _STATE, data[_STATE])
     if stored.get("step") != step:
@@ -179,10 +177,6 @@ def _json(file: Path, data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} is damaged: not a JSON object")
     return value
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -240,7 +234,7 @@ def write_sums(folder: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    write_file(folder / SUMS, "".join(f"{_sha256_of(file)}  {name}\n" for name, file in _weights(folder).items()))
+    write_file(folder / SUMS, "".join(f"{sha256(file)}  {name}\n" for name, file in _weights(folder).items()))
 
 
 def check_sums(folder: Path) -> None:
@@ -272,7 +266,7 @@ def check_sums(folder: Path) -> None:
             continue  # what was put into a folder of its own afterwards
         if name not in sums:
             raise InputError(f"{file} is damaged: it has no {name}; remove it if the weights are right")
-        if _sha256_of(weights) != sums[name]:
+        if sha256(weights) != sums[name]:
             raise InputError(
                 f"{weights} is damaged, or of another run: its checksum is not that in {file}; put the right file "
                 f"back, or remove {SUMS} if you changed the weights yourself"
@@ -283,8 +277,3 @@ def _weights(folder: Path) -> dict[str, Path]:
     """All files of weights by their path in the folder; a checkpoint has a manifest of its own."""
     found = {file.relative_to(folder): file for file in sorted(folder.rglob("*.safetensors"))}
     return {name.as_posix(): file for name, file in found.items() if name.parts[0] != "checkpoint"}
-
-
-def _sha256_of(file: Path) -> str:
-    with one_line_errors(f"cannot read {file}"), file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
