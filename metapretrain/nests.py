@@ -16,7 +16,7 @@ Nest = Any
 def _opened(nest: Nest) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Nest]] | None:
     """The parts by key, position or field name, and how a nest of this kind is made of others; None for a leaf.
 
-    Not `torch.utils._pytree`: there, dataclasses and other mappings are leaves until they are registered for all of torch.
+    Not `torch.utils._pytree`: there, dataclasses are leaves until they are registered for all of torch.
     """
     if isinstance(nest, Mapping):
         return dict(nest.items()), dict
