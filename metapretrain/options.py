@@ -61,6 +61,8 @@ class Parser(argparse.ArgumentParser):
         given = next((text for text in extra if text.startswith("-")), None)
         if given is None:
             return f"unexpected argument {extra[0]!r}; see {self.prog} --help"
+        if given.partition("=")[0] in self._option_string_actions:
+            return f"{given} stands after --, where no option is read; leave the -- out"
         options = [name for name in self._option_string_actions if name.startswith("--")]
         return _line_of("option", given.partition("=")[0], options)
 

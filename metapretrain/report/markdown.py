@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -31,6 +32,17 @@ def shown(interval: Interval | None, percent: bool = True, sign: str = "") -> st
 
 def _cells(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def printable(line: str) -> str:
+    r"""One line of Markdown that a terminal and a browser show as it is: no control characters, no HTML.
+
+    Example:
+        >>> printable("a\nb<script>"), printable("a < b")
+        ('a\\nb\\<script>', 'a < b')
+    """
+    whole = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    return re.sub(r"<(?=[A-Za-z/!?])", r"\<", whole)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -174,7 +186,7 @@ def markdown(groups: Sequence[Group], incomplete: Sequence[str] = (), problems: 
     if problems:
         lines += [f"Problems: {len(problems)}", ""]
         lines += [f"- {problem}" for problem in problems] + [""]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(map(printable, lines)).rstrip() + "\n"
 
 
 def _about(group: Group) -> tuple[str, ...]:

@@ -131,8 +131,15 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
     return record | {f"published_{name}": value for name, value in (_json_published(group, row) or {}).items()}
 
 
+def _no_formula(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 def csv_text(table: Table) -> str:
-    """The rows of all groups as CSV, fractions; an empty cell is a figure that was not measured."""
+    """The rows of all groups as CSV, fractions; an empty cell is a figure that was not measured.
+
+    A text that spreadsheets would take for a formula has an apostrophe before it.
+    """
     records = [
         _csv_row(group, row, kind)
         for group in table.groups
@@ -142,8 +149,8 @@ def csv_text(table: Table) -> str:
     columns = list(dict.fromkeys(name for record in records for name in record))
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
+    writer.writerow({name: _no_formula(name) for name in columns})
+    writer.writerows({name: _no_formula(value) for name, value in record.items()} for record in records)
     return file.getvalue()
 
 
