@@ -143,7 +143,8 @@ def _decode(path: Path, step: int) -> Any:
             raise CheckpointError(f"{path / _MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}")
         if manifest["step"] != step or json_bytes(manifest) != written:  # it holds no checksum of itself
             raise CheckpointError(f"{path / _MANIFEST} is damaged: not the bytes that were written")
-        sums = {file: (entry["bytes"], entry["sha256"]) for file, entry in manifest["files"].items()}
+        entries = {file: manifest["files"][file] for file in (_TENSORS, _STATE)}
+        sums = {file: (entry["bytes"], entry["sha256"]) for file, entry in entries.items()}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is damaged") from error
     data = {}

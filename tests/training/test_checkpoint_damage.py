@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from metapretrain.files import CheckpointError, load_tensors
+from metapretrain.files import CheckpointError, json_bytes, load_tensors
 from metapretrain.training.checkpoint import load_latest, save
 from tests.training.states import read, same
 
@@ -130,3 +130,11 @@ def test_a_state_of_another_shape_falls_back_to_the_checkpoint_before(tmp_path, 
     manifest["files"]["state.json"] = {"bytes": len(text), "sha256": digest}
     (newest / "manifest.json").write_text(json.dumps(manifest))
     assert load_latest(tmp_path).step == 1
+
+
+@pytest.mark.parametrize("files", [{}, ["state.json"], None])
+def test_a_manifest_without_the_two_files_is_damaged(tmp_path: Path, files: Any) -> None:
+    save(tmp_path, 1, {"w": torch.ones(2)})
+    file = save(tmp_path, 2, {"w": torch.zeros(2)}) / "manifest.json"
+    file.write_bytes(json_bytes({**json.loads(file.read_bytes()), "files": files}))
+    assert read(tmp_path)[0] == 1
