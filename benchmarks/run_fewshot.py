@@ -20,7 +20,7 @@ from pathlib import Path
 from report_fewshot import LAYOUT
 
 from metapretrain.data.few_shot import FewShotData
-from metapretrain.data.registry import load_few_shot, names_giving
+from metapretrain.data.registry import DATASETS, load_few_shot, names_giving
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
@@ -93,7 +93,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
             parser.error("method encoder needs the run to score: --encoder RUN")
     if options.image_folder is not None:
         options.dataset, options.data_dir = "image-folder", options.image_folder
-    if options.smoke and options.data_dir is None:
+    if options.smoke and options.data_dir is None and DATASETS[options.dataset].needs_folder:
         options.dataset = "made"
     return options
 

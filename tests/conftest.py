@@ -61,12 +61,13 @@ def ranks() -> Callable[[int], list[dict[str, str]]]:
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What a test registers is forgotten after it."""
+    from metapretrain.data.registry import DATASETS
     from metapretrain.experiments.images.objectives import OBJECTIVES
     from metapretrain.experiments.schedule.tasks import TASKS
     from metapretrain.scheduling import SCHEDULERS
 
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (known, dict(known)) for known in (SCHEDULERS, TASKS, OBJECTIVES)
+        (known, dict(known)) for known in (SCHEDULERS, TASKS, OBJECTIVES, DATASETS)
     ]
     yield
     for known, before in kept:

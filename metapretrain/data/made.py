@@ -162,7 +162,7 @@ NOTE = "made by the project: for trying out, not for figures"
 
 
 def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceData]:
-    """Make small data sets under the names that :func:`~metapretrain.data.sentiment.load_sentiment` reads.
+    """Make small data sets under the names that :func:`~metapretrain.data.registry.load_sentiment` reads.
 
     A review says two things with adjectives of its class; each downstream set has its own topic, the pretraining
     data has five topics, and no review stands twice in a set.

@@ -1,4 +1,4 @@
-"""A scheduler, a source and a loss of one's own, by `--plugin`: the guides' first files in the scripts."""
+"""A scheduler, a source, a loss, images and texts of one's own, by `--plugin`: the guides' files in the scripts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SMOKE = ["--smoke", "--device", "cpu", "--no-figures"]
 def script(tmp_path: Path) -> Callable[..., Path]:
     """Run a script with the block of a guide that registers something; return the folder of its runs."""
 
-    def run(name: str, guide: str, *words: str) -> Path:
+    def run(name: str, guide: str, *words: str, call: str = "register(") -> Path:
         file, out = tmp_path / "mine.py", tmp_path / "runs"
-        (code,) = [code for code in blocks(ROOT / "docs" / guide, "python") if "\nregister(" in code]
+        (code,) = [code for code in blocks(ROOT / "docs" / guide, "python") if f"\n{call}" in code]
         file.write_text(code)
         main = importlib.import_module(f"benchmarks.{name}").main
         assert main([*SMOKE, "--plugin", str(file), "--out", str(out), *words]) == 0
@@ -60,8 +60,40 @@ def test_a_source_of_ones_own(script: Callable[..., Path]) -> None:
 
 
 def test_a_loss_of_ones_own_is_a_row(script: Callable[..., Path]) -> None:
-    out = script("run_stl10", "own-images.md", "--dataset", "digits", "--methods", "supervised-resnet18,my-loss")
+    out = script(
+        "run_stl10",
+        "own-images.md",
+        "--dataset",
+        "digits",
+        "--methods",
+        "supervised-resnet18,my-loss",
+        call='register("my-loss"',
+    )
     found = {file.parent.name: json.loads(file.read_text()) for file in out.rglob("result.json")}
     assert set(found) == {"supervised-resnet18-s0", "pretrain-my-loss-s0", "my-loss-s0"}
     assert found["my-loss-s0"]["budget"]["pretrain_updates"] > 0
     assert len({found[name]["budget"]["encoder_passes"] for name in ("my-loss-s0", "supervised-resnet18-s0")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("run_stl10", ["--methods", "supervised-resnet18"]),
+        ("run_fewshot", ["--methods", "protonet", "--image-size", "28", "--settings", "2w1s", "--queries", "3"]),
+    ],
+)
+def test_images_of_ones_own(script: Callable[..., Path], name: str, words: list[str]) -> None:
+    out = script(name, "own-images.md", "--dataset", "my-digits", *words, call="register(DatasetInfo")
+    (file,) = out.rglob("result.json")
+    result = json.loads(file.read_text())
+    assert result["dataset"].startswith("my-digits") and 0 < result["metrics"]["test_accuracy"] <= 1
+
+
+def test_a_text_task_of_ones_own(script: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(blocks(ROOT / "docs" / "own-text-tasks.md", "python")[0], {})  # the tables of the guide
+    words = ["--tasks", "cs224n,topics", "--data-dir", "topics", "--methods", "cross"]
+    out = script("run_text", "own-text-tasks.md", *words)
+    (file,) = out.rglob("cross-s0/result.json")
+    metrics = json.loads(file.read_text())["metrics"]
+    assert {"topic_accuracy", "sst_accuracy", "sts_pearson"} <= metrics.keys()
