@@ -14,6 +14,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -301,7 +302,7 @@ def load_plugin(path: str | Path) -> None:
     """Import a Python file, once in a process: what it registers is then known by its name.
 
     Raises:
-        InputError: there is no such Python file.
+        InputError: there is no such Python file, or an error in it, told with its line.
     """
     file = user_path(path).resolve()
     if file.suffix != ".py" or not file.is_file():
@@ -315,9 +316,13 @@ def load_plugin(path: str | Path) -> None:
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        if isinstance(error, InputError) or not isinstance(error, Exception):
+            raise
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else "?"
+        raise InputError(f"--plugin {path}, line {line}: {type(error).__name__}: {error}") from error
 
 
 def _load_plugins(argv: Sequence[str] | None) -> None:

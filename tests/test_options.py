@@ -15,7 +15,16 @@ import torch
 
 from metapretrain.checks import check_device, check_precision
 from metapretrain.errors import InputError
-from metapretrain.options import Parser, common_options, fraction, main_guard, names, positive_float, positive_int
+from metapretrain.options import (
+    Parser,
+    common_options,
+    fraction,
+    load_plugin,
+    main_guard,
+    names,
+    positive_float,
+    positive_int,
+)
 
 METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
 
@@ -276,3 +285,18 @@ def test_a_plugin_is_imported_once_before_any_name_is_read(tmp_path: Path, capsy
         assert main(["--plugin", str(wrong)]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 2 and "no such Python file" in told
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
+        ("import math\n\nmath.nothing\n", "line 3: AttributeError"),
+        ("def f():\n    return 1 / 0\nf()\n", "line 2: ZeroDivisionError"),
+    ],
+)
+def test_an_error_in_a_plugin_is_one_line(code: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    with pytest.raises(InputError, match=told):
+        load_plugin(file)
