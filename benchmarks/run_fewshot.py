@@ -53,7 +53,7 @@ def methods_of(ways: int) -> dict[str, FewShotMethod]:
 
 
 @option_type
-def settings_of(text: str) -> list[str]:
+def ways_shots(text: str) -> list[str]:
     """Ways and shots such as `5w1s,20w5s`, or `all` of the four of the papers."""
     given = list(SETTINGS) if text == "all" else [part for part in text.split(",") if part]
     wrong = [part for part in given if re.fullmatch(r"[1-9]\d*w[1-9]\d*s", part) is None]
@@ -77,7 +77,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--dataset", choices=known, default="omniglot", metavar="NAME", help=f"{', '.join(known)} (default: omniglot)")
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="28, or 84 for an image folder")
-    add("--settings", type=settings_of, default=list(SETTINGS), metavar="5w1s,...|all", help="ways and shots (all)")
+    add("--settings", type=ways_shots, default=list(SETTINGS), metavar="5w1s,...|all", help="ways and shots (all)")
     add("--queries", type=positive_int, default=15, help="query images a class in validation and test (default: 15)")
     add("--backbone", choices=BACKBONES, default="conv4", help="conv4 (default), or learn2learn's l2l-*")
     add("--holder", choices=HOLDERS, default="labels", help="what holds the classes; learn2learn: its MetaDataset")

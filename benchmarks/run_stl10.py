@@ -24,7 +24,7 @@ from metapretrain.experiments.command import Table, machine_of, script_main, tab
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import ImageExperiment
 from metapretrain.experiments.images.objectives import own_objectives
-from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import SCHEDULED, ImageMethod
 from metapretrain.experiments.recipe import Proto, override, refuse_two_schedules, schedule_names
 from metapretrain.options import Parser, option_type, pixels
@@ -46,29 +46,29 @@ METHODS = {
 SCHEDULED_ROWS = {"scheduled": ImageMethod(SCHEDULED), "scheduled-frozen": ImageMethod(SCHEDULED, frozen=True)}
 
 # "paper": random weights and plain training, with the choices that the poster leaves open fixed before the first test.
-PAPER = Recipe(
+PAPER = ImageRecipe(
     epochs=100,
     pretrain_share=0.8,
     batch_size=128,
     encoder="resnet18",
-    supervised=Phase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
-    prl=Phase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
-    simclr=Phase(lr=1e-3, optimizer="adamw", weight_decay=1e-4, augment="simclr"),
-    frozen=Phase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
-    unfrozen=Phase(lr=1e-4, optimizer="adamw", weight_decay=1e-4),
+    supervised=ImagePhase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
+    prl=ImagePhase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
+    simclr=ImagePhase(lr=1e-3, optimizer="adamw", weight_decay=1e-4, augment="simclr"),
+    frozen=ImagePhase(lr=1e-3, optimizer="adamw", weight_decay=1e-4),
+    unfrozen=ImagePhase(lr=1e-4, optimizer="adamw", weight_decay=1e-4),
 )
 # "strong": chosen on the validation images, with as many trials for the supervised row as for PRL.
-STRONG = Recipe(
+STRONG = ImageRecipe(
     epochs=200,
     pretrain_share=0.5,
     batch_size=128,
     encoder="resnet18",
     stem="3x3",
-    supervised=Phase(lr=0.1, augment="strong", weight_decay=1e-3, label_smoothing=0.1),
-    prl=Phase(lr=0.05, augment="strong", weight_decay=1e-3, label_smoothing=0.1),
-    simclr=Phase(lr=0.1, augment="simclr"),
-    frozen=Phase(lr=0.05, augment="strong", label_smoothing=0.1),
-    unfrozen=Phase(lr=0.1, augment="strong", weight_decay=1e-3, label_smoothing=0.1),
+    supervised=ImagePhase(lr=0.1, augment="strong", weight_decay=1e-3, label_smoothing=0.1),
+    prl=ImagePhase(lr=0.05, augment="strong", weight_decay=1e-3, label_smoothing=0.1),
+    simclr=ImagePhase(lr=0.1, augment="simclr"),
+    frozen=ImagePhase(lr=0.05, augment="strong", label_smoothing=0.1),
+    unfrozen=ImagePhase(lr=0.1, augment="strong", weight_decay=1e-3, label_smoothing=0.1),
     proto=Proto(distance="sqeuclidean", temperature=16.0, learn_temperature=True, query_fraction=0.5),
 )
 RECIPES = {"paper": PAPER, "strong": STRONG}
@@ -121,7 +121,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     return options
 
 
-def data_of(options: Namespace, recipe: Recipe) -> ImageData:
+def data_of(options: Namespace, recipe: ImageRecipe) -> ImageData:
     """Read the images and hold the validation part back."""
     if options.validate and options.train_on_all:
         raise InputError("--validate scores the images that --train-on-all would train on: give one of them")
@@ -151,7 +151,7 @@ def data_of(options: Namespace, recipe: Recipe) -> ImageData:
     return ImageData.of(train, test, 0 if options.train_on_all else recipe.validation)
 
 
-def recipe_of(options: Namespace) -> Recipe:
+def recipe_of(options: Namespace) -> ImageRecipe:
     """Return the chosen recipe with the changes of the command line."""
     refuse_two_schedules(options.schedule, options.changes)
     recipe = RECIPES[options.recipe]

@@ -153,7 +153,7 @@ def training_steps(batch: int, compiled: bool, graph: bool) -> Callable[[int], N
     """Updates by the engine of the training loop, batches drawn as it draws them."""
     from metapretrain.episodes import ShuffledBatches, TaskStream
     from metapretrain.experiments.images.data import Images
-    from metapretrain.experiments.images.objectives import Step, Supervised
+    from metapretrain.experiments.images.objectives import ImageStep, Supervised
     from metapretrain.models import build_encoder, build_head
     from metapretrain.training import TrainSettings
     from metapretrain.training.devices import compile_parts, make_accelerator
@@ -165,7 +165,7 @@ def training_steps(batch: int, compiled: bool, graph: bool) -> Callable[[int], N
     augment = make_augmentation("strong", SIZE, 3, MEAN, STD, channels_last=cuda)
     encoder = build_encoder("resnet18", channels=3, image_size=SIZE)
     task = Supervised(Images(data, augment), build_head("linear", encoder.features, 10))
-    step = Step(encoder.to(memory_format=torch.channels_last) if cuda else encoder, {"supervised": task})
+    step = ImageStep(encoder.to(memory_format=torch.channels_last) if cuda else encoder, {"supervised": task})
     settings = TrainSettings(steps=1, lr=0.01, precision="bf16" if cuda else "fp32", cuda_graph=graph)
     accelerator = make_accelerator("auto", settings.precision)
     step.to(accelerator.device)

@@ -31,7 +31,7 @@ def images(rank: int, world: int) -> tuple[Any, Any, int]:
     from metapretrain.data.images import ImageSet
     from metapretrain.episodes import ShuffledBatches
     from metapretrain.experiments.images.data import Images
-    from metapretrain.experiments.images.objectives import PRL, Step
+    from metapretrain.experiments.images.objectives import PRL, ImageStep
     from metapretrain.models import build_encoder
     from metapretrain.protonet import ProtoLoss
 
@@ -45,7 +45,7 @@ def images(rank: int, world: int) -> tuple[Any, Any, int]:
     proto = ProtoLoss("query", num_classes=10, gather=world > 1)
     encoder = build_encoder("resnet18", channels=3, image_size=96)
     rows = next(iter(ShuffledBatches(2 * batch, batch // world, seed=0, rank=rank, world_size=world)))
-    return Step(encoder, {"prl": PRL(source, proto)}), {"prl": rows}, batch
+    return ImageStep(encoder, {"prl": PRL(source, proto)}), {"prl": rows}, batch
 
 
 def tasks(rank: int, world: int) -> tuple[Any, Any, int]:
@@ -66,14 +66,16 @@ def tokens(rank: int, world: int) -> tuple[Any, Any, int]:
 
     from metapretrain.data.made import made_tasks
     from metapretrain.data.tokens import Tokens
-    from metapretrain.experiments.text.objectives import Labels, TextRows, TextStep, build_heads
+    from metapretrain.experiments.text.objectives import TextLabels, TextRows, TextStep, build_heads
     from metapretrain.experiments.text.recipe import TextMethod
     from metapretrain.experiments.text.streams import TextStream
 
     rows = {name: Tokens.from_rows(random_rows(name, size().rows)) for name in LENGTHS}
     made, encoder = made_tasks(rows=size().rows), new_encoder()
     heads = build_heads(made, TextMethod(joined=True), "mlp", encoder.features)
-    step = TextStep(encoder, {task.name: Labels(TextRows(task, rows[task.name]), heads[task.name]) for task in made})
+    step = TextStep(
+        encoder, {task.name: TextLabels(TextRows(task, rows[task.name]), heads[task.name]) for task in made}
+    )
     stream = TextStream(rows, size().batch, "longest", seed=0, steps=1, multiple=MULTIPLE, rank=rank, world_size=world)
     batch = next(iter(stream))
     return step, batch, stream.tokens_given

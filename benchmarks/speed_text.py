@@ -17,7 +17,7 @@ from torch import Tensor
 
 from metapretrain.data.made import made_tasks
 from metapretrain.data.tokens import Tokens
-from metapretrain.experiments.text.objectives import Labels, TextRows, TextStep, build_heads
+from metapretrain.experiments.text.objectives import TextLabels, TextRows, TextStep, build_heads
 from metapretrain.experiments.text.recipe import TextMethod
 from metapretrain.experiments.text.streams import TextStream
 from metapretrain.models.language_models import tiny_tokenizer
@@ -107,7 +107,7 @@ class Work:
         tasks = made_tasks(rows=size().rows)
         self.encoder = new_encoder()
         heads = build_heads(tasks, TextMethod(joined=True), "mlp", self.encoder.features)
-        objectives = {t.name: Labels(TextRows(t, self.tokens[t.name]), heads[t.name]) for t in tasks}
+        objectives = {t.name: TextLabels(TextRows(t, self.tokens[t.name]), heads[t.name]) for t in tasks}
         step = TextStep(self.encoder, objectives)
         settings = TrainSettings(steps=1, lr=1e-5, optimizer="adamw", precision=precision(), cuda_graph=graph)
         accelerator = make_accelerator("auto", precision())

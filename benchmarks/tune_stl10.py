@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuning import Scores, folder_of, run_trials, score_table
+from tuning import folder_of, run_trials, score_table
 
 from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard, names
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def table(root: Path) -> str:
     """Write the trials' validation accuracies as JSON below `root` and return them as lines, best first."""
 
-    def read(result: Any) -> tuple[str, Scores] | None:
+    def read(result: Any) -> tuple[str, dict[str, Any]] | None:
         if result["method"].startswith("pretrain-"):
             return None
         scores = {name: value for name, value in result["metrics"].items() if name.startswith("validation")}

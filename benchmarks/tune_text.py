@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuning import Scores, folder_of, run_trials, score_table
+from tuning import folder_of, run_trials, score_table
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.options import Parser, common_options, main_guard
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def table(root: Path) -> str:
     """Write the trials' validation scores as JSON below `root` and return them as lines, best first."""
 
-    def read(result: Any) -> tuple[str, Scores] | None:
+    def read(result: Any) -> tuple[str, dict[str, Any]] | None:
         if result["kind"] != "tuning":
             return None
         names = ("overall", "sst_accuracy", "para_accuracy", "sts_pearson", "nearest_prototype_overall")

@@ -12,8 +12,6 @@ from typing import Any
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import run_jobs, slots
 
-Scores = dict[str, Any]
-
 
 def run_trials(script: str, trials: Mapping[str, Sequence[str]], options: Namespace, more: Iterable[str]) -> bool:
     """Run the trials `{name: options}` of recipe "strong" side by side; with --dry-run print them and return False.
@@ -39,7 +37,7 @@ def folder_of(script: str, options: Namespace) -> Path:
     return folder
 
 
-def score_table(root: Path, pattern: str, main: str, read: Callable[[Any], tuple[str, Scores] | None]) -> str:
+def score_table(root: Path, pattern: str, main: str, read: Callable[[Any], tuple[str, dict[str, Any]] | None]) -> str:
     """Write the trials' scores as JSON below `root` and return them as lines, best first by the score `main`.
 
     `read` gives a trial's name and scores from its result.json, or None for a result that is no trial.
@@ -47,7 +45,7 @@ def score_table(root: Path, pattern: str, main: str, read: Callable[[Any], tuple
     Raises:
         InputError: a result that cannot be read.
     """
-    found: dict[str, Scores] = {}
+    found: dict[str, dict[str, Any]] = {}
     for file in root.glob(pattern):
         try:
             trial = read(json.loads(file.read_text(encoding="utf-8")))

@@ -40,8 +40,8 @@ class PhaseTerms:
             InputError: a value out of its range.
 
         Example:
-            >>> from metapretrain.experiments.images.recipe import Phase
-            >>> settings = Phase(lr=0.1, ema=0.9).settings(20, device="cpu")
+            >>> from metapretrain.experiments.images.recipe import ImagePhase
+            >>> settings = ImagePhase(lr=0.1, ema=0.9).settings(20, device="cpu")
             >>> settings.lr, settings.ema, settings.steps, settings.device
             (0.1, 0.9, 20, 'cpu')
         """

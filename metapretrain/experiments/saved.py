@@ -16,7 +16,7 @@ from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.data.tokens import tokenize
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.text.data import read_rows, write_table
-from metapretrain.experiments.text.objectives import Output, added, build_heads, predict
+from metapretrain.experiments.text.objectives import Output, added, build_heads, head_predictions
 from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import CheckpointError, load_tensors, read_json
@@ -128,7 +128,7 @@ class SavedTextModel(nn.Module):
         tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined)
         z = embed_tokens(self.encoder, tokens, next(self.encoder.parameters()).device, self.limit)
         if task in self.heads:
-            return predict(output, self.heads[task], z).cpu()
+            return head_predictions(output, self.heads[task], z).cpu()
         nearest = torch.cdist(added(z), self.prototypes[task].to(z[0].device)).argmin(1).cpu()
         return nearest.float() + output.low if output.regression else nearest
 

@@ -12,14 +12,14 @@ from metapretrain.data.images import ImageSet
 from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.images import training
 from metapretrain.experiments.images.data import ImageData
-from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import ImageMethod
 from metapretrain.experiments.recipe import Proto
 from metapretrain.models import Encoder
 from metapretrain.training import loop
 
-PLAIN = Phase(lr=0.02)
-RECIPE = Recipe(
+PLAIN = ImagePhase(lr=0.02)
+RECIPE = ImageRecipe(
     epochs=4,
     pretrain_share=0.5,
     batch_size=12,
@@ -27,7 +27,7 @@ RECIPE = Recipe(
     validation=12,
     supervised=PLAIN,
     prl=PLAIN,
-    simclr=Phase(lr=0.02, augment="plain"),
+    simclr=ImagePhase(lr=0.02, augment="plain"),
     frozen=PLAIN,
     unfrozen=PLAIN,
     proto=Proto(query_fraction=0.5),
@@ -49,11 +49,11 @@ def data() -> ImageData:
 
 
 @pytest.fixture
-def recipe() -> Recipe:
+def recipe() -> ImageRecipe:
     return RECIPE
 
 
-def pretrain(objective: str, data: ImageData, recipe: Recipe, seed: int, machine: Machine) -> tuple[Encoder, Any]:
+def pretrain(objective: str, data: ImageData, recipe: ImageRecipe, seed: int, machine: Machine) -> tuple[Encoder, Any]:
     """Pretrain a new encoder, without a run folder."""
     method = ImageMethod(objective, head=None)
     encoder, job = training.pretraining(Context("pretrain", method, seed, recipe, data, machine, shared=True))
@@ -61,7 +61,7 @@ def pretrain(objective: str, data: ImageData, recipe: Recipe, seed: int, machine
 
 
 def finetune(
-    encoder: Encoder, method: ImageMethod, data: ImageData, recipe: Recipe, seed: int, machine: Machine
+    encoder: Encoder, method: ImageMethod, data: ImageData, recipe: ImageRecipe, seed: int, machine: Machine
 ) -> tuple[nn.Module, Any]:
     """Train a new head on an encoder, without a run folder."""
     head, job = training.finetuning(Context("row", method, seed, recipe, data, machine), encoder)

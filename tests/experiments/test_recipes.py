@@ -8,13 +8,13 @@ import pytest
 
 from metapretrain.errors import InputError
 from metapretrain.experiments.images import demo
-from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.recipe import Proto, override
 from metapretrain.experiments.text.recipe import TextPhase
 from metapretrain.training import TrainSettings
 
 
-def test_changes_are_made_in_order_and_the_recipe_is_left_as_it_was(recipe: Recipe) -> None:
+def test_changes_are_made_in_order_and_the_recipe_is_left_as_it_was(recipe: ImageRecipe) -> None:
     before = dataclasses.asdict(recipe)
     changed = override(
         recipe,
@@ -95,15 +95,15 @@ def test_changes_are_made_in_order_and_the_recipe_is_left_as_it_was(recipe: Reci
         ("proto.memory=epochs", "did you mean 'epoch'"),
     ],
 )
-def test_bad_changes_are_refused_in_one_line_that_repeats_them(recipe: Recipe, change: str, part: str) -> None:
+def test_bad_changes_are_refused_in_one_line_that_repeats_them(recipe: ImageRecipe, change: str, part: str) -> None:
     with pytest.raises(InputError) as error:
         override(recipe, ["epochs=2", change])
     assert part in str(error.value) and change in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_recipe_made_in_python_is_checked_too(recipe: Recipe) -> None:
+def test_a_recipe_made_in_python_is_checked_too(recipe: ImageRecipe) -> None:
     for make in (
-        lambda: Phase(lr=0),
+        lambda: ImagePhase(lr=0),
         lambda: Proto(distance="cosin"),
         lambda: dataclasses.replace(recipe, batch_size=0),
     ):
@@ -112,8 +112,8 @@ def test_a_recipe_made_in_python_is_checked_too(recipe: Recipe) -> None:
     assert demo.RECIPE.validation == 147
 
 
-@pytest.mark.parametrize("make", [Phase, TextPhase])
-def test_a_phase_is_checked_and_trained_with_the_same_settings(make: type[Phase | TextPhase]) -> None:
+@pytest.mark.parametrize("make", [ImagePhase, TextPhase])
+def test_a_phase_is_checked_and_trained_with_the_same_settings(make: type[ImagePhase | TextPhase]) -> None:
     phase = make(0.3, optimizer="sgd", weight_decay=0.1, schedule="linear", warmup=0.2, label_smoothing=0.4)
     expected = TrainSettings(7, 0.3, "sgd", weight_decay=0.1, schedule="linear", warmup=0.2, device="cpu", seed=5)
     assert phase.settings(7, device="cpu", seed=5) == expected
@@ -124,7 +124,7 @@ def test_a_phase_is_checked_and_trained_with_the_same_settings(make: type[Phase 
 
 def test_a_new_term_of_a_phase_is_one_field() -> None:
     @dataclasses.dataclass(frozen=True)
-    class Heavy(Phase):
+    class Heavy(ImagePhase):
         momentum: float = 0.5
 
     assert Heavy(0.1, ema=0.9).settings(3) == TrainSettings(3, 0.1, momentum=0.5, ema=0.9)

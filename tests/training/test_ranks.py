@@ -13,7 +13,7 @@ from torch import nn
 from metapretrain.data.images import ImageSet
 from metapretrain.experiments.images.training import ImageData
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.images.objectives import PRL, Images, SimCLR, Step, Supervised
+from metapretrain.experiments.images.objectives import PRL, Images, SimCLR, ImageStep, Supervised
 from metapretrain.data.augment import make_augmentation
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.models.encoders import mlp, small_conv
@@ -41,7 +41,7 @@ task = {
     "simclr": lambda: SimCLR(source, nn.Linear(16, 8)),
 }[kind]()
 rows = ShuffledBatches(64, 32 // machine.world, seed=1, rank=machine.rank, world_size=machine.world)
-step = Step(encoder, {kind: task})
+step = ImageStep(encoder, {kind: task})
 settings = TrainSettings(steps=6, lr=0.05, device="cpu", local_batchnorm=sys.argv[2] == "local")
 train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), settings)
 if machine.rank == 0:

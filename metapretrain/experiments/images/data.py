@@ -13,7 +13,7 @@ from metapretrain.data.augment import BatchAugment, make_augmentation
 from metapretrain.data.images import ImageSet, validation_split
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.images.recipe import Phase
+from metapretrain.experiments.images.recipe import ImagePhase
 
 
 class Images(nn.Module):
@@ -95,7 +95,7 @@ class ImageData:
         }
 
 
-def images_of(data: ImageData, phase: Phase, machine: Machine) -> Images:
+def images_of(data: ImageData, phase: ImagePhase, machine: Machine) -> Images:
     """Return the training images, augmented as the phase says."""
     train = data.train
     changes: dict[str, bool] = {"channels_last": machine.device != "cpu"}

@@ -12,7 +12,7 @@ from metapretrain.data.registry import load_images
 from metapretrain.experiments.command import Table, machine_of, run_tables, table_arguments
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import ImageExperiment
-from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import ImageMethod
 from metapretrain.experiments.recipe import Proto
 
@@ -22,16 +22,16 @@ METHODS = {
     "prl-standard": ImageMethod("prl-standard"),
     "prl-query": ImageMethod("prl-query"),
 }
-RECIPE = Recipe(
+RECIPE = ImageRecipe(
     epochs=20,
     pretrain_share=0.7,
     batch_size=64,
     encoder="small-conv",
-    supervised=Phase(lr=0.05, augment="plain"),
-    prl=Phase(lr=0.05, augment="plain"),
-    simclr=Phase(lr=0.05, augment="plain"),
-    frozen=Phase(lr=0.05, augment="plain"),
-    unfrozen=Phase(lr=0.02, augment="plain"),
+    supervised=ImagePhase(lr=0.05, augment="plain"),
+    prl=ImagePhase(lr=0.05, augment="plain"),
+    simclr=ImagePhase(lr=0.05, augment="plain"),
+    frozen=ImagePhase(lr=0.05, augment="plain"),
+    unfrozen=ImagePhase(lr=0.02, augment="plain"),
     proto=Proto(distance="euclidean"),
     validation=147,
 )

@@ -14,7 +14,7 @@ from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import accuracy, knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.images.data import ImageData
-from metapretrain.experiments.images.recipe import Recipe
+from metapretrain.experiments.images.recipe import ImageRecipe
 from metapretrain.experiments.images.training import (
     SCHEDULED,
     ImageContext,
@@ -70,7 +70,7 @@ class TrainedImages:
 
 
 @dataclass(frozen=True)
-class ImageExperiment(Experiment[Recipe, ImageData, ImageMethod, TrainedImages, "ImageScores"]):
+class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedImages, "ImageScores"]):
     """An image experiment: see `Experiment`; maps and confusion matrices are its figures."""
 
     layout: Layout | None = IMAGES

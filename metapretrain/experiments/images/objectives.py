@@ -20,7 +20,7 @@ from metapretrain.draws import seeded
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData, Images, images_of
-from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.models import Encoder, build_head, projection
 from metapretrain.protonet import ProtoLoss, check_labels, gather_rows
 
@@ -207,7 +207,7 @@ class WeightedLosses(nn.Module, Generic[T]):
                 part.reset_epoch()
 
 
-class Step(WeightedLosses[Objective]):
+class ImageStep(WeightedLosses[Objective]):
     """The losses of one update: an encoder and the objectives that share it.
 
     Args:
@@ -223,7 +223,7 @@ class Step(WeightedLosses[Objective]):
         >>> from metapretrain.data.images import ImageSet
         >>> data = ImageSet(torch.zeros(8, 1, 8, 8, dtype=torch.uint8), torch.arange(8) % 2, ["cat", "dog"])
         >>> images = Images(data, make_augmentation("none", 8, 1, [0.5], [0.25]))
-        >>> step = Step(nn.Flatten(), {"prl": PRL(images, ProtoLoss(num_classes=2))})
+        >>> step = ImageStep(nn.Flatten(), {"prl": PRL(images, ProtoLoss(num_classes=2))})
         >>> {name: round(loss.item(), 3) for name, loss in step({"prl": torch.arange(8)}).items()}  # ln 2
         {'prl': 0.693}
     """
@@ -253,8 +253,8 @@ class Parts:
     images: Images
     features: int
     classes: int
-    recipe: Recipe
-    phase: Phase
+    recipe: ImageRecipe
+    phase: ImagePhase
     seed: int
     gather: bool
 
@@ -312,7 +312,7 @@ def register(name: str, kind: type[Objective], *, phase: str = "supervised") -> 
         raise InputError(f"objective {name} is {kind!r}; give a subclass of Objective")
     if name in OBJECTIVES and OBJECTIVES[name].kind.__qualname__ != kind.__qualname__:
         raise InputError(f"there is an objective {name} already; take another name")
-    one_of("phase of a recipe", phase, [each.name for each in fields(Recipe) if each.type == "Phase"])
+    one_of("phase of a recipe", phase, [each.name for each in fields(ImageRecipe) if each.type == "ImagePhase"])
     OBJECTIVES[name] = Entry(kind, phase, kind.build)
 
 
@@ -332,7 +332,7 @@ def sources() -> dict[str, str]:
 
 
 def build_objectives(
-    names: Iterable[str], encoder: Encoder, data: ImageData, recipe: Recipe, seed: int, machine: Machine
+    names: Iterable[str], encoder: Encoder, data: ImageData, recipe: ImageRecipe, seed: int, machine: Machine
 ) -> dict[str, Objective]:
     """Build objectives of :data:`OBJECTIVES` for an encoder; their weights are a function of `seed` and of `names`."""
     built = {}

@@ -12,7 +12,7 @@ from metapretrain.models import ENCODERS, STEMS
 
 
 @dataclass(frozen=True)
-class Phase(PhaseTerms):
+class ImagePhase(PhaseTerms):
     """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.
 
     `augment` names a preset of :data:`metapretrain.data.augment.AUGMENTATIONS`.
@@ -34,7 +34,7 @@ class Phase(PhaseTerms):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ImageRecipe:
     """Choices of an image experiment.
 
     Args:
@@ -59,11 +59,11 @@ class Recipe:
     pretrain_share: float
     batch_size: int
     encoder: str
-    supervised: Phase
-    prl: Phase
-    simclr: Phase
-    frozen: Phase
-    unfrozen: Phase
+    supervised: ImagePhase
+    prl: ImagePhase
+    simclr: ImagePhase
+    frozen: ImagePhase
+    unfrozen: ImagePhase
     proto: Proto = field(default_factory=Proto)
     stem: str = "standard"
     validation: int = 500
@@ -79,3 +79,6 @@ class Recipe:
             whole(name, getattr(self, name), least)
         number("pretrain_share", self.pretrain_share, above=0, below=1)
         number("simclr_temperature", self.simclr_temperature, above=0)
+
+
+Phase, Recipe = ImagePhase, ImageRecipe  # as guides named them before

@@ -17,13 +17,13 @@ from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.images.data import ImageData, images_of
 from metapretrain.experiments.images.objectives import (
     OBJECTIVES,
+    ImageStep,
     Objective,
-    Step,
     Supervised,
     build_objectives,
     sources,
 )
-from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.recipe import choices_of, probing, row_probe
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head
 from metapretrain.scheduling import Probe, build_scheduler, parse_schedule
@@ -46,10 +46,10 @@ class ImageMethod:
         return None if self.objective == "supervised" else self.objective
 
 
-ImageContext = Context[Recipe, ImageData, ImageMethod]
+ImageContext = Context[ImageRecipe, ImageData, ImageMethod]
 
 
-def new_encoder(data: ImageData, recipe: Recipe, seed: int, name: str | None = None) -> Encoder:
+def new_encoder(data: ImageData, recipe: ImageRecipe, seed: int, name: str | None = None) -> Encoder:
     """Build an encoder with random weights that are a function of `seed`."""
     with seeded(seed):
         return build_encoder(
@@ -67,7 +67,7 @@ def views(objective: str) -> int:
     return 1 if objective == SCHEDULED else OBJECTIVES[objective].kind.views
 
 
-def updates(recipe: Recipe, data: ImageData, method: ImageMethod) -> tuple[int, int]:
+def updates(recipe: ImageRecipe, data: ImageData, method: ImageMethod) -> tuple[int, int]:
     """Return the updates of pretraining and of the phase with a head, for exactly the same encoder passes a row.
 
     A row may pass `epochs * training images` images through the encoder. An update passes a batch, and SimCLR's two
@@ -102,7 +102,7 @@ def pretraining(context: ImageContext) -> tuple[Encoder, Training]:
     task = build_objectives([objective], encoder, data, recipe, context.seed, context.machine)[objective]
     evaluate = by_prototypes(encoder, data) if len(data.validation) else None
     steps, _ = updates(recipe, data, context.method)
-    step, stream = Step(encoder, {objective: task}), _stream(context, objective, task, steps)
+    step, stream = ImageStep(encoder, {objective: task}), _stream(context, objective, task, steps)
     phase = getattr(recipe, OBJECTIVES[objective].phase)
     return encoder, _training(context, step, stream, phase, steps, evaluate, objective)
 
@@ -125,7 +125,7 @@ def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Trai
 
     _, steps = updates(recipe, data, method)
     held = evaluate if len(data.validation) else None
-    step, stream = Step(model, {"supervised": task}), _stream(context, "supervised", task, steps)
+    step, stream = ImageStep(model, {"supervised": task}), _stream(context, "supervised", task, steps)
     return head, _training(context, step, stream, phase, steps, held, "supervised")
 
 
@@ -187,9 +187,9 @@ def _stream(context: ImageContext, name: str, task: Objective, steps: int) -> Ta
 
 def _training(
     context: ImageContext,
-    step: Step,
+    step: ImageStep,
     stream: TaskStream,
-    phase: Phase,
+    phase: ImagePhase,
     steps: int,
     evaluate: Callable[[int], Mapping[str, float]] | None,
     title: str,
@@ -212,7 +212,7 @@ def _training(
     return Training(step, stream, settings, evaluate, f"{title} seed {context.seed}")
 
 
-def check_scheduled(recipe: Recipe, machine: Machine) -> None:
+def check_scheduled(recipe: ImageRecipe, machine: Machine) -> None:
     """Refuse no schedule or a bad one, several processes, and a batch that views cannot part."""
     if not recipe.scheduler:
         raise InputError("a scheduled row needs a schedule: give --schedule, such as --schedule round-robin")
@@ -242,7 +242,7 @@ def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
     names = sources()
     built = build_objectives(names.values(), encoder, data, recipe, seed, machine)
     objectives = {name: built[objective] for name, objective in names.items()}
-    step = Step(encoder, objectives)
+    step = ImageStep(encoder, objectives)
     sizes = {name: recipe.batch_size // objective.views for name, objective in objectives.items()}
 
     def loss_of(name: str) -> Callable[[Tensor], Tensor]:

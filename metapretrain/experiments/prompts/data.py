@@ -165,7 +165,7 @@ def encode_rows(model: PromptedModel, template: str, rows: TextSet, words: Seque
     return fitted.encode(rows.first, rows.second, labels)
 
 
-def joined(batches: Sequence[PromptBatch]) -> PromptBatch:
+def side_by_side(batches: Sequence[PromptBatch]) -> PromptBatch:
     """All rows of several batches, with padding on the right where they are shorter."""
     width = max(batch.input_ids.shape[1] for batch in batches)
 
@@ -196,7 +196,7 @@ def word_scores(model: PromptedModel, prompts: Tensor, batch: PromptBatch, allow
 
 
 @torch.no_grad()
-def predict(
+def predict_rows(
     model: PromptedModel,
     prompt: Tensor,
     pool: Pool,
@@ -423,7 +423,7 @@ class PromptInputs:
                 place = torch.arange(first, first + len(rows))
                 places[seed, one.name] = place[: len(train)], place[len(train) :]
                 first += len(rows)
-        return Pool.of(joined(parts), self.machine.device), places
+        return Pool.of(side_by_side(parts), self.machine.device), places
 
     def test(self, one: SentenceData) -> Pool:
         """The rows that a set is reported on."""

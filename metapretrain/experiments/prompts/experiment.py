@@ -29,7 +29,7 @@ from metapretrain.experiments.prompts.data import (
     PromptData,
     PromptInputs,
     majority_class,
-    predict,
+    predict_rows,
     words_of,
 )
 from metapretrain.experiments.prompts.pretraining import MetaRows, TrainedPrompt, train_meta, train_mixed
@@ -64,7 +64,7 @@ def metrics_of(sets: Sequence[SentenceData], tuned: Mapping[str, Tuned]) -> dict
     return found | _means(found, sets, ("", "validation_"))
 
 
-def majorities(sets: Sequence[SentenceData]) -> dict[str, float]:
+def majority_scores(sets: Sequence[SentenceData]) -> dict[str, float]:
     """The same on the test rows for the most frequent class of each training part."""
     found: dict[str, float] = {}
     for one in sets:
@@ -411,7 +411,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         if not self.data.tuning:
             pool, words, size = self.inputs.test(one), words_of(one.num_classes, one.pairs), 4 * self.rows_per_pass
             rows = torch.arange(len(pool))
-            predicted = predict(model, state.best, pool, rows, words, **self._where, batch_size=size)
+            predicted = predict_rows(model, state.best, pool, rows, words, **self._where, batch_size=size)
         return Tuned(state, predicted, 0.0)
 
     def score(self, context: PromptContext, trained: PromptRun) -> dict[str, float]:
@@ -419,7 +419,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         if trained.pretrained is not None:
             return {"validation_accuracy": trained.pretrained.accuracy, "best_step": trained.pretrained.best_step}
         metrics = metrics_of(self.data.sets, trained.tuned)
-        return metrics if self.data.tuning else metrics | majorities(self.data.sets)
+        return metrics if self.data.tuning else metrics | majority_scores(self.data.sets)
 
     def outcome(self, context: PromptContext, trained: PromptRun, scores: dict[str, float]) -> Outcome:
         """Return metrics and the cost of pretraining and tuning."""

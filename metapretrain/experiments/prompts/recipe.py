@@ -12,7 +12,6 @@ from metapretrain.prompts import PromptTemplate
 from metapretrain.scheduling import parse_schedule
 
 STARTS = ("none", "random", "vocabulary")
-OBJECTIVES = ("mixed", "multitask", "meta")
 GROUPINGS = ("kmeans", "label", "lda", "random")
 BUDGETS = ("equal", "paper")
 
@@ -48,7 +47,7 @@ class PromptMethod:
         one_of("tuned", self.tuned, ("model", "nothing", "prompt"))
         one_of("source", self.source, ("labelled", "pseudo"))
         if self.objective is not None:
-            one_of("objective", self.objective, OBJECTIVES)
+            one_of("objective", self.objective, ("meta", "mixed", "multitask"))
         if self.grouping is not None:
             one_of("grouping", self.grouping, GROUPINGS)
         if (self.objective in ("multitask", "meta")) != (self.grouping is not None):

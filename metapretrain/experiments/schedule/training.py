@@ -15,7 +15,7 @@ from metapretrain.episodes import TaskStream
 from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.schedule.data import ScheduleData
 from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, scheduler_of
-from metapretrain.experiments.schedule.tasks.base import Batch, Batches, PretrainingTask, to_device
+from metapretrain.experiments.schedule.tasks.base import PretrainingTask, RowBatches, Tensors, to_device
 from metapretrain.models.text_encoders import TextEncoder
 from metapretrain.scheduling import BlockScheduler, Choice, UtilityScheduler, agreement
 from metapretrain.scheduling.probes import Weights, mean_losses
@@ -79,11 +79,11 @@ class ScheduleStep(nn.Module):
                 heads[name] = task.head(encoder.features)
         self.heads = nn.ModuleDict(heads)
 
-    def loss(self, name: str, batch: Batch) -> Tensor:
+    def loss(self, name: str, batch: Tensors) -> Tensor:
         """The loss of one task's batch."""
         return self.tasks[name].loss(self.encoder, self.heads[name], batch)
 
-    def joint_losses(self, batches: Mapping[str, Sequence[Batch]]) -> dict[str, Tensor]:
+    def joint_losses(self, batches: Mapping[str, Sequence[Tensors]]) -> dict[str, Tensor]:
         """Losses (M,) of M batches of each task, whose sequences the encoder takes all at once."""
         flat = [(name, batch) for name, listed in batches.items() for batch in listed]
         states = self.encoder.hidden(_together([batch for _, batch in flat]))
@@ -96,7 +96,7 @@ class ScheduleStep(nn.Module):
             row += rows
         return {name: torch.stack(losses) for name, losses in found.items()}
 
-    def forward(self, batches: Mapping[str, Batch]) -> dict[str, Tensor]:
+    def forward(self, batches: Mapping[str, Tensors]) -> dict[str, Tensor]:
         return {name: self.loss(name, batch) for name, batch in batches.items()}
 
 
@@ -106,10 +106,10 @@ class TaskProbe:
     def __init__(self, step: ScheduleStep, name: str, split: str, batch_size: int, machine: Machine) -> None:
         self.step, self.name, self.split, self.batch_size, self.machine = step, name, split, batch_size, machine
 
-    def sample(self, generator: torch.Generator) -> Batch:
+    def sample(self, generator: torch.Generator) -> Tensors:
         return to_device(self.step.tasks[self.name].sample(self.split, self.batch_size, generator), self.step)
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Tensors) -> Tensor:
         with mixed_precision(self.machine.device, self.machine.precision):
             return self.step.loss(self.name, batch).float()
 
@@ -117,12 +117,12 @@ class TaskProbe:
 class JointProbe(TaskProbe):
     """The same with M batches in one forward pass."""
 
-    def loss_many(self, batches: Sequence[Batch]) -> Tensor:
+    def loss_many(self, batches: Sequence[Tensors]) -> Tensor:
         with mixed_precision(self.machine.device, self.machine.precision):
             return self.step.joint_losses({self.name: batches})[self.name].float()
 
 
-def _together(batches: Sequence[Batch]) -> Batch:
+def _together(batches: Sequence[Tensors]) -> Tensors:
     """The sequences of all batches as one of the width of the widest; what was added counts as padding."""
     width = max(batch["input_ids"].shape[1] for batch in batches)
     names = ("input_ids", "attention_mask", *["token_type_ids"] * ("token_type_ids" in batches[0]))
@@ -160,7 +160,7 @@ class ScheduledPretraining:
         joint = self._joint if recipe.joint else None
         scheduler = scheduler_of(method, recipe, sizes, sources, looked_at, self.step, joint, seed)
         self.policy = Policy(scheduler, self._watch)
-        self._reported: dict[str, list[Batch]] = {}
+        self._reported: dict[str, list[Tensors]] = {}
         self.last: dict[str, float] = {}
         self.report: TrainReport
         self._peak, self.on_gpu = 0, torch.device(machine.device).type == "cuda"
@@ -255,7 +255,7 @@ class ScheduledPretraining:
             values |= {f"chosen_{name}": float(name == choice.source) for name in choice.utilities}
             self.run_folder.log(update, "schedule", values | {"seconds": choice.cost.seconds})
 
-    def _loaders(self, names: Sequence[str], seed: int) -> dict[str, Batches]:
+    def _loaders(self, names: Sequence[str], seed: int) -> dict[str, RowBatches]:
         size = self.recipe.batch_size
         return {name: self.data.tasks[name].batches("train", batch_size=size, seed=seed) for name in names}
 
@@ -266,7 +266,7 @@ class ScheduledPretraining:
     def _probes(self, use: str) -> dict[str, TaskProbe]:
         return {name: self._probe(name, self.data.part(name, use)) for name in self.targets}
 
-    def _joint(self, batches: Mapping[str, Sequence[Batch]]) -> dict[str, Tensor]:
+    def _joint(self, batches: Mapping[str, Sequence[Tensors]]) -> dict[str, Tensor]:
         with mixed_precision(self.machine.device, self.machine.precision):
             return {name: losses.float() for name, losses in self.step.joint_losses(batches).items()}
 

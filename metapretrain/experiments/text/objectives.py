@@ -164,7 +164,7 @@ class TextObjective(nn.Module, ABC):
         """Return the scalar loss of `rows` (B,) with embeddings `z`."""
 
 
-class Prototypes(TextObjective):
+class TextPrototypes(TextObjective):
     """The prototypical loss of a task's classes (text paper, section 4.3); separate embeddings are added (A.2)."""
 
     def __init__(self, texts: TextRows, proto: ProtoLoss) -> None:
@@ -176,8 +176,8 @@ class Prototypes(TextObjective):
         return loss
 
 
-class Classes(TextObjective):
-    """The control: cross entropy of a linear head over the same classes as :class:`Prototypes`."""
+class TextClasses(TextObjective):
+    """The control: cross entropy of a linear head over the same classes as :class:`TextPrototypes`."""
 
     def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__(texts)
@@ -188,7 +188,7 @@ class Classes(TextObjective):
         return F.cross_entropy(logits, self.texts.classes[rows], label_smoothing=self.label_smoothing)
 
 
-class Labels(TextObjective):
+class TextLabels(TextObjective):
     """The paper's loss of a task under its head (section 5.3), one of :func:`build_heads`.
 
     Cross entropy of classes, binary cross entropy with a sigmoid for pairs of two classes, mean squared error of
@@ -244,7 +244,7 @@ def build_heads(tasks: Sequence[TextTask | Output], method: TextMethod, sts_head
     return nn.ModuleDict({name: head for name, head in heads.items() if method.trained or not list(head.parameters())})
 
 
-def predict(task: TextTask | Output, head: nn.Module, z: Encoded) -> Tensor:
+def head_predictions(task: TextTask | Output, head: nn.Module, z: Encoded) -> Tensor:
     """Return predicted classes int64 (N,), or scores float32 (N,), of embeddings (N, D)."""
     outputs: Tensor = head(*z).float()
     if task.regression:

@@ -18,15 +18,15 @@ from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.recipe import choices_of, probing, row_probe
 from metapretrain.experiments.text.data import TextData, width_limit
 from metapretrain.experiments.text.objectives import (
-    Classes,
-    Labels,
-    Prototypes,
+    TextClasses,
+    TextLabels,
     TextObjective,
+    TextPrototypes,
     TextRows,
     TextStep,
     added,
     build_heads,
-    predict,
+    head_predictions,
 )
 from metapretrain.experiments.text.recipe import TextMethod, TextPhase, TextRecipe, loss_weights, updates
 from metapretrain.experiments.text.streams import TextStream
@@ -84,7 +84,7 @@ def predictions(tasks: Sequence[TextTask], heads: nn.ModuleDict, z: Embedded) ->
     for task in (task for task in tasks if task.name in z):
         head = heads[task.name].to(z[task.name][0].device)
         with evaluation_mode(head.__call__):
-            found[task.name] = predict(task, head, z[task.name]).cpu()
+            found[task.name] = head_predictions(task, head, z[task.name]).cpu()
     return found
 
 
@@ -161,12 +161,12 @@ def _pretraining_objective(
     plan, recipe = context.method, context.recipe
     smoothing = recipe.pretrain.label_smoothing
     if plan.loss == "cross-entropy":
-        return Classes(texts, ClassHead(encoder.features, task.num_classes, dropout=0.0), smoothing)
+        return TextClasses(texts, ClassHead(encoder.features, task.num_classes, dropout=0.0), smoothing)
     options = asdict(recipe.query if plan.query else recipe.proto) | {"label_smoothing": smoothing}
     options |= {"num_classes": task.num_classes, "gather": context.machine.world > 1, "seed": context.seed}
     if plan.epoch:
         options["memory"] = "epoch"
-    return Prototypes(texts, ProtoLoss("query" if plan.query else "standard", **options))
+    return TextPrototypes(texts, ProtoLoss("query" if plan.query else "standard", **options))
 
 
 def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDict, Training]:
@@ -184,7 +184,7 @@ def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDic
     for task in data.tasks:
         tokens = data.tokens(task.train, f"{task.name} train", encoder, recipe, method.joined)
         texts = TextRows(task, tokens, known.get(task.name))
-        objectives[task.name] = Labels(texts, heads[task.name], phase.label_smoothing)
+        objectives[task.name] = TextLabels(texts, heads[task.name], phase.label_smoothing)
     step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, method), method.surgery)
 
     def scores() -> dict[str, float]:

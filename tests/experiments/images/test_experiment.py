@@ -18,7 +18,7 @@ from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import ImageExperiment
-from metapretrain.experiments.images.recipe import Recipe
+from metapretrain.experiments.images.recipe import ImageRecipe
 from metapretrain.experiments.images.training import ImageMethod
 from metapretrain.training import loop
 from metapretrain.training.checkpoint import SUMS
@@ -35,7 +35,7 @@ Make = Callable[..., ImageExperiment]
 
 
 @pytest.fixture
-def make(tmp_path: Path, data: ImageData, recipe: Recipe) -> Make:
+def make(tmp_path: Path, data: ImageData, recipe: ImageRecipe) -> Make:
     def build(out: str = "runs", **changes: Any) -> ImageExperiment:
         usual = {"recipe": recipe, "data": data, "machine": Machine(), "out": tmp_path / out, "figures": None}
         return ImageExperiment("bench", "small", "short", **(usual | changes))
@@ -219,7 +219,7 @@ def test_existing_rows_are_refused_before_anything_is_trained(make: Make, traine
     ("changes", "key"), [({"epochs": 5}, "choices.epochs was 4, is 5"), ({"stem": "3x3"}, "choices.stem")]
 )
 def test_a_changed_recipe_is_refused_with_the_key(
-    make: Make, recipe: Recipe, changes: dict[str, Any], key: str
+    make: Make, recipe: ImageRecipe, changes: dict[str, Any], key: str
 ) -> None:
     make().row("supervised", ROWS["supervised"], 0)
     changed = make(recipe=dataclasses.replace(recipe, **changes), resume=True)
@@ -229,7 +229,7 @@ def test_a_changed_recipe_is_refused_with_the_key(
         assert key in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_pretraining_of_another_recipe_is_not_reused(make: Make, recipe: Recipe, trained: list[str]) -> None:
+def test_a_pretraining_of_another_recipe_is_not_reused(make: Make, recipe: ImageRecipe, trained: list[str]) -> None:
     make().row("frozen", ROWS["frozen"], 0)
     trained.clear()
     phase = dataclasses.replace(recipe.prl, lr=0.5)
@@ -283,7 +283,7 @@ def test_plan_shows_equal_passes(make: Make) -> None:
     assert "5 of simclr (shared) + 10" in lines[3]
 
 
-def test_rows_of_another_recipe_or_other_data_are_not_put_into_one_table(make: Make, recipe: Recipe) -> None:
+def test_rows_of_another_recipe_or_other_data_are_not_put_into_one_table(make: Make, recipe: ImageRecipe) -> None:
     make().row("supervised", ROWS["supervised"], 0)
     other = dataclasses.replace(recipe, prl=dataclasses.replace(recipe.prl, lr=recipe.prl.lr / 2))
     with pytest.raises(InputError, match=r"supervised-s0 in the same table .* choices\.prl\.lr was"):
@@ -295,7 +295,9 @@ def test_rows_of_another_recipe_or_other_data_are_not_put_into_one_table(make: M
     make(recipe=other, out="others").check({"frozen": ROWS["frozen"]}, [0])
 
 
-def test_all_changed_keys_of_a_run_are_named_before_its_neighbours_are_looked_at(make: Make, recipe: Recipe) -> None:
+def test_all_changed_keys_of_a_run_are_named_before_its_neighbours_are_looked_at(
+    make: Make, recipe: ImageRecipe
+) -> None:
     make().row("supervised", ROWS["supervised"], 0)
     changed = make(recipe=dataclasses.replace(recipe, epochs=recipe.epochs + 1, balanced=True), resume=True)
     with pytest.raises(InputError, match=r"--resume with .* choices\.balanced was .* choices\.epochs was"):

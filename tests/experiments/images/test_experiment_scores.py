@@ -12,7 +12,7 @@ from torch import nn
 from metapretrain.experiments.images import experiment as module
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import score
-from metapretrain.experiments.images.recipe import Recipe
+from metapretrain.experiments.images.recipe import ImageRecipe
 from metapretrain.models import Encoder
 from tests.experiments.conftest import make_images
 
@@ -64,7 +64,7 @@ def test_scores_that_are_not_defined_are_left_out(data: ImageData) -> None:
     assert "silhouette_test" not in metrics and "silhouette_train" in metrics and "test_accuracy" in metrics
 
 
-def test_scoring_leaves_the_mode_and_takes_no_augmentation(data: ImageData, recipe: Recipe) -> None:
+def test_scoring_leaves_the_mode_and_takes_no_augmentation(data: ImageData, recipe: ImageRecipe) -> None:
     encoder: Encoder = module.new_encoder(data, recipe, 0).train()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     first, again = (score(encoder, None, data).metrics for _ in range(2))

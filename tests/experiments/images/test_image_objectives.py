@@ -22,7 +22,7 @@ from metapretrain.experiments.images.objectives import (
     build_objectives,
     sources,
 )
-from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import ImageMethod, check_scheduled, new_encoder, updates, views
 from metapretrain.models import build_head, projection
 from tests.experiments.conftest import pretrain
@@ -52,7 +52,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
     return "agreement"
 
 
-def test_an_entry_is_all_that_a_new_objective_needs(recipe: Recipe, data: ImageData, own: str) -> None:
+def test_an_entry_is_all_that_a_new_objective_needs(recipe: ImageRecipe, data: ImageData, own: str) -> None:
     count = updates(recipe, data, ImageMethod(own))[0]
     assert views(own) == 3 and count == 10 // 3  # half of 4 epochs of 5 batches
     encoder, report = pretrain(own, data, recipe, 0, Machine())
@@ -62,7 +62,7 @@ def test_an_entry_is_all_that_a_new_objective_needs(recipe: Recipe, data: ImageD
         pretrain(own, data, dataclasses.replace(recipe, batch_size=3), 0, Machine())
 
 
-def test_a_scheduler_chooses_a_new_objective_too(recipe: Recipe, data: ImageData, own: str) -> None:
+def test_a_scheduler_chooses_a_new_objective_too(recipe: ImageRecipe, data: ImageData, own: str) -> None:
     fixed = dataclasses.replace(recipe, scheduler="fixed:mine")
     _, report = pretrain("scheduled", data, fixed, 0, Machine())
     assert report.batches["mine"] == report.steps == 10
@@ -70,10 +70,14 @@ def test_a_scheduler_chooses_a_new_objective_too(recipe: Recipe, data: ImageData
         check_scheduled(dataclasses.replace(fixed, batch_size=4), Machine())
 
 
-def test_each_name_is_built_with_its_phase_and_options(recipe: Recipe, data: ImageData) -> None:
-    named = {name: Phase(0.01, "plain", label_smoothing=i / 10) for i, name in enumerate(("supervised", "prl"), 1)}
+def test_each_name_is_built_with_its_phase_and_options(recipe: ImageRecipe, data: ImageData) -> None:
+    named = {name: ImagePhase(0.01, "plain", label_smoothing=i / 10) for i, name in enumerate(("supervised", "prl"), 1)}
     changed = dataclasses.replace(
-        recipe, supervised=named["supervised"], prl=named["prl"], simclr=Phase(0.01, "strong"), simclr_temperature=0.3
+        recipe,
+        supervised=named["supervised"],
+        prl=named["prl"],
+        simclr=ImagePhase(0.01, "strong"),
+        simclr_temperature=0.3,
     )
     built = build_objectives(OBJECTIVES, new_encoder(data, recipe, 0), data, changed, 0, Machine(world=2))
     assert [type(objective) for objective in built.values()] == [Supervised, PRL, PRL, SimCLR]
@@ -86,7 +90,7 @@ def test_each_name_is_built_with_its_phase_and_options(recipe: Recipe, data: Ima
     assert [objective.labelled for objective in built.values()] == [True, True, True, False]
 
 
-def test_weights_are_drawn_in_turn_from_the_seed(recipe: Recipe, data: ImageData) -> None:
+def test_weights_are_drawn_in_turn_from_the_seed(recipe: ImageRecipe, data: ImageData) -> None:
     encoder = new_encoder(data, recipe, 3)
     torch.manual_seed(4)
     head, scheduled = build_head("linear", encoder.features, 3), projection(encoder.features)

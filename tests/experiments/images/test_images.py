@@ -14,7 +14,7 @@ from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.images.data import ImageData
-from metapretrain.experiments.images.recipe import Phase, Recipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import ImageMethod, new_encoder, updates
 from metapretrain.models import Encoder
 from metapretrain.training import loop
@@ -56,7 +56,7 @@ def test_every_row_passes_the_same_number_of_images(epochs: int, share: float, b
     assert set(counts.values()) == {epochs * n // batch * batch}
 
 
-def test_a_share_of_the_budget_is_pretraining(recipe: Recipe, data: ImageData) -> None:
+def test_a_share_of_the_budget_is_pretraining(recipe: ImageRecipe, data: ImageData) -> None:
     small = dataclasses.replace(recipe, epochs=10, pretrain_share=0.8)  # 50 batches of 12
     assert [updates(small, data, method) for method in METHODS] == [(0, 50), (40, 10), (40, 10), (20, 10)]
 
@@ -71,7 +71,7 @@ def test_a_share_of_the_budget_is_pretraining(recipe: Recipe, data: ImageData) -
     ],
 )
 def test_a_budget_without_an_update_is_refused(
-    recipe: Recipe, data: ImageData, changes: dict[str, float], part: str
+    recipe: ImageRecipe, data: ImageData, changes: dict[str, float], part: str
 ) -> None:
     with pytest.raises(InputError, match=part):
         updates(dataclasses.replace(recipe, **changes), data, ImageMethod("prl-query"))
@@ -90,7 +90,7 @@ def test_validation_images_are_the_same_for_every_seed_and_never_trained_on() ->
 
 
 @pytest.mark.parametrize("objective", ["prl-query", "simclr", "supervised"])
-def test_training_reads_the_training_part_alone(recipe: Recipe, data: ImageData, objective: str) -> None:
+def test_training_reads_the_training_part_alone(recipe: ImageRecipe, data: ImageData, objective: str) -> None:
     def end(held: ImageSet, test: ImageSet) -> dict[str, torch.Tensor]:
         part = dataclasses.replace(data, validation=held, test=test)
         if objective == "supervised":
@@ -124,7 +124,7 @@ def weights(encoder: Encoder) -> torch.Tensor:
     return torch.cat([value.flatten() for value in encoder.parameters()])
 
 
-def test_new_weights_are_a_function_of_the_seed(recipe: Recipe, data: ImageData) -> None:
+def test_new_weights_are_a_function_of_the_seed(recipe: ImageRecipe, data: ImageData) -> None:
     torch.manual_seed(7)
     state = torch.get_rng_state()
     first, other = (weights(new_encoder(data, recipe, seed)) for seed in (0, 1))
@@ -134,7 +134,7 @@ def test_new_weights_are_a_function_of_the_seed(recipe: Recipe, data: ImageData)
     assert not torch.equal(first, other)
 
 
-def test_frozen_fine_tuning_leaves_the_encoder_and_unfrozen_changes_it(recipe: Recipe, data: ImageData) -> None:
+def test_frozen_fine_tuning_leaves_the_encoder_and_unfrozen_changes_it(recipe: ImageRecipe, data: ImageData) -> None:
     for frozen in (True, False):
         encoder = new_encoder(data, recipe, 0)
         before = {name: value.clone() for name, value in encoder.state_dict().items()}
@@ -157,10 +157,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_each_phase_of_the_recipe_reaches_the_loop(recipe: Recipe, data: ImageData, trained: list[Any]) -> None:
+def test_each_phase_of_the_recipe_reaches_the_loop(recipe: ImageRecipe, data: ImageData, trained: list[Any]) -> None:
     names = ("supervised", "prl", "simclr", "frozen", "unfrozen")
     phases = {
-        name: Phase(0.01 * i, "plain", "adamw", 0.1 * i, "linear", 0.2, 0.03 * i, 0.9 + 0.01 * i)
+        name: ImagePhase(0.01 * i, "plain", "adamw", 0.1 * i, "linear", 0.2, 0.03 * i, 0.9 + 0.01 * i)
         for i, name in enumerate(names, start=1)
     }
     recipe = dataclasses.replace(recipe, **phases, simclr_temperature=0.3)
@@ -190,7 +190,7 @@ def test_each_phase_of_the_recipe_reaches_the_loop(recipe: Recipe, data: ImageDa
     assert (prl.proto.mode, prl.proto.query_fraction, simclr.contrast.temperature) == ("query", 0.5, 0.3)
 
 
-def test_balanced_batches_hold_every_class_as_often(recipe: Recipe, data: ImageData, trained: list[Any]) -> None:
+def test_balanced_batches_hold_every_class_as_often(recipe: ImageRecipe, data: ImageData, trained: list[Any]) -> None:
     for balanced in (True, False):
         pretrain("prl-standard", data, dataclasses.replace(recipe, balanced=balanced), 0, Machine())
     counts = [
@@ -201,14 +201,14 @@ def test_balanced_batches_hold_every_class_as_often(recipe: Recipe, data: ImageD
 
 
 @pytest.mark.parametrize("objective", ["prl-standard", "prl-query", "simclr"])
-def test_pretraining_without_validation_images(recipe: Recipe, data: ImageData, objective: str) -> None:
+def test_pretraining_without_validation_images(recipe: ImageRecipe, data: ImageData, objective: str) -> None:
     part = ImageData.of(make_images(72), data.test, 0)
     encoder, report = pretrain(objective, part, recipe, 0, Machine())
     assert report.steps == updates(recipe, part, ImageMethod(objective))[0]
     finetune(encoder, ImageMethod(objective), part, recipe, 0, Machine())
 
 
-def test_what_cannot_be_pretrained_is_refused(recipe: Recipe, data: ImageData) -> None:
+def test_what_cannot_be_pretrained_is_refused(recipe: ImageRecipe, data: ImageData) -> None:
     with pytest.raises(InputError, match="did you mean 'prl-query'"):
         pretrain("prl-qery", data, recipe, 0, Machine())
     with pytest.raises(InputError, match="needs a head"):

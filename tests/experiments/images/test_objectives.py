@@ -15,7 +15,7 @@ from metapretrain.data.augment import make_augmentation
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.images.data import Images
-from metapretrain.experiments.images.objectives import PRL, Objective, SimCLR, Step, Supervised
+from metapretrain.experiments.images.objectives import PRL, ImageStep, Objective, SimCLR, Supervised
 from metapretrain.models import build_encoder, build_head, projection
 from metapretrain.protonet import ProtoLoss
 
@@ -116,7 +116,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_images_are_no_part_of_the_state(encoder: nn.Module, name: str) -> None:
-    step = Step(encoder, {name: OBJECTIVES[name]()})
+    step = ImageStep(encoder, {name: OBJECTIVES[name]()})
     held = [*step.state_dict().values(), *step.buffers(), *step.parameters()]  # buffers: what DDP sends
     assert all(value.dtype != torch.uint8 for value in held)
     assert all(len(value) != 24 for value in held if value.ndim)
@@ -139,14 +139,14 @@ def test_images_follow_the_module_to_its_device_unless_they_do_not_fit() -> None
 
 def test_step_weighs_each_loss_and_gives_only_the_named_ones(encoder: nn.Module) -> None:
     tasks = {name: OBJECTIVES[name]() for name in ("supervised", "prl")}
-    step = Step(encoder, tasks, {"prl": 0.25})
+    step = ImageStep(encoder, tasks, {"prl": 0.25})
     losses = step({"supervised": ROWS, "prl": ROWS})
-    plain = Step(encoder, tasks)({"supervised": ROWS, "prl": ROWS})
+    plain = ImageStep(encoder, tasks)({"supervised": ROWS, "prl": ROWS})
     torch.testing.assert_close(losses["prl"], 0.25 * plain["prl"])
     assert torch.equal(losses["supervised"], plain["supervised"])
     assert list(step({"prl": ROWS})) == ["prl"]
     with pytest.raises(InputError, match="'simclr', but the objectives are supervised, prl"):
-        Step(encoder, tasks, {"simclr": 1.0})
+        ImageStep(encoder, tasks, {"simclr": 1.0})
 
 
 class FeatureNorm(Objective):
@@ -156,7 +156,7 @@ class FeatureNorm(Objective):
 
 def test_a_step_takes_any_objective_of_its_base(encoder: nn.Module) -> None:
     own = FeatureNorm(make_source())
-    step = Step(encoder, {"norm": own, "prl": OBJECTIVES["prl"]()}, {"norm": 0.5})
+    step = ImageStep(encoder, {"norm": own, "prl": OBJECTIVES["prl"]()}, {"norm": 0.5})
     assert step.objective("norm") is own and (own.views, SimCLR.views) == (1, 2)
     torch.testing.assert_close(step({"norm": ROWS})["norm"], 0.5 * own.loss(encoder, ROWS))
     with pytest.raises(TypeError, match="abstract"):
@@ -165,12 +165,12 @@ def test_a_step_takes_any_objective_of_its_base(encoder: nn.Module) -> None:
 
 def test_step_forgets_the_prototypes_of_an_epoch(encoder: nn.Module) -> None:
     def after(reset: bool) -> Tensor:
-        step = Step(encoder, {"prl": PRL(make_source(), ProtoLoss(num_classes=4, memory="epoch"))})
+        step = ImageStep(encoder, {"prl": PRL(make_source(), ProtoLoss(num_classes=4, memory="epoch"))})
         step({"prl": ROWS})
         if reset:
             step.start_epoch("prl")
         return step({"prl": ROWS[:5]})["prl"]
 
-    fresh = Step(encoder, {"prl": PRL(make_source(), ProtoLoss(num_classes=4, memory="epoch"))})
+    fresh = ImageStep(encoder, {"prl": PRL(make_source(), ProtoLoss(num_classes=4, memory="epoch"))})
     assert torch.equal(after(True), fresh({"prl": ROWS[:5]})["prl"])
     assert not torch.equal(after(True), after(False))

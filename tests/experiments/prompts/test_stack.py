@@ -15,7 +15,15 @@ from torch import Tensor
 
 from metapretrain.data.made import made_sentiment
 from metapretrain.errors import InputError
-from metapretrain.experiments.prompts.data import ALL_WORDS, Pool, allowed_words, encode_rows, joined, predict, words_of
+from metapretrain.experiments.prompts.data import (
+    ALL_WORDS,
+    Pool,
+    allowed_words,
+    encode_rows,
+    predict_rows,
+    side_by_side,
+    words_of,
+)
 from metapretrain.experiments.prompts.recipe import Tuning
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.models.language_models import load_language_model
@@ -38,7 +46,7 @@ def pool() -> Pool:
     parts = [
         encode_rows(model(), "It was <X>.", made[name].train, words_of(made[name].num_classes, False)) for name in SETS
     ]
-    return Pool.of(joined(parts), "cpu")
+    return Pool.of(side_by_side(parts), "cpu")
 
 
 def jobs() -> list[Job]:
@@ -217,7 +225,9 @@ def test_full_tuning_leaves_the_model_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model().model.state_dict().items())
     assert any(not torch.equal(value, before[name]) for name, value in tuned.model.state_dict().items())
     assert not any(parameter.requires_grad for parameter in model().model.parameters())
-    rows = predict(tuned, job.prompt, pool(), job.validation, job.words, device="cpu", precision="fp32", batch_size=3)
+    rows = predict_rows(
+        tuned, job.prompt, pool(), job.validation, job.words, device="cpu", precision="fp32", batch_size=3
+    )
     labels = pool().batch.labels[job.validation]  # type: ignore[index]
     assert float((torch.tensor(job.words)[rows] == labels).double().mean()) == state.accuracy
 
@@ -235,7 +245,9 @@ def test_a_model_that_diverged_is_given_back_as_it_began(caplog: pytest.LogCaptu
 
 def test_words_of_other_sets_are_never_predicted() -> None:
     assert allowed_words([words_of(2, False), words_of(2, True)], "cpu").sum(1).tolist() == [2, 2]
-    rows = predict(model(), jobs()[1].prompt, pool(), jobs()[1].train, jobs()[1].words, device="cpu", precision="fp32")
+    rows = predict_rows(
+        model(), jobs()[1].prompt, pool(), jobs()[1].train, jobs()[1].words, device="cpu", precision="fp32"
+    )
     assert set(rows.tolist()) <= {0, 1}
 
 

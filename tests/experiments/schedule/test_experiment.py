@@ -17,7 +17,7 @@ from metapretrain.experiments.schedule.data import Encoders, ScheduleData
 from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperiment
 from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler, rows_of
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
-from metapretrain.experiments.schedule.tasks.base import Batches, PretrainingTask
+from metapretrain.experiments.schedule.tasks.base import PretrainingTask, RowBatches
 from metapretrain.experiments.schedule.training import JointProbe, ScheduledPretraining, ScheduleStep, downstream_scores
 from metapretrain.scheduling import UtilityScheduler, probe_units
 from metapretrain.training import checkpoint, loop
@@ -107,18 +107,18 @@ def test_what_utilities_see_is_never_reported_and_never_trained_on(
     data: ScheduleData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, set[tuple[str, str]]] = {"trained": set(), "probed": set()}
-    sample, begin = PretrainingTask.sample, Batches.__init__
+    sample, begin = PretrainingTask.sample, RowBatches.__init__
 
     def sampled(task: PretrainingTask, split: str, *rest: Any) -> Any:
         drawn["probed"].add((task.name, split))
         return sample(task, split, *rest)
 
-    def begun(self: Batches, task: PretrainingTask, split: str, *rest: Any) -> None:
+    def begun(self: RowBatches, task: PretrainingTask, split: str, *rest: Any) -> None:
         drawn["trained"].add((task.name, split))
         begin(self, task, split, *rest)
 
     monkeypatch.setattr(PretrainingTask, "sample", sampled)
-    monkeypatch.setattr(Batches, "__init__", begun)
+    monkeypatch.setattr(RowBatches, "__init__", begun)
     made = pretraining(data, "utility-exact")
     made.policy.choose()
     sources = {(name, "train") for name in SOURCES + TARGETS}

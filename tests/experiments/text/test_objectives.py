@@ -13,13 +13,13 @@ from metapretrain.data.made import made_tasks
 from metapretrain.data.tokens import padded_width, tokenize
 from metapretrain.errors import InputError
 from metapretrain.experiments.text.objectives import (
-    Classes,
-    Labels,
-    Prototypes,
+    TextClasses,
+    TextLabels,
+    TextPrototypes,
     TextRows,
     TextStep,
     build_heads,
-    predict,
+    head_predictions,
     task_gradients,
 )
 from metapretrain.experiments.text.recipe import TextMethod, TextPhase, TextRecipe, loss_weights, parse_weights
@@ -70,7 +70,7 @@ def proto_step(latents: Tensor, labels: Tensor) -> Tensor:
 
 
 def test_the_separate_prototypical_step_is_appendix_a2(encoder: TextEncoder) -> None:
-    step = step_of(encoder, False, lambda rows, task: Prototypes(rows, ProtoLoss(num_classes=task.num_classes)))
+    step = step_of(encoder, False, lambda rows, task: TextPrototypes(rows, ProtoLoss(num_classes=task.num_classes)))
     losses = step(batches_of(step))
     parameters = list(encoder.parameters())
     for task in TASKS:
@@ -91,7 +91,7 @@ def test_the_separate_prototypical_step_is_appendix_a2(encoder: TextEncoder) -> 
 @pytest.mark.parametrize("joined", [True, False])
 def test_losses_of_section_5_3(encoder: TextEncoder, joined: bool) -> None:
     heads = build_heads(TASKS, TextMethod(joined=joined), "cosine", encoder.features).eval()
-    step = step_of(encoder, joined, lambda rows, task: Labels(rows, heads[task.name])).eval()
+    step = step_of(encoder, joined, lambda rows, task: TextLabels(rows, heads[task.name])).eval()
     losses = step(batches_of(step))
     for task in TASKS:
         columns = [task.train.first, *([task.train.second] if task.train.second is not None else [])]
@@ -105,7 +105,7 @@ def test_losses_of_section_5_3(encoder: TextEncoder, joined: bool) -> None:
         else:
             wanted = ((outputs - labels) ** 2).mean()
         torch.testing.assert_close(losses[task.name], wanted, rtol=1e-4, atol=1e-6)
-        predicted = predict(task, heads[task.name], z)
+        predicted = head_predictions(task, heads[task.name], z)
         assert predicted.dtype == (torch.float32 if task.name == "sts" else torch.int64) and predicted.shape == (6,)
 
 
@@ -115,7 +115,7 @@ def test_smoothed_labels_are_mixed_with_chance_and_scores_are_not(encoder: TextE
         TASKS, build_heads(TASKS, TextMethod(joined=True), "mlp", encoder.features).values(), strict=True
     ):
         rows = TextRows(task, tokenize(task.train, encoder.tokenizer, max_length=64, joined=True))
-        plain, smoothed = (Labels(rows, head.eval(), smoothing).loss(z, ROWS) for smoothing in (0.0, 0.2))
+        plain, smoothed = (TextLabels(rows, head.eval(), smoothing).loss(z, ROWS) for smoothing in (0.0, 0.2))
         outputs = head(z[0])
         if task.name == "sst":
             chance = -outputs.log_softmax(1).mean()
@@ -129,7 +129,7 @@ def test_smoothed_labels_are_mixed_with_chance_and_scores_are_not(encoder: TextE
 def test_the_encoder_runs_once_for_rows_of_one_width(encoder: TextEncoder) -> None:
     shapes = []
     hook = encoder.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0]["input_ids"].shape)))
-    step = step_of(encoder, False, lambda rows, task: Classes(rows, nn.Linear(32, task.num_classes)))
+    step = step_of(encoder, False, lambda rows, task: TextClasses(rows, nn.Linear(32, task.num_classes)))
     batches = batches_of(step)
     width = batches["sst"]["width"].shape[0]
     together = step(batches)
@@ -142,7 +142,7 @@ def test_the_encoder_runs_once_for_rows_of_one_width(encoder: TextEncoder) -> No
 
 def test_the_sum_is_weighted(encoder: TextEncoder) -> None:
     def make(rows: TextRows, task: Any) -> nn.Module:
-        return Prototypes(rows, ProtoLoss(num_classes=task.num_classes))
+        return TextPrototypes(rows, ProtoLoss(num_classes=task.num_classes))
 
     plain = step_of(encoder, True, make)
     weighted = step_of(encoder, True, make, weights={"sst": 0.98, "para": 0.01})
@@ -156,7 +156,7 @@ def test_surgery_changes_gradients_and_no_value(encoder: TextEncoder) -> None:
     torch.manual_seed(0)  # heads whose gradients conflict
     heads = build_heads(TASKS, TextMethod(joined=True), "mlp", encoder.features).eval()
     plain, cut = (
-        step_of(encoder, True, lambda rows, task: Labels(rows, heads[task.name]), surgery=surgery).eval()
+        step_of(encoder, True, lambda rows, task: TextLabels(rows, heads[task.name]), surgery=surgery).eval()
         for surgery in (False, True)
     )
     batches = batches_of(plain)
@@ -174,7 +174,7 @@ def test_surgery_changes_gradients_and_no_value(encoder: TextEncoder) -> None:
 
 
 def test_conflict_leaves_the_state_alone(encoder: TextEncoder) -> None:
-    step = step_of(encoder, True, lambda rows, task: Prototypes(rows, ProtoLoss("query", num_classes=6)))
+    step = step_of(encoder, True, lambda rows, task: TextPrototypes(rows, ProtoLoss("query", num_classes=6)))
     before = {name: value.clone() for name, value in step.state_dict().items()}
     step.conflict(batches_of(step))
     assert step.training and all(torch.equal(before[name], value) for name, value in step.state_dict().items())
@@ -213,7 +213,7 @@ def test_pairs_of_three_classes_have_three_outputs() -> None:
     for joined in (True, False):
         head = build_heads([Three()], TextMethod(joined=joined), "mlp", 8)["nli"]
         z = [torch.randn(4, 8)] * (1 if joined else 2)
-        assert head(*z).shape == (4, 3) and predict(Three(), head, z).max() <= 2
+        assert head(*z).shape == (4, 3) and head_predictions(Three(), head, z).max() <= 2
 
 
 def test_weights_that_cannot_be_used_are_refused() -> None:

@@ -20,7 +20,7 @@ from metapretrain.experiments.base import Context
 from metapretrain.experiments.recipe import Proto
 from metapretrain.experiments.text import training as module
 from metapretrain.experiments.text.data import TextData
-from metapretrain.experiments.text.objectives import Classes
+from metapretrain.experiments.text.objectives import TextClasses
 from metapretrain.experiments.text.recipe import PRETRAININGS, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import TextStream
 from metapretrain.protonet import ProtoLoss
@@ -106,7 +106,7 @@ def test_the_control_is_a_linear_head_and_cross_entropy(trained: list[SimpleName
     z, rows = [torch.randn(4, 32)], torch.tensor([3, 1, 0, 7])
     for task in DATA.tasks:
         objective = call.step.objectives[task.name]
-        assert isinstance(objective, Classes)
+        assert isinstance(objective, TextClasses)
         (weight, bias) = objective.head.parameters()
         logits = z[0] @ weight.T + bias  # no dropout, although it trains
         labels = task.class_labels(task.train)[rows]

@@ -1,6 +1,6 @@
 """Pretraining and target tasks over one text encoder, for the scheduling benchmark."""
 
-from metapretrain.experiments.schedule.tasks.base import Batch, Batches, Frame, PretrainingTask, to_device
+from metapretrain.experiments.schedule.tasks.base import Frame, PretrainingTask, RowBatches, Tensors, to_device
 from metapretrain.experiments.schedule.tasks.registry import (
     TASKS,
     Library,
@@ -13,12 +13,12 @@ from metapretrain.experiments.schedule.tasks.registry import (
 
 __all__ = [
     "TASKS",
-    "Batch",
-    "Batches",
     "Frame",
     "Library",
     "PretrainingTask",
+    "RowBatches",
     "TaskInfo",
+    "Tensors",
     "load_schedule_tasks",
     "made_schedule_tasks",
     "register",

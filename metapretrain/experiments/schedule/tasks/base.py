@@ -20,7 +20,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder
 
 Ids = Sequence[int] | NDArray[np.int32]
-Batch = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 Example = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -119,7 +119,7 @@ class Frame:
             raise InputError(f"a sequence of {longest} tokens does not fit max_length {self.max_length}")
         return -(-longest // self.multiple) * self.multiple
 
-    def pad(self, rows: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Batch:
+    def pad(self, rows: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Tensors:
         """A padded batch of (ids, types): `input_ids`, `attention_mask` and, where used, `token_type_ids` (B, L)."""
         lengths = np.array([len(ids) for ids, _ in rows])
         shape = len(rows), self.width(lengths.tolist())
@@ -196,30 +196,30 @@ class PretrainingTask(ABC):
         """A new head over states of `hidden` features, with weights from the global generator."""
 
     @abstractmethod
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         """The batch of these rows; what is drawn in it comes from `random`."""
 
     @abstractmethod
-    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         """The scalar loss of a batch whose states (B, L, D) are given."""
 
     @abstractmethod
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """What :meth:`measure` needs of a batch, as tensors."""
 
     @abstractmethod
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """The metrics of the outcomes of a split's batches, in order."""
 
-    def loss(self, encoder: TextEncoder, head: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, encoder: TextEncoder, head: nn.Module, batch: Tensors) -> Tensor:
         """The scalar loss of a batch at the weights that encoder and head have now."""
         return self.loss_of(encoder, head, encoder.hidden(batch), batch)
 
-    def batches(self, split: str, *, batch_size: int, seed: int, epoch: int = 0) -> Batches:
+    def batches(self, split: str, *, batch_size: int, seed: int, epoch: int = 0) -> RowBatches:
         """The batches of an epoch, in an order of its own; InputError for a split that the task lacks."""
-        return Batches(self, self._split(split), batch_size, seed, epoch)
+        return RowBatches(self, self._split(split), batch_size, seed, epoch)
 
-    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Tensors:
         """A batch of rows drawn without replacement; for probes of a scheduler."""
         drawn = int(torch.randint(2**62, (), generator=generator))
         random = self.random(split, drawn)
@@ -251,7 +251,7 @@ class PretrainingTask(ABC):
         return one_of(f"split of {self.name}", split, tuple(self.sizes))
 
 
-class Batches:
+class RowBatches:
     """The batches of one pass over a task's rows; rows that do not fill a last one are left out.
 
     Example:
@@ -271,7 +271,7 @@ class Batches:
     def __len__(self) -> int:
         return self.task.sizes[self.split] // self.batch_size
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Tensors:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         if self._order[0] != self.epoch:
@@ -281,7 +281,7 @@ class Batches:
         random = self.task.random(self.split, self.seed, self.epoch, index)
         return self.task.make(self.split, rows.tolist(), random)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Tensors]:
         return (self[index] for index in range(len(self)))
 
     def set_epoch(self, epoch: int) -> None:
@@ -289,7 +289,7 @@ class Batches:
         self.epoch = epoch
 
 
-def scored(task: PretrainingTask, encoder: TextEncoder, head: nn.Module, batches: Iterable[Batch]) -> list[Batch]:
+def scored(task: PretrainingTask, encoder: TextEncoder, head: nn.Module, batches: Iterable[Tensors]) -> list[Tensors]:
     """The outcomes of batches on the CPU, without dropout; modes of encoder and head stay as they are."""
     modes, outcomes = (encoder.training, head.training), []
     encoder.eval()
@@ -306,7 +306,7 @@ def scored(task: PretrainingTask, encoder: TextEncoder, head: nn.Module, batches
     return outcomes
 
 
-def to_device(batch: Batch, where: nn.Module | torch.device | str) -> Batch:
+def to_device(batch: Tensors, where: nn.Module | torch.device | str) -> Tensors:
     """The batch on a device, or on that of a module."""
     device = next(where.parameters()).device if isinstance(where, nn.Module) else where
     return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
@@ -341,19 +341,19 @@ class ClassTask(PretrainingTask):
     def head(self, hidden: int) -> nn.Module:
         return PooledHead(hidden, self.classes)
 
-    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         """Logits (B, C)."""
         logits: Tensor = head(encoder.pool(states, batch["attention_mask"]))
         return logits.float()
 
-    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         return F.cross_entropy(self.logits(encoder, head, states, batch), batch["labels"])
 
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """Predicted and true classes (B,)."""
         return {"found": self.logits(encoder, head, states, batch).argmax(1), "labels": batch["labels"]}
 
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """The share of right classes."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
         return {"accuracy": float((found == labels).mean())}
@@ -369,7 +369,7 @@ class LabelTask(PretrainingTask):
     def example(self, split: str, row: int) -> Example:
         """Ids, types and labels of a row, each (L,)."""
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         """The batch of these rows; nothing is drawn."""
         examples = [self.example(split, row) for row in rows]
         batch = self.frame.pad([(ids, types) for ids, types, _ in examples])
@@ -381,18 +381,18 @@ class LabelTask(PretrainingTask):
     def head(self, hidden: int) -> nn.Module:
         return nn.Sequential(nn.Dropout(0.1), nn.Linear(hidden, self.classes))
 
-    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         """The mean over words; 0 for a batch without any label."""
         logits, labels = head(states).float().flatten(0, 1), batch["labels"].flatten()
         total = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
         return total / (labels != IGNORE).sum().clamp(min=1)
 
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """Predicted and true classes of the words that have one, and the row of each."""
         row, place = (batch["labels"] != IGNORE).nonzero(as_tuple=True)
         return {"found": head(states)[row, place].argmax(1), "labels": batch["labels"][row, place], "row": row}
 
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """F1 of class 1, its mean over all classes, and accuracy."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
         each = [f1(found == label, labels == label) for label in range(self.classes)]
@@ -407,7 +407,7 @@ class ChoiceTask(ClassTask):
     def head(self, hidden: int) -> nn.Module:
         return PooledHead(hidden, 1)
 
-    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         """Scores (B, C)."""
         return super().logits(encoder, head, states, batch).view(-1, self.choices)
 
@@ -424,22 +424,22 @@ class SpanTask(PretrainingTask):
     def head(self, hidden: int) -> nn.Module:
         return nn.Sequential(nn.Dropout(0.1), nn.Linear(hidden, 2))
 
-    def logits(self, head: nn.Module, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def logits(self, head: nn.Module, states: Tensor, batch: Tensors) -> tuple[Tensor, Tensor]:
         """Logits (B, L) of a span's first and of its last token; the lowest number where it cannot be."""
         logits = head(states).float()
         logits = logits.masked_fill(~batch["allowed"].unsqueeze(-1), torch.finfo(logits.dtype).min)
         return logits[..., 0], logits[..., 1]
 
-    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         begin, end = self.logits(head, states, batch)
         return (F.cross_entropy(begin, batch["begin"]) + F.cross_entropy(end, batch["end"])) / 2
 
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """The best span (B, 2) and its score, beside the true one."""
         span, score = best_spans(*self.logits(head, states, batch), self.longest)
         return {"found": span, "score": score, "true": torch.stack([batch["begin"], batch["end"]], 1)}
 
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """Exact matches, and F1 of the tokens that both spans have, averaged over rows."""
         found, true = joined(outcomes, "found"), joined(outcomes, "true")
         same = np.minimum(found[:, 1], true[:, 1]) - np.maximum(found[:, 0], true[:, 0]) + 1
@@ -466,7 +466,7 @@ def best_spans(begin: Tensor, end: Tensor, longest: int) -> tuple[Tensor, Tensor
     return torch.stack([best // size, best % size], 1), score
 
 
-def joined(outcomes: Sequence[Batch], name: str) -> np.ndarray:
+def joined(outcomes: Sequence[Tensors], name: str) -> np.ndarray:
     """One part of all outcomes as one array."""
     return torch.cat([outcome[name] for outcome in outcomes]).numpy()
 

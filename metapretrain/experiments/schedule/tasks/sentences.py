@@ -17,11 +17,11 @@ from metapretrain.data.documents import Documents
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks.base import (
-    Batch,
     ChoiceTask,
     ClassTask,
     Frame,
     PooledHead,
+    Tensors,
     f1,
     joined,
     tokenize_rows,
@@ -56,11 +56,11 @@ class Sentences(ClassTask):
             self.rows[split] = [frame.sequence(*frame.cut(*row))[:2] for row in zip(*coded, strict=True)]
         super().__init__(frame, texts, texts)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         batch = self.frame.pad([self.rows[split][row] for row in rows])
         return batch | {"labels": self.labels[split][list(rows)]}
 
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """Accuracy, F1 of class 1, Matthews' correlation."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
         scores = {"accuracy": float((found == labels).mean()), "f1": f1(found == 1, labels == 1)}
@@ -110,7 +110,7 @@ class Reordering(ClassTask):
         }
         super().__init__(frame, texts, self.rows)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         corpus, labels = self.corpora[split], random.integers(self.classes, size=len(rows))
         sequences = []
         for row, label in zip(rows, labels, strict=True):
@@ -152,7 +152,7 @@ class SentenceDistance(ClassTask):
         }
         super().__init__(frame, texts, self.rows)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         corpus, labels = self.corpora[split], random.integers(3, size=len(rows))
         sequences = []
         for row, label in zip(rows, labels, strict=True):
@@ -199,7 +199,7 @@ class ResponseSelection(ChoiceTask):
         self._ids = dict(zip(unlike, frame.all_ids(unlike), strict=True))
         super().__init__(frame, texts, texts)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         texts, sequences = self.texts[split], []
         labels = random.integers(self.choices, size=len(rows))
         for row, label in zip(rows, labels, strict=True):
@@ -257,7 +257,7 @@ class RelationExtraction(ClassTask):
     def head(self, hidden: int) -> nn.Module:
         return PooledHead(3 * hidden, self.classes)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         """The batch of these rows; `pair` (B, 2, L) marks the two entities' tokens."""
         chosen = [self.rows[split][row] for row in rows]
         batch = self.frame.pad([pair.sequence for pair in chosen])
@@ -266,14 +266,14 @@ class RelationExtraction(ClassTask):
         marks = (place >= spans[:, :, 0]) & (place < spans[:, :, 1])
         return batch | {"pair": marks.float(), "labels": torch.tensor([pair.label for pair in chosen])}
 
-    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         """Logits (B, C)."""
         share = batch["pair"] / batch["pair"].sum(-1, keepdim=True)
         entities = (share @ states.float()).flatten(1)
         logits: Tensor = head(torch.cat([entities, encoder.pool(states, batch["attention_mask"])], 1))
         return logits.float()
 
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """Micro F1 of the relations, and accuracy with `none` as a class."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
         one_hot = np.eye(self.classes, dtype=bool)[:, 1:]

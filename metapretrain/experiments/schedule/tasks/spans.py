@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from metapretrain.data.documents import Corpus, Documents
 from metapretrain.data.squad import Questions
-from metapretrain.experiments.schedule.tasks.base import Batch, Frame, Ids, SpanTask, joined, scored, tokenize_rows
+from metapretrain.experiments.schedule.tasks.base import Frame, Ids, SpanTask, Tensors, joined, scored, tokenize_rows
 from metapretrain.models.text_encoders import TextEncoder
 
 Row = tuple[int, int, list[Any]]  # document, sentence, answers
@@ -51,7 +51,7 @@ def cut_passage(
     return corpus.ids[begin:end], first - begin, last - 1 - begin
 
 
-def span_batch(frame: Frame, rows: Sequence[tuple[Ids, NDArray[np.int32], int, int]]) -> Batch:
+def span_batch(frame: Frame, rows: Sequence[tuple[Ids, NDArray[np.int32], int, int]]) -> Tensors:
     """A batch of (question, passage, first and last token of the answer in it) for :class:`SpanTask`."""
     framed = [frame.sequence(question, passage) for question, passage, _, _ in rows]
     batch = frame.pad([(ids, types) for ids, types, _ in framed])
@@ -92,7 +92,7 @@ class MadeQuestions(SpanTask):
     def ask(self, corpus: Corpus, number: int, sentence: int, answer: Any, random: np.random.Generator) -> Asked:
         """Tokens of the question, words (first, after the last) of the answer, sentences that the passage may have."""
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         corpus, found = self.corpora[split], []
         for row in rows:
             number, sentence, answers = self.rows[split][row]
@@ -270,7 +270,7 @@ class Reading(SpanTask):
         }
         super().__init__(frame, texts, self.answered)
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         return self._batch(split, [self.answered[split][row] for row in rows])
 
     def score(
@@ -302,7 +302,7 @@ class Reading(SpanTask):
             "exact": sum(normalise(found) == normalise(true) for found, true in pairs) / len(pairs),
         }
 
-    def _batch(self, split: str, rows: Sequence[int]) -> Batch:
+    def _batch(self, split: str, rows: Sequence[int]) -> Tensors:
         windows = [self.windows[split][row] for row in rows]
         batch = self.frame.pad([(window.ids, window.types) for window in windows])
         place = torch.arange(batch["input_ids"].shape[1])
@@ -312,7 +312,7 @@ class Reading(SpanTask):
         allowed = (place >= start) & (place < start + size)
         return batch | {"allowed": allowed, "begin": span[:, 0].clone(), "end": span[:, 1].clone()}
 
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """The best span (B, 2) and its score."""
         found = super().outcome(encoder, head, states, batch)
         return {"found": found["found"], "score": found["score"]}

@@ -17,11 +17,11 @@ from metapretrain.data.documents import Corpus, Documents
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import (
     IGNORE,
-    Batch,
     Example,
     Frame,
     LabelTask,
     PretrainingTask,
+    Tensors,
     joined,
     tokenize_rows,
 )
@@ -80,7 +80,7 @@ class MaskedLM(PretrainingTask):
     def head(self, hidden: int) -> nn.Module:
         return MaskedHead(hidden, len(self.frame.tokenizer))
 
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Batch:
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         corpus, sequences = self.corpora[split], []
         places = np.zeros((len(rows), self.places), np.int64)
         labels = np.full((len(rows), self.places), IGNORE, np.int64)
@@ -98,25 +98,25 @@ class MaskedLM(PretrainingTask):
         batch = self.frame.pad(sequences)
         return batch | {"places": torch.from_numpy(places), "labels": torch.from_numpy(labels)}
 
-    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         """Logits (B, P, V) of the chosen places."""
         index = batch["places"].unsqueeze(-1).expand(-1, -1, states.shape[-1])
         logits: Tensor = head(states.gather(1, index), encoder.model.get_input_embeddings().weight)
         return logits.float()
 
-    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Tensor:
+    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
         """Mean cross entropy of the chosen tokens, in nats."""
         logits = self.logits(encoder, head, states, batch)
         return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE)
 
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Batch) -> Batch:
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """Whether each chosen token is found, and its cross entropy."""
         logits, labels = self.logits(encoder, head, states, batch), batch["labels"]
         chosen = labels != IGNORE
         loss = F.cross_entropy(logits[chosen], labels[chosen], reduction="none")
         return {"right": (logits.argmax(-1) == labels)[chosen], "loss": loss}
 
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """The share of chosen tokens that are found, and their mean cross entropy in nats."""
         right, loss = joined(outcomes, "right"), joined(outcomes, "loss")
         return {"accuracy": float(right.mean()), "loss": float(loss.mean())}
@@ -250,7 +250,7 @@ class TokenLabelling(LabelTask):
     def example(self, split: str, row: int) -> Example:
         return self.rows[split][row]
 
-    def measure(self, outcomes: list[Batch]) -> dict[str, float]:
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """F1 of whole entities, and the share of words with the right tag."""
         found: set[tuple[int, ...]] = set()
         true: set[tuple[int, ...]] = set()

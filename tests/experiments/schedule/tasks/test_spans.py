@@ -8,7 +8,7 @@ import torch
 from metapretrain.data.documents import Documents
 from metapretrain.data.squad import Question, Questions
 from metapretrain.experiments.schedule.tasks import Frame
-from metapretrain.experiments.schedule.tasks.base import Batch, best_spans
+from metapretrain.experiments.schedule.tasks.base import Tensors, best_spans
 from metapretrain.experiments.schedule.tasks.spans import ClozeQA, Reading, SpanSelection, answer_f1, normalise
 from metapretrain.models.text_encoders import TextEncoder
 
@@ -27,7 +27,7 @@ STORY = [
 TEXTS = {"train": Documents([[sentence.split() for sentence in STORY], ["a b c d e".split()]])}
 
 
-def read(frame: Frame, batch: Batch, row: int) -> tuple[str, str, str]:
+def read(frame: Frame, batch: Tensors, row: int) -> tuple[str, str, str]:
     """Question, passage and answer of a row."""
     ids = batch["input_ids"][row]
     asked = ids[1 : int((ids == frame.tokenizer.sep_token_id).nonzero()[0])]
@@ -131,7 +131,7 @@ def test_windows_hold_long_passages_and_the_best_one_answers(frame: Frame, encod
 
     rome = frame.ids("Rome")
 
-    def logits(head: torch.nn.Module, states: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits(head: torch.nn.Module, states: torch.Tensor, batch: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         ids = batch["input_ids"]
         return tuple(50.0 * ((ids == token) & batch["allowed"]).float() for token in (rome[0], rome[-1]))
 
