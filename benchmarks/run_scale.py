@@ -1,8 +1,8 @@
 """Whole runs by 1, 2 and 4 processes with the same batch an update: the same result within its interval, and how fast.
 
 Every launch is one of a benchmark's own script, by torchrun where it has several processes. Those that fit beside each
-other on the machine's GPUs run at the same time. Several processes record no CUDA graph, so one process runs with and
-without; with, for the first seed alone, to measure its speed.
+other on the machine's GPUs run at the same time. On a GPU updates are recorded as CUDA graphs; without, each number of
+processes runs for the first seed alone, to measure its speed.
 
     python benchmarks/run_scale.py --stl10 DIR --omniglot DIR --cs224n DIR --precision bf16 --results FILE
     python benchmarks/run_scale.py --smoke --device cpu
@@ -137,9 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     cuda = check_device(options.device).startswith("cuda")
     places = slots(options.device, 1) if cuda else [{"OMP_NUM_THREADS": "1"}] * (os.cpu_count() or 1)
     wanted = [
-        Launch(name, count, graph, tuple(options.seeds[:1] if graph else options.seeds))
+        Launch(name, count, graph, tuple(options.seeds if graph or not cuda else options.seeds[:1]))
         for count in sorted(set(options.processes))
-        for graph in ((False, True) if cuda and count == 1 else (False,))
+        for graph in ((True, False) if cuda else (False,))
         for name in options.work
     ]
     for launch in wanted:
@@ -224,7 +224,7 @@ HEADER = (
 )
 LEGEND = (
     "One batch an update (in brackets: images, tasks, rows; the precision), shared by the processes. Trained a second: "
-    "mean over seeds; times one process: without a CUDA graph, as several processes run. Seconds a run: training, "
+    "mean over seeds; times one process: with a CUDA graph where it has one. Seconds a run: training, "
     "evaluation and scoring, without the start. Reached: mean ± half-width of the 95% interval over seeds (Student t); "
     "less one process: over the same seeds, in points of an accuracy."
 )
@@ -245,7 +245,7 @@ def scaling_table(measured: Mapping[str, Any]) -> str:
         | maml (8) | 2 | no | 75 tasks | 1.50 | 2.0 | test accuracy, %: 85.00 ± 63.53 | 2 | +0.00 ± 127.06 | yes |
     """
     rows = sorted(measured["rows"], key=lambda row: (row["row"], row["processes"], not row["cuda_graph"]))
-    alone = {row["row"]: row for row in rows if row["processes"] == 1 and not row["cuda_graph"]}
+    alone = {row["row"]: row for row in reversed(rows) if row["processes"] == 1}  # with a graph, where there is one
     lines = markdown_table(HEADER, [_cells(row, alone.get(row["row"])) for row in rows])
     about = f"{LEGEND} {measured['hardware']}; {measured['versions']}."
     return "\n".join([*lines, about])

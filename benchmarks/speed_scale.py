@@ -1,6 +1,6 @@
 """Rows of run_speed.py about several processes: updates of one global batch, shared by 1, 2 or 4 of them.
 
-Several processes record no CUDA graph, so on a GPU one process is measured with and without.
+On a GPU their updates are recorded as CUDA graphs; one process is measured without as well.
 
 Each group of processes stays where it is while the others are timed, and does as many updates as it is told on stdin.
 """
@@ -131,9 +131,8 @@ def group(kind: str, world: int, eager: bool = False) -> Callable[[int], None]:
 
 def serve(kind: str, eager: bool = False) -> None:
     """One process of a group."""
-    from metapretrain.distributed import share_norms
     from metapretrain.training.devices import make_accelerator
-    from metapretrain.training.engine import Engine, build_optimizer
+    from metapretrain.training.engine import Engine, build_optimizer, over_ranks
     from metapretrain.training.settings import TrainSettings
 
     precision = here("fp32", "bf16") if kind != "tasks" else "fp32"
@@ -143,10 +142,7 @@ def serve(kind: str, eager: bool = False) -> None:
     step.to(accelerator.device).train()
     settings = TrainSettings(steps=1, lr=1e-5, precision=precision, cuda_graph=False if eager else None)
     optimizer = accelerator.prepare_optimizer(build_optimizer(step, settings, accelerator.device))
-    own = getattr(step, "reduces_gradients", False)
-    if not own and accelerator.num_processes > 1:
-        share_norms(step)
-    engine = Engine(accelerator.prepare_model(step, evaluation_mode=own), optimizer, accelerator, settings)
+    engine = Engine(over_ranks(step, accelerator, settings), optimizer, accelerator, settings)
     for line in sys.stdin:
         for _ in range(int(line)):
             engine.update([batch])

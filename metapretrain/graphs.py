@@ -96,7 +96,9 @@ class _Graph:
     def __init__(self, function: Callable[..., Nest], given: Sequence[Nest], pool: Any) -> None:
         torch.cuda.empty_cache()  # a graph has memory of its own: what the plain calls left would be held beside it
         self.given, self.graph = tensors(given), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        # Over several processes a thread of NCCL's asks after earlier messages meanwhile.
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="global" if alone else "thread_local"):
             self.found = function(*given)
 
     def __call__(self, leaves: Sequence[Tensor]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.distributed import share_norms
 from metapretrain.errors import InputError
 from metapretrain.graphs import Recorder
 from metapretrain.nests import named_leaves
@@ -145,10 +146,45 @@ def moving_average(step: nn.Module, decay: float | None) -> Any:
     return AveragedModel(step.get_submodule("model"), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
 
+def reduces_gradients(step: nn.Module) -> bool:
+    """Whether a step averages its gradients over the ranks itself."""
+    return bool(getattr(step, "reduces_gradients", False))
+
+
+def records(accelerator: Any, settings: TrainSettings) -> bool:
+    """Whether updates are recorded as CUDA graphs: not in fp16, nor over several batches.
+
+    Over several processes they need NCCL, whose messages can be recorded, and BatchNorm over the rows of all.
+    """
+    several = accelerator.num_processes > 1
+    able = accelerator.device.type == "cuda" and settings.accumulate == 1 and settings.precision != "fp16"
+    able &= not several or ("nccl" in torch.distributed.get_backend() and not settings.local_batchnorm)
+    if settings.cuda_graph and not able:
+        log.warning("cuda_graph needs a GPU per process, no fp16, no accumulation, no local_batchnorm: not recorded")
+    return able and settings.cuda_graph is not False
+
+
+def over_ranks(step: nn.Module, accelerator: Any, settings: TrainSettings) -> nn.Module:
+    """Return what an :class:`Engine` runs: `step`, over several processes with the same weights and shared BatchNorm.
+
+    It is wrapped in DistributedDataParallel unless the step or a recorded update averages the gradients.
+    """
+    own = reduces_gradients(step)
+    if accelerator.num_processes > 1 and not own:
+        if not settings.local_batchnorm:
+            share_norms(step)
+        for tensor in step.state_dict().values():
+            torch.distributed.broadcast(tensor, 0)
+    unwrapped = own or records(accelerator, settings)
+    module: nn.Module = accelerator.prepare_model(step, evaluation_mode=unwrapped)
+    return module
+
+
 class Engine:
     """Runs updates of `module(batches) -> {task: loss}`, recorded as CUDA graphs, and sums losses on the device.
 
-    A recorded update reads its batch and its learning rate from fixed tensors.
+    A recorded update reads its batch and its learning rate from fixed tensors. Over several processes it averages the
+    gradients in the graph, in place of DistributedDataParallel, whose hooks are not recorded.
     """
 
     def __init__(
@@ -164,18 +200,12 @@ class Engine:
         self.recorder = Recorder(
             self._update, plain=WARMUP_UPDATES, aside=True, warmups=0, prepare=optimizer.zero_grad, most=MAX_GRAPHS
         )
-        self.recorder.possible = self._graph_possible()
+        self.recorder.possible = records(accelerator, settings)
+        plain = accelerator.unwrap_model(module)
+        self.averages = accelerator.num_processes > 1 and module is plain and not reduces_gradients(plain)
         self.run: Callable[..., Any] = self._update
         self.peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self.set_rate(lambda peak: peak)
-
-    def _graph_possible(self) -> bool:
-        s = self.settings
-        one = self.accelerator.num_processes == 1 and s.accumulate == 1
-        able = self.device.type == "cuda" and one and s.precision != "fp16"
-        if s.cuda_graph and not able:
-            log.warning("cuda_graph needs one CUDA process, no fp16 and no accumulation: running without it")
-        return able and s.cuda_graph is not False
 
     def set_rate(self, rate_of: Callable[[float], float]) -> None:
         """Set the learning rate of the next update, given the highest one of each group of parameters."""
@@ -224,6 +254,10 @@ class Engine:
                     self.sums[name].add_(loss.detach())
                 bad = (self.first_bad < 0) & ~torch.isfinite(total)
                 self.first_bad.copy_(torch.where(bad, self.done, self.first_bad))
+        if self.averages:
+            found = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
+            for (p, _), mean in zip(found, mean_over_ranks([grad for _, grad in found]), strict=True):
+                p.grad = mean
         if self.settings.clip is not None:
             self.accelerator.clip_grad_norm_(self.module.parameters(), self.settings.clip)
         self.optimizer.step()

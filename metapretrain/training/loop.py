@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from metapretrain.distributed import share_norms
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
 from metapretrain.training import checkpoint
@@ -33,6 +32,7 @@ from metapretrain.training.engine import (
     load_states,
     moving_average,
     not_finite,
+    over_ranks,
     refuse_bad_weights,
 )
 from metapretrain.training.run_folder import RunFolder
@@ -240,14 +240,11 @@ class _Loop:
         self.plain, self.stream, self.settings, self.accelerator = step, stream, settings, accelerator
         self.folder, self.evaluate = run, evaluate
         step.to(accelerator.device)
-        own = getattr(step, "reduces_gradients", False)
-        if accelerator.num_processes > 1 and not own and not settings.local_batchnorm:
-            share_norms(step)
         self.average = moving_average(step, settings.ema)
         if settings.compile:
             log.info("compiling %d module(s)", compile_parts(step))
         optimizer = build_optimizer(step, settings, accelerator.device)
-        self.module = accelerator.prepare_model(step, evaluation_mode=own)  # evaluation_mode: not wrapped in DDP
+        self.module = over_ranks(step, accelerator, settings)
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.step = self.resumed_from = self.start = 0
         self.evaluated = -1

@@ -67,8 +67,8 @@ class TrainSettings:
         precision: `fp32`, `bf16` or `fp16` (GPU only).
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         compile: compile the modules that say `compilable = True`.
-        cuda_graph: record one update and replay it; None means wherever that is possible (one CUDA process, not fp16,
-            no accumulation).
+        cuda_graph: record one update and replay it; None means wherever that is possible (a GPU per process, not fp16,
+            no accumulation, over several processes no `local_batchnorm`).
         local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all, as it
             always does in a step that averages its gradients itself.
         ema: decay of an exponential moving average of `step.model`, which replaces it at the end; None for none.

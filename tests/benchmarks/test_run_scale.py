@@ -46,7 +46,7 @@ def test_a_launch_that_became_single_processes_is_refused(tmp_path: Path) -> Non
         read(Launch("tasks", 2, False, (0,)), 64, tmp_path)
 
 
-def test_several_processes_are_started_by_torchrun_without_a_graph() -> None:
+def test_several_processes_are_started_by_torchrun() -> None:
     options = options_of([*SMOKE, "--precision", "bf16", "--encoder", "tiny"])
     two = run_scale.command_of(Launch("tokens", 2, False, (0, 1)), options)
     assert two[1:3] == ["-m", "torch.distributed.run"] and "--no-cuda-graph" in two

@@ -28,15 +28,20 @@ def cells(rows: list[dict[str, Any]]) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:] if line.startswith("|")]
 
 
-def test_rows_are_compared_with_one_process_without_a_graph() -> None:
+def test_rows_are_compared_with_one_process_and_its_graph() -> None:
     one, same, worse = [0.70, 0.72, 0.74], [0.71, 0.72, 0.73], [0.60, 0.61, 0.64]
-    shown = cells([row(4, worse, 4000), row(2, same, 3000), row(1, one, 2000), row(1, one[:1], 3000, graph=True)])
-    assert [line[1:3] for line in shown] == [["1", "yes"], ["1", "no"], ["2", "no"], ["4", "no"]]
-    assert [line[4] for line in shown] == ["1.50", "1.00", "1.50", "2.00"]
+    given = [row(4, worse, 4000, graph=True), row(2, same, 3000, graph=True), row(1, one[:1], 1000)]
+    shown = cells([*given, row(1, one, 2000, graph=True)])
+    assert [line[1:3] for line in shown] == [["1", "yes"], ["1", "no"], ["2", "yes"], ["4", "yes"]]
+    assert [line[4] for line in shown] == ["1.00", "0.50", "1.50", "2.00"]
     assert [line[-1] for line in shown] == ["-", "-", "yes", "no"]
     # differences +0.01, 0, -0.01: t(2) 4.303 x 0.01 / sqrt 3
     assert shown[2][-2] == "+0.00 ± 2.48"
-    assert shown[0][-2] == "+0.00"  # one seed has no interval
+    assert shown[1][-2] == "+0.00"  # one seed has no interval
+
+
+def test_rows_without_any_graph_are_compared_with_one_process() -> None:
+    assert [line[4] for line in cells([row(2, [0.5], 300), row(1, [0.5], 200)])] == ["1.00", "1.50"]
 
 
 def test_without_one_process_there_is_nothing_to_compare_with() -> None:

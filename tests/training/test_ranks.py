@@ -22,7 +22,7 @@ from metapretrain.training import TrainSettings, train
 from metapretrain.experiments.command import machine_of
 from argparse import Namespace
 
-kind, encoder, out = sys.argv[1:]
+kind, encoder_kind, out = sys.argv[1:]
 machine = machine_of(Namespace(device="cpu", precision="fp32"))
 generator = torch.Generator().manual_seed(0)
 labels = torch.arange(64) % 4
@@ -33,7 +33,8 @@ encoder = {
     "mlp": lambda: mlp(channels=1, image_size=4, hidden=16),
     "batchnorm": lambda: small_conv(channels=1, width=4),
     "local": lambda: small_conv(channels=1, width=4),
-}[encoder]()
+    "unwrapped": lambda: small_conv(channels=1, width=4),
+}[encoder_kind]()
 source = Images(data, make_augmentation("none", 4, 1, (0.5,), (0.25,)))
 task = {
     "supervised": lambda: Supervised(source, nn.Linear(16, 4)),
@@ -41,8 +42,16 @@ task = {
     "simclr": lambda: SimCLR(source, nn.Linear(16, 8)),
 }[kind]()
 rows = ShuffledBatches(64, 32 // machine.world, seed=1, rank=machine.rank, world_size=machine.world)
+<<<<<<< HEAD
 step = ImageStep(encoder, {kind: task})
 settings = TrainSettings(steps=6, lr=0.05, device="cpu", local_batchnorm=sys.argv[2] == "local")
+=======
+step = Step(encoder, {kind: task})
+if encoder_kind == "unwrapped":  # as a recorded update runs, whose messages gloo carries as well
+    import metapretrain.training.engine as engine
+    engine.records = lambda *_: True
+settings = TrainSettings(steps=6, lr=0.05, device="cpu", local_batchnorm=encoder_kind == "local")
+>>>>>>> cf2437f (Several processes record their updates too: gradients are averaged inside the graph)
 train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), settings)
 if machine.rank == 0:
     json.dump({k: v.double().sum().item() for k, v in step.state_dict().items()} |
@@ -70,7 +79,7 @@ def run(kind, encoder, environments, out):
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("encoder", ["mlp", "batchnorm"])
+@pytest.mark.parametrize("encoder", ["mlp", "batchnorm", "unwrapped"])
 @pytest.mark.parametrize("kind", ["supervised", "prl", "simclr"])
 def test_two_ranks_train_as_one_process_does(tmp_path, ranks, kind, encoder):
     one, two = (run(kind, encoder, ranks(world), tmp_path / f"{world}.json") for world in (1, 2))
