@@ -1,12 +1,14 @@
-"""Nests: a tensor, or dicts, lists, tuples and dataclasses of nests, read and rebuilt leaf by leaf."""
+"""Nests: a tensor, or dicts, lists, tuples and dataclasses of nests, read and rebuilt leaf by leaf; nested modules."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from metapretrain.errors import InputError
 
@@ -128,3 +130,34 @@ def check_stacked(what: str, batch: Nest, tasks: int) -> None:
             f"tasks={tasks}, but {what} has {', '.join(bad)}{beside}; "
             f"every tensor needs a leading dimension of {tasks}, one entry a task (episodes: torch.stack)"
         )
+
+
+def module_of(function: Any) -> nn.Module | None:
+    """The module that a function is, is a method of, or is a partial of; None for any other function."""
+    while isinstance(function, partial):
+        function = function.func
+    owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+@contextmanager
+def evaluation_mode(*functions: Any) -> Iterator[None]:
+    """Put modules, or those whose methods are given, in evaluation mode; each part gets its former mode back.
+
+    Example:
+        >>> net = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
+        >>> with evaluation_mode(net.forward):
+        ...     [part.training for part in net]
+        [False, False]
+        >>> [part.training for part in net]
+        [True, False]
+    """
+    owners = [owner for owner in map(module_of, functions) if owner is not None]
+    modes = [(part, part.training) for owner in owners for part in owner.modules()]
+    try:
+        for part, _ in modes:
+            part.training = False
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

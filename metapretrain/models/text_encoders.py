@@ -16,6 +16,7 @@ from metapretrain.checks import number, user_path, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.hub import ALIASES, expand_mask, load_pretrained, mask_form, package_folder, quietly
 from metapretrain.models.language_models import tiny_model, tiny_tokenizer
+from metapretrain.nests import evaluation_mode
 from metapretrain.training.checkpoint import write_sums
 
 
@@ -222,10 +223,8 @@ class TextEncoder(nn.Module):
         columns = _columns(texts)
         order = sorted(range(len(texts)), key=lambda row: sum(len(column[row]) for column in columns))
         device = next(self.parameters()).device
-        training = self.training
-        self.eval()
-        try:
-            parts = []
+        parts = []
+        with evaluation_mode(self):
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
                 batch = self.tokenizer(
@@ -236,8 +235,6 @@ class TextEncoder(nn.Module):
                     return_tensors="pt",
                 )
                 parts.append(self({name: value.to(device) for name, value in batch.items()}))
-        finally:
-            self.train(training)
         back = torch.empty(len(order), dtype=torch.int64)
         back[torch.tensor(order)] = torch.arange(len(order))
         return torch.cat(parts)[back.to(device)]

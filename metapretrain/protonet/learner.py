@@ -13,14 +13,14 @@ from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml.inner import Named
 from metapretrain.maml.learner import checked_module, pair
-from metapretrain.nests import map_tensors
+from metapretrain.nests import evaluation_mode, map_tensors
 from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits, prototypes
 
 
 class ProtoNet(nn.Module):
     """Prototypical network (Snell et al., 2017): a query's logits are minus its distances to class means.
 
-    All tasks of a batch go through the encoder in one pass. In training mode batch normalisation therefore
+    All tasks of a batch go through the encoder in one pass. In training mode batch normalisation of `losses` therefore
     uses the statistics of all of them; in evaluation mode, the running ones, so that a query's prediction
     does not depend on the other queries.
 
@@ -68,8 +68,9 @@ class ProtoNet(nn.Module):
 
     @torch.no_grad()
     def logits(self, support: Any, query: Any) -> Tensor:
-        """Logits of each task's queries, (T, Q, W), without any graph."""
-        return self._task_logits(support, query)
+        """Logits of each task's queries, (T, Q, W), in evaluation mode and without a graph."""
+        with evaluation_mode(self):
+            return self._task_logits(support, query)
 
     def predict(self, episode: Any) -> Tensor:
         """Logits (Q, W) of one episode's queries, for `evaluate_episodes`."""

@@ -270,7 +270,7 @@ def score_episodes(
     """
     seed = FROZEN_SEED[images.split]
     device = next(learner.parameters()).device
-    evaluated = learner.eval()
+    evaluated = learner
     if isinstance(learner, ProtoNet):
         if episodes * spec.longest > len(images):
             return few_shot_accuracy(

@@ -30,6 +30,7 @@ from metapretrain.experiments.images.training import (
 from metapretrain.files import load_tensors
 from metapretrain.models import Encoder
 from metapretrain.models.saved import ENCODER, save_model
+from metapretrain.nests import evaluation_mode
 from metapretrain.protonet import prototypes
 from metapretrain.report.layout import Column, Layout
 from metapretrain.training import RunFolder, TrainReport, train
@@ -223,7 +224,7 @@ def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> ImageS
         metrics["knn_accuracy"] = accuracy(knn_predict(z["train"], labels["train"], z["test"]), labels["test"])
     predicted = nearest.get("test", labels["train"][:0])
     if head is not None:
-        with torch.inference_mode():
+        with evaluation_mode(head), torch.inference_mode():
             classes = {name: head(values).argmax(1) for name, values in z.items()}
         predicted = classes.get("test", predicted)
         metrics |= {f"{name}_accuracy": accuracy(values, labels[name]) for name, values in classes.items()}

@@ -12,7 +12,7 @@ from metapretrain.data.images import ImageSet, normalize
 from metapretrain.draws import seeded
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError, one_of
-from metapretrain.evaluation.representation import accuracy, embed, evaluation_mode, nearest_prototype
+from metapretrain.evaluation.representation import accuracy, embed, nearest_prototype
 from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.images.data import ImageData, images_of
 from metapretrain.experiments.images.objectives import (
@@ -26,6 +26,7 @@ from metapretrain.experiments.images.objectives import (
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.recipe import choices_of, probing, row_probe
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head
+from metapretrain.nests import evaluation_mode
 from metapretrain.scheduling import Probe, build_scheduler, parse_schedule
 
 SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrain.experiments.images.training`
@@ -134,7 +135,7 @@ def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
 
     def features(images: ImageSet) -> Tensor:
         device = next(encoder.parameters()).device  # training may have moved it
-        with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder.__call__):
+        with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder):
             return embed(lambda x: encoder(normalize(x.to(device), data.mean, data.std)), images.images, device=device)
 
     return features
@@ -145,7 +146,7 @@ def classify(encoder: nn.Module, head: nn.Module, data: ImageData) -> Callable[[
     features = encode(encoder, data)
 
     def predict(images: ImageSet) -> Tensor:
-        with torch.inference_mode():
+        with evaluation_mode(head), torch.inference_mode():
             predicted: Tensor = head(features(images)).argmax(1)
         return predicted
 

@@ -21,6 +21,7 @@ from metapretrain.data.tokens import Tokens
 from metapretrain.experiments.images.objectives import WeightedLosses
 from metapretrain.experiments.text.recipe import TextMethod
 from metapretrain.models.text_encoders import ClassHead, CosineHead, PairHead, share_hidden
+from metapretrain.nests import evaluation_mode
 from metapretrain.protonet import ProtoLoss
 from metapretrain.training.devices import mean_over_ranks
 
@@ -316,19 +317,17 @@ class TextStep(WeightedLosses[TextObjective]):
         As {"gradient_cosine_sst_para": ...}; below 0 they conflict. In evaluation mode: dropout takes no part. Every
         rank looks at the whole batches. Waits for the device.
         """
-        mode, counters = self.training, [(buffer, buffer.clone()) for buffer in self.objectives.buffers()]
+        counters = [(buffer, buffer.clone()) for buffer in self.objectives.buffers()]
         gathering = [part for part in self.objectives.modules() if isinstance(part, ProtoLoss) and part.gather]
-        self.eval()
         for proto in gathering:
             proto.gather = False
         names, parameters = list(batches), [p for p in self.model.parameters() if p.requires_grad]
         gradients = []
-        with torch.compiler.set_stance("force_eager"):  # compiled code goes back once only
+        with evaluation_mode(self), torch.compiler.set_stance("force_eager"):  # compiled code goes back once only
             for name in names:  # one graph at a time
                 loss = self.losses({name: batches[name]}, self.encode({name: batches[name]}))[name]
                 gradients += task_gradients([loss], parameters)
         found = cosines(dot_products(gradients)).tolist()
-        self.train(mode)
         for proto in gathering:
             proto.gather = True
         for buffer, value in counters:  # calls in which nothing could be scored are counted: these are none of training

@@ -13,7 +13,7 @@ from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens, padded_width
 from metapretrain.draws import seeded, torch_generator
 from metapretrain.evaluation.metrics import nearest_prototype_scores, score_task, with_overall
-from metapretrain.evaluation.representation import check_embeddings, evaluation_mode
+from metapretrain.evaluation.representation import check_embeddings
 from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.recipe import choices_of, probing, row_probe
 from metapretrain.experiments.text.data import TextData, width_limit
@@ -31,6 +31,7 @@ from metapretrain.experiments.text.objectives import (
 from metapretrain.experiments.text.recipe import TextMethod, TextPhase, TextRecipe, loss_weights, updates
 from metapretrain.experiments.text.streams import TextStream
 from metapretrain.models.text_encoders import ClassHead, TextEncoder, build_text_encoder
+from metapretrain.nests import evaluation_mode
 from metapretrain.protonet import ProtoLoss
 from metapretrain.scheduling import BlockScheduler, Probe, build_scheduler, parse_schedule
 from metapretrain.training import TrainReport
@@ -51,7 +52,7 @@ def embed_tokens(
     """
     encoder.to(device)
     found = []
-    with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder.__call__):
+    with torch.compiler.set_stance("force_eager"), evaluation_mode(encoder):
         for part in filter(None, (tokens, tokens.second)):
             here, z = part.to(device), torch.zeros(len(part), encoder.features, device=device)
             for rows in part.lengths.argsort(stable=True).split(batch_size):
@@ -83,7 +84,7 @@ def predictions(tasks: Sequence[TextTask], heads: nn.ModuleDict, z: Embedded) ->
     found = {}
     for task in (task for task in tasks if task.name in z):
         head = heads[task.name].to(z[task.name][0].device)
-        with evaluation_mode(head.__call__):
+        with evaluation_mode(head):
             found[task.name] = head_predictions(task, head, z[task.name]).cpu()
     return found
 

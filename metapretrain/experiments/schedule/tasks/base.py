@@ -18,6 +18,7 @@ from metapretrain.data.documents import Corpus, Documents, tokenize_documents, t
 from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder
+from metapretrain.nests import evaluation_mode
 
 Ids = Sequence[int] | NDArray[np.int32]
 Tensors = dict[str, Tensor]
@@ -291,18 +292,12 @@ class RowBatches:
 
 def scored(task: PretrainingTask, encoder: TextEncoder, head: nn.Module, batches: Iterable[Tensors]) -> list[Tensors]:
     """The outcomes of batches on the CPU, without dropout; modes of encoder and head stay as they are."""
-    modes, outcomes = (encoder.training, head.training), []
-    encoder.eval()
-    head.eval()
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                moved = to_device(batch, encoder)
-                found = task.outcome(encoder, head, encoder.hidden(moved), moved)
-                outcomes.append({name: value.detach().cpu() for name, value in found.items()})
-    finally:
-        encoder.train(modes[0])
-        head.train(modes[1])
+    outcomes = []
+    with evaluation_mode(encoder, head), torch.no_grad():
+        for batch in batches:
+            moved = to_device(batch, encoder)
+            found = task.outcome(encoder, head, encoder.hidden(moved), moved)
+            outcomes.append({name: value.detach().cpu() for name, value in found.items()})
     return outcomes
 
 
