@@ -42,16 +42,11 @@ task = {
     "simclr": lambda: SimCLR(source, nn.Linear(16, 8)),
 }[kind]()
 rows = ShuffledBatches(64, 32 // machine.world, seed=1, rank=machine.rank, world_size=machine.world)
-<<<<<<< HEAD
 step = ImageStep(encoder, {kind: task})
-settings = TrainSettings(steps=6, lr=0.05, device="cpu", local_batchnorm=sys.argv[2] == "local")
-=======
-step = Step(encoder, {kind: task})
 if encoder_kind == "unwrapped":  # as a recorded update runs, whose messages gloo carries as well
     import metapretrain.training.engine as engine
     engine.records = lambda *_: True
 settings = TrainSettings(steps=6, lr=0.05, device="cpu", local_batchnorm=encoder_kind == "local")
->>>>>>> cf2437f (Several processes record their updates too: gradients are averaged inside the graph)
 train(step, TaskStream({kind: rows}, "longest", seed=1, steps=6), settings)
 if machine.rank == 0:
     json.dump({k: v.double().sum().item() for k, v in step.state_dict().items()} |
