@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import logging
@@ -31,14 +30,14 @@ from metapretrain.training.logs import METRICS, MetricsFile, Tracker, cut_embedd
 from metapretrain.training.settings import check_same, flatten
 
 _log = logging.getLogger(__name__)
-_held: set[int] = set()
+_held: set[tuple[int, int, int]] = set()  # process, device and file: POSIX locks exclude other processes alone
 
 
 class Lock:
     """An exclusive lock on a file, held until :meth:`release` or the process's end (kill -9 included).
 
-    The operating system holds it (``flock``), so no file is left that must be cleaned away. Forked children
-    close their copy: a data-loader worker that outlives a killed run does not keep its folder locked.
+    A POSIX record lock: unlike `flock`, which `filelock` takes, a child that outlives the holder does not inherit it,
+    however it was forked. The process loses it when it closes any descriptor of the file.
 
     Args:
         file: made when missing, never removed.
@@ -58,42 +57,42 @@ class Lock:
     def __init__(self, file: Path) -> None:
         import fcntl
 
-        self._descriptor: int | None = None
+        if file.exists() and _identity(file) in _held:  # not opened here: its closing would release the lock
+            raise _in_use(file, str(os.getpid()))
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(descriptor, 64).decode(errors="replace").strip()
-            os.close(descriptor)
-            by = f" by process {holder}" if holder.isdigit() else ""
-            raise InputError(f"{file.parent} is in use{by}; wait for it to end or choose another --out") from error
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno in {errno.EACCES, errno.EAGAIN}:
+                holder = os.read(descriptor, 64).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise _in_use(file, holder) from error
             if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}:
                 os.close(descriptor)
                 raise
             _log.warning("the file system of %s has no locks: start no second run in it", file.parent)
         os.ftruncate(descriptor, 0)
         write_all(descriptor, f"{os.getpid()}\n".encode())
-        _held.add(descriptor)
-        self._descriptor = descriptor
+        self._identity = _identity(descriptor)
+        self._descriptor: int | None = descriptor
+        _held.add(self._identity)
 
     def release(self) -> None:
         """Give the lock free; a second call does nothing."""
         if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            if descriptor in _held:
-                _held.discard(descriptor)
-                os.close(descriptor)
+            _held.discard(self._identity)
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
-def _close_in_child() -> None:
-    for descriptor in _held:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
+def _identity(file: Path | int) -> tuple[int, int, int]:
+    about = os.stat(file)
+    return os.getpid(), about.st_dev, about.st_ino
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+def _in_use(file: Path, holder: str) -> InputError:
+    by = f" by process {holder}" if holder.isdigit() else ""
+    return InputError(f"{file.parent} is in use{by}; wait for it to end or choose another --out")
 
 
 _CONFIG, _RESULT = "config.json", "result.json"

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,13 @@ from metapretrain.training.run_folder import RunFolder
 run = RunFolder.open(sys.argv[1], {"method": "m"}, resume=True)
 run.log(1, "train", {"loss": 1.0})
 if len(sys.argv) > 2:
-    import os
-    child = os.fork()
+    import ctypes, multiprocessing, os
+    if sys.argv[2] == "multiprocessing":
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        worker.start()
+        child = worker.pid
+    else:
+        child = os.fork() if sys.argv[2] == "os" else ctypes.CDLL(None).fork()  # the latter calls no handler of Python
     if child == 0:
         time.sleep(60)
         os._exit(0)
@@ -146,8 +152,9 @@ def hold(run: Path, *more: str) -> tuple[subprocess.Popen[str], str]:
     return child, child.stdout.readline().strip()
 
 
-def test_a_second_process_is_refused_and_a_killed_one_does_not_block(tmp_path: Path) -> None:
-    holder, worker = hold(tmp_path, "with a worker that outlives it")
+@pytest.mark.parametrize("forked_by", ["os", "multiprocessing", "C"])
+def test_a_second_process_is_refused_and_a_killed_one_does_not_block(tmp_path: Path, forked_by: str) -> None:
+    holder, worker = hold(tmp_path, forked_by)  # the worker outlives it
     try:
         with pytest.raises(InputError, match=f"in use by process {holder.pid}") as refused:
             RunFolder.open(tmp_path, {"method": "m"}, resume=True)
@@ -173,6 +180,41 @@ def test_a_second_run_in_this_process_is_refused_until_the_first_is_closed(tmp_p
     with pytest.raises(InputError, match="another method"):
         RunFolder.open(tmp_path, {"method": "x"}, resume=True)
     RunFolder.open(tmp_path, CONFIG, resume=True).close()  # a refusal has not kept the lock
+
+
+def test_a_refusal_in_the_same_process_leaves_the_lock_held(tmp_path: Path) -> None:
+    """A POSIX lock is lost when the process closes any descriptor of the file."""
+    script = f"from metapretrain.training.run_folder import RunFolder; RunFolder.open({str(tmp_path)!r}, {CONFIG!r})"
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        with pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
+            RunFolder.open(tmp_path, CONFIG, resume=True)
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert f"in use by process {os.getpid()}" in done.stderr
+        run.close()
+        with RunFolder.open(tmp_path, CONFIG, resume=True):
+            run.close()  # once more: not the lock of another
+            with pytest.raises(InputError, match="in use"):
+                RunFolder.open(tmp_path, CONFIG, resume=True)
+
+
+def test_a_fork_holds_no_lock_and_takes_it_when_the_holder_has_closed(tmp_path: Path) -> None:
+    run = RunFolder.open(tmp_path, CONFIG)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        try:
+            RunFolder.open(tmp_path, CONFIG, resume=True)
+        except InputError:
+            os.read(told, 1)  # until the holder has closed
+            RunFolder.open(tmp_path, CONFIG, resume=True)
+            os._exit(0)
+        os._exit(1)
+    os.close(told)
+    time.sleep(0.3)
+    run.close()
+    os.close(tell)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
