@@ -20,12 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def user_path(name: str | Path) -> Path:
-    """The path with ``~`` as the user's home; an unknown user's stays as it is, for the error that follows to name.
-
-    Example:
-        >>> user_path("~/data") == Path.home() / "data", str(user_path("~no-such-user-here/data"))
-        (True, '~no-such-user-here/data')
-    """
+    """The path with ``~`` as the user's home; an unknown user's stays as it is, for the error that follows to name."""
     return Path(os.path.expanduser(name))
 
 
@@ -107,28 +102,12 @@ def number(
 
 
 def check_seed(seed: Any) -> int:
-    """Return `seed` if it lies in 0..2**64-1.
-
-    Raises:
-        InputError: it does not.
-
-    Example:
-        >>> check_seed(7)
-        7
-    """
+    """Return `seed` if it lies in 0..2**64-1, else raise InputError."""
     return whole("seed", seed, 0, 2**64 - 1)
 
 
 def check_rank(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Return (rank, world_size) if the rank lies in 0..world_size-1.
-
-    Raises:
-        InputError: it does not.
-
-    Example:
-        >>> check_rank(1, 4)
-        (1, 4)
-    """
+    """Return (rank, world_size) if the rank lies in 0..world_size-1, else raise InputError."""
     rank, world_size = whole("rank", rank), whole("world_size", world_size, 1)
     if rank >= world_size:
         raise InputError(f"rank must be below world_size, not rank {rank} of {world_size}")
@@ -136,10 +115,7 @@ def check_rank(rank: Any, world_size: Any) -> tuple[int, int]:
 
 
 def check_names(what: str, given: Iterable[str]) -> tuple[str, ...]:
-    """The names, which are texts, at least one, and all different.
-
-    Raises:
-        InputError: they are not.
+    """The names, which are texts, at least one, and all different, else InputError.
 
     Example:
         >>> check_names("sources", {"mlm": 1, "order": 2})
@@ -158,9 +134,6 @@ def check_names(what: str, given: Iterable[str]) -> tuple[str, ...]:
 
 def parse_value(text: str, kind: Any) -> Any:
     """The value that a text gives for a setting of this type: bool, int, float or str, or one of them or None.
-
-    Raises:
-        InputError: it gives none.
 
     Example:
         >>> parse_value("0.5", float | None), parse_value("none", float | None), parse_value("true", bool)
@@ -188,15 +161,7 @@ PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 def check_device_name(name: str) -> str:
-    """`name` if it is a device's by its form: ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:N``.
-
-    Raises:
-        InputError: it is not; the line has the nearest one.
-
-    Example:
-        >>> check_device_name("cuda:1")
-        'cuda:1'
-    """
+    """`name` if it is a device's by its form, ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:N``, else InputError."""
     if re.fullmatch(r"cuda:\d+", name):
         return name
     if name.lower() in ("gpu", "nvidia"):
@@ -209,10 +174,6 @@ def check_device(name: str) -> str:
 
     Raises:
         InputError: the name is unknown or this machine has no such device.
-
-    Example:
-        >>> check_device("cpu")
-        'cpu'
     """
     import torch
 
@@ -232,15 +193,7 @@ def check_device(name: str) -> str:
 
 
 def check_precision(name: str, device: str) -> str:
-    """`name` if `device` can compute in it: ``fp16`` needs a GPU, ``bf16`` works on the CPU too.
-
-    Raises:
-        InputError: the name is unknown, or the device cannot.
-
-    Example:
-        >>> check_precision("bf16", "cpu")
-        'bf16'
-    """
+    """`name` if `device` can compute in it, else InputError: ``fp16`` needs a GPU, ``bf16`` works on the CPU too."""
     one_of("precision", name, PRECISIONS)
     if name == "fp16" and device == "cpu":
         raise InputError("precision 'fp16' needs a GPU; on the CPU use --precision bf16 or fp32")
@@ -258,9 +211,6 @@ def leave_ranks() -> None:
     A process that ends without it may be aborted in Python's last moments (exit status 134), though its work is done:
     gloo's threads then still hold tensors (https://github.com/pytorch/pytorch/pull/179291). They end with the group,
     which ends with the last that holds it.
-
-    Example:
-        >>> leave_ranks()
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

@@ -44,23 +44,12 @@ def _all_rows(x: Tensor, group: Any) -> Tensor:
 
 
 def gather_rows(x: Tensor, group: Any = None) -> Tensor:
-    """Concatenate every rank's rows, in rank order; without a process group, return `x` as it is.
+    """Concatenate every rank's rows (B, ...), in rank order; without a process group, return `x` as it is.
 
     The gradient is that of the sum of all ranks' losses. So when every rank computes the loss of the whole
     batch and the parameters' gradients are averaged over ranks, as DDP does, the result is the gradient of
     one process that holds the whole batch. (Without averaging it is that gradient times the number of
-    ranks.) So are gradients of gradients.
-
-    Args:
-        x: (B, ...); every rank gives the same shape and dtype.
-        group: a process group; None is the default one.
-
-    Returns:
-        (B * world size, ...).
-
-    Example:
-        >>> gather_rows(torch.ones(2, 3)).shape
-        torch.Size([2, 3])
+    ranks.) So are gradients of gradients. Every rank gives the same shape and dtype; `group` None is the default one.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return x

@@ -66,12 +66,7 @@ class Bits:
 
 
 def integers(bits: Bits, sizes: Ints) -> Ints:
-    """One integer of 0..size-1 for each lane: sizes (M,) -> (M,).
-
-    Example:
-        >>> integers(Bits(0, Use.TASKS, 0, 0), np.array([1, 1, 1])).tolist()
-        [0, 0, 0]
-    """
+    """One integer of 0..size-1 for each lane: sizes (M,) -> (M,)."""
     return distinct(bits, sizes, 1)[:, 0]
 
 
@@ -137,12 +132,7 @@ def _with_replacement(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]
 def _by_sorting(bits: Bits, sizes: Ints, count: int) -> Ints:
     step = max(1, CHUNK // int(sizes.max()))
     parts = [_sorted_part(bits, sizes[i : i + step], count) for i in range(0, len(sizes), step)]
-    return parts[0] if len(parts) == 1 else np.concatenate([_widen(part, count) for part in parts])
-
-
-def _widen(part: Ints, count: int) -> Ints:
-    missing = count - part.shape[1]
-    return np.pad(part, ((0, 0), (0, missing))) if missing else part
+    return np.concatenate([np.pad(part, ((0, 0), (0, count - part.shape[1]))) for part in parts])
 
 
 def _sorted_part(bits: Bits, sizes: Ints, count: int) -> Ints:
@@ -200,12 +190,7 @@ def generator(*parts: int | str) -> torch.Generator:
 
 
 def uniform(*parts: int | str) -> float:
-    """A number of [0, 1) in steps of 2**-53.
-
-    Example:
-        >>> 0 <= uniform(0, "explore") < 1
-        True
-    """
+    """A number of [0, 1) in steps of 2**-53."""
     return (key(*parts) >> 10) / 2**53
 
 
@@ -222,12 +207,7 @@ def pick(names: Sequence[str], weights: Sequence[float] | None, *parts: int | st
 
 
 def pick_by_size(sizes: Mapping[str, float], seed: int, number: int) -> str:
-    """One of the names, with probability proportional to its size: the draw of this number under the seed.
-
-    Example:
-        >>> pick_by_size({"a": 0, "b": 10}, seed=0, number=3)
-        'b'
-    """
+    """One of the names, with probability proportional to its size: the draw of this number under the seed."""
     return pick(list(sizes), list(sizes.values()), seed, number, "proportional")
 
 
@@ -275,22 +255,14 @@ def _mixed(x: int) -> int:
 def split_keys(seed: int, calls: Tensor, rows: int) -> Tensor:
     """(rows,) int64 keys, all different: draws ``calls * 2**32 + row`` of the stream that `seed` starts.
 
-    Args:
-        seed: any whole number.
-        calls: 0-d int64 tensor, the number of calls before this one; its device is the keys'.
-        rows: B.
+    `calls`, the number of calls before this one, is a 0-d int64 tensor, on whose device the keys are.
     """
     row = torch.arange(rows, device=calls.device, dtype=torch.int64)
     return mix(((calls << 32) + row) * _GAMMA + _mixed(seed))
 
 
 def numpy_generator(*seeds: int) -> np.random.Generator:
-    """NumPy's default generator, seeded by the numbers in this order.
-
-    Example:
-        >>> bool(numpy_generator(7, 0).random() == numpy_generator(7, 0).random() != numpy_generator(0, 7).random())
-        True
-    """
+    """NumPy's default generator, seeded by the numbers in this order."""
     return np.random.default_rng(seeds)
 
 
@@ -308,15 +280,7 @@ def torch_generator(seed: int) -> torch.Generator:
 def seeded(seed: int, devices: Sequence[torch.device | int] | None = ()) -> Iterator[None]:
     """PyTorch's global generators at `seed` inside the block; afterwards those of the CPU and `devices` are as before.
 
-    Args:
-        devices: CUDA devices; None: all.
-
-    Example:
-        >>> with seeded(0):
-        ...     first = torch.rand(1)
-        >>> with seeded(0):
-        ...     bool(torch.rand(1) == first)
-        True
+    `devices`: CUDA devices; None: all.
     """
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -324,10 +288,5 @@ def seeded(seed: int, devices: Sequence[torch.device | int] | None = ()) -> Iter
 
 
 def epoch_order(rows: int, seed: int, epoch: int) -> Tensor:
-    """The numbers 0..rows-1 in the order of an epoch, int64 (rows,).
-
-    Example:
-        >>> sorted(epoch_order(4, seed=0, epoch=1).tolist())
-        [0, 1, 2, 3]
-    """
+    """The numbers 0..rows-1 in the order of an epoch, int64 (rows,)."""
     return torch.from_numpy(numpy_generator(seed, epoch).permutation(rows))

@@ -21,14 +21,7 @@ from metapretrain.errors import InputError
 
 @contextlib.contextmanager
 def one_line_errors(what: str, advice: str = "") -> Iterator[None]:
-    """Turn an :class:`OSError` of the body into one line that says what could not be done and why.
-
-    Args:
-        what: the sentence's beginning, such as ``"cannot write run/config.json"``.
-        advice: what to do; "free some space ..." is said by itself when the disk is full.
-
-    Raises:
-        InputError: in place of the :class:`OSError`.
+    """Turn an :class:`OSError` of the body into an :class:`InputError` of one line: what failed, why, what to do.
 
     Example:
         >>> with one_line_errors("cannot write x", advice="choose another --out"):
@@ -44,32 +37,19 @@ def one_line_errors(what: str, advice: str = "") -> Iterator[None]:
 
 
 def reason(error: OSError) -> str:
-    """Return the reason of `error` without its path, in one line.
-
-    Example:
-        >>> reason(PermissionError(13, "Permission denied", "somewhere"))
-        'Permission denied'
-    """
+    """Return the reason of `error` without its path, in one line."""
     return " ".join((error.strerror or str(error) or type(error).__name__).split())
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write every byte of `data` to the file `descriptor`; a short write goes on where it stopped.
-
-    Raises:
-        OSError: the disk is full, or the file has reached a size limit.
-    """
+    """Write every byte of `data` to the file `descriptor`; a short write goes on where it stopped."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write `data` to the new file `path` and wait until it is on the disk.
-
-    Raises:
-        OSError: it cannot be written; what was written of it is left to the caller.
-    """
+    """Write `data` to the new file `path` and wait until it is on the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         write_all(descriptor, data)
@@ -79,11 +59,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in `folder` (its renames) are on the disk, where its file system can do that.
-
-    Raises:
-        OSError: the folder cannot be opened or synchronised.
-    """
+    """Wait until the names in `folder` (its renames) are on the disk, where its file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,11 +71,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, so that a reader sees the old bytes or the new ones and never a part.
-
-    Raises:
-        OSError: it cannot be written; the old file is untouched.
-    """
+    """Replace `path` by `data`, so that a reader sees the old bytes or the new ones and never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_durably(temporary, data)
@@ -117,12 +89,6 @@ def write_file(path: Path, content: str | bytes) -> Path:
 
     Raises:
         InputError: a folder cannot be made, or the file not written; an older one is untouched.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_file(Path(folder) / "report" / "table.csv", "a,b").read_text()
-        'a,b'
     """
     with one_line_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,12 +127,7 @@ def plain(value: Any) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return `value` as indented JSON text that any JSON reader accepts (see :func:`plain`).
-
-    Example:
-        >>> json_bytes({"a": float("inf")})
-        b'{\\n  "a": null\\n}\\n'
-    """
+    """Return `value` as indented JSON text that any JSON reader accepts (see :func:`plain`)."""
     text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     return text.encode(errors="backslashreplace")  # a name that is no UTF-8: its escape is JSON's own
 
@@ -176,10 +137,6 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
     Raises:
         InputError: it cannot be read or is not a JSON object.
-
-    Example:
-        >>> read_json(Path("no-such-file.json")) is None
-        True
     """
     if not file.exists():
         return None
@@ -225,11 +182,7 @@ def tensor_sum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def encode(tensors: dict[str, Tensor], *, checksum: bool = True) -> bytes:
-    """Return CPU tensors as a safetensors file, whose metadata holds a checksum that other readers pass over.
-
-    Raises:
-        InputError: they are of a type that it cannot hold.
-    """
+    """Return CPU tensors as a safetensors file, whose metadata holds a checksum that other readers pass over."""
     from safetensors import SafetensorError
     from safetensors.torch import save
 
@@ -270,20 +223,15 @@ def decode(data: bytes) -> dict[str, Tensor]:
 
 
 _TAG = "$"
+_LAYOUTS = (("channels_last", torch.channels_last, 4), ("channels_last_3d", torch.channels_last_3d, 5))
 
 
-def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """Split `state` into a value that JSON holds exactly and the tensors that it refers to by name.
 
     Dicts (any mix of str, int, float, bool and None keys, order kept), lists, tuples, None, bools, ints,
     floats (NaN and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What
-    JSON has no word for is written as an object with the key ``"$"``.
-
-    Args:
-        state: the nest.
-
-    Returns:
-        (value, tensors): tensors are contiguous, on the CPU and share no memory with `state`.
+    JSON has no word for is written as an object with the key ``"$"``. The tensors are contiguous copies on the CPU.
 
     Raises:
         InputError: something else is in the nest; its place is named.
@@ -295,15 +243,12 @@ def pack(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         >>> tensors
         {'w': tensor([1., 1.])}
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     return _pack(state, (), tensors), tensors
 
 
-def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Return the nest that :func:`pack` split.
-
-    Raises:
-        KeyError: a tensor or a word is missing.
 
     Example:
         >>> unpack(*pack({0: (float("inf"), None), "x": [True]}))
@@ -325,11 +270,12 @@ def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "array":
         return tensors[value["name"]].numpy()
     if kind == "tensor":
-        return _with_layout(tensors[value["name"]], value.get("layout"))
+        forms = [memory_format for layout, memory_format, _ in _LAYOUTS if layout == value.get("layout")]
+        return tensors[value["name"]].contiguous(memory_format=forms[0]) if forms else tensors[value["name"]]
     raise KeyError(f"unknown kind {kind!r}")
 
 
-def _pack(value: Any, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+def _pack(value: Any, place: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, str)):
@@ -338,10 +284,14 @@ def _pack(value: Any, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) 
         return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {_TAG: "float", "value": repr(float(value))}
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return _pack_tensor(value, place, tensors)
     if isinstance(value, np.ndarray):
-        return {_TAG: "array", "name": _keep(_from_array(value, place), place, tensors)}
+        try:
+            array = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+        except TypeError as error:
+            raise InputError(f"a checkpoint cannot hold an array of {value.dtype} ({_said(place)})") from error
+        return {_TAG: "array", "name": _keep(array, place, tensors)}
     if isinstance(value, Mapping):
         return _pack_dict(value, place, tensors)
     if isinstance(value, (list, tuple)):
@@ -353,7 +303,7 @@ def _pack(value: Any, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) 
     )
 
 
-def _pack_dict(value: Mapping[Any, Any], place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+def _pack_dict(value: Mapping[Any, Any], place: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
     if all(type(key) is str for key in value) and _TAG not in value:
         return {key: _pack(item, (*place, key), tensors) for key, item in value.items()}
     items = []
@@ -364,7 +314,7 @@ def _pack_dict(value: Mapping[Any, Any], place: tuple[str, ...], tensors: dict[s
     return {_TAG: "dict", "items": items}
 
 
-def _pack_tensor(value: torch.Tensor, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+def _pack_tensor(value: Tensor, place: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, str]:
     if value.layout != torch.strided or value.device.type == "meta" or value.is_quantized:
         raise InputError(
             f"a checkpoint holds dense tensors with values; {_said(place)} is sparse, quantised or on meta"
@@ -377,17 +327,7 @@ def _pack_tensor(value: torch.Tensor, place: tuple[str, ...], tensors: dict[str,
     return packed
 
 
-_LAYOUTS = (("channels_last", torch.channels_last, 4), ("channels_last_3d", torch.channels_last_3d, 5))
-
-
-def _with_layout(tensor: torch.Tensor, layout: str | None) -> torch.Tensor:
-    for name, memory_format, _ in _LAYOUTS:
-        if layout == name:
-            return tensor.contiguous(memory_format=memory_format)
-    return tensor
-
-
-def _keep(value: torch.Tensor, place: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> str:
+def _keep(value: Tensor, place: tuple[str, ...], tensors: dict[str, Tensor]) -> str:
     name = base = ".".join(place) or "state"
     number = 1
     while name in tensors:
@@ -398,13 +338,6 @@ def _keep(value: torch.Tensor, place: tuple[str, ...], tensors: dict[str, torch.
     return name
 
 
-def _from_array(value: np.ndarray[Any, Any], place: tuple[str, ...]) -> torch.Tensor:
-    try:
-        return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-    except TypeError as error:
-        raise InputError(f"a checkpoint cannot hold an array of {value.dtype} ({_said(place)})") from error
-
-
 def _said(place: tuple[str, ...]) -> str:
     return f"at {'.'.join(place)}" if place else "as the whole state"
 
@@ -413,10 +346,8 @@ class CheckpointError(InputError):
     """A checkpoint that cannot be written, or one that cannot be trusted."""
 
 
-def save_tensors(file: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a plain state dict as one safetensors file, whole or not at all.
-
-    Its metadata holds a checksum of the tensors, which other readers pass over.
+def save_tensors(file: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
+    """Write a plain state dict as one safetensors file with a checksum, whole or not at all.
 
     Raises:
         CheckpointError: it cannot be written; an older file of that name is untouched.
@@ -428,7 +359,7 @@ def save_tensors(file: str | os.PathLike[str], tensors: Mapping[str, torch.Tenso
         raise CheckpointError(f"cannot write {file}: {reason(error)}") from error
 
 
-def load_tensors(file: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+def load_tensors(file: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read a plain safetensors file as a state dict on the CPU.
 
     Raises:

@@ -120,15 +120,7 @@ def _aside(function: Callable[..., Nest], given: Sequence[Nest]) -> Any:
 
 @contextmanager
 def own_gradients(parameters: Sequence[Tensor]) -> Iterator[list[Tensor | None]]:
-    """Collect what is added to the gradient of each parameter inside; ``.grad`` stays as it was.
-
-    Example:
-        >>> w = torch.ones(2, requires_grad=True)
-        >>> with own_gradients([w]) as found:
-        ...     (3 * w).sum().backward()
-        >>> found, w.grad
-        ([tensor([3., 3.])], None)
-    """
+    """Collect what is added to the gradient of each parameter inside; ``.grad`` stays as it was."""
     outside, found = [parameter.grad for parameter in parameters], list[Tensor | None]()
     for parameter in parameters:
         parameter.grad = None
@@ -148,10 +140,5 @@ def add_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | Non
 
 
 def rounded_up(count: int) -> int:
-    """The next of a few sizes, so that few shapes are recorded.
-
-    Example:
-        >>> rounded_up(5), rounded_up(64), rounded_up(65)
-        (6, 64, 128)
-    """
+    """The next of a few sizes, so that few shapes are recorded."""
     return next((size for size in SIZES if size >= count), -(-count // 64) * 64)

@@ -47,13 +47,7 @@ def named_leaves(nest: Nest, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def tensors(nest: Nest) -> list[Tensor]:
-    """The tensors of a nest, in order.
-
-    Example:
-        >>> import torch
-        >>> tensors({"x": torch.tensor(1), "note": "kept", "y": [torch.tensor(2)]})
-        [tensor(1), tensor(2)]
-    """
+    """The tensors of a nest, in order."""
     return [leaf for _, leaf in named_leaves(nest) if isinstance(leaf, Tensor)]
 
 

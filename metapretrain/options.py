@@ -122,12 +122,7 @@ def _real(text: str, expected: str, allowed: Callable[[float], bool]) -> float:
 
 @option_type
 def positive_int(text: str) -> int:
-    """Whole number of at least 1.
-
-    Example:
-        >>> positive_int("3")
-        3
-    """
+    """Whole number of at least 1."""
     return _whole(text, 1)
 
 
@@ -145,23 +140,13 @@ def positive_float(text: str) -> float:
 
 @option_type
 def fraction(text: str) -> float:
-    """Number strictly between 0 and 1.
-
-    Example:
-        >>> fraction("0.25")
-        0.25
-    """
+    """Number strictly between 0 and 1."""
     return _real(text, "a number between 0 and 1, both excluded", lambda value: 0 < value < 1)
 
 
 @option_type
 def folder_part(text: str) -> str:
-    """Part of a folder's name: letters, digits and ``. _ + -``; it may be empty.
-
-    Example:
-        >>> folder_part("lr-0.1")
-        'lr-0.1'
-    """
+    """Part of a folder's name: letters, digits and ``. _ + -``; it may be empty."""
     if re.fullmatch(r"[\w.+-]*", text) is None:
         raise InputError(f"part of a folder's name: letters, digits and . _ + -, not {text!r}")
     return text
@@ -169,12 +154,7 @@ def folder_part(text: str) -> str:
 
 @option_type
 def named_file(text: str) -> tuple[str, Path]:
-    """A name and a file, as ``NAME=FILE``.
-
-    Example:
-        >>> named_file("topic=questions.csv")
-        ('topic', PosixPath('questions.csv'))
-    """
+    """A name and a file, as ``NAME=FILE``."""
     name, equals, file = text.partition("=")
     if not name or not equals or not file:
         raise InputError(f"expected NAME=FILE, given {text!r}")
@@ -183,12 +163,7 @@ def named_file(text: str) -> tuple[str, Path]:
 
 @option_type
 def int_list(text: str) -> list[int]:
-    """Whole numbers of at least 0 between commas or spaces, each once.
-
-    Example:
-        >>> int_list("0,1,2")
-        [0, 1, 2]
-    """
+    """Whole numbers of at least 0 between commas or spaces, each once."""
     values = [_whole(part, 0) for part in text.replace(",", " ").split()]
     if not values:
         raise InputError("expected one or more whole numbers, given none")
@@ -239,12 +214,7 @@ def place_count(text: str) -> int:
 
 @option_type
 def pixels(text: str) -> int:
-    """Whole number of 8 to 4096: height and width of images.
-
-    Example:
-        >>> pixels("96")
-        96
-    """
+    """Whole number of 8 to 4096: height and width of images."""
     return _whole(text, 8, MOST_PIXELS)
 
 

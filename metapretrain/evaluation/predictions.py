@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.files import write_file
+from metapretrain.files import sha256, write_file
 
 Classes = Sequence[int] | NDArray[np.int64] | Tensor
 HEADER = ("index", "label", "prediction")
@@ -36,7 +35,7 @@ class Predictions:
     @property
     def images(self) -> str:
         """A short fingerprint of which images these are: their indices and labels."""
-        return hashlib.sha256(np.stack([self.index, self.labels]).astype("<i8").tobytes()).hexdigest()[:16]
+        return sha256(np.stack([self.index, self.labels]).astype("<i8").tobytes())[:16]
 
 
 def _integers(values: Classes, what: str) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError
 from metapretrain.files import (
     CheckpointError,
@@ -47,7 +48,7 @@ class Checkpoint:
 
 
 def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2) -> Path:
-    """Write `state` as the newest checkpoint of `folder` and remove all but the last `keep`.
+    """Write `state` as the newest checkpoint of `folder`, remove all but the last `keep`, return its folder.
 
     The files ``tensors.safetensors``, ``state.json`` and ``manifest.json`` (bytes and SHA-256 of the other
     two) are written under a temporary name, flushed to the disk and renamed to ``step-<step>``: a kill at any
@@ -55,13 +56,8 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
     left behind, are removed too. One process writes to a folder at a time (the run folder's lock sees to it).
 
     Args:
-        folder: made when missing.
-        step: steps done, 0 or more.
-        state: a nest of tensors, numbers, text, None, lists, tuples and dicts; see :func:`.packing.pack`.
-        keep: checkpoints that stay, 1 or more.
-
-    Returns:
-        The checkpoint's folder.
+        step: updates done.
+        state: what :func:`metapretrain.files.pack` takes.
 
     Raises:
         CheckpointError: it cannot be written (disk full, no permission); those before are untouched.
@@ -74,17 +70,16 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
         ...     path.name, load_latest(folder).state
         ('step-00000007', {'w': tensor([0, 1, 2]), 'betas': (0.9, 0.999)})
     """
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise InputError(f"a checkpoint's step is a whole number of 0 or more, not {step!r}")
-    if keep < 1:
-        raise InputError(f"keep is the number of checkpoints that stay, 1 or more, not {keep}")
+    whole("step", step)
+    whole("keep", keep, 1)
     folder = Path(folder)
     name = f"step-{step:08d}"
     files = _encode(step, state)
     temporary = folder / f".writing-{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
+        for left_by_kill in folder.glob(".writing-*"):
+            shutil.rmtree(left_by_kill)
         temporary.mkdir()
         for file, data in files.items():
             write_durably(temporary / file, data)
@@ -99,15 +94,9 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
 
 
 def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
-    """Read the newest checkpoint of `folder` whose files are all as they were written.
+    """Read the newest checkpoint of `folder` whose files are all as they were written; None where there is none.
 
     A checkpoint with a missing, shortened or changed file is passed over with a warning that names the file.
-
-    Args:
-        folder: where :func:`save` wrote.
-
-    Returns:
-        The checkpoint, or None when the folder is missing or holds none.
 
     Raises:
         CheckpointError: there are checkpoints but none is good, or `folder` is a file (a pickle, say).
@@ -202,11 +191,6 @@ def _move_into_place(temporary: Path, final: Path) -> None:
         os.rename(aside, final)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for path in folder.glob(".writing-*"):
-        shutil.rmtree(path)
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +10,6 @@ from torch import Tensor, nn
 
 from metapretrain.checks import check_device, check_precision
 from metapretrain.errors import InputError
-
-log = logging.getLogger(__name__)
-
 
 GIB = 2**30
 
@@ -24,11 +20,8 @@ def out_of_memory(where: str, step: int, free: int, total: int, reserved: int) -
     A process's CUDA context counts among the others' memory, so that less than 1 GiB of it is nobody else's.
 
     Args:
-        where: name of the device.
         step: updates done.
-        free: bytes that no process holds, of `total`; 0 of 0 where that is not known.
-        total: bytes of the device.
-        reserved: bytes that PyTorch's allocator holds in this process.
+        free, total, reserved: bytes that no process holds, that the device has (0: not known), that this process holds.
 
     Example:
         >>> out_of_memory("cuda", 400, 1 * GIB, 80 * GIB, 19 * GIB).partition(":")[0]
@@ -49,12 +42,7 @@ def out_of_memory(where: str, step: int, free: int, total: int, reserved: int) -
 
 
 def memory_held(device: torch.device) -> tuple[int, int, int]:
-    """Free and total bytes of a GPU, and those that this process reserved; zeros where torch cannot tell.
-
-    Example:
-        >>> memory_held(torch.device("cpu"))
-        (0, 0, 0)
-    """
+    """Free and total bytes of a GPU, and those that this process reserved; zeros where torch cannot tell."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return 0, 0, 0
     try:
@@ -107,9 +95,6 @@ def _has_group() -> bool:
 def mixed_precision(device: str | torch.device, precision: str) -> torch.autocast:
     """Return the context of a forward pass outside the training loop, in the precision that the loop computes in.
 
-    Args:
-        precision: one of `metapretrain.training.devices.PRECISIONS`.
-
     Example:
         >>> with mixed_precision("cpu", "bf16"):
         ...     nn.Linear(2, 2)(torch.ones(2)).dtype
@@ -134,21 +119,13 @@ def wait_for_all(world: int) -> None:
 
 
 def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the mean of each tensor over all processes, the same bits in each; one message for all of them.
-
-    In a single process they are returned as they are.
-
-    Example:
-        >>> mean_over_ranks([torch.ones(2)])
-        [tensor([1., 1.])]
-    """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or not tensors:
+    """Return the mean of each tensor over all processes, the same bits in each; one message for all of them."""
+    if not _has_group() or not tensors:
         return list(tensors)
     widest = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
     flat = torch.cat([tensor.detach().reshape(-1).to(widest) for tensor in tensors])
-    distributed.all_reduce(flat)
-    parts = (flat / distributed.get_world_size()).split([tensor.numel() for tensor in tensors])
+    torch.distributed.all_reduce(flat)
+    parts = (flat / torch.distributed.get_world_size()).split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
 

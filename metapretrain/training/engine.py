@@ -19,6 +19,8 @@ from metapretrain.training.checkpoint import Checkpoint
 from metapretrain.training.devices import mean_over_ranks
 from metapretrain.training.settings import TrainSettings
 
+log = logging.getLogger(__name__)
+
 # How a run is done may change from session to session; what it computes may not.
 FREE = {"device", "compile", "cuda_graph", "log_every", "checkpoint_every", "evaluate_every"}
 
@@ -72,9 +74,6 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 def check_settings(stored: Any, settings: TrainSettings) -> None:
     """Refuse to go on from a checkpoint, whose settings are `stored` (None: unknown), under others that matter.
 
-    Raises:
-        InputError: some differ; each is named with both values.
-
     Example:
         >>> check_settings({"lr": 0.1}, TrainSettings(steps=1, lr=0.2))
         Traceback (most recent call last):
@@ -109,7 +108,6 @@ def load_states(found: Checkpoint, parts: Mapping[str, Any]) -> None:
         ) from None
 
 
-log = logging.getLogger(__name__)
 WARMUP_UPDATES = 3  # eager updates before a graph is recorded: lazy buffers and autotuning have to settle
 MAX_GRAPHS = 48  # three tasks of texts with a width each 16 tokens; more shapes than this run eagerly
 

@@ -42,18 +42,12 @@ _EXTRAS = {
     "umap-learn": ("UMAP figures", "pip install umap-learn"),
     "peft": ("prompts that load in PEFT", "pip install peft"),
 }
+_ROOTS = ("/", "~/")
 _ABSOLUTE = re.compile(r"(?<![\w./])~?/(?!/)[^\s'\",;:()\[\]{}]+")
 
 
 def versions() -> dict[str, str]:
-    """Return the version of Python and of each package that a run may have used and that is installed.
-
-    Nothing is imported for it but torch. ``torch`` carries its build (``2.6.0+cu124``).
-
-    Example:
-        >>> versions()["python"] == platform.python_version()
-        True
-    """
+    """Return the version of Python and of each package that a run may have used and that is installed."""
     found = {name: version for name in (*_PACKAGES, *_EXTRAS) if (version := _version(name)) is not None}
     return {"python": platform.python_version(), **found, "torch": str(torch.__version__)}
 
@@ -62,13 +56,7 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """Return the Git commit of this package's source, with ``+changes`` where tracked files differ.
 
-    Returns:
-        The 40 digits. When the package is not a Git checkout or Git is missing: the environment variable
-        ``METAPRETRAIN_COMMIT`` as it is, or None where that is not set or empty.
-
-    Example:
-        >>> commit() is None or commit() != ""
-        True
+    Where Git has no answer: the environment variable ``METAPRETRAIN_COMMIT``, or None where that is not set or empty.
     """
     package = Path(__file__).resolve().parents[1]
     tracked = _git(package, "ls-files", "--error-unmatch", "errors.py") is not None
@@ -79,12 +67,7 @@ def commit() -> str | None:
 
 
 def device_name(device: str | torch.device | None = None) -> str:
-    """Return the name of `device`, a GPU's model or ``"cpu (2 threads)"``; None: the GPU if there is one.
-
-    Example:
-        >>> device_name("cpu").startswith("cpu (")
-        True
-    """
+    """Return the name of `device`, a GPU's model or ``"cpu (2 threads)"``; None: the GPU if there is one."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
@@ -94,12 +77,7 @@ def device_name(device: str | torch.device | None = None) -> str:
 
 
 def peak_memory_bytes() -> int:
-    """Return the most memory the process has held: the GPUs' if it used any, else resident memory.
-
-    Example:
-        >>> peak_memory_bytes() > 1_000_000
-        True
-    """
+    """Return the most memory the process has held: the GPUs' if it used any, else resident memory."""
     on_gpu = sum(torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count()))
     if on_gpu:
         return on_gpu
@@ -137,12 +115,7 @@ def without_absolute_paths(value: Any) -> Any:
 
 
 def doctor() -> str:
-    """Return what `metapretrain doctor` prints: versions, devices, and how to install what is missing.
-
-    Example:
-        >>> print(doctor().splitlines()[0].split()[0])
-        python
-    """
+    """Return what `metapretrain doctor` prints: versions, devices, and how to install what is missing."""
     rows = [("python", f"{platform.python_version()} on {platform.platform()}")]
     rows += [("commit", commit() or "not a Git checkout"), ("torch", str(torch.__version__)), *_devices()]
     for name in _PACKAGES:
@@ -151,7 +124,8 @@ def doctor() -> str:
     rows.insert(1, ("metapretrain", _version("metapretrain") or "not installed: pip install -e ."))
     for name, (use, install) in _EXTRAS.items():
         rows.append((name, _version(name) or f"missing ({use}): {install}"))
-    compiler = _compiler()
+    names = filter(None, (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang"))
+    compiler = next(filter(None, map(shutil.which, names)), None)
     rows.append(("C compiler", compiler or "missing: needed only to build learn2learn; install gcc or clang"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
@@ -166,13 +140,6 @@ def _devices() -> list[tuple[str, str]]:
         card = torch.cuda.get_device_properties(i)
         rows.append((f"cuda:{i}", f"{card.name}, {card.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"))
     return rows
-
-
-def _compiler() -> str | None:
-    for name in filter(None, (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")):
-        if (path := shutil.which(name)) is not None:
-            return path
-    return None
 
 
 def _version(name: str) -> str | None:
@@ -196,10 +163,6 @@ def _git(folder: Path, *words: str) -> str | None:
 
 def _shorten(word: str) -> str:
     option, equals, value = word.partition("=")
-    if equals and option.startswith("-") and _is_absolute(value):
+    if equals and option.startswith("-") and value.startswith(_ROOTS):
         return f"{option}={Path(value).name}"
-    return Path(word).name if _is_absolute(word) else _ABSOLUTE.sub(lambda match: Path(match[0]).name, word)
-
-
-def _is_absolute(text: str) -> bool:
-    return text.startswith(("/", "~/"))
+    return Path(word).name if word.startswith(_ROOTS) else _ABSOLUTE.sub(lambda match: Path(match[0]).name, word)

@@ -32,11 +32,7 @@ METRICS = "metrics.jsonl"
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the lines of a run's ``metrics.jsonl`` (``null`` values as NaN); a torn last line is left out.
 
-    A damaged line elsewhere is left out with a warning.
-
-    Example:
-        >>> read_metrics("no-such-run")
-        []
+    A damaged line elsewhere is left out with a warning. Without the file there are no lines.
     """
     file = Path(path) / METRICS
     if not file.exists():
@@ -61,11 +57,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 class MetricsFile:
     """A run's ``metrics.jsonl``, open for appending; each call hands its lines to the operating system.
 
-    Args:
-        run: the run folder. The file is made at the first line; a torn last line of an older session is cut.
-
-    Raises:
-        OSError: from every method, when the file cannot be written.
+    It is made at the first line; a torn last line of an older session is cut. Every method raises OSError when the file
+    cannot be written.
 
     Example:
         >>> import tempfile
@@ -107,17 +100,14 @@ class MetricsFile:
 
     def close(self) -> None:
         """Close the file; the next :meth:`append` opens it again."""
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             os.close(descriptor)
 
     def _cut_torn_line(self) -> None:
         file = self._run / METRICS
         if file.exists():
-            data = file.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):
-                os.truncate(file, whole)
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
 
 _HEADER = 8 + 4  # the length of the data and the checksum of the length
@@ -130,14 +120,7 @@ def cut_events(folder: Path, step: int) -> None:
 
     TensorBoard's own way, a `purge_step` in the next file, needs files whose names sort by time: two of one
     second, or of two machines whose clocks differ, show their steps twice. A record whose checksum is wrong is
-    left out with a warning; where its length is damaged too, so is all that comes after it.
-
-    Args:
-        folder: the run folder; no writer may be open in it.
-        step: the last step that stays.
-
-    Raises:
-        OSError: a file cannot be read or written.
+    left out with a warning; where its length is damaged too, so is all that comes after it. No writer may be open.
     """
     for file in sorted(folder.glob("events.out.tfevents.*")):
         data = file.read_bytes()
@@ -192,21 +175,15 @@ POINTS, WORDS = "tensors.tsv", "metadata.tsv"
 def write_embedding(
     run: Path, name: str, z: torch.Tensor, labels: Sequence[Any], images: torch.Tensor | None, step: int
 ) -> Path:
-    """Write points for TensorBoard's embedding projector, beside those that are there.
+    """Write points for TensorBoard's embedding projector, beside those that are there; return their folder.
 
     Files: ``projector/<name>-<step>/{tensors.tsv,metadata.tsv,sprite.png}`` and ``projector_config.pbtxt``,
     whose paths are relative, so that the run folder may be moved. The same name and step are replaced.
 
     Args:
-        run: the run folder.
-        name: what the projector lists.
         z: (N, D) points.
         labels: N words or numbers.
         images: None, or (N, C, H, W) with 1 or 3 channels, uint8 or float in 0..1, shown as the points.
-        step: the step they were taken at.
-
-    Returns:
-        The folder of the points.
 
     Raises:
         InputError: the lengths differ or the shapes are others.
@@ -233,11 +210,7 @@ def write_embedding(
 
 
 def read_embeddings(run: Path) -> dict[str, tuple[torch.Tensor, list[str]]]:
-    """Read what :func:`write_embedding` wrote: name to points float32 (N, D) and N words; of each name the latest.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """Read what :func:`write_embedding` wrote: name to points float32 (N, D) and N words; of each name the latest."""
     found = {}
     for folder in sorted((run / "projector").glob("*-*"), key=lambda path: int(path.name.rpartition("-")[2])):
         try:
@@ -252,13 +225,8 @@ def read_embeddings(run: Path) -> dict[str, tuple[torch.Tensor, list[str]]]:
 
 
 def cut_embeddings(run: Path, step: int) -> None:
-    """Remove the points that were taken after `step`.
-
-    Raises:
-        OSError: the list cannot be written.
-    """
-    folders = list((run / "projector").glob("*-*"))
-    for folder in folders:
+    """Remove the points that were taken after `step`."""
+    for folder in (folders := list((run / "projector").glob("*-*"))):
         if int(folder.name.rpartition("-")[2]) > step:
             shutil.rmtree(folder)
     if folders:
@@ -303,25 +271,16 @@ BESIDE = ("knn", "majority", "nearest_prototype", "silhouette", "train", "valida
 
 
 class Tracker:
-    """TensorBoard's writer for one folder; TensorBoard is imported at the first use.
+    """TensorBoard's writer for one folder; TensorBoard is imported at the first use."""
 
-    Args:
-        folder: where the event files go.
-        purge_step: events of this step and later ones, written before, are not to be shown.
-    """
-
-    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._purge_step = purge_step
+        self._purge_step: int | None = None  # events of this step and later ones, written before, are not to be shown
         self._open: SummaryWriter | None = None
 
     @property
     def writer(self) -> SummaryWriter:
-        """The writer, opened when first asked for.
-
-        Raises:
-            InputError: TensorBoard is not installed.
-        """
+        """The writer, opened when first asked for."""
         if self._open is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -356,8 +315,7 @@ class Tracker:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             colours = image.convert("RGB")
         colours.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
-        pixels = np.asarray(colours)
-        self.writer.add_image(name, pixels, step, dataformats="HWC")
+        self.writer.add_image(name, np.asarray(colours), step, dataformats="HWC")
 
     def hparams(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Write the configuration (flattened) and the final metrics, as ``when_done/<name>``, for the HPARAMS tab.
@@ -387,8 +345,8 @@ class Tracker:
 
     def close(self) -> None:
         """Close the event file."""
-        if self._open is not None:
-            writer, self._open = self._open, None
+        writer, self._open = self._open, None
+        if writer is not None:
             writer.close()
 
 

@@ -103,10 +103,11 @@ class RunFolder:
     """One run's folder, open for writing; use :meth:`open`, as a context manager.
 
     Attributes:
-        path: the folder.
         config: the configuration as JSON has it.
         main: False on every rank but the first: then nothing is locked or written.
         seconds_before: wall time of earlier sessions, set by a loop that resumes; added to ``wall_s``.
+
+    Every method that writes raises InputError, one line, where it cannot; what is there stays whole.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], device: str, lock: Lock | None, main: bool) -> None:
@@ -133,7 +134,6 @@ class RunFolder:
         ``config.json`` holds {"config", "versions", "commit", "device", "command"} of the first session.
 
         Args:
-            path: the folder.
             config: the resolved configuration; compared as JSON has it (tuples are lists).
             resume: continue the run that is there, if one is.
             main: whether this process writes; only the first rank does.
@@ -192,9 +192,6 @@ class RunFolder:
         """Append one line a value to ``metrics.jsonl`` and write TensorBoard's ``<split>/<name>``.
 
         A value that is not finite is ``null`` in the file (JSON has no NaN) and itself in TensorBoard.
-
-        Raises:
-            InputError: it cannot be written.
         """
         if not self.main:
             return
@@ -205,11 +202,7 @@ class RunFolder:
             self._tracker.scalars(step, split, numbers)
 
     def figure(self, name: str, figure: Any, step: int) -> Path:
-        """Save a matplotlib figure as ``figures/<name>.png`` and as a TensorBoard image.
-
-        Raises:
-            InputError: `name` is not a plain file name, or it cannot be written.
-        """
+        """Save a matplotlib figure as ``figures/<name>.png`` and as a TensorBoard image."""
         file = self.figures / f"{_file_name(name)}.png"
         if not self.main:
             return file
@@ -229,42 +222,20 @@ class RunFolder:
         images: torch.Tensor | None = None,
         step: int = 0,
     ) -> None:
-        """Write points for TensorBoard's embedding projector; see :func:`.projector.write_embedding`.
-
-        Args:
-            name: what the projector lists.
-            z: (N, D) points on any device.
-            labels: N words or numbers.
-            images: None, or (N, C, H, W) uint8 or float in 0..1.
-            step: the step they were taken at.
-
-        Raises:
-            InputError: shapes do not fit, `name` is not a plain file name, or it cannot be written.
-        """
+        """Write points for the embedding projector; see :func:`metapretrain.training.logs.write_embedding`."""
         if self.main:
             words = labels.tolist() if isinstance(labels, torch.Tensor) else labels
             with self._writing("the embedding"):
                 write_embedding(self.path, _file_name(name), z, words, images, step)
 
     def hparams(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Write the configuration and the final metrics for TensorBoard's HPARAMS tab.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Write the configuration and the final metrics for TensorBoard's HPARAMS tab."""
         if self.main:
             with self._writing("the TensorBoard events"):
                 self._tracker.hparams(config, metrics)
 
     def cut_back(self, step: int) -> None:
-        """Drop what was logged after `step`, the step of the checkpoint a run is continued from.
-
-        Args:
-            step: the last step that stays; -1 drops everything.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Drop what was logged after `step`, where a run is continued from; -1 drops everything."""
         if not self.main:
             return
         with self._writing(METRICS):
@@ -278,9 +249,6 @@ class RunFolder:
 
         Added: schema, status ("complete"), wall_s, peak_memory_bytes, device, versions, commit, command.
         Absolute paths in its texts are cut to their last part; a number that is not finite becomes ``null``.
-
-        Raises:
-            InputError: it cannot be written; an older result is untouched.
         """
         file = self.path / _RESULT
         if not self.main:
@@ -301,11 +269,7 @@ class RunFolder:
         return file
 
     def result(self) -> dict[str, Any] | None:
-        """Return what ``result.json`` holds, or None when there is none.
-
-        Raises:
-            InputError: it is not JSON.
-        """
+        """Return what ``result.json`` holds, or None when there is none."""
         return read_json(self.path / _RESULT)
 
     def close(self) -> None:

@@ -153,20 +153,12 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Col
 
     Args:
         run: the run folder, for the error.
-        before: the configuration stored there, as JSON has it.
-        given: the one of now, as JSON has it.
+        before, given: the configuration stored there and the one of now, both as JSON has them.
         may_change: dotted keys that may differ.
 
     Raises:
         InputError: another method, or a changed key; every changed key is named with both values, a whole part that the
-                stored configuration lacks by its name.
-
-    Example:
-        >>> check_same(Path("runs/a"), {"seed": 0, "lr": 0.1}, {"seed": 0, "lr": 0.2})
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: --resume with a changed configuration in runs/a: lr was 0.1, is 0.2;
-        give the same options again or choose another --out
+            stored configuration lacks by its name.
     """
     if not isinstance(before, dict):
         raise InputError(f"{run} has no configuration in its config.json; choose another --out")
@@ -204,9 +196,6 @@ def check_neighbours(root: Path, given: Mapping[str, Any]) -> None:
     Args:
         root: the folder of all runs of the table.
         given: the parts of the configuration that they share, by name.
-
-    Raises:
-        InputError: a run there differs in one of them; the run, the first key and both values are named.
     """
     for file in sorted(root.glob("*/config.json")):
         stored = (read_json(file) or {}).get("config")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from metapretrain.episodes.groups import group_tasks
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.prompts.recipe import PromptRecipe
-from metapretrain.files import write_file
+from metapretrain.files import sha256, write_file
 from metapretrain.prompts import PromptBatch, PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
 from metapretrain.training.devices import mixed_precision
 
@@ -236,7 +235,7 @@ def kept_groups(folder: Path, texts: Sequence[str], k: int, seed: int, make: Cal
         ...     kept_groups(Path(folder), ["a", "b"], 2, 0, lambda: torch.tensor([7, 7]))
         tensor([0, 1])
     """
-    digest = hashlib.sha256("\0".join([version("scikit-learn"), *texts]).encode()).hexdigest()[:16]
+    digest = sha256("\0".join([version("scikit-learn"), *texts]).encode())[:16]
     file = folder / "groups" / f"lda-{k}-seed{seed}-{digest}.txt"
     if file.is_file():
         known = {str(group): group for group in range(k)}
