@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metapretrain.data.images import file_record
 from metapretrain.data.published import inside
-from metapretrain.data.tables import parse_json, read_utf8
+from metapretrain.data.tables import read_json, read_utf8
+from metapretrain.data.texts import Rows
 from metapretrain.errors import InputError
 
 ENTITIES = ("PER", "ORG", "LOC", "MISC")
@@ -18,32 +19,25 @@ RELATIONS = ("Kill", "Live_In", "Located_In", "OrgBased_In", "Work_For")
 LAYOUTS = {
     "conll2003": f"{', '.join(PARTS.values())}: a line `word POS chunk entity` a word, an empty line after each "
     "sentence",
-    "conll04": "conll04.json: {train, dev, test}, each a list of {tokens, entities: [{type, start, end}], relations}",
+    "conll04": "conll04.json: {train, dev, test}, each a list of {tokens, entities: [{type, start, end}], "
+    "relations: [{type, head, tail}]}",
+}
+_SENTENCE = {
+    "tokens": [str],
+    "entities": [{"type": str, "start": int, "end": int}],
+    "relations": [{"type": RELATIONS, "head": int, "tail": int}],
 }
 
 
 @dataclass(frozen=True)
-class Tagged:
-    """Sentences of one split with a tag for each word.
+class TaggedRow:
+    """The words of a sentence, and the numbers of their tags in :data:`TAGS`; B begins every entity (IOB2)."""
 
-    Attributes:
-        words: of each sentence.
-        tags: numbers in :data:`TAGS` of each sentence's words; B begins every entity (IOB2).
-        split: such as ``"train"``.
-        files: as those of :class:`metapretrain.data.TextSet`.
-    """
-
-    words: list[list[str]]
-    tags: list[list[int]]
-    split: str = "train"
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """Return the number of sentences."""
-        return len(self.words)
+    words: list[str]
+    tags: list[int]
 
 
-def load_conll2003(folder: str | Path) -> dict[str, Tagged]:
+def load_conll2003(folder: str | Path) -> dict[str, Rows[TaggedRow]]:
     """Read ``train`` (14,041 sentences), ``validation`` (testa, 3,250) and ``test`` (testb, 3,453).
 
     Args:
@@ -77,25 +71,24 @@ def begin_tags(tags: list[str]) -> list[str]:
     return found
 
 
-def _read(file: Path, split: str) -> Tagged:
+def _read(file: Path, split: str) -> Rows[TaggedRow]:
     text = read_utf8(file, f"expected {LAYOUTS['conll2003']}")
-    words: list[list[str]] = [[]]
-    tags: list[list[str]] = [[]]
+    sentences: list[list[list[str]]] = [[]]  # of each word its four columns
     for number, line in enumerate(text.split("\n"), 1):
         parts = line.split()
         if not parts or parts[0] == "-DOCSTART-":
-            if words[-1]:
-                words.append([])
-                tags.append([])
+            if sentences[-1]:
+                sentences.append([])
             continue
         if len(parts) != 4 or parts[3] not in TAGS or "-DOCSTART-" in parts:
             raise InputError(f"{file}, line {number}: expected `word POS chunk entity`, got {line.strip()!r}")
-        words[-1].append(parts[0])
-        tags[-1].append(parts[3])
-    if not words[-1]:
-        words, tags = words[:-1], tags[:-1]
-    numbers = [[TAGS.index(tag) for tag in begin_tags(row)] for row in tags]
-    return Tagged(words, numbers, split, {file.name: file_record(file, None)})
+        sentences[-1].append(parts)
+    rows = [
+        TaggedRow([parts[0] for parts in row], [TAGS.index(tag) for tag in begin_tags([parts[3] for parts in row])])
+        for row in sentences
+        if row
+    ]
+    return Rows(rows, split, files={file.name: file_record(file, None)})
 
 
 @dataclass(frozen=True)
@@ -113,33 +106,11 @@ class RelationRow:
     relations: dict[tuple[int, int], str]
 
 
-@dataclass(frozen=True)
-class Relations:
-    """Sentences of one split.
-
-    Attributes:
-        rows: the sentences.
-        split: such as ``"train"``.
-        files: as those of :class:`metapretrain.data.TextSet`.
-    """
-
-    rows: list[RelationRow]
-    split: str = "train"
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """Return the number of sentences."""
-        return len(self.rows)
-
-
-def load_conll04(folder: str | Path) -> dict[str, Relations]:
-    """Read the three splits.
+def load_conll04(folder: str | Path) -> dict[str, Rows[RelationRow]]:
+    """Read ``train`` (922 sentences), ``validation`` (231) and ``test`` (288).
 
     Args:
         folder: holds ``conll04.json``, or has the folder ``conll04`` that does.
-
-    Returns:
-        ``train`` (922 sentences), ``validation`` (231) and ``test`` (288).
 
     Raises:
         InputError: no such file, or a row that cannot be used, named by its split and number.
@@ -151,35 +122,29 @@ def load_conll04(folder: str | Path) -> dict[str, Relations]:
         metapretrain.errors.InputError: no-such-folder/conll04.json does not exist: ...
     """
     file = inside(folder, "conll04") / "conll04.json"
-    text = read_utf8(file, f"expected {LAYOUTS['conll04']}")
-    parts = parse_json(text, file, 1)
-    missing = [part for part in ("train", "dev", "test") if not isinstance(parts, dict) or not parts.get(part)]
-    if missing:
-        raise InputError(f"{file} has no {missing[0]!r}; it must be {LAYOUTS['conll04']}")
+    names = {"train": "train", "validation": "dev", "test": "test"}
+    parts = read_json(file, {part: [_SENTENCE] for part in names.values()}, LAYOUTS["conll04"])
     files = {file.name: file_record(file, None)}
-    return {
-        split: Relations(
-            [_row(item, f"{file}, {part} row {number}") for number, item in enumerate(parts[part])], split, files
-        )
-        for split, part in (("train", "train"), ("validation", "dev"), ("test", "test"))
-    }
+    found = {}
+    for split, part in names.items():
+        rows = [_row(item, f"{file}, {part} row {number}") for number, item in enumerate(parts[part])]
+        if not rows:
+            raise InputError(f"{file} has no sentence in {part!r}; it must be {LAYOUTS['conll04']}")
+        found[split] = Rows(rows, split, files=files)
+    return found
 
 
-def _row(item: Any, where: str) -> RelationRow:
-    try:
-        words = [str(word) for word in item["tokens"]]
-        entities = [(str(e["type"]), int(e["start"]), int(e["end"])) for e in item["entities"]]
-        relations = {(int(r["head"]), int(r["tail"])): str(r["type"]) for r in item["relations"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: {type(error).__name__} {error}; expected {LAYOUTS['conll04']}") from error
+def _row(item: dict[str, Any], where: str) -> RelationRow:
+    words = item["tokens"]
+    entities = [(about["type"], about["start"], about["end"]) for about in item["entities"]]
+    relations = {(about["head"], about["tail"]): about["type"] for about in item["relations"]}
     for kind, start, end in entities:
         if not 0 <= start < end <= len(words):
             raise InputError(f"{where}: the {kind} {start}..{end} is outside of its {len(words)} words")
     for (head, tail), kind in relations.items():
-        if kind not in RELATIONS or not (0 <= head < len(entities) and 0 <= tail < len(entities)) or head == tail:
+        if not (0 <= head < len(entities) and 0 <= tail < len(entities)) or head == tail:
             raise InputError(
-                f"{where}: relation {kind!r} of entities {head} and {tail}; there are {len(entities)} entities, "
-                f"and the relations {', '.join(RELATIONS)}"
+                f"{where}: relation {kind!r} of entities {head} and {tail}; there are {len(entities)} entities"
             )
     if not words or not all(words):
         raise InputError(f"{where}: a sentence without words, or an empty word")

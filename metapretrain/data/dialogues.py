@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from metapretrain.data.documents import plain_sentences
 from metapretrain.data.images import file_record
 from metapretrain.data.published import existing, find_folder, inside, untar_texts
-from metapretrain.data.tables import json_lines, parse_json, read_utf8
-from metapretrain.data.texts import TextSet
+from metapretrain.data.tables import check_json, parse_json, read_json_lines
+from metapretrain.data.texts import Rows, TextSet
 from metapretrain.errors import InputError
 
 
@@ -31,29 +30,6 @@ class Dialogue:
     wrong: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Dialogues:
-    """Dialogues of one split.
-
-    Attributes:
-        dialogues: the rows.
-        split: such as ``"train"``.
-        files: as those of :class:`metapretrain.data.TextSet`.
-
-    Example:
-        >>> len(Dialogues([Dialogue(["How are you?"], ["Fine."], ["At noon."])]))
-        1
-    """
-
-    dialogues: list[Dialogue]
-    split: str = "train"
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """Return the number of dialogues."""
-        return len(self.dialogues)
-
-
 DAILY_PARTS = {"train": "data_positives.json", "validation": "dev.json", "test": "test.json"}
 DAILY = ("data_positives.json", "train.json", "dev.json", "test.json")
 LAYOUTS = {
@@ -62,10 +38,13 @@ LAYOUTS = {
     "with adversarial_negative_responses and random_negative_responses",
     "mutual": "mutual.tar.gz, which holds data/mutual/{train,dev}/*.txt: JSON {article, options, answers}",
 }
+_RIGHT = {"context": [str], "positive_responses": [str]}
+_WRONG = {"adversarial_negative_responses": [str], "random_negative_responses": [str]}
+_MUTUAL = {"article": str, "options": [str], "answers": str}
 _TURN = re.compile(r"\s+(?=[mf] : )")
 
 
-def load_dailydialog_pp(folder: str | Path) -> dict[str, Dialogues]:
+def load_dailydialog_pp(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     """Read DailyDialog++; of the training dialogues those whose context is in dev or test are left out.
 
     Args:
@@ -86,12 +65,12 @@ def load_dailydialog_pp(folder: str | Path) -> dict[str, Dialogues]:
     """
     root = inside(folder, "dailydialog_pp")
     parts = {
-        split: Dialogues(_daily(root / name, split != "train"), split, {name: file_record(root / name, None)})
+        split: Rows(_daily(root / name, split != "train"), split, files={name: file_record(root / name, None)})
         for split, name in DAILY_PARTS.items()
     }
-    held = {tuple(row.context) for split in ("validation", "test") for row in parts[split].dialogues}
-    kept = [row for row in parts["train"].dialogues if tuple(row.context) not in held]
-    return parts | {"train": Dialogues(kept, "train", parts["train"].files)}
+    held = {tuple(row.context) for split in ("validation", "test") for row in parts[split].rows}
+    kept = [row for row in parts["train"].rows if tuple(row.context) not in held]
+    return parts | {"train": Rows(kept, "train", files=parts["train"].files)}
 
 
 def dailydialog_sentences(folder: str | Path) -> TextSet:
@@ -106,7 +85,7 @@ def dailydialog_sentences(folder: str | Path) -> TextSet:
     return plain_sentences("dailydialog", (text for row in rows for text in (*row.context, *row.right)), found)
 
 
-def load_mutual(folder: str | Path) -> dict[str, Dialogues]:
+def load_mutual(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     """Read MuTual's ``train`` (7,088 dialogues) and ``validation`` (886); the answers of its test are hidden.
 
     Args:
@@ -128,32 +107,24 @@ def load_mutual(folder: str | Path) -> dict[str, Dialogues]:
     files = {file.name: file_record(file, None)}
     splits = (("train", "train"), ("validation", "dev"))
     return {
-        split: Dialogues([row for _, row in sorted(found[part], key=lambda row: row[0])], split, files)
+        split: Rows([row for _, row in sorted(found[part], key=lambda row: row[0])], split, files=files)
         for split, part in splits
     }
 
 
-def join_dialogues(parts: Iterable[Dialogues], split: str) -> Dialogues:
+def join_dialogues(parts: Iterable[Rows[Dialogue]], split: str) -> Rows[Dialogue]:
     """The dialogues of all parts, one after the other."""
     listed = list(parts)
     files = {name: record for part in listed for name, record in part.files.items()}
-    return Dialogues([row for part in listed for row in part.dialogues], split, files)
+    return Rows([row for part in listed for row in part.rows], split, files=files)
 
 
 def _daily(file: Path, wrong: bool) -> list[Dialogue]:
     """The dialogues of a file of DailyDialog++, with `wrong` also the wrong responses, which training has not."""
-    layout = LAYOUTS["dailydialog-pp"]
-    kinds = ["adversarial_negative_responses", "random_negative_responses"] if wrong else []
+    schema = _RIGHT | _WRONG if wrong else _RIGHT
     rows = []
-    for number, item in json_lines(read_utf8(file, f"expected {layout}"), file):
-        where = f"{file}, line {number}"
-        columns: list[list[str]] = []
-        for name in ("context", "positive_responses", *kinds):
-            column = _object(item, where).get(name)
-            if not isinstance(column, list) or not all(isinstance(text, str) for text in column):
-                raise InputError(f"{where}: {name} must be a list of texts, as in {layout}")
-            columns.append([text for text in column if text.strip()])
-        context, right, *others = columns
+    for where, item in read_json_lines(file, schema, LAYOUTS["dailydialog-pp"]):
+        context, right, *others = ([text for text in item[name] if text.strip()] for name in schema)
         if not context or not right:
             raise InputError(f"{where}: a dialogue needs a context and a response")
         rows.append(Dialogue(context, right, [text for column in others for text in column]))
@@ -161,18 +132,12 @@ def _daily(file: Path, wrong: bool) -> list[Dialogue]:
 
 
 def _mutual(text: str, where: str) -> Dialogue:
-    item = _object(parse_json(text, where), where)
-    options, article, answer = item.get("options"), item.get("article"), item.get("answers")
-    if not isinstance(options, list) or not isinstance(article, str) or not article.strip():
-        raise InputError(f"{where}: expected JSON {{article, options, answers}}")
-    place = "ABCD".find(answer) if isinstance(answer, str) and len(answer) == 1 else -1
+    item = check_json(parse_json(text, where), _MUTUAL, where, LAYOUTS["mutual"])
+    options, article, answer = item["options"], item["article"], item["answers"]
+    place = "ABCD".find(answer) if len(answer) == 1 else -1
     if not 0 <= place < len(options):
         raise InputError(f"{where}: the answer must be a letter of one of {len(options)} options, got {answer!r}")
+    if not article.strip():
+        raise InputError(f"{where}: an empty article")
     wrong = [option for number, option in enumerate(options) if number != place]
     return Dialogue(_TURN.split(article.strip()), [options[place]], wrong)
-
-
-def _object(item: Any, where: str) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise InputError(f"{where}: expected a JSON object, got {type(item).__name__}")
-    return item

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from metapretrain.checks import user_path
 from metapretrain.data.images import file_record
 from metapretrain.data.published import existing, inside, unzip_text
 from metapretrain.data.tables import read_utf8
-from metapretrain.data.texts import TextSet, normalise_text
+from metapretrain.data.texts import Rows, TextSet, normalise_text
 from metapretrain.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -27,14 +27,8 @@ CHUNK = 2000  # sentences that a tokenizer is given at once
 
 
 @dataclass(frozen=True)
-class Documents:
-    """Documents of one split.
-
-    Attributes:
-        documents: of each document its sentences, of each sentence its words.
-        split: such as ``"train"``.
-        counts: lines left out, by what they are.
-        files: as those of :class:`metapretrain.data.TextSet`.
+class Documents(Rows[list[list[str]]]):
+    """Documents of one split: of each its sentences, of each sentence its words.
 
     Raises:
         InputError: there is no sentence, or one without a word.
@@ -45,27 +39,17 @@ class Documents:
         (1, 2)
     """
 
-    documents: list[list[list[str]]]
-    split: str = "train"
-    counts: dict[str, int] = field(default_factory=dict)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-
     def __post_init__(self) -> None:
-        """Check that there is something, and nothing empty."""
-        if not self.documents:
+        if not self.rows:
             raise InputError(f"{self.split}: there is no document")
-        for number, document in enumerate(self.documents):
+        for number, document in enumerate(self.rows):
             if not document or not all(document):
                 raise InputError(f"{self.split}: document {number} has no sentence, or one without a word")
-
-    def __len__(self) -> int:
-        """Return the number of documents."""
-        return len(self.documents)
 
     @property
     def sentences(self) -> int:
         """Number of sentences."""
-        return sum(map(len, self.documents))
+        return sum(map(len, self.rows))
 
 
 def hold_out_documents(texts: Documents, every: int = 20) -> tuple[Documents, Documents]:
@@ -73,7 +57,7 @@ def hold_out_documents(texts: Documents, every: int = 20) -> tuple[Documents, Do
 
     Example:
         >>> train, validation = hold_out_documents(Documents([[["a"]], [["b"]], [["c"]]]), every=2)
-        >>> train.documents, validation.documents, validation.split
+        >>> train.rows, validation.rows, validation.split
         ([[['a']], [['c']]], [[['b']]], 'validation')
 
     Raises:
@@ -81,8 +65,8 @@ def hold_out_documents(texts: Documents, every: int = 20) -> tuple[Documents, Do
     """
     if every < 2 or len(texts) < every:
         raise InputError(f"every must be in 2..{len(texts)} (the number of documents), got {every}")
-    held = texts.documents[every - 1 :: every]
-    kept = [document for row, document in enumerate(texts.documents) if (row + 1) % every]
+    held = texts.rows[every - 1 :: every]
+    kept = [document for row, document in enumerate(texts.rows) if (row + 1) % every]
     return (Documents(kept, texts.split, texts.counts, texts.files), Documents(held, "validation", {}, texts.files))
 
 
@@ -126,7 +110,7 @@ def tokenize_documents(texts: Documents, tokenizer: Any, *, lower: bool = False)
     Raises:
         InputError: the tokenizer does not tell where tokens stand in the text.
     """
-    sentences = [sentence for document in texts.documents for sentence in document]
+    sentences = [sentence for document in texts.rows for sentence in document]
     unknown = tokenizer.unk_token or UNKNOWN
     shown = [[unknown if word == UNKNOWN else word.lower() if lower else word for word in row] for row in sentences]
     ids, sizes = tokenize_words(shown, tokenizer)
@@ -138,7 +122,7 @@ def tokenize_documents(texts: Documents, tokenizer: Any, *, lower: bool = False)
         ids,
         _starts(sizes),
         _starts([len(row) for row in sentences]),
-        _starts([len(document) for document in texts.documents]),
+        _starts([len(document) for document in texts.rows]),
         np.array(types, np.int32),
         list(numbers),
         np.array([word[0].isupper() for word in words], bool),
@@ -405,7 +389,7 @@ def join_documents(parts: Sequence[Documents], split: str = "train") -> Document
         3
     """
     files = {name: record for part in parts for name, record in part.files.items()}
-    return Documents([document for part in parts for document in part.documents], split, {}, files)
+    return Documents([document for part in parts for document in part.rows], split, {}, files)
 
 
 def _sign(word: str) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from metapretrain.data.dialogues import Dialogue, Dialogues
+from metapretrain.data.dialogues import Dialogue
 from metapretrain.data.images import file_record
 from metapretrain.data.published import Parts, concatenate, find_folder, read_parts
-from metapretrain.data.tables import json_lines, read_texts, read_utf8
-from metapretrain.data.texts import TextSet, hold_out
+from metapretrain.data.tables import read_json_lines, read_texts
+from metapretrain.data.texts import Rows, TextSet, hold_out
 from metapretrain.errors import InputError, one_of
 
 NAMES = ("cola", "mrpc", "qnli", "rte")
@@ -100,39 +99,33 @@ def read_mrpc(folder: str | Path) -> Parts:
     return read_parts(root, files, classes=MRPC_CLASSES, **columns, **TABLE)
 
 
-def _cola(folder: str | Path) -> tuple[TextSet, TextSet]:
+def _cola(folder: str | Path) -> Parts:
     root = find_folder(folder, ("glue/CoLA", "CoLA"), ("in_domain_train.tsv", *COLA_TEST), LAYOUTS["cola"])
-    options: dict[str, Any] = {
-        "text": "sentence",
-        "label": "label",
-        "classes": COLA_CLASSES,
-        "format": "tsv",
-        "header": ("source", "label", "mark", "sentence"),
-        "quotes": False,
-    }
+    columns: dict[str, Any] = {"text": "sentence", "label": "label", "header": ("source", "label", "mark", "sentence")}
+    options = {**columns, "classes": COLA_CLASSES, "format": "tsv", "quotes": False}
     test = [read_texts(root / name, split="test", **options) for name in COLA_TEST]
     return read_texts(root / "in_domain_train.tsv", split="train", **options), concatenate(test, "test")
 
 
-def _qnli(folder: str | Path) -> tuple[TextSet, TextSet]:
-    root = find_folder(folder, ("glue/QNLI_subset", "QNLI_subset"), ("train.json", "dev.json"), LAYOUTS["qnli"])
-    options: dict[str, Any] = {
-        "text": "text_a",
-        "pair": "text_b",
-        "label": "label",
-        "kind": "pair-classification",
-        "classes": QNLI_CLASSES,
-        "format": "json",
-    }
+def _json_pairs(root: Path, files: tuple[str, str], text: str, pair: str, classes: tuple[str, ...]) -> Parts:
+    options: dict[str, Any] = {"text": text, "pair": pair, "kind": "pair-classification", "classes": classes}
     train, test = (
-        read_texts(root / file, split=split, **options)
-        for file, split in (("train.json", "train"), ("dev.json", "test"))
+        read_texts(root / file, label="label", format=file.split(".")[-1], split=split, **options)
+        for file, split in zip(files, ("train", "test"), strict=True)
     )
     return train, test
 
 
+def _qnli(folder: str | Path) -> Parts:
+    files = ("train.json", "dev.json")
+    root = find_folder(folder, ("glue/QNLI_subset", "QNLI_subset"), files, LAYOUTS["qnli"])
+    return _json_pairs(root, files, "text_a", "text_b", QNLI_CLASSES)
+
+
 _WIC = re.compile(r"Word: (.+?)\. Sentence 1: (.+) Sentence 2: (.+)", re.DOTALL)
-Row = TypeVar("Row")
+_WIC_TRAIN = {"text": str, "label": (0, 1)}
+_WIC_TEST = {"word": str, "sentence1": str, "sentence2": str, "label": (0, 1)}
+_COPA = {"premise": str, "choice1": str, "choice2": str, "question": tuple(QUESTIONS), "label": (0, 1)}
 
 
 def load_wic(folder: str | Path) -> dict[str, TextSet]:
@@ -151,10 +144,18 @@ def load_wic(folder: str | Path) -> dict[str, TextSet]:
         InputError: a file is missing, or a line cannot be used.
     """
     root = find_folder(folder, ("superglue/WiC", "WiC"), ("train.jsonl", WIC_TEST), LAYOUTS["wic"])
-    train = _lines(root / "train.jsonl", _wic)
-    test = _lines(root / WIC_TEST, _wic_test)
-    seen = {_key(row) for row in test}
-    kept = [row for row in train if _key(row) not in seen]
+    train = []
+    for where, item in read_json_lines(root / "train.jsonl", _WIC_TRAIN, LAYOUTS["wic"]):
+        found = _WIC.fullmatch(item["text"].strip())
+        if found is None:
+            raise InputError(f"{where}: expected {LAYOUTS['wic']}, got the text {item['text']!r}")
+        train.append((*found.groups(), item["label"]))
+    test = [
+        (item["word"], item["sentence1"], item["sentence2"], item["label"])
+        for _, item in read_json_lines(root / WIC_TEST, _WIC_TEST, LAYOUTS["wic"])
+    ]
+    seen = {_letters(row) for row in test}
+    kept = [row for row in train if _letters(row) not in seen]
     parts = []
     for split, rows, name in (("train", kept, "train.jsonl"), ("test", test, WIC_TEST)):
         labels = torch.tensor([int(row[3]) for row in rows])
@@ -171,20 +172,12 @@ def load_cb(folder: str | Path) -> dict[str, TextSet]:
     Raises:
         InputError: a file is missing, or a line cannot be used.
     """
-    root = find_folder(folder, ("superglue/CB", "CB"), ("train.jsonl", "val.jsonl"), LAYOUTS["cb"])
-    options: dict[str, Any] = {
-        "text": "premise",
-        "pair": "hypothesis",
-        "label": "label",
-        "kind": "pair-classification",
-        "classes": CB_CLASSES,
-        "format": "jsonl",
-    }
-    train = read_texts(root / "train.jsonl", split="train", **options)
-    return held_out(train, read_texts(root / "val.jsonl", split="test", **options))
+    files = ("train.jsonl", "val.jsonl")
+    root = find_folder(folder, ("superglue/CB", "CB"), files, LAYOUTS["cb"])
+    return held_out(*_json_pairs(root, files, "premise", "hypothesis", CB_CLASSES))
 
 
-def load_copa(folder: str | Path) -> dict[str, Dialogues]:
+def load_copa(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     """Read COPA as dialogues: a premise and the question for its cause or effect, a right and a wrong answer.
 
     The test is the published validation part (100 rows); every tenth training row is for validation.
@@ -192,52 +185,20 @@ def load_copa(folder: str | Path) -> dict[str, Dialogues]:
     Raises:
         InputError: a file is missing, or a line cannot be used.
     """
-    root = find_folder(folder, ("superglue/COPA", "COPA"), ("train.jsonl", "val.jsonl"), LAYOUTS["copa"])
-    train, test = (_lines(root / name, _copa) for name in ("train.jsonl", "val.jsonl"))
-    files = {f"COPA/{name}": file_record(root / name, None) for name in ("train.jsonl", "val.jsonl")}
-    kept = [row for number, row in enumerate(train) if number % 10 != 9]
-    parts = {"train": kept, "validation": train[9::10], "test": test}
-    return {split: Dialogues(rows, split, files) for split, rows in parts.items()}
-
-
-def _lines(file: Path, row: Callable[[dict[str, Any]], Row]) -> list[Row]:
-    rows = []
-    for number, item in json_lines(read_utf8(file), file):
-        try:
-            rows.append(row(item))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{file}, line {number}: {type(error).__name__} {error}") from error
-    return rows
-
-
-def _wic(item: dict[str, Any]) -> tuple[str, str, str, bool]:
-    found = _WIC.fullmatch(item["text"].strip())
-    if found is None or item["label"] not in (0, 1):
-        raise ValueError(f"expected {LAYOUTS['wic']}")
-    return found[1], found[2], found[3], bool(item["label"])
-
-
-def _wic_test(item: dict[str, Any]) -> tuple[str, str, str, bool]:
-    word, first, second = _texts(item, "word", "sentence1", "sentence2")
-    if item["label"] not in (0, 1):
-        raise ValueError(f"the label must be true or false, got {item['label']!r}")
-    return word, first, second, bool(item["label"])
-
-
-def _texts(item: dict[str, Any], *names: str) -> list[str]:
-    for name in names:
-        if not isinstance(item[name], str):
-            raise ValueError(f"{name} must be a text, got {item[name]!r}")
-    return [item[name] for name in names]
+    names = ("train.jsonl", "val.jsonl")
+    root = find_folder(folder, ("superglue/COPA", "COPA"), names, LAYOUTS["copa"])
+    train, test = ([_copa(item) for _, item in read_json_lines(root / name, _COPA, LAYOUTS["copa"])] for name in names)
+    files = {f"COPA/{name}": file_record(root / name, None) for name in names}
+    kept = [row for number, row in enumerate(train) if number % HELD != HELD - 1]
+    parts = {"train": kept, "validation": train[HELD - 1 :: HELD], "test": test}
+    return {split: Rows(rows, split, files=files) for split, rows in parts.items()}
 
 
 def _copa(item: dict[str, Any]) -> Dialogue:
-    choices, right = _texts(item, "choice1", "choice2"), item["label"]
-    if right not in (0, 1):
-        raise ValueError(f"the label must be 0 or 1, got {right!r}")
-    return Dialogue([*_texts(item, "premise"), QUESTIONS[item["question"]]], [choices[right]], [choices[1 - right]])
+    choices, right = [item["choice1"], item["choice2"]], item["label"]
+    return Dialogue([item["premise"], QUESTIONS[item["question"]]], [choices[right]], [choices[1 - right]])
 
 
-def _key(row: tuple[str, str, str, bool]) -> tuple[str, ...]:
+def _letters(row: tuple[Any, ...]) -> tuple[str, ...]:
     """Both sentences by their letters, in either order: the two files separate words in different ways."""
     return tuple(sorted(re.sub(r"\W", "", text).lower() for text in row[1:3]))

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from metapretrain.checks import whole
-from metapretrain.data.conll import RelationRow, Relations
-from metapretrain.data.dialogues import Dialogue, Dialogues
+from metapretrain.data.conll import RelationRow
+from metapretrain.data.dialogues import Dialogue
 from metapretrain.data.documents import Documents
-from metapretrain.data.squad import Question, Questions
-from metapretrain.data.texts import SentenceData, TextSet, TextTask
+from metapretrain.data.squad import Question
+from metapretrain.data.texts import Rows, SentenceData, TextSet, TextTask
 from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError
 
@@ -268,13 +268,13 @@ def made_documents(seed: int = 0) -> dict[str, Documents]:
     """Stories of five sentences whose order shows: someone gets up, goes out, does a thing, rests and sleeps.
 
     Example:
-        >>> print(" ".join(made_documents()["train"].documents[0][0]).split(" , ")[0][:8])
+        >>> print(" ".join(made_documents()["train"].rows[0][0]).split(" , ")[0][:8])
         First on
     """
     return {split: Documents([_story(random) for _ in range(size)], split) for split, size, random in _splits(seed, 1)}
 
 
-def made_dialogues(seed: int = 0) -> dict[str, Dialogues]:
+def made_dialogues(seed: int = 0) -> dict[str, Rows[Dialogue]]:
     """Questions about one of six things; right responses name the thing."""
     found = {}
     for split, size, random in _splits(seed, 2):
@@ -288,11 +288,11 @@ def made_dialogues(seed: int = 0) -> dict[str, Dialogues]:
                     [f"Is the {other} old ?", f"I should like a {other} too ."],
                 )
             )
-        found[split] = Dialogues(rows, split)
+        found[split] = Rows(rows, split)
     return found
 
 
-def made_relations(seed: int = 0) -> dict[str, Relations]:
+def made_relations(seed: int = 0) -> dict[str, Rows[RelationRow]]:
     """Sentences about where people live and for whom they work."""
     found = {}
     for split, size, random in _splits(seed, 3):
@@ -302,7 +302,7 @@ def made_relations(seed: int = 0) -> dict[str, Relations]:
             words = f"{name} lives in {place} and works for {firm} .".split()
             entities = [("Peop", 0, 1), ("Loc", 3, 4), ("Org", 7, 8)]
             rows.append(RelationRow(words, entities, {(0, 1): "Live_In", (0, 2): "Work_For"}))
-        found[split] = Relations(rows, split)
+        found[split] = Rows(rows, split)
     return found
 
 
@@ -319,7 +319,7 @@ def made_pairs(seed: int = 0) -> dict[str, TextSet]:
     return found
 
 
-def made_questions(seed: int = 0) -> dict[str, Questions]:
+def made_questions(seed: int = 0) -> dict[str, Rows[Question]]:
     """Stories with a question about who, what or when; the answer is a word of the story."""
     found = {}
     for split, size, random in _splits(seed, 5):
@@ -331,7 +331,7 @@ def made_questions(seed: int = 0) -> dict[str, Questions]:
             place = next(place for place, word in enumerate(words) if word in wanted[1])
             question = f"{wanted[0]} {act} a {thing} ?" if row % 3 != 1 else f"What was {act} ?"
             rows.append(Question(question, words, place, place, words[place]))
-        found[split] = Questions(rows, split)
+        found[split] = Rows(rows, split)
     return found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metapretrain.data.images import file_record
 from metapretrain.data.published import inside
-from metapretrain.data.tables import parse_json, read_utf8
+from metapretrain.data.tables import read_json, read_utf8
+from metapretrain.data.texts import Rows
 from metapretrain.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -21,20 +22,14 @@ LAYOUTS = {
     "squad": "small_train/train.{context,question,answer,span} and all_val/val.{context,question,answer,span}, "
     f"parallel lines of words with the first and last word of the answer, and {XQUAD} (SQuAD v1.1 JSON)"
 }
+_ANSWER = {"answer_start": int, "text": str}
+_XQUAD = {"data": [{"paragraphs": [{"context": str, "qas": [{"question": str, "answers": [_ANSWER]}]}]}]}
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its passage, and the words first..last of the passage that answer it.
-
-    Attributes:
-        question: text.
-        words: of the passage.
-        begin: first word of the answer.
-        end: last word of the answer.
-        answer: its text.
-    """
+    """A question, the words of its passage, and the words begin..end of it, both included, that answer it."""
 
     question: str
     words: list[str]
@@ -43,32 +38,11 @@ class Question:
     answer: str
 
 
-@dataclass(frozen=True)
-class Questions:
-    """Questions of one split.
-
-    Attributes:
-        rows: the questions.
-        split: such as ``"train"``.
-        counts: ``unaligned``: answers left out, since they do not begin and end with a word; those of ``all_val`` are
-            counted in training.
-        files: as those of :class:`metapretrain.data.TextSet`.
-    """
-
-    rows: list[Question]
-    split: str = "train"
-    counts: dict[str, int] = field(default_factory=dict)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """Return the number of questions."""
-        return len(self.rows)
-
-
-def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Questions]:
+def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Rows[Question]]:
     """Read the questions of both folders for training, and XQuAD's as the test.
 
-    XQuAD's passages come from SQuAD's dev set, and none of them is in the folders.
+    XQuAD's passages come from SQuAD's dev set, and none of them is in the folders. Counts: ``unaligned``, answers left
+    out, since they do not begin and end with a word.
 
     Args:
         folder: holds the files, or has the folder ``squad`` that does.
@@ -99,8 +73,8 @@ def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Questions]:
             number = numbers.setdefault(" ".join(row.words), len(numbers))
             (held if number % every == every - 1 else kept).append(row)
     return {
-        "train": Questions(kept, "train", {"unaligned": lost} if lost else {}, files),
-        "validation": Questions(held, "validation", {}, files),
+        "train": Rows(kept, "train", {"unaligned": lost} if lost else {}, files),
+        "validation": Rows(held, "validation", {}, files),
         "test": _xquad(root / XQUAD),
     }
 
@@ -118,7 +92,7 @@ def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[s
     for number, (context, question, answer, span) in enumerate(zip(*lines, strict=True), 1):
         where = f"{folder / names[3]}, line {number}"
         words, ends = context.split(), span.split()
-        if len(ends) != 2 or not all(end.isdigit() for end in ends):
+        if len(ends) != 2 or not all(re.fullmatch("[0-9]{1,9}", end) for end in ends):
             raise InputError(f"{where}: expected the numbers of two words, got {span!r}")
         begin, end = (int(place) for place in ends)
         if end == begin - 1:  # how the publisher's aligner marks an answer that it did not find whole
@@ -133,28 +107,25 @@ def _parallel(folder: Path, stem: str) -> tuple[list[Question], dict[str, dict[s
     return rows, files, counts[names[0]] - len(rows)
 
 
-def _xquad(file: Path) -> Questions:
-    text = read_utf8(file, f"expected {LAYOUTS['squad']}")
-    whole, rows, lost = parse_json(text, file, 1), [], 0
-    try:
-        paragraphs = [paragraph for article in whole["data"] for paragraph in article["paragraphs"]]
-        for number, paragraph in enumerate(paragraphs):
-            where = f"{file}, paragraph {number}"
-            found = list(_WORD.finditer(paragraph["context"]))
-            begins = {match.start(): place for place, match in enumerate(found)}
-            ends = {match.end(): place for place, match in enumerate(found)}
-            words = [match.group() for match in found]
-            for item in paragraph["qas"]:
-                answer = item["answers"][0]
-                begin, text = int(answer["answer_start"]), answer["text"]
-                if paragraph["context"][begin : begin + len(text)] != text:
-                    raise InputError(f"{where}: the answer {text!r} does not stand at letter {begin}")
-                if begin not in begins or begin + len(text) not in ends:
-                    lost += 1
-                    continue
-                rows.append(Question(item["question"], words, begins[begin], ends[begin + len(text)], text))
-    except (KeyError, IndexError, TypeError) as error:
-        raise InputError(f"{file}: {type(error).__name__} {error}; expected SQuAD v1.1 JSON") from error
+def _xquad(file: Path) -> Rows[Question]:
+    whole = read_json(file, _XQUAD, LAYOUTS["squad"])
+    rows, lost = [], 0
+    for number, paragraph in enumerate(paragraph for article in whole["data"] for paragraph in article["paragraphs"]):
+        where, context = f"{file}, paragraph {number}", paragraph["context"]
+        found = list(_WORD.finditer(context))
+        begins = {match.start(): place for place, match in enumerate(found)}
+        ends = {match.end(): place for place, match in enumerate(found)}
+        words = [match.group() for match in found]
+        for item in paragraph["qas"]:
+            if not item["answers"] or not item["question"].strip():
+                raise InputError(f"{where}: an empty question, or one without an answer")
+            begin, text = item["answers"][0]["answer_start"], item["answers"][0]["text"]
+            if context[begin : begin + len(text)] != text:
+                raise InputError(f"{where}: the answer {text!r} does not stand at letter {begin}")
+            if begin not in begins or begin + len(text) not in ends:
+                lost += 1
+                continue
+            rows.append(Question(item["question"], words, begins[begin], ends[begin + len(text)], text))
     if lost:
         logger.info("%s: %d answers do not begin and end with a word; left out", file, lost)
-    return Questions(rows, "test", {"unaligned": lost} if lost else {}, {file.name: file_record(file, None)})
+    return Rows(rows, "test", {"unaligned": lost} if lost else {}, {file.name: file_record(file, None)})

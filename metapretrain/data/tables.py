@@ -25,6 +25,8 @@ FORMATS = ("auto", "csv", "tsv", "jsonl", "json")
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
 TABLES = "name a CSV, TSV, JSONL or JSON file"  # what to do where a file is missing
+MOST = 2**31  # no number in a text set reaches it
+_HALF = re.compile("[\ud800-\udfff]")  # JSON may write half of a surrogate pair, which no tokenizer takes
 Record = tuple[str, dict[str, Any]]  # where it begins, its values by column
 
 
@@ -70,6 +72,73 @@ def json_lines(text: str, where: str | Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield number, parse_json(line, where, number)
+
+
+def read_json(file: Path, schema: Any, layout: str) -> Any:
+    """Return the JSON value that a UTF-8 file holds, its types checked: see :func:`check_json`."""
+    return check_json(parse_json(read_utf8(file, f"expected {layout}"), file, 1), schema, str(file), layout)
+
+
+def read_json_lines(file: Path, schema: Any, layout: str) -> Iterator[tuple[str, Any]]:
+    """Yield file and line of each JSON value of a UTF-8 file, and the value: see :func:`check_json`."""
+    for number, item in json_lines(read_utf8(file, f"expected {layout}"), file):
+        where = f"{file}, line {number}"
+        yield where, check_json(item, schema, where, layout)
+
+
+_CALLED = {str: "a text", int: f"a whole number below {MOST}", list: "a list", dict: "an object"}
+
+
+def check_json(value: Any, schema: Any, where: str, layout: str) -> Any:
+    """Return a JSON value whose types are those of a schema.
+
+    Args:
+        value: any.
+        schema: ``str`` or ``int``; ``[schema]`` for a list; ``{name: schema}`` for an object with these names, and
+            perhaps others; ``(value, ...)`` for one of some texts or whole numbers.
+        where: file, and line or part of it.
+        layout: what the file must be.
+
+    Raises:
+        InputError: it is something else; the place within it is named.
+
+    Example:
+        >>> check_json({"spans": [[0, 1.5]]}, {"spans": [[int]]}, "a.json, line 1", "lists of spans")
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: a.json, line 1: spans[0][1] must be a whole number below ..., got 1.5; ...
+    """
+    _check_json(value, schema, where, "", layout)
+    return value
+
+
+def _check_json(value: Any, schema: Any, where: str, path: str, layout: str) -> None:
+    kind = type(schema) if isinstance(schema, dict | list) else schema
+    if isinstance(schema, tuple):
+        wrong = not isinstance(value, int | str) or value not in schema
+        wanted = f"one of {', '.join(map(repr, schema))}"
+    else:
+        wrong = not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or abs(value) >= MOST))
+        wanted = _CALLED[kind]
+    if not wrong and isinstance(value, str) and not value.isascii():
+        wrong, wanted = bool(_HALF.search(value)), "a text without halves of characters"
+    if wrong:
+        place = f"{where}: {path.removeprefix('.') or 'it'}"
+        raise InputError(f"{place} must be {wanted}, got {shorten(value)}; expected {layout}")
+    if isinstance(schema, dict):
+        for name, part in schema.items():
+            if name not in value:
+                raise InputError(f"{where}: {path.removeprefix('.') or 'it'} has no {name!r}; expected {layout}")
+            _check_json(value[name], part, where, f"{path}.{name}", layout)
+    elif isinstance(schema, list):
+        for number, item in enumerate(value):
+            _check_json(item, schema[0], where, f"{path}[{number}]", layout)
+
+
+def shorten(value: Any) -> str:
+    """A value as an error shows it: in one line of at most 60 characters."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tuple[str, int]:

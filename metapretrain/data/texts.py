@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,25 @@ from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError, one_of
 
 KINDS = ("classification", "pair-classification", "pair-regression")
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Rows(Generic[Row]):
+    """Rows of one split; `counts` and `files` as those of :class:`TextSet`.
+
+    Example:
+        >>> len(Rows(["a row", "another"], "test"))
+        2
+    """
+
+    rows: list[Row]
+    split: str = "train"
+    counts: dict[str, int] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -25,11 +44,9 @@ class TextSet:
     """Sentences, or pairs of them, of one split, with labels and the checksums of the files they came from.
 
     Attributes:
-        first: N sentences.
-        second: the N other sentences of pairs; None where a row is one sentence.
+        first, second: N sentences, and the N others of pairs (else None).
         labels: int64 classes or float32 scores (N,); None for a split without labels.
-        ids: N names of rows, as written beside predictions.
-        split: such as ``"train"``.
+        ids: N names of rows, as written beside predictions; by default their numbers.
         counts: rows left out and overlaps, by what they are, such as ``{"unlabelled": 2}``.
         files: ``{file name: {"bytes": int, "md5": str, "official": True | False | None}}``.
 
@@ -51,7 +68,6 @@ class TextSet:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Number the rows where there are no ids, and check that all parts have as many rows."""
         if not self.ids:
             object.__setattr__(self, "ids", [str(row) for row in range(len(self.first))])
         if self.labels is not None and (self.labels.ndim != 1 or self.labels.dtype not in (torch.int64, torch.float32)):
@@ -63,7 +79,6 @@ class TextSet:
                 raise InputError(f"{self.split}: {len(self.first)} sentences but {len(part)} {what}")
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.first)
 
     @property
@@ -85,11 +100,7 @@ class TextSet:
         )
 
     def require_labels(self) -> Tensor:
-        """Return the labels (N,).
-
-        Raises:
-            InputError: the split has none.
-        """
+        """Return the labels (N,), or raise InputError where the split has none."""
         if self.labels is None:
             raise InputError(f"{self.split}: its {len(self)} rows have no label; name the column that holds it")
         return self.labels
@@ -101,18 +112,14 @@ class TextTask:
 
     Attributes:
         name: letters, digits, ``-`` and ``_``; it names metrics and prediction files.
-        kind: ``"classification"``, ``"pair-classification"`` or ``"pair-regression"``.
-        train: labelled rows.
-        validation: labelled rows to choose by; may be empty.
-        dev: labelled rows to report on.
+        kind: one of :data:`KINDS`.
+        train, validation, dev: labelled rows to train on, to choose by (may be empty) and to report on.
         test: rows to predict, with or without labels.
         classes: names in label order, for classification.
-        low: lowest score of regression.
-        high: highest score of regression.
+        low, high: range of scores, for regression.
 
     Raises:
-        InputError: a bad name, kind, class list or range; a split that is empty, unlabelled, not of pairs (or of
-            pairs) as the kind says, or has a label outside of the classes or the range.
+        InputError: a bad name, kind, class list or range, or a split that does not fit them.
 
     Example:
         >>> rows = TextSet(["a", "b"], ["a", "c"], torch.tensor([5.0, 2.5]))
@@ -132,7 +139,6 @@ class TextTask:
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the name, the kind, the classes or the range, and every split against them."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name):
             raise InputError(f"a task's name has letters, digits, - and _ only, got {self.name!r}")
         one_of("kind of task", self.kind, KINDS)
@@ -172,16 +178,13 @@ class TextTask:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes; for regression, of rounded scores: int(high - low) + 1."""
+        """Number of classes; for regression, of rounded scores."""
         return int(self.high - self.low) + 1 if self.regression else len(self.classes)
 
     def class_labels(self, rows: TextSet) -> Tensor:
         """Return the classes int64 (N,) of a split's rows: labels, or scores minus `low` rounded half up.
 
         A range that is no whole number, such as 0..1.5, has its last half step in the class below.
-
-        Raises:
-            InputError: the split has no labels.
         """
         labels = rows.require_labels()
         if not self.regression:
@@ -190,11 +193,7 @@ class TextTask:
 
 
 def check_outputs(name: str, kind: str, classes: Sequence[str], low: float, high: float) -> None:
-    """Check the classes of a classification task or the range of a regression task.
-
-    Raises:
-        InputError: fewer than two classes, two of one name, classes for regression, or `low` not below `high`.
-    """
+    """Check that there are two classes or more, each named once, or for regression that `low` is below `high`."""
     if kind == "pair-regression":
         if classes:
             raise InputError(f"{name}: {kind} has a range (low, high), not classes; got {len(classes)} classes")
@@ -205,11 +204,7 @@ def check_outputs(name: str, kind: str, classes: Sequence[str], low: float, high
 
 
 def check_tasks(tasks: Sequence[TextTask]) -> list[TextTask]:
-    """Return the tasks as a list.
-
-    Raises:
-        InputError: there is none, or two have one name.
-    """
+    """Return the tasks as a list, having checked that there is one, and that each has a name of its own."""
     names = [task.name for task in tasks]
     if not names:
         raise InputError("give at least one text task")
@@ -222,13 +217,9 @@ def check_tasks(tasks: Sequence[TextTask]) -> list[TextTask]:
 def hold_out(train: TextSet, count: int, seed: int = 0) -> tuple[TextSet, TextSet]:
     """Split off `count` training rows for validation: the same rows for every seed of a run, stratified by class.
 
-    Args:
-        train: labelled rows; scores are not stratified.
-        count: number of validation rows, 0 <= count < N.
-        seed: of the split itself; leave it alone to compare runs.
-
     Returns:
-        (train of N - count rows, validation of count rows), each in the order of `train`.
+        (train of N - count rows, validation of count rows), each in the order of `train`. Scores are not stratified;
+        leave `seed` alone to compare runs.
 
     Raises:
         InputError: no labels, or a count that leaves nothing (of a class) to train on.
@@ -295,15 +286,13 @@ class SentenceData:
     """A data set of sentences, or of pairs of them, in classes: a training part to draw from and a test part.
 
     Attributes:
-        name: such as ``"sst5"``.
         classes: names in label order, from the most negative to the most positive for sentiment.
         train: labelled rows to pretrain on, or to draw few-shot rows from.
         test: labelled rows to report on.
         note: what a reader of results must know, such as where the test part comes from; may be empty.
 
     Raises:
-        InputError: fewer than two classes, a part without rows or labels, a label outside of the classes, pairs in one
-            part only, or a class of the test part that the training part never has.
+        InputError: parts and classes do not fit each other, or the test part has a class that training never has.
 
     Example:
         >>> rows = TextSet(["bad", "good"], labels=torch.tensor([0, 1]))
@@ -318,7 +307,6 @@ class SentenceData:
     note: str = ""
 
     def __post_init__(self) -> None:
-        """Check classes, labels and parts."""
         check_outputs(self.name, "pair-classification" if self.pairs else "classification", self.classes, 0, 1)
         if self.train.pairs != self.test.pairs:
             raise InputError(f"{self.name}: one part has pairs of sentences, the other single sentences")
@@ -339,12 +327,10 @@ class SentenceData:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
         return len(self.classes)
 
     @property
     def pairs(self) -> bool:
-        """Whether a row is a pair of sentences."""
         return self.train.pairs
 
 
@@ -355,11 +341,10 @@ def few_shot_draw(
 
     Args:
         train: labelled rows.
-        training: rows to train on, of all classes together.
-        validation: rows to validate on, of all classes together; none of them is trained on.
+        training, validation: rows of all classes together; no row is in both.
         seed: of the draw.
-        stratified: each class has its share of both (largest remainders), at least one row; otherwise rows are drawn
-            whatever their class (a class may be missing).
+        stratified: each class has its share of both (largest remainders), at least one row; otherwise a class may be
+            missing.
 
     Returns:
         (rows (training,), rows (validation,)), int64, in a random order.

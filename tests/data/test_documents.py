@@ -27,12 +27,12 @@ def test_ptb_in_blocks(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "ptb.zip", "w") as archive:
         archive.writestr("ptb.train.txt", "".join(f" mr. <unk> has N {row} \n" for row in range(45)))
     found = read_ptb_documents(tmp_path)
-    assert [len(document) for document in found.documents] == [20, 20, 5]
-    assert found.documents[2][4] == ["mr.", "<unk>", "has", "N", "44"]
+    assert [len(document) for document in found.rows] == [20, 20, 5]
+    assert found.rows[2][4] == ["mr.", "<unk>", "has", "N", "44"]
     with pytest.raises(InputError, match=r"it must hold ptb\.valid\.txt"):
         read_ptb_documents(tmp_path, "validation")
     (tmp_path / "ptb.valid.txt").write_text("one line\n")
-    assert read_ptb_documents(tmp_path, "validation").documents == [[["one", "line"]]]
+    assert read_ptb_documents(tmp_path, "validation").rows == [[["one", "line"]]]
 
 
 def test_damages_of_a_zip_are_told_in_one_line(tmp_path: Path) -> None:
@@ -40,12 +40,12 @@ def test_damages_of_a_zip_are_told_in_one_line(tmp_path: Path) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("ptb.train.txt"), "a line of it\n" * 40, zipfile.ZIP_DEFLATED)
     whole = file.read_bytes()
-    words, refused = read_ptb_documents(tmp_path).documents, []
+    words, refused = read_ptb_documents(tmp_path).rows, []
     for place in range(len(whole)):
         for value in {0, 9, 12, 14, 255, whole[place] ^ 1, whole[place] ^ 128}:
             file.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
             try:
-                assert read_ptb_documents(tmp_path).documents == words
+                assert read_ptb_documents(tmp_path).rows == words
             except InputError as error:
                 refused.append(error)
     assert all(str(error).startswith(f"{file}: ") and "\n" not in str(error) for error in refused)
@@ -62,7 +62,7 @@ def test_text_of_a_zip_is_decoded_as_that_of_a_file(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=rf"ptb\.zip, ptb\.train\.txt, {refused}"):
                 read_ptb_documents(tmp_path)
         else:
-            assert read_ptb_documents(tmp_path).documents == [[["a", "line"]]]
+            assert read_ptb_documents(tmp_path).rows == [[["a", "line"]]]
 
 
 def test_missing_texts_are_named_with_their_folders(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_wikitext_articles_and_sentences(tmp_path: Path) -> None:
         " = Boat = \n \n Boats @-@ big . \n"
     )
     (tmp_path / "valid.txt").write_text(text)
-    found = read_wikitext2_documents(tmp_path).documents
+    found = read_wikitext2_documents(tmp_path).rows
     assert found[0] == [["A", "lobster", "is", "2", ".", "5", "m", "."], ["It", "<unk>", "?"], ["Yes"], ["It"]]
     assert found[1] == [["Boats", "-", "big", "."]] and len(found) == 2
     (tmp_path / "valid.txt").write_text(text.replace(" = Lobster = ", ""))
-    assert read_wikitext2_documents(tmp_path).documents == found
+    assert read_wikitext2_documents(tmp_path).rows == found
     (tmp_path / "test.txt").write_text("no heading\n")
     with pytest.raises(InputError, match="no article begins in it"):
         read_wikitext2_documents(tmp_path, "test")
@@ -95,7 +95,7 @@ def test_a_book_has_its_chapters_alone(tmp_path: Path) -> None:
         "*** END ***\nLicence.\n"
     )
     (tmp_path / "book.txt").write_text(text, encoding="utf-8")
-    first, second = read_gutenberg(tmp_path / "book.txt").documents
+    first, second = read_gutenberg(tmp_path / "book.txt").rows
     shown = [" ".join(sentence) for sentence in first]
     assert shown == ["“ Well , Prince , ” he said .", "“ So it is .", "She left !", "Mr", "End of it"]
     assert second == [["A", "."], ["B", "."], ["C", "?"]]
@@ -131,8 +131,8 @@ def test_words_of_a_byte_level_tokenizer() -> None:
 
 def test_every_twentieth_document_is_held_out() -> None:
     train, validation = hold_out_documents(made_documents()["train"])
-    whole = made_documents()["train"].documents
-    assert validation.documents == [whole[19], whole[39], whole[59]] and len(train) == 61
+    whole = made_documents()["train"].rows
+    assert validation.rows == [whole[19], whole[39], whole[59]] and len(train) == 61
     with pytest.raises(InputError, match=r"every must be in 2\.\.64"):
         hold_out_documents(made_documents()["train"], every=100)
 

@@ -49,7 +49,7 @@ def test_conll04_entities_and_relations(tmp_path: Path) -> None:
         load_conll04(tmp_path)
     unknown = {**row, "relations": [{"type": "Likes", "head": 0, "tail": 1}]}
     write(tmp_path / "conll04", conll04__json=json.dumps({**parts, "test": [unknown]}))
-    with pytest.raises(InputError, match="test row 0: relation 'Likes'"):
+    with pytest.raises(InputError, match=r"test\[0\]\.relations\[0\]\.type must be one of .*, got 'Likes'"):
         load_conll04(tmp_path)
 
 
@@ -60,8 +60,8 @@ def test_conll2003_sentences_and_tags(tmp_path: Path) -> None:
         load_conll2003(tmp_path)
     write(tmp_path, eng__testb=text)
     found = load_conll2003(tmp_path)["train"]
-    assert found.words == [["Ann", "Bo"], ["Rain"]]
-    assert [[TAGS[tag] for tag in row] for row in found.tags] == [["B-PER", "B-PER"], ["O"]]
+    assert [row.words for row in found.rows] == [["Ann", "Bo"], ["Rain"]]
+    assert [[TAGS[tag] for tag in row.tags] for row in found.rows] == [["B-PER", "B-PER"], ["O"]]
 
 
 def squad_folder(root: Path, span: str) -> Path:
@@ -98,10 +98,10 @@ def test_dailydialog_training_has_no_context_of_the_test(tmp_path: Path) -> None
     write(tmp_path, data_positives__json=json_lines(right, other), dev__json=json_lines({**right, **wrong}))
     write(tmp_path, test__json=json_lines({**right, **wrong}))
     parts = load_dailydialog_pp(tmp_path)
-    assert [row.context for row in parts["train"].dialogues] == [["bye"]]
-    assert parts["test"].dialogues[0].right == ["hello"] and parts["test"].dialogues[0].wrong == ["high", "no"]
+    assert [row.context for row in parts["train"].rows] == [["bye"]]
+    assert parts["test"].rows[0].right == ["hello"] and parts["test"].rows[0].wrong == ["high", "no"]
     write(tmp_path, test__json=json_lines({**right, **wrong}, right))
-    with pytest.raises(InputError, match=r"test\.json, line 2: adversarial_negative_responses must be a list"):
+    with pytest.raises(InputError, match=r"test\.json, line 2: it has no 'adversarial_negative_responses'"):
         load_dailydialog_pp(tmp_path)
 
 
@@ -116,7 +116,7 @@ def test_mutual_turns_options_and_answers(tmp_path: Path) -> None:
                 archive.addfile(about, io.BytesIO(content))
 
     pack("B")
-    (row,) = load_mutual(tmp_path)["validation"].dialogues
+    (row,) = load_mutual(tmp_path)["validation"].rows
     assert row.context == ["m : hi .", "f : what ?"] and (row.right, row.wrong) == (["m : b"], ["m : a"])
     whole = (tmp_path / "mutual.tar.gz").read_bytes()
     for damaged in (b"no archive", gzip.compress(b"no archive" * 60), whole[:-9], whole[:60] + b"\0\0" + whole[62:]):
@@ -152,7 +152,7 @@ def test_wic_of_two_forms(tmp_path: Path) -> None:
     pairs = list(zip(parts["train"].first, parts["train"].second, strict=True))
     assert ("go: I go 1 .", "It went 1 !") in pairs and ("go: I go 20 .", "It went 20 !") not in pairs
     write(folder, train__jsonl=json_lines(rows[0], {"label": 1, "text": "Word: go"}))
-    with pytest.raises(InputError, match=r"train\.jsonl, line 2: ValueError expected"):
+    with pytest.raises(InputError, match=r"train\.jsonl, line 2: expected"):
         load_wic(tmp_path)
 
 
@@ -161,8 +161,8 @@ def test_copa_as_dialogues(tmp_path: Path) -> None:
     write(tmp_path, train__jsonl=json_lines(*[row] * 10), val__jsonl=json_lines(row))
     parts = load_copa(tmp_path)
     assert [len(rows) for rows in parts.values()] == [9, 1, 1]
-    assert parts["test"].dialogues[0].context == ["It rained.", "What happened as a result?"]
-    assert (parts["test"].dialogues[0].right, parts["test"].dialogues[0].wrong) == (["b"], ["a"])
+    assert parts["test"].rows[0].context == ["It rained.", "What happened as a result?"]
+    assert (parts["test"].rows[0].right, parts["test"].rows[0].wrong) == (["b"], ["a"])
 
 
 @pytest.mark.parametrize("name", names_giving("splits"))

@@ -19,7 +19,7 @@ from PIL import Image
 
 from metapretrain.data.conll import load_conll04, load_conll2003
 from metapretrain.data.cs224n import load_cs224n, load_qqp
-from metapretrain.data.dialogues import Dialogues, load_dailydialog_pp, load_mutual
+from metapretrain.data.dialogues import load_dailydialog_pp, load_mutual
 from metapretrain.data.documents import Documents, load_book, read_ptb_documents, read_wikitext2_documents
 from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
 from metapretrain.data.image_folder import load_image_folder
@@ -60,16 +60,12 @@ def _rows(found: Any) -> Iterator[str]:
         for image, label in zip(found.images, found.labels.tolist(), strict=True):
             yield f"{found.classes[label]} {image.numpy().tobytes()!r}"
     elif isinstance(found, Documents):
-        yield from (repr(sentence) for document in found.documents for sentence in document)
-    elif isinstance(found, Dialogues):
-        yield from map(repr, found.dialogues)
+        yield from (repr(sentence) for document in found.rows for sentence in document)
     elif isinstance(found, dict | list | tuple):
         for part in found.values() if isinstance(found, dict) else found:
             yield from _rows(part)
     elif hasattr(found, "train"):
         yield from _rows([found.train, found.test])
-    elif hasattr(found, "tags"):
-        yield from map(repr, zip(found.words, found.tags, strict=True))
     else:
         yield from map(repr, found.rows)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from metapretrain.checks import user_path
 from metapretrain.data.conll import load_conll04, load_conll2003
-from metapretrain.data.dialogues import Dialogues, join_dialogues, load_dailydialog_pp, load_mutual
+from metapretrain.data.dialogues import Dialogue, join_dialogues, load_dailydialog_pp, load_mutual
 from metapretrain.data.documents import (
     UNKNOWN,
     Documents,
@@ -23,6 +23,7 @@ from metapretrain.data.documents import (
 from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
 from metapretrain.data.made import made_dialogues, made_documents, made_pairs, made_questions, made_relations
 from metapretrain.data.squad import load_squad
+from metapretrain.data.texts import Rows
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import Frame, PretrainingTask
 from metapretrain.experiments.schedule.tasks.sentences import (
@@ -61,7 +62,7 @@ class Library:
         """Those without the Penn Treebank, which has no capitals and no articles."""
         return self._documents(natural=True)
 
-    def dialogues(self) -> dict[str, Dialogues]:
+    def dialogues(self) -> dict[str, Rows[Dialogue]]:
         """DailyDialog++ and MuTual; the test is that of DailyDialog++."""
         daily, mutual = load_dailydialog_pp(self.folder), load_mutual(self.folder)
         parts = {split: join_dialogues([daily[split], mutual[split]], split) for split in ("train", "validation")}
@@ -182,9 +183,9 @@ def load_schedule_tasks(
 def schedule_texts(folder: str | Path) -> list[str]:
     """The sentences of the training documents and dialogues, to train a tokenizer on; nothing that is held out."""
     library = Library(folder)
-    documents = library.documents()["train"].documents
+    documents = library.documents()["train"].rows
     texts = [" ".join(word for word in row if word != UNKNOWN) for document in documents for row in document]
-    for dialogue in library.dialogues()["train"].dialogues:
+    for dialogue in library.dialogues()["train"].rows:
         texts += [*dialogue.context, *dialogue.right]
     return [text for text in texts if text]
 

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from metapretrain.data.conll import RELATIONS, RelationRow, Relations
-from metapretrain.data.dialogues import Dialogues
+from metapretrain.data.conll import RELATIONS, RelationRow
+from metapretrain.data.dialogues import Dialogue
 from metapretrain.data.documents import Documents
-from metapretrain.data.texts import TextSet
+from metapretrain.data.texts import Rows, TextSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks.base import (
     ChoiceTask,
@@ -187,14 +187,14 @@ class ResponseSelection(ChoiceTask):
     """
 
     def __init__(
-        self, texts: Mapping[str, Dialogues], frame: Frame, *, choices: int = 4, name: str = "response-selection"
+        self, texts: Mapping[str, Rows[Dialogue]], frame: Frame, *, choices: int = 4, name: str = "response-selection"
     ) -> None:
         small = [split for split, part in texts.items() if 0 < len(part) < choices]
         if choices < 2 or small:
             where = f", and {small[0]} has {len(texts[small[0]])} dialogues" if small else ""
             raise InputError(f"choices must be at least 2 and at most the dialogues of a split, got {choices}{where}")
         self.name, self.choices, self.texts = name, choices, dict(texts)
-        dialogues = [row for part in texts.values() for row in part.dialogues]
+        dialogues = [row for part in texts.values() for row in part.rows]
         unlike = list(dict.fromkeys(text for row in dialogues for text in (*row.context, *row.right, *row.wrong)))
         self._ids = dict(zip(unlike, frame.all_ids(unlike), strict=True))
         super().__init__(frame, texts, texts)
@@ -203,11 +203,11 @@ class ResponseSelection(ChoiceTask):
         texts, sequences = self.texts[split], []
         labels = random.integers(self.choices, size=len(rows))
         for row, label in zip(rows, labels, strict=True):
-            dialogue = texts.dialogues[row]
+            dialogue = texts.rows[row]
             own = random.permutation(len(dialogue.wrong))[: self.choices - 1]
             wrong = [dialogue.wrong[place] for place in own]
             others = random.choice(len(texts), self.choices, replace=False)
-            more = [_any(texts.dialogues[other].right, random) for other in others if other != row]
+            more = [_any(texts.rows[other].right, random) for other in others if other != row]
             shown = (wrong + more)[: self.choices - 1]
             shown.insert(int(label), _any(dialogue.right, random))
             context = [token for turn in dialogue.context for token in self._ids[turn]]
@@ -243,7 +243,7 @@ class RelationExtraction(ClassTask):
     metric = "f1"
     classes = len(RELATIONS) + 1
 
-    def __init__(self, texts: Mapping[str, Relations], frame: Frame) -> None:
+    def __init__(self, texts: Mapping[str, Rows[RelationRow]], frame: Frame) -> None:
         self.rows: dict[str, list[_Pair]] = {split: [] for split in texts}
         self.lost = dict.fromkeys(texts, 0)
         for split, part in texts.items():

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from metapretrain.data.documents import Corpus, Documents
-from metapretrain.data.squad import Questions
+from metapretrain.data.squad import Question
+from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks.base import Frame, Ids, SpanTask, Tensors, joined, scored, tokenize_rows
 from metapretrain.models.text_encoders import TextEncoder
 
@@ -261,7 +262,7 @@ class Reading(SpanTask):
 
     longest = 24
 
-    def __init__(self, texts: Mapping[str, Questions], frame: Frame, *, name: str = "squad") -> None:
+    def __init__(self, texts: Mapping[str, Rows[Question]], frame: Frame, *, name: str = "squad") -> None:
         self.name, self.texts = name, dict(texts)
         self.windows = {split: _windows(part, frame) for split, part in texts.items()}
         self.answered = {
@@ -318,7 +319,7 @@ class Reading(SpanTask):
         return {"found": found["found"], "score": found["score"]}
 
 
-def _windows(texts: Questions, frame: Frame) -> list[_Window]:
+def _windows(texts: Rows[Question], frame: Frame) -> list[_Window]:
     windows = []
     coded = tokenize_rows([row.words for row in texts.rows], frame)
     for number, (row, (passage, places)) in enumerate(zip(texts.rows, coded, strict=True)):

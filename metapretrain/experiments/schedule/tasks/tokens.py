@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.data.conll import TAGS, Tagged
+from metapretrain.data.conll import TAGS, TaggedRow
 from metapretrain.data.documents import Corpus, Documents
+from metapretrain.data.texts import Rows
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import (
     IGNORE,
@@ -234,15 +235,17 @@ class TokenLabelling(LabelTask):
     name = "conll2003"
     classes = len(TAGS)
 
-    def __init__(self, texts: Mapping[str, Tagged], frame: Frame) -> None:
+    def __init__(self, texts: Mapping[str, Rows[TaggedRow]], frame: Frame) -> None:
         self.rows: dict[str, list[Example]] = {split: [] for split in texts}
         self.lost = dict.fromkeys(texts, 0)
         for split, part in texts.items():
-            for (ids, places), tags in zip(tokenize_rows(part.words, frame), part.tags, strict=True):
+            for (ids, places), sentence in zip(
+                tokenize_rows([sentence.words for sentence in part.rows], frame), part.rows, strict=True
+            ):
                 coded, types, (begin,) = frame.sequence(ids[: frame.room()])
                 fits = (places[:-1] < frame.room()) & (places[1:] > places[:-1])
                 labels = np.full(len(coded), IGNORE, np.int64)
-                labels[places[:-1][fits] + begin] = np.array(tags)[fits]
+                labels[places[:-1][fits] + begin] = np.array(sentence.tags)[fits]
                 self.lost[split] += int((~fits).sum())
                 self.rows[split].append((coded, types, labels))
         super().__init__(frame, texts, self.rows)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from metapretrain.data.conll import RelationRow, Relations
-from metapretrain.data.dialogues import Dialogue, Dialogues
+from metapretrain.data.conll import RelationRow
+from metapretrain.data.dialogues import Dialogue
 from metapretrain.data.documents import Documents
-from metapretrain.data.texts import TextSet
+from metapretrain.data.texts import Rows, TextSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks import Frame
 from metapretrain.experiments.schedule.tasks.sentences import (
@@ -56,7 +56,7 @@ ROWS = [Dialogue(["q one", "q two"], ["yes", "yo"], ["no", "na"]), *(Dialogue(["
 
 
 def test_the_right_response_stands_at_its_label(frame: Frame) -> None:
-    task = ResponseSelection({"train": Dialogues(ROWS)}, frame, choices=4)
+    task = ResponseSelection({"train": Rows(ROWS)}, frame, choices=4)
     for draw in range(20):
         batch = task.make("train", [0, 2], task.random("train", draw))
         shown = [decoded(frame, ids) for ids in batch["input_ids"]]
@@ -69,17 +69,17 @@ def test_the_right_response_stands_at_its_label(frame: Frame) -> None:
 
 def test_long_contexts_keep_what_is_next_to_the_response(frame: Frame) -> None:
     rows = [Dialogue(["far " * 60, "near"], ["yes"]), Dialogue(["q"], ["no " * 90])]
-    task = ResponseSelection({"train": Dialogues(rows)}, frame, choices=2)
+    task = ResponseSelection({"train": Rows(rows)}, frame, choices=2)
     batch = task.make("train", [0, 1], task.random("train", 0))
     assert batch["input_ids"].shape == (4, 64)
     first = decoded(frame, batch["input_ids"][int(batch["labels"][0])])
     assert first[0].endswith("near") and first[1] == "yes"
     with pytest.raises(InputError, match="train has 2 dialogues"):
-        ResponseSelection({"train": Dialogues(rows)}, frame, choices=3)
+        ResponseSelection({"train": Rows(rows)}, frame, choices=3)
 
 
 def test_choice_is_scored_by_the_highest_logit(frame: Frame, encoder: TextEncoder) -> None:
-    task = ResponseSelection({"train": Dialogues(ROWS)}, frame, choices=4)
+    task = ResponseSelection({"train": Rows(ROWS)}, frame, choices=4)
     batch = task.make("train", range(5), task.random("train", 0))
     states = torch.zeros(20, 16, encoder.features)
     task.logits = lambda *_: 10.0 * torch.eye(4)[batch["labels"]]  # type: ignore[method-assign]
@@ -110,7 +110,7 @@ def test_matthews_is_that_of_sklearn() -> None:
     assert matthews(np.ones(3, int), np.array([0, 1, 1])) == 0.0
 
 
-RELATIONS = Relations(
+RELATIONS = Rows(
     [
         RelationRow("Anna Brown lives in Rome .".split(), [("Peop", 0, 2), ("Loc", 4, 5)], {(0, 1): "Live_In"}),
         RelationRow("Rain .".split(), [], {}),
@@ -146,7 +146,7 @@ def test_relation_f1_leaves_none_out(frame: Frame) -> None:
 def test_pairs_of_long_sentences_have_a_piece_or_are_counted(frame: Frame) -> None:
     words = ["Anna", *["word"] * 80, "Bo", "near", "Rome"]
     row = RelationRow(words, [("Peop", 0, 1), ("Peop", 81, 82), ("Loc", 83, 84)], {(1, 2): "Live_In"})
-    task = RelationExtraction({"train": RELATIONS, "test": Relations([row])}, frame)
+    task = RelationExtraction({"train": RELATIONS, "test": Rows([row])}, frame)
     assert task.sizes == {"train": 2, "test": 2} and task.lost == {"train": 0, "test": 4}
     batch = task.make("test", [0, 1], task.random("test", 0))
     assert batch["labels"].tolist() == [2, 0]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from metapretrain.data.documents import Documents
-from metapretrain.data.squad import Question, Questions
+from metapretrain.data.squad import Question
+from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks import Frame
 from metapretrain.experiments.schedule.tasks.base import Tensors, best_spans
 from metapretrain.experiments.schedule.tasks.spans import ClozeQA, Reading, SpanSelection, answer_f1, normalise
@@ -105,7 +106,7 @@ PASSAGE = "The cat sat on the red mat in Rome".split()
 
 
 def test_squad_spans_and_scores(frame: Frame, encoder: TextEncoder) -> None:
-    rows = Questions([Question("Where ?", PASSAGE, 8, 8, "Rome"), Question("On what ?", PASSAGE, 4, 6, "the red mat")])
+    rows = Rows([Question("Where ?", PASSAGE, 8, 8, "Rome"), Question("On what ?", PASSAGE, 4, 6, "the red mat")])
     task = Reading({"train": rows}, frame)
     batch = task.make("train", [0, 1], task.random("train", 0))
     assert [read(frame, batch, row)[2] for row in (0, 1)] == ["rome", "the red mat"]
@@ -122,7 +123,7 @@ def test_squad_spans_and_scores(frame: Frame, encoder: TextEncoder) -> None:
 
 def test_windows_hold_long_passages_and_the_best_one_answers(frame: Frame, encoder: TextEncoder) -> None:
     words = [*["fill"] * 50, "Rome", *["fill"] * 50]  # two tokens a word: three windows and more
-    rows = Questions([Question("Where ?", words, 50, 50, "Rome"), Question("Where ?", ["Rome"], 0, 0, "Paris")])
+    rows = Rows([Question("Where ?", words, 50, 50, "Rome"), Question("Where ?", ["Rome"], 0, 0, "Paris")])
     task = Reading({"train": rows, "test": rows}, frame)
     windows = [window for window in task.windows["test"] if window.question == 0]
     assert len(windows) > 3 and len(task.answered["test"]) in (2, 3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from metapretrain.data.conll import TAGS, Tagged, begin_tags
+from metapretrain.data.conll import TAGS, TaggedRow, begin_tags
+from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks import Frame
 from metapretrain.experiments.schedule.tasks.tokens import TokenLabelling, entity_spans
 
@@ -14,7 +15,9 @@ def tags(*names: str) -> list[int]:
     return [TAGS.index(name) for name in names]
 
 
-ROWS = Tagged([["Anna", "Brown", "left", "Rome"], ["Rain"]], [tags("B-PER", "I-PER", "O", "B-LOC"), tags("O")])
+ROWS = Rows(
+    [TaggedRow(["Anna", "Brown", "left", "Rome"], tags("B-PER", "I-PER", "O", "B-LOC")), TaggedRow(["Rain"], tags("O"))]
+)
 
 
 def test_first_tokens_carry_the_tags(frame: Frame) -> None:
@@ -27,7 +30,7 @@ def test_first_tokens_carry_the_tags(frame: Frame) -> None:
 
 
 def test_words_that_do_not_fit_are_counted(frame: Frame) -> None:
-    task = TokenLabelling({"train": Tagged([["word"] * 40], [[0] * 40])}, frame)
+    task = TokenLabelling({"train": Rows([TaggedRow(["word"] * 40, [0] * 40)])}, frame)
     assert task.lost == {"train": 40 - 31}  # room for 62 tokens, two a word
     assert (task.make("train", [0], task.random("train", 0))["labels"] != -100).sum() == 31
 
