@@ -30,7 +30,7 @@ class Reached(BaseException):
 
 
 def way(script: str, options: str, monkeypatch: pytest.MonkeyPatch, out: Path, last: str) -> list[str]:
-    """The frames of this project below a script's main, down to the first gradient computed in a function `last`."""
+    """The frames of this project from a script's main on, down to the first gradient computed in a function `last`."""
     compute, found = torch.autograd._engine_run_backward, list[str]()  # of both `grad` and `backward`
 
     def looked(*args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def way(script: str, options: str, monkeypatch: pytest.MonkeyPatch, out: Path, l
             frame = frame.f_back  # type: ignore[assignment]
         if frames[0] == last:
             assert frames[-2].endswith(".main"), "the last one is the guard around main"
-            found.extend(frames[-3::-1])
+            found.extend(frames[-2::-1])
             raise Reached
         return compute(*args, **kwargs)
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,13 +232,19 @@ def script_main(
         if "reducer" in options:
             check_reducer(options.reducer)
         given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]  # once is enough
-        return run_tables(tables_of(options), options, [file, *given])
+        for experiment, batch in due(tables_of(options), options, [file, *given]):
+            tell(experiment.run(batch))
+        return 0
 
     return main
 
 
-def run_tables(tables: Sequence[Table], options: Namespace, command: Sequence[str]) -> int:
-    """Run the rows of `options.methods` for `options.seeds` in each table, then write and print it.
+def due(
+    tables: Sequence[Table], options: Namespace, command: Sequence[str]
+) -> Iterator[tuple[Experiment[Any, Any, Any, Any, Any], list[Any]]]:
+    """Yield what is to be run, the rows of `options.methods` for `options.seeds` of each table; then print the table.
+
+    With `--dry-run`, and where rows run side by side, nothing is left to the caller.
 
     Args:
         tables: all are checked before the first one is trained.
@@ -249,9 +255,12 @@ def run_tables(tables: Sequence[Table], options: Namespace, command: Sequence[st
     """
     chosen = [{name: table.methods[name] for name in options.methods} for table in tables]
     if options.dry_run:
-        lines = [line for table, rows in zip(tables, chosen, strict=True) for line in _planned(table, rows, options)]
-        print("\n".join(lines))
-        return 0
+        print(
+            "\n".join(
+                line for table, rows in zip(tables, chosen, strict=True) for line in _planned(table, rows, options)
+            )
+        )
+        return
     for table, rows in zip(tables, chosen, strict=True):
         table.experiment.check(rows, options.seeds)
     places = slots(options.device, options.jobs_per_device)
@@ -259,16 +268,19 @@ def run_tables(tables: Sequence[Table], options: Namespace, command: Sequence[st
         if len(places) > 1 and experiment.machine.world == 1 and not options.job:
             run_jobs(_jobs(rows, options, [*command, *more]), places, experiment.root / "logs")
         else:
-            for batch in experiment.work(rows, options.seeds):
-                for result in experiment.run(batch):
-                    if result.get("kind") == "tuning":
-                        print(f"{result['method']} seed {result['seed']}, validation only: {result['metrics']}")
+            yield from ((experiment, batch) for batch in experiment.work(rows, options.seeds))
         if len(experiment.data.test) and experiment.machine.rank == 0 and not options.job:
             if getattr(options, "corrupt", False):
                 _corrupt(experiment)
             experiment.save_layout()
             show(experiment.root, experiment.figures)
-    return 0
+
+
+def tell(results: Iterable[Mapping[str, Any]]) -> None:
+    """Print the scores of rows that leave the test part alone: they are in no table."""
+    for result in results:
+        if result.get("kind") == "tuning":
+            print(f"{result['method']} seed {result['seed']}, validation only: {result['metrics']}")
 
 
 def _planned(table: Table, rows: Mapping[str, Any], options: Namespace) -> list[str]:

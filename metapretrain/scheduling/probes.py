@@ -159,7 +159,7 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class FunctionProbe:
-    """A probe of functions.
+    """A probe of functions; `loss_many`: of M batches in one forward pass, their losses (M,).
 
     Example:
         >>> w, x = torch.zeros(2, requires_grad=True), torch.randn(100, 2)
@@ -173,6 +173,7 @@ class FunctionProbe:
 
     sample: Callable[[torch.Generator], Any]
     loss: Callable[[Any], Tensor]
+    loss_many: Callable[[Sequence[Any]], Tensor] | None = None
 
 
 class LoaderProbe:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
@@ -67,6 +67,8 @@ class BlockScheduler(ABC):
         decisions: decisions so far.
         cost: what probes took so far.
         active: names of the sources that have not run out.
+        choices: [source, updates in a row] of all updates so far; None: they are not kept, set it to [] to do so.
+        watch: called at each decision with the number of its first update, from 1, and the choice.
         units: what a decision costs in forward passes of a batch; 0 without probes.
 
     Raises:
@@ -82,6 +84,8 @@ class BlockScheduler(ABC):
         self.decisions, self.cost = 0, Cost()
         self._left, self._last = 0, Choice(self.sources[0], 0)
         self._gone: set[str] = set()
+        self.choices: list[list[Any]] | None = None
+        self.watch: Callable[[int, Choice], None] | None = None
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -106,7 +110,7 @@ class BlockScheduler(ABC):
 
     def choose(self) -> Choice:
         """The source of the next update; InputError when all have run out."""
-        if self._left == 0:
+        if decided := self._left == 0:
             self._require_active()
             self._last = self._decide()
             self.cost += self._last.cost
@@ -117,6 +121,12 @@ class BlockScheduler(ABC):
             choice = dataclasses.replace(self._last, updates=self._left, cost=Cost())
         self._left -= 1
         self.counts[choice.source] += 1
+        if self.choices is not None:
+            if not self.choices or self.choices[-1][0] != choice.source:
+                self.choices.append([choice.source, 0])
+            self.choices[-1][1] += 1
+        if decided and self.watch is not None:
+            self.watch(sum(self.counts.values()), choice)
         return choice
 
     def observe(self, source: str, reward: float) -> None:
@@ -136,8 +146,10 @@ class BlockScheduler(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values."""
+        kept = {} if self.choices is None else {"choices": [list(run) for run in self.choices]}
         return {
             **self._identity(),
+            **kept,
             "decisions": self.decisions,
             "left": self._left,
             "counts": dict(self.counts),
@@ -161,6 +173,8 @@ class BlockScheduler(ABC):
         self.decisions, self._left = state["decisions"], state["left"]
         self.counts, self._gone = dict(state["counts"]), set(state["gone"])
         self.cost = Cost(**state["cost"])
+        if self.choices is not None:
+            self.choices = [list(run) for run in state["choices"]]
         self._last = Choice(last["source"], self.updates, last["explored"], none_to_nan(last["utilities"]))
 
     def _identity(self) -> dict[str, Any]:

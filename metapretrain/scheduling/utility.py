@@ -256,7 +256,8 @@ class Prober:
     @staticmethod
     def _together(probe: Probe, batches: int) -> list[list[int]]:
         """Which batches go through the model at once."""
-        return [list(range(batches))] if hasattr(probe, "loss_many") else [[i] for i in range(batches)]
+        together = getattr(probe, "loss_many", None) is not None
+        return [list(range(batches))] if together else [[i] for i in range(batches)]
 
 
 def _take(probe: Probe, samples: int, randomness: torch.Generator) -> list[Any] | None:

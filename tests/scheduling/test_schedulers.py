@@ -7,6 +7,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from scipy.stats import chisquare
@@ -59,9 +60,15 @@ def test_a_resumed_scheduler_goes_on_as_the_unbroken_one(name: str, stop: int) -
         return chosen
 
     unbroken, first, second = (MAKERS[name](updates=2, seed=1) for _ in range(3))
+    unbroken.choices, first.choices, second.choices = [], [], []
+    decided: list[int] = []
+    unbroken.watch = lambda update, choice: decided.append(update)
     before = rounds(first, stop)
     second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
-    assert before + rounds(second, 20) == rounds(unbroken, stop + 20)
+    chosen = rounds(unbroken, stop + 20)
+    assert before + rounds(second, 20) == chosen
+    assert [source for source, count in unbroken.choices for _ in range(count)] == chosen
+    assert decided == list(range(1, stop + 21, 2)) and all(a[0] != b[0] for a, b in pairwise(unbroken.choices))
     assert second.state_dict() == unbroken.state_dict()
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from metapretrain.data.registry import load_images
-from metapretrain.experiments.command import Table, machine_of, run_tables, table_arguments
+from metapretrain.experiments.command import Table, due, machine_of, table_arguments, tell
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import ImageExperiment
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
@@ -57,6 +57,8 @@ def main(options: Namespace) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # for models this small more threads gain little, and wait long on a busy machine
     try:
-        return run_tables([Table(experiment, METHODS)], options, [*command, *["--no-figures"] * options.no_figures])
+        for _, batch in due([Table(experiment, METHODS)], options, [*command, *["--no-figures"] * options.no_figures]):
+            tell(experiment.run(batch))
+        return 0
     finally:
         torch.set_num_threads(threads)

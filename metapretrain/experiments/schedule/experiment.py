@@ -90,8 +90,8 @@ class ScheduleExperiment(
     def train(self, context: ScheduleContext) -> ScheduledPretraining:
         """Pretrain a new encoder on the sources that the scheduler chooses."""
         pretraining = ScheduledPretraining(self.make_encoder(context.seed), context)
-        training = pretraining.training()
-        pretraining.report = train(**vars(training), run=context.run)
+        pretraining.fit_heads()
+        pretraining.report = train(**vars(pretraining.training()), run=context.run)
         return pretraining
 
     def score(self, context: ScheduleContext, trained: ScheduledPretraining) -> dict[str, float]:
@@ -113,7 +113,7 @@ class ScheduleExperiment(
 
     def outcome(self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]) -> Outcome:
         """Return metrics, the cost of updates and probes, and the curve of the target loss."""
-        method, last, scheduler = context.method, trained.last, trained.policy.scheduler
+        method, last, scheduler = context.method, trained.last, trained.scheduler
         tuned = self.recipe.finetune_updates * len(self.data.downstream)
         passes = scheduler.cost.forwards + trained.fitting_units + self.recipe.updates
         budget = {
@@ -144,7 +144,7 @@ class ScheduleExperiment(
     def save(self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]) -> None:
         """Write the encoder and the choices."""
         save_text_encoder(trained.step.encoder, context.folder.path / ENCODER)
-        write_whole(context.folder.path / CHOICES, json_bytes(trained.policy.choices))
+        write_whole(context.folder.path / CHOICES, json_bytes(trained.scheduler.choices))
 
     def _decision(self, method: ScheduleMethod) -> BlockScheduler:
         sources, targets = self.data.chosen(method.setting), self.data.watched(method.setting)

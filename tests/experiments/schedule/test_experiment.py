@@ -18,8 +18,9 @@ from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperi
 from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler, rows_of
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask, RowBatches
-from metapretrain.experiments.schedule.training import JointProbe, ScheduledPretraining, ScheduleStep, downstream_scores
+from metapretrain.experiments.schedule.training import ScheduledPretraining, ScheduleStep, TaskProbe, downstream_scores
 from metapretrain.scheduling import UtilityScheduler, probe_units
+from metapretrain.scheduling.probes import losses_of
 from metapretrain.training import checkpoint, loop
 
 SOURCES, TARGETS, DOWNSTREAM = ("masked-lm", "reordering"), ("conll04", "squad"), ("rte",)
@@ -120,12 +121,13 @@ def test_what_utilities_see_is_never_reported_and_never_trained_on(
     monkeypatch.setattr(PretrainingTask, "sample", sampled)
     monkeypatch.setattr(RowBatches, "__init__", begun)
     made = pretraining(data, "utility-exact")
-    made.policy.choose()
+    made.scheduler.choose()
     sources = {(name, "train") for name in SOURCES + TARGETS}
     assert drawn["probed"] == sources | {(name, "validation") for name in TARGETS}
     drawn["probed"].clear()
-    made._measured()
+    made.measured()
     assert drawn["probed"] == {(name, "test") for name in TARGETS}
+    made.fit_heads()
     loop.train(**vars(made.training()))
     assert drawn["trained"] <= sources
 
@@ -135,17 +137,19 @@ def test_joint_losses_are_those_of_each_batch(data: ScheduleData) -> None:
     generator = torch.Generator().manual_seed(0)
     batches = {name: [task.sample("train", 3, generator) for _ in range(2)] for name, task in step.tasks.items()}
     assert len({batch["input_ids"].shape[1] for listed in batches.values() for batch in listed}) > 1
-    joint = step.joint_losses(batches)
+    joint = step.joint_losses(batches, Machine())
     for name, listed in batches.items():
-        alone = torch.stack([step.loss(name, batch) for batch in listed])
+        alone = torch.stack([step({name: batch})[name] for batch in listed])
         torch.testing.assert_close(joint[name], alone)
-        torch.testing.assert_close(JointProbe(step, name, "train", 3, Machine()).loss_many(listed), alone)
+        torch.testing.assert_close(
+            losses_of(name, TaskProbe(step, name, "train", 3, Machine(), joint=True), listed), alone
+        )
 
 
 @pytest.mark.parametrize("setting", ["aware", "agnostic"])
 def test_utilities_of_batches_together_are_those_of_batch_after_batch(data: ScheduleData, setting: str) -> None:
     together, alone = (
-        pretraining(data, "utility-taylor", setting, joint=joint, alpha=0.1).policy.scheduler for joint in (True, False)
+        pretraining(data, "utility-taylor", setting, joint=joint, alpha=0.1).scheduler for joint in (True, False)
     )
     assert isinstance(together, UtilityScheduler) and isinstance(alone, UtilityScheduler)
     one, other = together.compare(), alone.compare()
@@ -158,11 +162,11 @@ def test_utilities_of_batches_together_are_those_of_batch_after_batch(data: Sche
 @pytest.mark.parametrize("utility", ["exact", "taylor"])
 def test_the_cost_of_a_decision_is_what_the_plan_says(data: ScheduleData, utility: str) -> None:
     made = pretraining(data, f"utility-{utility}", epsilon=0.0, floor=0.0)
-    choice = made.policy.choose()
-    planned = planned_scheduler(made.method, SOURCES + TARGETS, TARGETS, RECIPE)
+    choice = made.scheduler.choose()
+    planned = planned_scheduler(made.context.method, SOURCES + TARGETS, TARGETS, RECIPE)
     assert choice.cost.units == planned.units == probe_units(4, 2, 2, utility)
     exp3 = pretraining(data, "exp3")
-    assert exp3.policy.choose().cost.units == exp3.policy.scheduler.units == 4
+    assert exp3.scheduler.choose().cost.units == exp3.scheduler.units == 4
 
 
 def test_heads_are_fitted_alike_in_every_row_and_the_encoder_is_not(data: ScheduleData) -> None:
@@ -170,7 +174,7 @@ def test_heads_are_fitted_alike_in_every_row_and_the_encoder_is_not(data: Schedu
     for name in ("uniform", "utility-taylor"):
         made = pretraining(data, name)
         begin = {key: value.clone() for key, value in made.step.state_dict().items()}
-        made._fit_heads()
+        made.fit_heads()
         after = made.step.state_dict()
         moved = {key for key, value in after.items() if not torch.equal(value, begin[key])}
         assert moved and all(key.startswith(("heads.conll04", "heads.squad")) for key in moved)
