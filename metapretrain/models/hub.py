@@ -55,11 +55,6 @@ def expand_mask(mask: Tensor, form: int, dtype: torch.dtype) -> Tensor:
         mask: (B, L), 1 for tokens and 0 for padding.
         form: 4: what is added to the scores of attention, (B, 1, L, L), 0 or the lowest number of `dtype`;
             3: (B, L, L) of 1 and 0; 2: `mask` itself.
-        dtype: of the attention's arithmetic.
-
-    Example:
-        >>> expand_mask(torch.tensor([[1, 1, 0]]), 4, torch.float16)[0, 0, 0].tolist()
-        [0.0, 0.0, -65504.0]
     """
     if form == 2:
         return mask
@@ -76,8 +71,8 @@ def mask_form(model: Any) -> int:
     """Find the form of mask (see :func:`expand_mask`) that makes `model` ignore padding: 4, 3 or 2 dimensions.
 
     This tries two rows of four tokens: padding must not change any bit of the other tokens' states, and these must be
-    those of the model's own mask. 2 is right for every model, but cannot be recorded as a CUDA graph; models with
-    attention windows get it. A model that mixes padding into its states whatever the mask is named in a warning.
+    those of the model's own mask. 2 is right for every model, but cannot be recorded as a CUDA graph. A model that
+    mixes padding into its states whatever the mask is named in a warning.
     """
     windows = any(getattr(model.config, name, None) for name in _WINDOWS)
     ids = torch.tensor([[4, 5, 6, 7], [7, 6, 5, 4]], device=model.device) % model.config.vocab_size
@@ -144,19 +139,13 @@ def _parts(index: Path) -> list[Any]:
 
 
 def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any, Any]:
-    """Load an encoder without a task's head, and its tokenizer; no code of the model's author is run.
-
-    Args:
-        source, name: see :func:`safe_config`.
-        dropout: probability everywhere in the model; None keeps the model's own.
-
-    Raises:
-        InputError: it cannot be loaded, weights are missing, or it has no dropout to set.
-    """
+    """Load an encoder without a task's head, and its tokenizer; no code of the model's author is run."""
     from transformers import AutoModel, AutoTokenizer
 
     if not Path(source).is_dir():
-        _refuse_typing_error(name)
+        near = difflib.get_close_matches(name, _OURS, n=1, cutoff=0.8)
+        if near:  # the hub is not asked, which takes half a minute without a network
+            raise InputError(f"unknown text encoder {name!r}; did you mean {near[0]!r}? {_ALLOWED}")
         logger.info("looking for %s among the hub's models on this machine, then on the hub", name)
     with quietly():
         try:
@@ -166,7 +155,10 @@ def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any,
         except InputError:
             raise
         except Exception as error:  # transformers and safetensors raise many kinds
-            raise _not_loaded(source, name, error) from error
+            reason = _reason(source, error)
+            if Path(source).is_dir():
+                raise InputError(f"{name} holds no text encoder that transformers loads: {reason}") from error
+            raise InputError(f"unknown text encoder {name!r}: {reason}; {_ALLOWED}") from error
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # transformers and tokenizers raise many kinds
@@ -189,20 +181,6 @@ def _set_dropout(config: Any, name: str, dropout: float | None) -> None:
         raise InputError(f"{name} has no dropout that could be set to {dropout}; leave dropout out")
     for attribute in found:
         setattr(config, attribute, dropout)
-
-
-def _refuse_typing_error(name: str) -> None:
-    """A name that is nearly one of ours is not looked for on the hub, which takes half a minute without a network."""
-    near = difflib.get_close_matches(name, _OURS, n=1, cutoff=0.8)
-    if near:
-        raise InputError(f"unknown text encoder {name!r}; did you mean {near[0]!r}? {_ALLOWED}")
-
-
-def _not_loaded(source: str, name: str, error: Exception) -> InputError:
-    reason = _reason(source, error)
-    if Path(source).is_dir():
-        return InputError(f"{name} holds no text encoder that transformers loads: {reason}")
-    return InputError(f"unknown text encoder {name!r}: {reason}; {_ALLOWED}")
 
 
 def _reason(source: str, error: Exception) -> str:

@@ -50,20 +50,8 @@ def wordpiece_tokenizer(pieces: Iterable[str], *, max_length: int, lowercase: bo
 def random_bert(
     vocabulary: int, *, layers: int, features: int, heads: int, hidden: int, positions: int, seed: int, dropout: float
 ) -> Any:
-    """A BertModel with random weights; the global random state is left alone.
-
-    Args:
-        hidden: width of the feed-forward part.
-        positions: tokens of a sequence at most.
-
-    Example:
-        >>> sizes = {"layers": 1, "features": 8, "heads": 2, "hidden": 16, "positions": 8}
-        >>> random_bert(100, **sizes, seed=0, dropout=0.1).config.hidden_size
-        8
-    """
+    """A BertModel with random weights; `hidden` is the feed-forward width, `positions` tokens at most."""
     from transformers import BertConfig, BertModel
-
-    from metapretrain.draws import seeded
 
     config = BertConfig(
         vocab_size=vocabulary,
@@ -83,12 +71,7 @@ _POSITIONS = 256
 
 
 def tiny_tokenizer() -> Any:
-    """A BERT tokenizer whose pieces are pairs of letters and single ASCII characters; nothing is downloaded.
-
-    Example:
-        >>> tiny_tokenizer().tokenize("A tiny test.")
-        ['a', 'ti', '##ny', 'te', '##st', '.']
-    """
+    """A BERT tokenizer whose pieces are pairs of letters and single ASCII characters; nothing is downloaded."""
     letters = string.ascii_lowercase
     inside = [*letters, *string.digits, *(a + b for a in letters for b in letters)]
     pieces = [*SPECIAL, *string.punctuation, *inside, *(f"##{piece}" for piece in inside)]
@@ -96,16 +79,9 @@ def tiny_tokenizer() -> Any:
 
 
 def tiny_model(vocabulary: int, *, seed: int = 0, dropout: float | None = None) -> Any:
-    """BERT of 2 layers and 32 features with random weights; the global random state is left alone.
-
-    Example:
-        >>> tiny_model(100).config.hidden_size
-        32
-    """
-    rate = 0.1 if dropout is None else dropout
-    return random_bert(
-        vocabulary, layers=2, features=32, heads=2, hidden=64, positions=_POSITIONS, seed=seed, dropout=rate
-    )
+    """BERT of 2 layers and 32 features with random weights."""
+    sizes = {"layers": 2, "features": 32, "heads": 2, "hidden": 64, "positions": _POSITIONS}
+    return random_bert(vocabulary, **sizes, seed=seed, dropout=0.1 if dropout is None else dropout)
 
 
 logger = logging.getLogger(__name__)

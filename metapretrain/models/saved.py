@@ -14,21 +14,15 @@ from torch import Tensor, nn
 from metapretrain.checks import check_device, whole
 from metapretrain.data.images import normalisation, normalize, resize
 from metapretrain.errors import InputError
+from metapretrain.files import load_tensors, save_tensors
 from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, functional
 from metapretrain.models.encoders import Backbone, build_backbone, build_encoder, build_head
 from metapretrain.protonet.learner import ProtoNet
+from metapretrain.training.checkpoint import check_sums
 
 
 def as_uint8(images: Tensor, channels: int, image_size: int) -> Tensor:
-    """Images (N, 1 or 3, H, W), uint8 or float in 0..1, as uint8 (N, channels, image_size, image_size).
-
-    Raises:
-        InputError: another shape or type, or float outside 0..1.
-
-    Example:
-        >>> as_uint8(torch.ones(2, 3, 8, 8), channels=1, image_size=4).unique().tolist()
-        [255]
-    """
+    """Images (N, 1 or 3, H, W), uint8 or float in 0..1, as uint8 (N, channels, image_size, image_size)."""
     if check_tensor(images).ndim != 4 or images.shape[1] not in (1, 3) or not min(images.shape[2:]):
         raise InputError(f"images must be (N, 1 or 3, H, W), got {tuple(images.shape)}")
     if images.is_floating_point():
@@ -59,12 +53,7 @@ KINDS: dict[str, Callable[..., MAML]] = {"maml": MAML, "fomaml": FOMAML, "anil":
 
 
 def make_learner(choices: Mapping[str, Any], net: nn.Module, ways: int) -> MAML | ProtoNet:
-    """The learner that a run's choices name, over a backbone; `ways` are the classes of a training episode.
-
-    Example:
-        >>> make_learner({"learner": "protonet"}, nn.Identity(), ways=5).ways
-        5
-    """
+    """The learner that a run's choices name, over a backbone; `ways` are the classes of a training episode."""
     kind = KINDS.get(choices["learner"])
     if kind is None:
         return ProtoNet(net, ways=ways)
@@ -81,12 +70,7 @@ def make_learner(choices: Mapping[str, Any], net: nn.Module, ways: int) -> MAML 
 
 
 def without_norms(net: nn.Module) -> list[str]:
-    """Names of the parameters but for the scales and shifts of normalisation layers.
-
-    Example:
-        >>> without_norms(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
-        ['0.weight', '0.bias']
-    """
+    """Names of the parameters but for the scales and shifts of normalisation layers."""
     norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     left_out = {id(p) for part in net.modules() if isinstance(part, norms) for p in part.parameters()}
     return [name for name, p in net.named_parameters() if id(p) not in left_out]
@@ -190,12 +174,10 @@ class SavedLearner(nn.Module):
         return found
 
     def logits(self, images: Tensor) -> Tensor:
-        """Refuse, see :meth:`predict`."""
+        """Refuse: there are no classes before :meth:`adapt`."""
         raise InputError("a few-shot learner has no classes yet: load(run).adapt(images, labels).predict(images)")
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Refuse: there are no classes before :meth:`adapt`."""
-        return self.logits(images)
+    predict = logits
 
 
 ENCODER, HEAD, PROTOTYPES = "encoder.safetensors", "head.safetensors", "prototypes.safetensors"
@@ -211,8 +193,6 @@ def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototy
 
     Without a head, the class of an image is that of the nearest prototype.
     """
-    from metapretrain.files import save_tensors
-
     states = {ENCODER: encoder.state_dict(), PROTOTYPES: {"prototypes": prototypes}}
     if head is not None:
         states[HEAD] = head.state_dict()
@@ -271,12 +251,12 @@ class SavedModel(nn.Module):
         return few_shot_classifier(ProtoNet(self.encoder), self.prepare, images, labels)
 
 
-def _benchmark(config: Path) -> str:
-    """Return the benchmark that a run's configuration names, or "" where it names none."""
+def _benchmark(config: Path) -> Any:
+    """The benchmark that a run's configuration names; None where it names none."""
     try:
-        return str(json.loads(config.read_text(encoding="utf-8"))["config"]["benchmark"])
+        return json.loads(config.read_text(encoding="utf-8"))["config"]["benchmark"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        return ""
+        return None
 
 
 def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner:
@@ -303,26 +283,20 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         >>> loaded.encode(images).shape, loaded.predict(images).shape
         (torch.Size([3, 512]), torch.Size([3]))
     """
-    from metapretrain.files import load_tensors
-    from metapretrain.training.checkpoint import check_sums
-
     device = check_device(str(device))
     folder = Path(run)
     config = folder / "config.json"
     if not config.is_file():
         raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
-    whole, learned = ((folder / name).is_file() for name in (ENCODER, LEARNER))
-    if not whole and not learned and (said := OTHERS.get(_benchmark(config))):
-        raise InputError(f"{folder} {said}")
-    if (folder / TEXT / "config.json").is_file() and not whole and not learned:
-        raise InputError(
-            f"{folder} is a run of texts, not images; give tables (--sst FILE), or use metapretrain.load(folder)"
-        )
-    if not whole and not learned:
-        raise InputError(f"{folder} has not finished: it has no {ENCODER}; continue it with --resume")
+    encoded = (folder / ENCODER).is_file()
+    if not encoded and not (folder / LEARNER).is_file():
+        said = f"has not finished: it has no {ENCODER}; continue it with --resume"
+        if (folder / TEXT / "config.json").is_file():
+            said = "is a run of texts, not images; give tables (--sst FILE), or use metapretrain.load(folder)"
+        raise InputError(f"{folder} {OTHERS.get(_benchmark(config), said)}")
     try:
         described = json.loads(config.read_text(encoding="utf-8"))["config"]
-        model = SavedModel(described["model"]) if whole else SavedLearner(described)
+        model = SavedModel(described["model"]) if encoded else SavedLearner(described)
     except (ValueError, LookupError, TypeError, OverflowError, RuntimeError) as error:  # also what no memory can hold
         raise InputError(
             f"{config} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"

@@ -48,12 +48,7 @@ def longest(model: Any, tokenizer: Any) -> int:
 
 
 def check_length(given: int | None, most: int) -> int:
-    """The length that was given, from 3 (a word between two special tokens) to `most`, or the most.
-
-    Example:
-        >>> check_length(None, 512)
-        512
-    """
+    """The length that was given, from 3 (a word between two special tokens) to `most`, or the most."""
     return most if given is None else whole("max_length", given, 3, most)
 
 
@@ -76,14 +71,7 @@ class Settings(NamedTuple):
 
 
 def read_settings(source: str) -> Settings:
-    """Read them from a folder or the hub.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     read_settings(folder)
-        Settings(pooling=None, max_length=None)
-    """
+    """Read them from a folder or the hub."""
     pooling = _read(source, "1_Pooling/config.json")
     mode = pooling.get("pooling_mode") or [name for key, name in _MODES.items() if pooling.get(key)]
     if not isinstance(mode, str):

@@ -28,13 +28,7 @@ TINY = 1e-30  # of a squared norm: where the gradient is 0, its norm still has a
 
 
 def clipped(gradient: Tensor, most: float | None) -> Tensor:
-    """Gradients (K, L, D), those of a norm above `most` scaled down to it; None leaves them as they are.
-
-    Example:
-        >>> clipped(torch.tensor([[[3.0, 4.0]], [[0.3, 0.4]]]), 1.0).squeeze()
-        tensor([[0.6000, 0.8000],
-                [0.3000, 0.4000]])
-    """
+    """Gradients (K, L, D), those of a norm above `most` scaled down to it; None leaves them as they are."""
     if most is None:
         return gradient
     norm = (gradient.square().sum((1, 2), keepdim=True) + TINY).sqrt()
@@ -44,10 +38,7 @@ def clipped(gradient: Tensor, most: float | None) -> Tensor:
 def clipped_steps(
     loss: Callable[[Tensor], Tensor], stack: Tensor, rate: float | Tensor, *, steps: int, order: int, most: float
 ) -> Tensor:
-    """Prompts (K, L, D) after steps of gradient descent, each task's gradient clipped to a norm of `most`.
-
-    `loss` is the sum of the tasks' losses under a stack of prompts; order 1 takes gradient and clipping as constants.
-    """
+    """Prompts (K, L, D) after steps of gradient descent by the sum of losses, each gradient clipped to `most`."""
     learned = isinstance(rate, Tensor) and rate.requires_grad
     graph = torch.is_grad_enabled() and (stack.requires_grad or learned)
     fast = stack if stack.requires_grad else stack.detach().requires_grad_()
@@ -67,26 +58,21 @@ class OuterStep:
     """:meth:`PromptMAML.backward`; on a GPU each shape of rows is recorded at its third call and replayed from then on.
 
     Steps, order, chunk and rates that are numbers are those of the recording; the prompt and learned rates are read
-    anew from where they are in memory. `context` is called before each step for that of its precision, such as
-    autocast.
+    anew. `context` is called before each step for that of its precision, such as autocast.
 
     Raises:
         InputError: no PromptMAML, or one without anything to learn; inner rates that come from further computations,
             which a recorded step would miss; when called, rows that :meth:`PromptMAML.backward` refuses.
 
     Example:
-        >>> from transformers import BertForMaskedLM
-        >>> from metapretrain.models.language_models import tiny_model, tiny_tokenizer
-        >>> from metapretrain.prompts import PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
-        >>> tokenizer = tiny_tokenizer()
-        >>> bert, words = BertForMaskedLM(tiny_model(len(tokenizer)).config), Verbalizer(["no", "ok"], tokenizer)
-        >>> maml = PromptMAML(bert, SoftPrompt.random(5, 32), PromptTemplate("It is <X>."), words)
+        >>> from metapretrain import PromptTemplate, SoftPrompt, Verbalizer
+        >>> from metapretrain.models.language_models import load_language_model
+        >>> model, tokenizer = load_language_model("tiny-masked")
+        >>> words = Verbalizer(["bad", "good"], tokenizer)
+        >>> maml = PromptMAML(model, SoftPrompt.random(5, 32), PromptTemplate("It is <X>."), words)
         >>> data = maml.encode(["a film", "a plot", "a song", "a book"], labels=[0, 1, 1, 0])
-        >>> step = OuterStep(maml)
-        >>> step(data.take(torch.tensor([[0], [1]])), data.take(torch.tensor([[2], [3]]))).shape
+        >>> OuterStep(maml)(data.take(torch.tensor([[0], [1]])), data.take(torch.tensor([[2], [3]]))).shape
         torch.Size([2])
-        >>> maml.prompt.weight.grad.shape
-        torch.Size([5, 32])
     """
 
     def __init__(self, learner: PromptMAML, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
@@ -102,7 +88,7 @@ class OuterStep:
         self.recorder = Recorder(self._gradients)
 
     def __call__(self, support: PromptBatch, query: PromptBatch) -> Tensor:
-        """Add the gradient of the outer loss to ``.grad``; losses (K,) of support rows (K, m) and query rows (K, q)."""
+        """Add the gradient of the outer loss to ``.grad``; return the losses (K,) of query rows (K, q)."""
         losses, gradients = self.gradients(support, query)
         add_gradients(self.learned, gradients)
         return losses
@@ -211,11 +197,11 @@ class PromptMAML(nn.Module):
         InputError: a value is not allowed, `checkpoint` comes with `inner_clip`, or the prompt does not fit the model.
 
     Example:
-        >>> from transformers import BertForMaskedLM
-        >>> from metapretrain.models.language_models import tiny_model, tiny_tokenizer
-        >>> tokenizer = tiny_tokenizer()
-        >>> bert, words = BertForMaskedLM(tiny_model(len(tokenizer)).config), Verbalizer(["no", "ok"], tokenizer)
-        >>> maml = PromptMAML(bert, SoftPrompt.random(5, 32), PromptTemplate("It is <X>."), words)
+        >>> from metapretrain import PromptTemplate, SoftPrompt, Verbalizer
+        >>> from metapretrain.models.language_models import load_language_model
+        >>> model, tokenizer = load_language_model("tiny-masked")
+        >>> words = Verbalizer(["bad", "good"], tokenizer)
+        >>> maml = PromptMAML(model, SoftPrompt.random(5, 32), PromptTemplate("It is <X>."), words)
         >>> data = maml.encode(["a film", "a plot", "a song", "a book"], labels=[0, 1, 1, 0])
         >>> support, query = data.take(torch.tensor([[0], [1]])), data.take(torch.tensor([[2], [3]]))
         >>> maml.losses(support, query).shape  # of each of K = 2 tasks
@@ -284,11 +270,7 @@ class PromptMAML(nn.Module):
         return found
 
     def losses(self, support: PromptBatch, query: PromptBatch) -> Tensor:
-        """Mean loss (K,) of each task's query rows (K, q) under its prompt adapted to other, support rows (K, m).
-
-        Raises:
-            InputError: rows without labels or of another shape.
-        """
+        """Mean loss (K,) of each task's query rows (K, q) under its prompt adapted to other, support rows (K, m)."""
         return torch.cat([self._of_chunk(*pair) for pair in self._chunks(support, query)])
 
     def loss(self, support: PromptBatch, query: PromptBatch) -> Tensor:

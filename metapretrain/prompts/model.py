@@ -18,19 +18,8 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.prompts.soft_prompt import read_notes, write_adapter
 from metapretrain.prompts.template import WHOLE, PromptBatch, PromptTemplate, Verbalizer, check_batch, right_padded
 
-KINDS = ("llama",)  # rotary positions that are given, and attention that is taken from transformers' registry
+SHARING = ("llama",)  # rotary positions that are given, and attention that is taken from transformers' registry
 NAME = "metapretrain_shared_prompt"
-
-
-def can_share(model: Any) -> bool:
-    """Whether :func:`shared_prompt` works for this model of transformers.
-
-    Example:
-        >>> from transformers import BertConfig, BertModel
-        >>> can_share(BertModel(BertConfig(hidden_size=8, num_attention_heads=1, num_hidden_layers=1, vocab_size=9)))
-        False
-    """
-    return model.config.model_type in KINDS
 
 
 @contextmanager
@@ -38,7 +27,7 @@ def shared_prompt(model: Any, length: int, width: int) -> Iterator[None]:
     """Within it, `model` takes sequences (K, L + m N): a prompt of `length` L, then m rows of `width` N.
 
     Each row sees the prompt and itself. It costs N positions instead of L + N, and N x (L + N) pairs of attention
-    instead of (L + N)^2; nothing waits for the device. For models that :func:`can_share`.
+    instead of (L + N)^2; nothing waits for the device. For models of :data:`SHARING`.
     """
     from transformers import AttentionInterface
 
@@ -53,12 +42,7 @@ def shared_prompt(model: Any, length: int, width: int) -> Iterator[None]:
 
 
 def positions(length: int, width: int, rows: int, device: torch.device) -> Tensor:
-    """The place of each token behind the prompt of its own row, int64 (1, L + m N).
-
-    Example:
-        >>> positions(2, 3, 2, torch.device("cpu")).tolist()
-        [[0, 1, 2, 3, 4, 2, 3, 4]]
-    """
+    """The place of each token behind the prompt of its own row, int64 (1, L + m N)."""
     inside = torch.arange(width, device=device) + length
     return torch.cat([torch.arange(length, device=device), inside.repeat(rows)])[None]
 
@@ -272,15 +256,10 @@ class PromptedModel(nn.Module):
         InputError: the model is of no such kind, or a value is not allowed.
 
     Example:
-        >>> from transformers import BertForMaskedLM
-        >>> from metapretrain.models.language_models import tiny_model, tiny_tokenizer
-        >>> tokenizer = tiny_tokenizer()
-        >>> bert = BertForMaskedLM(tiny_model(len(tokenizer)).config)
-        >>> model = PromptedModel(bert, PromptTemplate("It is <X>."), Verbalizer(["no", "ok"], tokenizer))
-        >>> batch = model.encode(["a film", "a plot", "a song"])
-        >>> model(torch.zeros(5, 32), batch).shape  # a prompt of 5 rows for all
-        torch.Size([3, 2])
-        >>> model(torch.zeros(3, 5, 32), batch).shape  # or one for each row
+        >>> from metapretrain.models.language_models import load_language_model
+        >>> net, tokenizer = load_language_model("tiny-masked")
+        >>> model = PromptedModel(net, PromptTemplate("It is <X>."), Verbalizer(["bad", "good"], tokenizer))
+        >>> model(torch.zeros(5, 32), model.encode(["a film", "a plot", "a song"])).shape
         torch.Size([3, 2])
     """
 
@@ -314,11 +293,7 @@ class PromptedModel(nn.Module):
     def encode(
         self, first: Sequence[str], second: Sequence[str] | None = None, labels: Sequence[int] | Tensor | None = None
     ) -> PromptBatch:
-        """Tokens, and labels in 0..C-1, of B rows, on the CPU.
-
-        Raises:
-            InputError: as :meth:`PromptTemplate.encode`; tokens that the model does not have; labels out of range.
-        """
+        """Tokens, and labels in 0..C-1, of B rows, on the CPU; raises as :meth:`PromptTemplate.encode`."""
         width = self.max_length - (self.verbalizer.longest - 1)
         batch = self.template.encode(self.verbalizer.tokenizer, self.kind, first, second, max_length=width)
         if (highest := int(batch.input_ids.max())) >= self.tokens:
@@ -359,7 +334,7 @@ class PromptedModel(nn.Module):
         shape = batch.shape
         rows = right_padded(batch.flat())
         lead, own = prompt.shape[:-2], prompt.shape[-2:]
-        if self.kind == "decoder-only" and self.verbalizer.longest == 1 and can_share(self.model):
+        if self.kind == "decoder-only" and self.verbalizer.longest == 1 and self.model.config.model_type in SHARING:
             prompts = prompt.reshape(math.prod(lead), *own)
             together = rows.take(torch.arange(len(rows), device=rows.answer.device).reshape(len(prompts), -1))
             scores = shared(self.model, prompts, together, self.verbalizer)
@@ -369,7 +344,7 @@ class PromptedModel(nn.Module):
         return (scores.log_softmax(-1) if self.normalise == "labels" else scores).reshape(*shape, len(self.verbalizer))
 
     def losses(self, prompt: Tensor, batch: PromptBatch) -> Tensor:
-        """Negative log-probability of each row's label, (...); InputError if the batch has no labels."""
+        """Negative log-probability of each row's label, (...)."""
         if batch.labels is None:
             raise InputError("the batch has no labels; give them to encode")
         scores: Tensor = self(prompt, batch)
@@ -379,11 +354,7 @@ class PromptedModel(nn.Module):
     def classify(
         self, prompt: Tensor, first: Sequence[str], second: Sequence[str] | None = None, *, batch_size: int = 64
     ) -> Tensor:
-        """Probabilities among the labels (N, C), on the CPU, under one prompt (L, D) for all rows.
-
-        Raises:
-            InputError: as :meth:`encode` and :meth:`forward`, a prompt that is not finite, or a batch size below 1.
-        """
+        """Probabilities among the labels (N, C), on the CPU, under one prompt (L, D) for all rows."""
         whole("batch_size", batch_size, 1)
         data = self.encode(first, second)
         self._check(prompt, data)
@@ -396,11 +367,7 @@ class PromptedModel(nn.Module):
         return torch.cat(scores).softmax(-1)
 
     def save(self, folder: str | Path, prompt: Tensor) -> None:
-        """Write the prompt (L, D) as a PEFT adapter, and template and label words beside it.
-
-        Raises:
-            InputError: the prompt is not (L, D) of finite numbers, or the folder cannot be written; old files stay.
-        """
+        """Write the prompt (L, D), finite, as a PEFT adapter, and template and label words beside it."""
         fits = isinstance(prompt, Tensor) and prompt.ndim == 2 and len(prompt) and prompt.shape[1] == self.features
         if not fits or not prompt.is_floating_point():
             given = f"{prompt.dtype} {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else type(prompt).__name__
@@ -413,11 +380,7 @@ class PromptedModel(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, model: Any, tokenizer: Any) -> PromptedModel:
-        """The model with template and label words as they were saved; the prompt is :meth:`SoftPrompt.from_adapter`.
-
-        Raises:
-            InputError: the folder was not written by :meth:`save`, or the tokenizer is another one.
-        """
+        """The model with the template and words of :meth:`save`; the prompt is :meth:`SoftPrompt.from_adapter`."""
         notes = read_notes(folder)
         kind_of(model)
         try:

@@ -26,12 +26,7 @@ TASK_TYPES = {"decoder-only": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM", "m
 def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, notes: dict[str, Any]) -> None:
     """Write a prompt (L, D) for `model`; `PeftModel.from_pretrained(model, folder)` loads it.
 
-    Args:
-        kind: "decoder-only", "encoder-decoder" or "masked".
-        notes: what is written to prompt.json; PEFT does not read it.
-
-    Raises:
-        InputError: the folder cannot be written.
+    `kind` is "decoder-only", "encoder-decoder" or "masked"; the notes go to prompt.json, which PEFT does not read.
     """
     folder = Path(folder)
     base = getattr(model.config, "_name_or_path", "") or None
@@ -89,7 +84,7 @@ def read_adapter(folder: str | Path) -> Tensor:
 
 
 def read_notes(folder: str | Path) -> dict[str, Any]:
-    """What stands in prompt.json: template, words and settings; InputError if there is none."""
+    """What stands in prompt.json: template, words and settings."""
     return _json(Path(folder) / OURS)
 
 
@@ -119,12 +114,12 @@ class SoftPrompt(nn.Module):
 
     @property
     def length(self) -> int:
-        """L."""
+        """Rows, L."""
         return self.weight.shape[0]
 
     @property
     def features(self) -> int:
-        """D."""
+        """Numbers in a row, D."""
         return self.weight.shape[1]
 
     def forward(self) -> Tensor:

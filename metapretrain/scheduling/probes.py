@@ -23,7 +23,7 @@ Params = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
 class Weights:
     """The tensors that probes move: of a module with all that the losses use, or parameters alone.
 
-    Of parameters alone, buffers cannot be kept nor dropout switched off. What asks for no gradient does not move.
+    With parameters alone, buffers are not kept and dropout stays on. What asks for no gradient does not move.
     """
 
     def __init__(self, params: Params) -> None:
@@ -179,8 +179,8 @@ class FunctionProbe:
 class LoaderProbe:
     """A probe that takes its batches from a loader, which it goes through again and again.
 
-    Give it a loader of its own: one that training also goes through would lose its place. Pass e over it is
-    seeded by (seed, e), so that a DataLoader with shuffle=True gives the same batches after a resume.
+    Give it a loader that training does not use. Pass e over it is seeded by (seed, e), so that a DataLoader with
+    shuffle=True gives the same batches after a resume.
 
     Args:
         loader: a re-iterable of batches; its `set_epoch` is called if there is one.
@@ -276,10 +276,7 @@ def loss_of(name: str, probe: Probe, batch: Any) -> Tensor:
 def mean_losses(
     weights: Weights, probes: Mapping[str, Probe], batches: Mapping[str, Sequence[Any]], *seed: int | str
 ) -> dict[str, float]:
-    """The mean loss of each probe's batches, without gradients; call it inside `weights.untouched()`.
-
-    Random numbers inside a loss depend on the seed, the probe's name and the batch's number alone.
-    """
+    """The mean loss of each probe's batches, without gradients; call it inside `weights.untouched()`."""
     means = []
     with torch.no_grad():
         for name, probe in probes.items():

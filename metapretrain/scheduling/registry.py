@@ -32,13 +32,13 @@ def register(name: str, scheduler: type[BlockScheduler]) -> None:
             scheduler, or a constructor that does not name its options.
 
     Example:
+        >>> from metapretrain.scheduling import Choice
         >>> class Last(BlockScheduler):
         ...     def _decide(self):
         ...         return Choice(self.active[-1], self.updates)
-        >>> from metapretrain.scheduling import Choice
         >>> register("last", Last)
-        >>> build_scheduler(parse_schedule("last", ["a", "b"]), {"a": 1, "b": 1}, {}, []).choose().source
-        'b'
+        >>> parse_schedule("last", ["a", "b"]).name
+        'last'
         >>> del SCHEDULERS["last"]
     """
     if re.fullmatch(r"[a-z][a-z0-9-]*", name) is None:

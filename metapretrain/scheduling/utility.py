@@ -75,13 +75,10 @@ def probe_units(
     *,
     passes: tuple[int, int] = (1, 2),
 ) -> int:
-    """What a decision costs, in forward passes of a batch, if a backward pass costs two.
+    """What a decision costs, in forward passes of a batch; `passes` are what a loss and its backward pass cost.
 
     S sources, T targets, M samples: exact takes S M (3 + M T), and M T more for normalise="relative"; Taylor
     takes 3 M (S + T).
-
-    Args:
-        passes: what one loss and its backward pass cost, where that is not 1 and 2.
 
     Example:
         >>> probe_units(5, 4, 2), probe_units(5, 4, 2, "taylor")
@@ -96,15 +93,12 @@ def probe_units(
 
 @dataclass(frozen=True)
 class Draw:
-    """The subtasks of one decision: M batches of each source and of each target.
-
-    `gone` names the sources that had none left; `name` is what random numbers inside losses depend on.
-    """
+    """The subtasks of one decision: M batches of each source and of each target."""
 
     sources: Batches
     targets: Batches
-    gone: tuple[str, ...]
-    name: tuple[int | str, ...]
+    gone: tuple[str, ...]  # sources that had no batches left
+    name: tuple[int | str, ...]  # what random numbers inside losses depend on
 
 
 @dataclass(frozen=True)
@@ -237,7 +231,9 @@ class Prober:
     def _target_losses(self, draw: Draw) -> Tensor:
         """Losses (T, M) at the weights of the moment: the same random numbers for all candidates."""
         if self.joint is None:
-            return torch.stack([self._one_target(draw, name) for name in draw.targets])
+            groups = {name: self._together(self.targets[name], self.samples) for name in draw.targets}
+            of_target = [[self._losses(draw, "target", name, rows) for rows in groups[name]] for name in groups]
+            return torch.stack([torch.cat(losses) for losses in of_target])
         self._passes[0] += len(draw.targets) * self.samples
         self.weights.reset(key(*draw.name, "targets"))
         given = self.joint(draw.targets)
@@ -248,10 +244,6 @@ class Prober:
         if wrong:
             raise InputError(f"target_losses gave no tensor of losses ({self.samples},) for {', '.join(wrong)}")
         return torch.stack([found[name] for name in draw.targets])
-
-    def _one_target(self, draw: Draw, name: str) -> Tensor:
-        groups = self._together(self.targets[name], self.samples)
-        return torch.cat([self._losses(draw, "target", name, rows) for rows in groups])
 
     @staticmethod
     def _together(probe: Probe, batches: int) -> list[list[int]]:
@@ -274,17 +266,9 @@ def _scale(losses: Tensor) -> Tensor:
 
 
 def _added(a: Gradients, b: Gradients) -> Gradients:
-    found = [y if x is None else x for x, y in zip(a, b, strict=True)]
-    both = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x is not None and y is not None]
-    if both:  # one launch for many tensors
-        sums = torch._foreach_add(_at(a, both), _at(b, both))
-        for i, value in zip(both, sums, strict=True):
-            found[i] = value
-    return found
-
-
-def _at(gradients: Gradients, places: Sequence[int]) -> list[Tensor]:
-    return [g for g in (gradients[i] for i in places) if g is not None]
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    sums = iter(torch._foreach_add([x for x, _ in pairs], [y for _, y in pairs]) if pairs else ())  # one launch
+    return [y if x is None else x if y is None else next(sums) for x, y in zip(a, b, strict=True)]
 
 
 def _inner(a: Gradients, b: Gradients, like: Tensor) -> Tensor:
@@ -302,29 +286,28 @@ class UtilityScheduler(BlockScheduler):
 
     The utility of a source is summed over M of its subtasks (batches) i: minus the sum of the losses of
     M batches of each target at ``theta - alpha * gradient of subtask i's loss``, each step from the weights of
-    the moment. All sources of a decision meet the same target batches and the same random numbers inside
-    losses. Probes leave weights, buffers, modes and generators as they were; the updates are the caller's.
+    the moment. All sources of a decision meet the same target batches and random numbers. Probes leave weights,
+    buffers, modes and generators as they were; the updates are the caller's.
 
     Args:
         sources: a probe for each task to choose from; see :class:`Probe`.
-        targets: a probe for each task that should get better. The same mapping as `sources` is the
-            downstream-agnostic setting; target batches are then draws of their own.
-        params: the module that holds all that the losses use, or its parameters (then buffers are not looked
-            after and dropout is not switched off).
+        targets: a probe for each task that should get better; the same mapping as `sources` is the
+            downstream-agnostic setting.
+        params: the module that holds all that the losses use, or its parameters (buffers are then not kept and
+            dropout stays on).
         alpha: rate of a probe's step, above 0. Taylor's choices do not depend on it.
         samples: M, 1 to 100 batches of each source and each target in a decision.
-        updates: N, updates until the next decision. None: the least with probes at or under a quarter of all
-            compute, which is :func:`probe_units`.
+        updates: N, updates until the next decision. None: :func:`probe_units`, so that probes take a quarter of all
+            compute at most.
         epsilon: probability that a decision draws a source at random, without probes.
         floor: what epsilon decays to.
         decay: what epsilon is multiplied by after each decision, in (0, 1].
         utility: "exact", or "taylor" for its first order in alpha, from inner products of gradients.
-        smoothing: in [0, 1): weight of the past in a moving average over decisions of a source's utility above
-            the mean of its decision. 0: the paper.
-        normalise: None is the paper's raw sum of losses. "relative": each target's losses are divided by their
-            mean at the weights of the moment, so that a target with large losses does not outvote the others.
-        target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``, in
-            place of the targets' own losses, where one forward pass can serve all T M batches.
+        smoothing: in [0, 1): weight of the past in a moving average of a source's utility above its decision's mean.
+        normalise: None is the paper's raw sum of losses; "relative" divides each target's losses by their mean at the
+            weights of the moment, so that a target with large losses does not outvote the others.
+        target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``, where
+            one forward pass can serve all T M batches.
 
     Raises:
         InputError: bad probes, weights or numbers; from `choose`, utilities that are NaN for all sources, a
@@ -409,7 +392,8 @@ class UtilityScheduler(BlockScheduler):
             return Choice(pick(names, None, *place, "explored"), self.updates, explored=True)
         if len(names) == 1:
             return Choice(names[0], self.updates)
-        self._wait()
+        for device in self._prober.weights.devices:
+            torch.cuda.synchronize(device)  # work that is not the probes' does not count as theirs
         if self.decisions == 0 and self.updates < self.units:
             _log.info(
                 "probes take %.0f%% of the compute: %d updates a decision, %d would make it a quarter",
@@ -424,7 +408,9 @@ class UtilityScheduler(BlockScheduler):
         self._require_active()
         scores = self._prober.score(draw, self.utility)
         cost = dataclasses.replace(scores.cost, seconds=time.perf_counter() - start)
-        self._warn_of_unmoved(scores.unmoved)
+        for name in set(scores.unmoved) - self._unmoved:
+            _log.warning("the loss of source %r does not depend on the weights: its steps change nothing", name)
+        self._unmoved.update(scores.unmoved)
         finite = self._finite(scores.utilities, scores.bad_targets)
         self._warn_of_ties(finite)
         values = self._smooth(finite)
@@ -447,20 +433,12 @@ class UtilityScheduler(BlockScheduler):
             )
         return finite
 
-    def _warn_of_unmoved(self, names: tuple[str, ...]) -> None:
-        for name in set(names) - self._unmoved:
-            _log.warning("the loss of source %r does not depend on the weights: its steps change nothing", name)
-        self._unmoved.update(names)
-
     def _warn_of_ties(self, utilities: dict[str, float]) -> None:
         if len(utilities) > 1 and len(set(utilities.values())) == 1 and not self._warned_of_ties:
             _log.warning(
                 "all utilities are equal in decision %d (%s), so one is drawn at random: see that the losses of the "
                 "targets (%s) depend on the weights, and that steps of alpha=%s are not lost to rounding",
-                self.decisions,
-                ", ".join(utilities),
-                ", ".join(self._prober.targets),
-                self._prober.alpha,
+                *(self.decisions, ", ".join(utilities), ", ".join(self._prober.targets), self._prober.alpha),
             )
             self._warned_of_ties = True
 
@@ -473,11 +451,6 @@ class UtilityScheduler(BlockScheduler):
             before = self._smoothed.get(name, value - mean)
             self._smoothed[name] = self.smoothing * before + (1 - self.smoothing) * (value - mean)
         return {name: self._smoothed[name] for name in utilities}
-
-    def _wait(self) -> None:
-        """Let work on the GPU end that is not the probes'."""
-        for device in self._prober.weights.devices:
-            torch.cuda.synchronize(device)
 
     def _positions(self) -> dict[str, dict[str, Any]]:
         return {
