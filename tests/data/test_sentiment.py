@@ -219,7 +219,7 @@ def test_plain_sentences(tmp_path: Path) -> None:
     assert names == ["ptb/ptb.zip", "wikitext-2/valid.txt", "dailydialog/dev.json"]
     assert DATASETS["dailydialog"].check(tmp_path) == "dailydialog: 2 sentences"
     write(tmp_path / "dailydialog_pp" / "dev.json", json.dumps(said) + '\n{"context": "no list"}\n')
-    with pytest.raises(InputError, match=r"dev\.json, line 2: context must be a list of texts"):
+    with pytest.raises(InputError, match=r"dev\.json, line 2: context must be a list, got"):
         load_plain("dailydialog", tmp_path)
     write(tmp_path / "wikitext-2" / "valid.txt", "= only =\n")
     with pytest.raises(InputError, match="no sentence of 5 to 60"):
