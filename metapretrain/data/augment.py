@@ -1,15 +1,13 @@
 """Random augmentation of a whole batch on its device, with parameters of each image's own.
 
-Every function takes float32 images (B, C, H, W) in 0..255 and parameters (B,) on the same device, and does in
-one batched computation what torchvision's function of the same meaning does to each image with its own
-parameter. None synchronises with the device, and all shapes are static, so they can be captured in a CUDA
-graph or compiled.
+Every function takes float32 images (B, C, H, W) in 0..255 and parameters (B,) on the same device, and does to each
+image what torchvision's function of the same meaning does. None synchronises with the device and all shapes are static,
+so they can be captured in a CUDA graph or compiled.
 
-Order: crop, mirror, rotate and shift in one bilinear sampling; then brightness, contrast, saturation, hue;
-grey; blur; normalisation; cutout. Differences to torchvision's random transforms, per image: the four colour
-steps have this fixed order; crop boxes are not rounded to pixels and a box that would not fit is narrowed
-instead of drawn again; resizing does not antialias (a crop of more than twice the output's size would alias:
-resize such images when they are read).
+Order: crop, mirror, rotate and shift in one bilinear sampling; then brightness, contrast, saturation, hue; grey; blur;
+normalisation; cutout. Differences to torchvision: this order is fixed; crop boxes are not rounded to pixels, and one
+that would not fit is narrowed instead of drawn again; resizing does not antialias (resize images of more than twice the
+output's size when they are read).
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from metapretrain.checks import whole
 from metapretrain.data.images import normalisation
 from metapretrain.errors import InputError, one_of
 
@@ -118,8 +117,7 @@ def box_mask(start: Tensor, extent: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def crop_resize(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, size: int) -> Tensor:
-    """Cut a box out of each image, mirror it where `flip` (B,) is True, resize it to (size, size): one
-    sampling.
+    """Cut a box out of each image, mirror it where `flip` (B,) is True, resize it to (size, size), in one sampling.
 
     Start and extent (B, 2) are (row, column) and (height, width) as shares 0..1 of the image's height and
     width; a box lies inside the image, is at least a pixel wide, and need not end between pixels. Bilinear
@@ -170,10 +168,8 @@ NO_BLUR = 0.02
 class BatchAugment(nn.Module):
     """Augment and normalise a batch of uint8 images, each with random parameters of its own.
 
-    All randomness is one ``torch.rand`` on the images' device from its default generator; nothing
-    synchronises and all shapes are static, so a call can be captured in a CUDA graph or compiled (compiling
-    fuses the colour steps). With one channel, saturation, hue and grey do nothing and are left out. Move the
-    module to the images' device.
+    All randomness is one ``torch.rand`` on the images' device from its default generator. With one channel, saturation,
+    hue and grey are left out. Move the module to the images' device.
 
     Args:
         size: height and width of the result in pixels.
@@ -189,8 +185,7 @@ class BatchAugment(nn.Module):
         blur_prob: probability that an image is blurred.
         blur_sigma: range of the blur's sigma in pixels; the kernel is a tenth of the image, odd, at least 3.
         cutout: side in pixels of the square that is set to the mean, centred anywhere; 0: none.
-        mean: of each channel, 0..1 units; its length is the number of channels.
-        std: of each channel, 0..1 units.
+        mean, std: of each channel, 0..1 units.
         channels_last: memory format of the result.
 
     Raises:
@@ -412,8 +407,8 @@ def _check(
         if not good:
             raise InputError(f"augmentation: {what}, got {given!r}")
 
-    require(isinstance(size, int) and size >= 1, "size must be a positive integer", size)
-    require(isinstance(cutout, int) and cutout >= 0, "cutout must be an integer of at least 0", cutout)
+    whole("size", size, 1)
+    whole("cutout", cutout)
     if crop_scale is not None:
         require(0 < crop_scale[0] <= crop_scale[1] <= 1, "crop_scale must be 0 < low <= high <= 1", crop_scale)
     require(0 < crop_ratio[0] <= crop_ratio[1], "crop_ratio must be 0 < low <= high", crop_ratio)

@@ -1,10 +1,8 @@
 """Standard corruptions of test images, after Hendrycks and Dietterich (2019), ImageNet-C.
 
 The strengths are the paper's for 224 pixels. Those that are lengths (blur widths) shrink with the image, by
-size / 224 (but not below 32 / 224), so that the same share of the picture is lost; the others are used as
-they are. The blurs here are
-a Gaussian, a disk and a straight line without the paper's further smoothing, so figures compare within this
-package.
+size / 224 (but not below 32 / 224), so that the same share of the picture is lost. The blurs are a Gaussian, a disk and
+a straight line without the paper's further smoothing, so figures compare within this package only.
 """
 
 from __future__ import annotations
@@ -32,18 +30,9 @@ SMALLEST_SIZE = 32
 
 
 def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:
-    """Return corrupted copies of uint8 images.
+    """Return corrupted copies of images uint8 (N, 1 or 3, H, W), computed on the CPU.
 
-    A pure function of its arguments: computed on the CPU, the result is put on the images' device.
-
-    Args:
-        images: uint8 (N, C, H, W), C 1 or 3.
-        name: one of :data:`CORRUPTIONS`.
-        severity: 1 (weak) to 5 (strong).
-        seed: of the noise.
-
-    Returns:
-        uint8 (N, C, H, W).
+    `name` is one of :data:`CORRUPTIONS`, `severity` 1 (weak) to 5 (strong), `seed` that of the noise.
 
     Raises:
         InputError: unknown name (with the nearest), severity not 1..5, or images of another dtype or shape.

@@ -91,11 +91,9 @@ def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
 
 
 def folder_parts(folder: str | Path, image_size: int | None = None) -> dict[str, ImageSet]:
-    """Read the parts of a folder: of `train`, `validation` (or `val`) and `test`, or class folders, shared out.
+    """Read the parts of a folder: `train`, `validation` (or `val`) and `test`, or class folders, which are shared out.
 
-    Args:
-        folder: of the images.
-        image_size: height and width in pixels; None: 84.
+    `image_size` None is 84.
 
     Raises:
         InputError: a part is missing, or an image cannot be read.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metapretrain.checks import user_path
+from metapretrain.checks import user_path, whole
 from metapretrain.data.images import ImageSet, validation_split
 from metapretrain.errors import InputError, one_of
 
@@ -77,8 +77,7 @@ def decode(
     Raises:
         InputError: a file cannot be decoded (named), or a bad size or number of channels.
     """
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
-        raise InputError(f"image size must be a positive integer, got {image_size!r}")
+    whole("image size", image_size, 1)
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 or 3, got {channels!r}")
     pixels = np.empty((len(paths), channels, image_size, image_size), dtype=np.uint8)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError, one_of
 
@@ -22,16 +23,8 @@ Labels = Tensor | Sequence[int] | np.ndarray[Any, Any]
 def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Split the rows of a labelled set into a training and a validation part, stratified by class.
 
-    Each class gives its share of `size` (largest remainders; ties to the lower class), drawn with a generator
-    of its own seed, so the part is the same for every seed of a run and never overlaps with training.
-
-    Args:
-        labels: integers (N,), none negative.
-        size: number of validation rows, 0 <= size < N.
-        seed: of the split itself; leave it alone to compare runs.
-
-    Returns:
-        (train rows (N - size,), validation rows (size,)), int64, ascending.
+    Each class gives its share of `size` (largest remainders; ties to the lower class). `seed` is of the split itself:
+    leave it alone to compare runs. Returns train rows (N - size,) and validation rows (size,), int64, ascending.
 
     Raises:
         InputError: labels are not integers (N,), have a -1, or `size` leaves nothing (of a class) to train
@@ -45,8 +38,7 @@ def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, 
     y = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise InputError(f"labels must be integers (N,), got {y.dtype} {y.shape}")
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 0 <= size < max(len(y), 1):
-        raise InputError(f"validation size must be an integer from 0 to {max(len(y) - 1, 0)}, got {size!r}")
+    size = whole("validation size", size, 0, max(len(y) - 1, 0))
     if len(y) and y.min() < 0:
         raise InputError(f"cannot split: {int((y < 0).sum())} of {len(y)} rows have no label")
     classes, counts = np.unique(y, return_counts=True)
@@ -73,11 +65,8 @@ class ImageSet:
     """Images of one split with labels, class names and the checksums of the files they came from.
 
     Attributes:
-        images: uint8 (N, C, H, W), values 0..255.
+        images: uint8 (N, C, H, W).
         labels: int64 (N,), 0..len(classes)-1, or -1 for a row without label.
-        classes: class names in label order.
-        name: data set, such as ``"stl10"``.
-        split: such as ``"train"``.
         files: ``{file name: {"bytes": int, "md5": str, "official": True | False | None}}``; None where there
             is no official checksum.
 
@@ -99,7 +88,6 @@ class ImageSet:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check shapes, dtypes and the label range."""
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             raise InputError(
                 f"{self.name}: images must be uint8 (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}"
@@ -119,7 +107,6 @@ class ImageSet:
                 )
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.images)
 
     @property
@@ -133,7 +120,7 @@ class ImageSet:
         return self.images.shape[2]
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """Return the set with images and labels on `device`."""
+        """The set on another device."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def subset(self, index: Tensor | Sequence[int] | np.ndarray[Any, Any]) -> ImageSet:
@@ -144,11 +131,7 @@ class ImageSet:
         return replace(self, images=self.images[rows], labels=self.labels[rows])
 
     def require_labels(self) -> ImageSet:
-        """Return the set itself, having checked that every row has a label.
-
-        Raises:
-            InputError: some row is unlabelled (label -1).
-        """
+        """Return the set itself, or raise InputError where a row has no label (-1)."""
         missing = int((self.labels == UNLABELLED).sum())
         if missing:
             raise InputError(
@@ -187,8 +170,7 @@ def resize(images: Tensor, image_size: int) -> Tensor:
         >>> resize(torch.full((1, 3, 8, 8), 7, dtype=torch.uint8), 4).unique().tolist()
         [7]
     """
-    if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 1:
-        raise InputError(f"image size must be a positive integer, got {image_size!r}")
+    whole("image size", image_size, 1)
     if images.shape[-2:] == (image_size, image_size):
         return images
     if not len(images):
@@ -274,9 +256,3 @@ def load_digits_images(split: str) -> ImageSet:
     return ImageSet(
         torch.from_numpy(pixels)[rows], labels[rows], [str(name) for name in source.target_names], "digits", split
     )
-
-
-def check_digits(data_dir: object = None) -> str:
-    """Return one line with the number of images of each split; `data_dir` is not used."""
-    counts = ", ".join(f"{split} {len(load_digits_images(split)):,} images" for split in DIGITS_SPLITS)
-    return f"digits: {counts} (part of scikit-learn)"

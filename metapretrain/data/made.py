@@ -1,4 +1,4 @@
-"""Texts made here: for the text tasks, the prompts benchmark and the scheduling benchmark."""
+"""Synthetic texts in the formats of the real sets, for trying out and for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from metapretrain.data.documents import Documents
 from metapretrain.data.squad import Question
 from metapretrain.data.texts import Rows, SentenceData, TextSet, TextTask
 from metapretrain.draws import philox_generator
-from metapretrain.errors import InputError
 
 SENTIMENT = (
     ("dreadful", "awful", "hateful"),
@@ -38,18 +37,11 @@ Row = tuple[str, str | None, float]
 
 
 def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
-    """Make three small tasks that can be learned, named and shaped as CS224N's: ``sst``, ``para`` and ``sts``.
+    """Three small tasks that can be learned, named and shaped as CS224N's: ``sst``, ``para`` and ``sts``.
 
-    A review's class is the class of its adjectives; a paraphrase says the same five things in other words, its
-    opposite changes two of them; a similarity is the number of things that two sentences share, half for a synonym.
-
-    Args:
-        seed: of the sentences.
-        rows: training rows of a task, at least 8; validation and test have a quarter and dev half as many.
-
-    Returns:
-        classification in 5 classes, pair classification in 2, pair regression 0..5 in steps of a half; every class
-        is about as frequent, and the test split has no labels.
+    A review's class (of 5) is that of its adjectives; a paraphrase says the same five things in other words, a pair of
+    the other class changes two of them; a similarity (0..5) is the number of things that two sentences share, half for
+    a synonym. Validation and test have a quarter of `rows`, dev half; test has no labels.
 
     Raises:
         InputError: fewer than 8 rows.
@@ -59,7 +51,7 @@ def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
         >>> len(sst.train), len(para.dev), sts.test.labels, sts.high
         (8, 4, None, 5.0)
     """
-    whole("rows of a made task", rows, 8)
+    whole("rows of a synthetic task", rows, 8)
     kinds = {"sst": ("classification", _review), "para": ("pair-classification", _question)}
     kinds["sts"] = ("pair-regression", _similar)
     tasks = []
@@ -127,7 +119,7 @@ def _sentence(facts: np.ndarray, forms: np.ndarray) -> str:
     return f"the {actor} {action} a {colour} {thing} near the {place}"
 
 
-# What reviews speak of: one topic a downstream set, and topics of their own for the pretraining data to have clusters.
+# One topic per downstream set, and five for the pretraining data, which then has clusters.
 PRETRAINING_TOPICS = (
     ("soup", "pizza", "waiter", "salad"),
     ("beer", "bar", "music", "crowd"),
@@ -145,7 +137,7 @@ TOPICS = {
     "semeval-laptop": ("laptop", "keyboard", "screen", "battery"),
 }
 FIVE = ("very negative", "negative", "neutral", "positive", "very positive")
-MADE_SENTIMENT_CLASSES = {
+CLASS_NAMES = {
     "sst5": FIVE,
     "amazon5": FIVE,
     "semeval-restaurant": ("negative", "neutral", "positive"),
@@ -162,39 +154,32 @@ NOTE = "made by the project: for trying out, not for figures"
 
 
 def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceData]:
-    """Make small data sets under the names that :func:`~metapretrain.data.registry.load_sentiment` reads.
+    """Small sets under the names that :func:`~metapretrain.data.registry.load_sentiment` reads, by name.
 
-    A review says two things with adjectives of its class; each downstream set has its own topic, the pretraining
-    data has five topics, and no review stands twice in a set.
-
-    Args:
-        seed: of the rows.
-        pretraining: training rows of ``"yelp5"``, 50 to 1,000.
-
-    Returns:
-        the seven downstream sets of 100 training and 30 test rows, ``"yelp5"``, and pairs ``"rte"`` and ``"mrpc"``.
+    Seven downstream sets of 100 training and 30 test rows, ``"yelp5"`` of `pretraining` rows (50 to 1,000), and the
+    pairs ``"rte"`` and ``"mrpc"``. A review says two things with adjectives of its class; each downstream set has its
+    own topic, the pretraining data has five, and no review stands twice in a set.
 
     Raises:
-        InputError: a number of rows outside of 50..1,000.
+        InputError: another number of rows.
 
     Example:
         >>> made = made_sentiment()
         >>> made["semeval-laptop"].classes, len(made["yelp5"].train), made["rte"].pairs
         (('negative', 'neutral', 'positive'), 200, True)
     """
-    if isinstance(pretraining, bool) or not isinstance(pretraining, int) or not 50 <= pretraining <= 1_000:
-        raise InputError(f"made pretraining data has 50 to 1,000 rows, got {pretraining!r}")
+    whole("rows of synthetic pretraining data", pretraining, 50, 1_000)
     random = philox_generator(seed)
     made = {"yelp5": _reviews("yelp5", FIVE, PRETRAINING_TOPICS, (pretraining, 50), random)}
     for name, topic in TOPICS.items():
-        made[name] = _reviews(name, MADE_SENTIMENT_CLASSES.get(name, TWO), (topic,), (100, 30), random)
+        made[name] = _reviews(name, CLASS_NAMES.get(name, TWO), (topic,), (100, 30), random)
     for name, classes in PAIRS.items():
         made[name] = _pairs(name, classes, random)
     return made
 
 
 def made_plain(seed: int = 0, rows: int = 60) -> list[str]:
-    """Make sentences without labels, to be given pseudo labels.
+    """Sentences without labels, to be given pseudo labels.
 
     Example:
         >>> len(made_plain(rows=10)), made_plain(rows=10) == made_plain(rows=10)
@@ -257,9 +242,9 @@ def _pairs(name: str, classes: tuple[str, ...], random: np.random.Generator) -> 
 
 SIZES = {"train": 64, "validation": 16, "test": 16}
 NAMES = ("Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Hugo")
-MADE_SCHEDULE_PLACES = ("Arden", "Brook", "Calder", "Dunmore", "Elmsby", "Fairmont")
+TOWNS = ("Arden", "Brook", "Calder", "Dunmore", "Elmsby", "Fairmont")
 FIRMS = ("Acorn", "Beacon", "Cobalt", "Delta")
-MADE_SCHEDULE_THINGS = ("boat", "clock", "horse", "lamp", "stone", "violin")
+OBJECTS = ("boat", "clock", "horse", "lamp", "stone", "violin")
 ACTS = ("bought", "found", "lost", "painted", "sold")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 
@@ -280,7 +265,7 @@ def made_dialogues(seed: int = 0) -> dict[str, Rows[Dialogue]]:
     for split, size, random in _splits(seed, 2):
         rows = []
         for _ in range(size):
-            name, thing, other, act = _pick(NAMES, random), *_two(MADE_SCHEDULE_THINGS, random), _pick(ACTS, random)
+            name, thing, other, act = _pick(NAMES, random), *_two(OBJECTS, random), _pick(ACTS, random)
             rows.append(
                 Dialogue(
                     [f"Have you seen {name} ?", f"Yes , {name} {act} a {thing} ."],
@@ -298,7 +283,7 @@ def made_relations(seed: int = 0) -> dict[str, Rows[RelationRow]]:
     for split, size, random in _splits(seed, 3):
         rows = []
         for _ in range(size):
-            name, place, firm = _pick(NAMES, random), _pick(MADE_SCHEDULE_PLACES, random), _pick(FIRMS, random)
+            name, place, firm = _pick(NAMES, random), _pick(TOWNS, random), _pick(FIRMS, random)
             words = f"{name} lives in {place} and works for {firm} .".split()
             entities = [("Peop", 0, 1), ("Loc", 3, 4), ("Org", 7, 8)]
             rows.append(RelationRow(words, entities, {(0, 1): "Live_In", (0, 2): "Work_For"}))
@@ -312,7 +297,7 @@ def made_pairs(seed: int = 0) -> dict[str, TextSet]:
     for split, size, random in _splits(seed, 4):
         first, second, labels = [], [], torch.arange(size) % 2
         for label in labels.tolist():
-            name, act, (thing, other) = _pick(NAMES, random), _pick(ACTS, random), _two(MADE_SCHEDULE_THINGS, random)
+            name, act, (thing, other) = _pick(NAMES, random), _pick(ACTS, random), _two(OBJECTS, random)
             first.append(f"{name} {act} a {thing} on {_pick(DAYS, random)} .")
             second.append(f"{name} {act} a {thing if label else other} .")
         found[split] = TextSet(first, second, labels, split=split)
@@ -327,7 +312,7 @@ def made_questions(seed: int = 0) -> dict[str, Rows[Question]]:
         for row in range(size):
             words = [word for sentence in _story(random) for word in sentence]
             act, thing = next((words[place], words[place + 2]) for place, word in enumerate(words) if word in ACTS)
-            wanted = (("Who", NAMES), ("What", MADE_SCHEDULE_THINGS), ("When", DAYS))[row % 3]
+            wanted = (("Who", NAMES), ("What", OBJECTS), ("When", DAYS))[row % 3]
             place = next(place for place, word in enumerate(words) if word in wanted[1])
             question = f"{wanted[0]} {act} a {thing} ?" if row % 3 != 1 else f"What was {act} ?"
             rows.append(Question(question, words, place, place, words[place]))
@@ -336,7 +321,7 @@ def made_questions(seed: int = 0) -> dict[str, Rows[Question]]:
 
 
 def _story(random: np.random.Generator) -> list[list[str]]:
-    name, place, thing = _pick(NAMES, random), _pick(MADE_SCHEDULE_PLACES, random), _pick(MADE_SCHEDULE_THINGS, random)
+    name, place, thing = _pick(NAMES, random), _pick(TOWNS, random), _pick(OBJECTS, random)
     act, day = _pick(ACTS, random), _pick(DAYS, random)
     text = (
         f"First on {day} {name} got up early .",

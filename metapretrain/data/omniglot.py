@@ -32,14 +32,8 @@ def load_omniglot(data_dir: str | Path, split: str, image_size: int = 28, *, wor
     270 degrees. Drawings are reduced to `image_size` pixels; ink is 255 and paper 0, so that ink is 1 after
     division by 255.
 
-    Args:
-        data_dir: the folder that holds `omniglot-py` and `omniglot-splits` (or `splits`), or `omniglot-py`.
-        split: `"train"`, `"validation"`, `"trainval"` (both) or `"test"`.
-        image_size: height and width of the result in pixels.
-        workers: decoding threads; by default one a processor.
-
-    Returns:
-        images uint8 (20 * classes, 1, image_size, image_size), class after class in the order of the file.
+    `data_dir` holds `omniglot-py` and `omniglot-splits` (or `splits`), or is `omniglot-py`. The images are uint8
+    (20 * classes, 1, image_size, image_size), class after class in the order of the file.
 
     Raises:
         InputError: a folder or file is missing, a line is malformed or repeated, a character is not there or has

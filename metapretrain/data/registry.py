@@ -14,7 +14,7 @@ import torch
 from metapretrain.data import conll, cs224n, dialogues, documents, few_shot, glue, omniglot, sentiment, squad, stl10
 from metapretrain.data.image_folder import SPLITS as FOLDER_SPLITS
 from metapretrain.data.image_folder import check_image_folder, load_image_folder
-from metapretrain.data.images import ImageSet, check_digits, load_digits_images, resized
+from metapretrain.data.images import ImageSet, load_digits_images, resized
 from metapretrain.data.texts import SentenceData, TextSet, TextTask
 from metapretrain.errors import InputError, one_of
 
@@ -34,19 +34,13 @@ class DatasetInfo:
     """One data set.
 
     Attributes:
-        name: letters, digits, ``-`` and ``_``; as given to ``--dataset`` and ``metapretrain data``.
-        gives: what `load` returns, a key of :data:`GIVES`.
-        load: takes and returns what :data:`GIVES` says; images of another size than asked for are resized.
-        source: address of the publisher.
-        terms: of use, in one line.
-        layout: what the folder must hold.
+        name: as given to ``--dataset`` and ``metapretrain data``.
+        gives: what `load` takes and returns, a key of :data:`GIVES`; images of another size than asked for are resized.
+        source, terms, layout: the publisher's address, the terms of use, and what the folder must hold.
         read_by: what reads it; empty: what reads all sets that give the same.
-        place: folder, below the one that is given, in which the files are looked for first.
-        splits: names of the splits of images.
-        needs_folder: whether a data folder must be named.
+        place: subfolder in which the files are looked for first.
         checker: returns one line about a folder, or raises InputError; None: the set is read and counted.
-        few_shot: of ``images``: (folder, image size or None) -> three parts with classes of their own; None: the
-            classes are shared out.
+        few_shot: (folder, image size or None) -> three parts with classes of their own; None: classes are shared out.
 
     Raises:
         InputError: a name or `gives` that is not allowed.
@@ -76,21 +70,13 @@ class DatasetInfo:
         one_of("kind of data set", self.gives, GIVES)
 
     def require(self, folder: Folder) -> Folder:
-        """Return the folder.
-
-        Raises:
-            InputError: the set needs a folder and there is none.
-        """
+        """Return the folder, which a set with `needs_folder` must have."""
         if self.needs_folder and not (folder and str(folder)):
             raise InputError(f"{self.name} needs a data folder (--data-dir): {self.layout}")
         return folder
 
     def check(self, folder: Folder) -> str:
-        """Return one line about a folder.
-
-        Raises:
-            InputError: the set cannot be read from it.
-        """
+        """Read the folder and return one line about it; raises InputError if the set cannot be read from it."""
         self.require(folder)
         return self.checker(folder) if self.checker is not None else f"{self.name}: {_counted(self, folder)}"
 
@@ -127,16 +113,9 @@ def names_giving(*gives: str) -> list[str]:
 
 
 def load_images(name: str, data_dir: Folder, split: str, image_size: int | None = None) -> ImageSet:
-    """Read a split of a registered set of images.
+    """Read a split of a registered set: images uint8 (N, C, H, W) and labels int64 (N,) on the CPU.
 
-    Args:
-        name: key of :data:`DATASETS`.
-        data_dir: its folder; may be None for a set that needs none.
-        split: one of the set's splits.
-        image_size: height and width in pixels; None: the set's own (96 for an image folder).
-
-    Returns:
-        images uint8 (N, C, H, W) and labels int64 (N,) on the CPU.
+    `image_size` None is the set's own (96 for an image folder).
 
     Raises:
         InputError: unknown name or split (with the nearest valid one), or the data cannot be read.
@@ -152,15 +131,10 @@ def load_images(name: str, data_dir: Folder, split: str, image_size: int | None 
 
 
 def load_few_shot(name: str, data_dir: Folder, image_size: int | None = None) -> few_shot.FewShotData:
-    """Read the three parts of a registered set, no class in two of them.
+    """Read training, validation and test of a registered set, no class in two of them.
 
     The classes of a set whose splits have the same classes are shared out, a fixed fifth each for validation and test.
-
-    Args:
-        name: such as `"omniglot"`; `"image-folder"`: `train/<class>`, `validation/<class>` (or `val`) and
-            `test/<class>`, or `<class>` folders whose classes are shared out; `"made"`: random glyphs.
-        data_dir: the folder; may be None for a set that needs none.
-        image_size: height and width in pixels; None: the set's own (28, or 84 for an image folder).
+    `image_size` None is the set's own (28, or 84 for an image folder).
 
     Raises:
         InputError: the data cannot be read, or a class is in two parts.
@@ -184,13 +158,9 @@ def _joined(parts: list[ImageSet]) -> ImageSet:
 
 
 def load_text_tasks(names: list[str], data_dir: Folder, validation: int = 500, **options: Any) -> list[TextTask]:
-    """Read the tasks of registered sets, one set after the other.
+    """Read the tasks of registered sets, each with `validation` rows held out of its training rows.
 
-    Args:
-        names: of sets that give ``text-tasks``.
-        data_dir: the folder of the sets that need one.
-        validation: rows that a set holds out of its training rows.
-        options: of ``cs224n`` alone, such as `qqp`.
+    `options` are those of ``cs224n``, such as `qqp`.
 
     Raises:
         InputError: an unknown name, or a set cannot be read.
@@ -203,12 +173,9 @@ def load_text_tasks(names: list[str], data_dir: Folder, validation: int = 500, *
 
 
 def load_sentiment(name: str, folder: str | Path, **options: Any) -> SentenceData:
-    """Read a set of sentences in classes, training rows free of repetitions and of rows of the test part.
+    """Read a set of sentences in classes; training rows are neither repeated nor in the test part.
 
-    Args:
-        name: of a set that gives ``sentences``.
-        folder: of the files, or the folder that holds it and those of other sets.
-        options: of SemEval's sets: ``neutral=False`` leaves the neutral sentences out.
+    `folder` holds the files, or the set's folder. Of SemEval's sets, ``neutral=False`` leaves neutral sentences out.
 
     Raises:
         InputError: an unknown name, a file is missing, or a row cannot be used (named by file and line).
@@ -225,11 +192,7 @@ def load_sentiment(name: str, folder: str | Path, **options: Any) -> SentenceDat
 
 
 def load_plain(name: str, folder: str | Path) -> TextSet:
-    """Read plain sentences of 5 to 60 words, each once, with the checksums of their files.
-
-    Args:
-        name: ``"ptb"``, ``"wikitext-2"`` or ``"dailydialog"``.
-        folder: of the files, or the folder that holds it and those of other sets.
+    """Read plain sentences of 5 to 60 words, each once: of ``"ptb"``, ``"wikitext-2"`` or ``"dailydialog"``.
 
     Raises:
         InputError: an unknown name, or a file is missing or cannot be used.
@@ -292,7 +255,6 @@ _SETS = (
         "none: part of scikit-learn",
         "metapretrain demo, benchmarks/run_stl10.py --dataset digits",
         needs_folder=False,
-        checker=check_digits,
     ),
     DatasetInfo(
         "omniglot",

@@ -34,19 +34,12 @@ OFFICIAL_MD5 = {
 
 
 def load_stl10(data_dir: str | Path, split: str) -> ImageSet:
-    """Read one split of STL-10 from its official binaries.
+    """Read ``train``, ``test`` or ``unlabeled`` (labels -1): images uint8 (N, 3, 96, 96) and labels int64 (N,).
 
-    Args:
-        data_dir: the folder ``stl10_binary`` or the one that contains it.
-        split: ``"train"``, ``"test"`` or ``"unlabeled"`` (whose labels are all -1).
-
-    Returns:
-        images uint8 (N, 3, 96, 96), labels int64 (N,) in 0..9 or -1, and the checksums of the files read. A
-        file that is not the official one is used after a warning that names it.
+    A file that is not the official one is used after a warning that names it.
 
     Raises:
-        InputError: the folder or a file is missing, a file is truncated, X and y disagree, or a label is
-            outside 1..10.
+        InputError: the folder or a file is missing, a file is truncated, X and y disagree, or a label is outside 1..10.
 
     Example:
         >>> load_stl10("no-such-folder", "train")

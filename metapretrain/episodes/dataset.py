@@ -12,6 +12,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from metapretrain.checks import number
 from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler
 from metapretrain.errors import InputError
+from metapretrain.nests import map_tensors
+
+T = TypeVar("T")
 
 
 def split_support_query(
@@ -19,15 +22,14 @@ def split_support_query(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Split the rows of a batch at random: labels (B,) -> support rows and query rows.
 
-    Both are int64, ascending and on the CPU. The random split takes the nearest number to `query_fraction` of
-    the batch; the stratified one does so in each class, which has at least one row on each side if it has
-    two. Neither side is ever empty.
+    Both are int64, ascending, on the CPU. The random split takes the nearest number to `query_fraction` of the batch,
+    the stratified one in each class, which has at least one row on each side if it has two.
 
     Source: query prototypical pretraining, 1/4 query and 3/4 support (vision poster, "Experiments").
 
     Raises:
-        InputError: the fraction is not between 0 and 1, the labels are not integers (B,), there are fewer
-            than two rows, or the split is stratified and no class has two.
+        InputError: the fraction is not between 0 and 1, the labels are not integers (B,), fewer than two rows,
+            or the split is stratified and no class has two.
 
     Example:
         >>> support, query = split_support_query(torch.zeros(8, dtype=torch.int64))
@@ -78,9 +80,6 @@ def _integers(labels: Any) -> torch.Tensor:
     return y.long()
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class Batch:
     """Examples `x`, a tensor or a nest of dicts and lists of tensors, and their labels `y`, int64 (B,).
@@ -95,11 +94,11 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The batch on another device."""
-        return Batch(*(_each(part, "to", device, non_blocking=non_blocking) for part in (self.x, self.y)))
+        return _to(self, device, non_blocking)
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory; a DataLoader with pin_memory=True calls this."""
-        return Batch(_each(self.x, "pin_memory"), self.y.pin_memory())
+        return _pinned(self)
 
 
 @dataclass(frozen=True)
@@ -123,22 +122,21 @@ class Episode:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Episode:
         """The episode on another device."""
-        support, query = (part.to(device, non_blocking=non_blocking) for part in (self.support, self.query))
-        return Episode(support, query, self.classes, self.index, self.group)
+        return _to(self, device, non_blocking)
 
     def pin_memory(self) -> Episode:
         """The episode in page-locked memory; a DataLoader with pin_memory=True calls this."""
-        return Episode(self.support.pin_memory(), self.query.pin_memory(), self.classes, self.index, self.group)
+        return _pinned(self)
 
 
-def _each(nest: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(nest, torch.Tensor):
-        return getattr(nest, method)(*args, **kwargs)
-    if isinstance(nest, Mapping):
-        return {key: _each(value, method, *args, **kwargs) for key, value in nest.items()}
-    if isinstance(nest, (list, tuple)):
-        return [_each(value, method, *args, **kwargs) for value in nest]
-    return nest
+def _to(part: T, device: torch.device | str, non_blocking: bool) -> T:
+    moved: T = map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), part)
+    return moved
+
+
+def _pinned(part: T) -> T:
+    pinned: T = map_tensors(lambda tensor: tensor.pin_memory(), part)
+    return pinned
 
 
 def identity(value: T) -> T:
@@ -178,11 +176,6 @@ class EpisodeDataset(Dataset[Episode]):
         return self.__getitems__(plan)
 
     def __getitems__(self, plan: EpisodePlan) -> Episode:
-        """The episode of a plan.
-
-        Raises:
-            InputError: what is given is not a plan, or names rows that the data set does not have.
-        """
         if not isinstance(plan, EpisodePlan):
             raise InputError(
                 f"EpisodeDataset is indexed with an EpisodePlan, not {type(plan).__name__}: give the"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,6 @@ class EpisodeSpec:
     Each is an integer of at least 1, or a range (low, high), both included, from which every episode draws
     uniformly; all classes of one episode have the same shots and queries. ``ways=None`` means shots + queries
     disjoint examples of a group whatever their labels (the meta tasks of prompt pretraining).
-
-    Raises:
-        InputError: a count is not an integer, is below 1, or a range is not low <= high.
 
     Example:
         >>> EpisodeSpec(ways=5, shots=1, queries=15).longest
@@ -118,15 +115,7 @@ def read_labels(source: Any, what: str = "labels") -> Labels:
 
 
 def read_groups(source: Any, rows: int) -> Labels:
-    """Read one group (domain, cluster, alphabet) a row; None puts all rows into one group.
-
-    Raises:
-        InputError: as :func:`read_labels`, or there are not `rows` of them.
-
-    Example:
-        >>> read_groups(None, 3).names
-        (None,)
-    """
+    """Read one group (domain, cluster, alphabet) per row, as :func:`read_labels`; None puts all rows into one group."""
     if source is None:
         return Labels(np.zeros(rows, dtype=np.int64), (None,))
     groups = read_labels(source, "groups")
@@ -197,9 +186,6 @@ class EpisodePlan(list[int]):
         classes: the W label values that 0..W-1 stand for; with ``ways=None`` all label values of the data.
         group: the group that the episode was drawn from, None without groups.
 
-    All but the rows are made when they are read, so a plan costs little more than its list. Plans pickle by
-    value.
-
     Example:
         >>> plan = EpisodePlan.of([4, 9, 5, 8], index=0, support_y=[0, 1], query_y=[0, 1], classes=(7, 3))
         >>> plan, plan.support, plan.query, plan.query_y.tolist()
@@ -222,14 +208,7 @@ class EpisodePlan(list[int]):
         classes: Sequence[Any],
         group: Any = None,
     ) -> EpisodePlan:
-        """A plan from its parts.
-
-        Raises:
-            InputError: there is not one label a row.
-
-        Example:
-            see the class.
-        """
+        """A plan from its parts, with one label per row."""
         if len(rows) != len(support_y) + len(query_y):
             raise InputError(
                 f"a plan needs one label a row: got {len(rows)} rows, {len(support_y)} support labels"
@@ -301,16 +280,6 @@ def plan_at(table: PlanTable, lane: int) -> EpisodePlan:
     return plan
 
 
-def plans_at(tables: Sequence[PlanTable], places: Iterable[tuple[int, int]]) -> Iterator[EpisodePlan]:
-    """The plans at some (table, lane) places, in that order."""
-    rows = [table.rows for table in tables]
-    for which, lane in places:
-        plan = EpisodePlan(rows[which][lane].tolist())
-        plan._table = tables[which]
-        plan._lane = lane
-        yield plan
-
-
 logger = logging.getLogger(__name__)
 
 # Tables of plans, and the (table, lane) of each episode in order.
@@ -335,18 +304,7 @@ class Pools:
 
 
 def make_pools(labels: Labels, groups: Labels, spec: EpisodeSpec) -> Pools:
-    """Sort the rows into pools and leave out, with one logged count, what is too small for `spec`.
-
-    Raises:
-        InputError: fewer than `ways` classes remain in every group.
-
-    Example:
-        >>> from metapretrain.episodes.sampler import read_groups, read_labels
-        >>> labels = read_labels([0, 1, 0, 1, 2])
-        >>> pools = make_pools(labels, read_groups(None, 5), EpisodeSpec(ways=2, shots=1, queries=1))
-        >>> pools.size.tolist(), pools.label.tolist()
-        ([2, 2], [0, 1])
-    """
+    """Sort the rows into pools and leave out, with one logged count, what is too small for `spec`."""
     anything = spec.ways is None
     codes = np.zeros_like(labels.codes) if anything else labels.codes
     pool_of_row = groups.codes * (int(codes.max()) + 1) + codes
@@ -396,7 +354,6 @@ class Planner:
     """Plans episode blocks for labels and a spec; holds no state that changes.
 
     Example:
-        >>> from metapretrain.episodes.sampler import read_groups, read_labels
         >>> labels = read_labels([0, 0, 1, 1, 2, 2])
         >>> planner = Planner(labels, read_groups(None, 6), EpisodeSpec(2, 1, 1), seed=0, block_size=8)
         >>> tables, place = planner.block(epoch=0, block=3)
@@ -410,11 +367,7 @@ class Planner:
         self.pools = make_pools(labels, groups, spec)
 
     def block(self, epoch: int, block: int) -> PlanBlock:
-        """All episodes of one block: tables by shape, and (table, lane) of each episode in order.
-
-        Example:
-            see the class.
-        """
+        """All episodes of one block: tables by shape, and (table, lane) of each episode in order."""
         bits = Bits(self.seed, Use.EPISODES, epoch, block)
         pools, lanes = self.pools, self.block_size
         ways, shots, queries = (_counts(bits, lanes, low, high) for low, high in self.spec.ranges)
@@ -486,9 +439,7 @@ class EpisodeSampler(Sampler[list[int]]):
     out.
 
     Args:
-        labels: one label a row (N,): list, array, tensor, or a data set with `.targets`, `.labels` or
-            learn2learn's `.indices_to_labels`.
-        spec: ways, shots and queries.
+        labels: one per row (N,), in any form that :func:`read_labels` takes.
         episodes: episodes of an epoch over all ranks; None is endless.
         seed: 0..2**64-1.
         rank, world_size: rank r gives episodes r, r + world_size, ...; never pass the loader to accelerate's
@@ -563,9 +514,6 @@ class EpisodeSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch, and its first episode to give, counted over all ranks.
 
-        Raises:
-            InputError: a number is negative or not an integer.
-
         Example:
             >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(2, 1, 1), 10, seed=0)
             >>> sampler.set_epoch(3, start=8)
@@ -593,11 +541,7 @@ class EpisodeSampler(Sampler[list[int]]):
         return self._from(self.rank + whole("position", position) * self.world_size)
 
     def plan(self, index: int) -> EpisodePlan:
-        """Episode `index` of the epoch, whichever rank's it is.
-
-        Example:
-            see the class.
-        """
+        """Episode `index` of the epoch, whichever rank's it is."""
         block, lane = divmod(whole("index", index), self._planner.block_size)
         if self._last is None or self._last[:2] != (self.epoch, block):
             self._last = self.epoch, block, self._planner.block(self.epoch, block)
@@ -606,13 +550,7 @@ class EpisodeSampler(Sampler[list[int]]):
         return plan_at(tables[table], at)
 
     def index_of(self, position: int) -> int:
-        """The number of the episode that this rank gives `position` episodes after its first.
-
-        Example:
-            >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(2, 1, 1), 6, seed=0, rank=1, world_size=2)
-            >>> sampler.index_of(2)
-            5
-        """
+        """The number of the episode that this rank gives `position` episodes after its first."""
         return self._first() + position * self.world_size
 
     def _first(self) -> int:
@@ -628,5 +566,7 @@ class EpisodeSampler(Sampler[list[int]]):
             mine = np.arange(first, end, self.world_size)
             if mine.size:
                 tables, place = self._planner.block(epoch, block)
-                yield from plans_at(tables, [place[lane] for lane in (mine - begin).tolist()])
+                for number in (mine - begin).tolist():
+                    table, lane = place[number]
+                    yield plan_at(tables[table], lane)
                 first = int(mine[-1]) + self.world_size

@@ -135,18 +135,7 @@ def _balanced(bits: Bits, codes: Ints) -> Ints:
 
 
 def check_stream_state(state: Any, here: Mapping[str, Any], lengths: Mapping[str, int | None]) -> None:
-    """Raise InputError unless `state` is of a stream as the one whose own state is `here`.
-
-    Args:
-        lengths: batches in a pass over each task's loader, None where that is unknown.
-
-    Example:
-        >>> here = {"seed": 0, "policy": "longest", "scheduler": None, "step": 0, "done": 0, "tasks": {}}
-        >>> check_stream_state({}, here, {})
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: the stream's state lacks seed, ...; give what state_dict returned
-    """
+    """Raise InputError unless `state` is of a stream like that of the state `here`, with loaders of these `lengths`."""
     _check_keys("the stream's state", state, here)
     for what in ("seed", "policy"):
         if state[what] != here[what]:
@@ -268,12 +257,7 @@ class TaskStream:
         return dict(self._epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is, as JSON values (with a scheduler: as far as its state is).
-
-        Example:
-            >>> TaskStream({"a": [1, 2]}, "longest", seed=0).state_dict()["tasks"]
-            {'a': {'epoch': 0, 'position': 0, 'count': 0}}
-        """
+        """Where the stream is, as JSON values (with a scheduler: as far as its state is)."""
         named = isinstance(self.policy, str)
         return {
             "seed": self.seed,

@@ -217,7 +217,7 @@ def test_bad_names_sizes_and_statistics_are_one_line() -> None:
         make_augmentation("strong", 8, 3, MEAN, STD, cutuot=3)
     with pytest.raises(InputError, match="mean must have 1 values"):
         make_augmentation("strong", 8, 1, MEAN, STD)
-    with pytest.raises(InputError, match="size must be a positive integer, got 0"):
+    with pytest.raises(InputError, match="size is 0; give a whole number"):
         BatchAugment(0, mean=MEAN, std=STD)
     with pytest.raises(InputError, match="std must be positive"):
         BatchAugment(8, mean=MEAN, std=(1.0, 0.0, 1.0))

@@ -66,7 +66,7 @@ def test_resize_is_torchvisions_with_antialiasing() -> None:
     assert resize(images, 20) is images
     assert resize(images[:0], 8).shape == (0, 3, 8, 8)
     for bad in (0, -1, 2.5):
-        with pytest.raises(InputError, match="image size must be a positive integer"):
+        with pytest.raises(InputError, match=r"image size is .*; give a whole number"):
             resize(images, bad)
 
 
@@ -101,7 +101,7 @@ def test_the_split_of_stl10s_labels_is_fifty_a_class_and_stays_the_same() -> Non
 
 @pytest.mark.parametrize("size", [-1, 6, 7, 1.5, True, None])
 def test_an_impossible_validation_size_is_one_line(size: object) -> None:
-    with pytest.raises(InputError, match="validation size must be an integer from 0 to 5"):
+    with pytest.raises(InputError, match=r"validation size is .*; give a whole number from 0 to 5"):
         validation_split([0, 0, 0, 1, 1, 1], size)
 
 
@@ -141,7 +141,7 @@ def test_every_row_of_the_registry_says_what_it_is_and_is_read_by_name() -> None
         if info.needs_folder and name in names_giving("images", "few-shot"):
             with pytest.raises(InputError, match=f"{name} needs a data folder"):
                 load_images(name, None, "train")
-    assert DATASETS["digits"].check(None) == "digits: train 1,347 images, test 450 images (part of scikit-learn)"
+    assert DATASETS["digits"].check(None) == "digits: train 1,347 images, test 450 images"
     assert load_images("digits", None, "train", 16).images.shape == (1347, 1, 16, 16)
     with pytest.raises(InputError, match="unknown data set 'stl-10'; did you mean 'stl10'"):
         load_images("stl-10", None, "train")

@@ -141,5 +141,5 @@ def test_made_sets_have_the_names_classes_and_sizes_of_the_real_ones() -> None:
     again, other = made_sentiment(seed=1), made_sentiment(seed=2)
     assert again["sst5"].train.first == made["sst5"].train.first != other["sst5"].train.first
     assert len(set(made_plain(rows=40))) > 30
-    with pytest.raises(InputError, match="50 to 1,000"):
+    with pytest.raises(InputError, match="from 50 to 1000"):
         made_sentiment(pretraining=3)
