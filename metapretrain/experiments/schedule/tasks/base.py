@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,6 @@ from metapretrain.data.documents import Corpus, Documents, tokenize_documents, t
 from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder
-from metapretrain.nests import evaluation_mode
 
 Ids = Sequence[int] | NDArray[np.int32]
 Tensors = dict[str, Tensor]
@@ -112,6 +111,10 @@ class Frame:
         types = np.zeros(len(ids), np.int64)
         types[[*starts, len(ids)][1] :] = 1
         return ids, types, starts
+
+    def fitted(self, *segments: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids and types of segments that are cut so that they fit."""
+        return self.sequence(*self.cut(*segments))[:2]
 
     def width(self, lengths: Sequence[int]) -> int:
         """Width of a batch of sequences of these lengths; InputError where one is longer than `max_length`."""
@@ -236,12 +239,31 @@ class PretrainingTask(ABC):
         batch_size: int = 64,
         rows: int | None = None,
     ) -> dict[str, float]:
-        """The metrics on a split (of its first `rows`, if given), without dropout."""
-        size = self.sizes[self._split(split)]
-        size = size if rows is None else min(rows, size)
-        groups = [list(range(begin, min(begin + batch_size, size))) for begin in range(0, size, batch_size)]
-        batches = (self.make(split, group, self.random(split, group[0])) for group in groups)
-        return self.measure(scored(self, encoder, head, batches))
+        """The metrics on a split (of its first `rows`, if given), without dropout; modes stay as they are."""
+        chosen = self.scored_rows(self._split(split), rows)
+        modes, outcomes = (encoder.training, head.training), []
+        encoder.eval()
+        head.eval()
+        try:
+            with torch.no_grad():
+                for begin in range(0, len(chosen), batch_size):
+                    group = list(chosen[begin : begin + batch_size])
+                    batch = to_device(self.make(split, group, self.random(split, group[0])), encoder)
+                    found = self.outcome(encoder, head, encoder.hidden(batch), batch)
+                    outcomes.append({name: value.detach().cpu() for name, value in found.items()})
+        finally:
+            encoder.train(modes[0])
+            head.train(modes[1])
+        return self.measure_rows(split, chosen, outcomes)
+
+    def scored_rows(self, split: str, rows: int | None) -> Sequence[int]:
+        """What :meth:`score` makes batches of: the rows of a split, or the first of them."""
+        size = self.sizes[split]
+        return range(size if rows is None else min(rows, size))
+
+    def measure_rows(self, split: str, rows: Sequence[int], outcomes: list[Tensors]) -> dict[str, float]:
+        """The metrics of these rows."""
+        return self.measure(outcomes)
 
     def random(self, split: str, *place: int) -> np.random.Generator:
         """The generator of a place, such as (seed, epoch, index)."""
@@ -250,6 +272,17 @@ class PretrainingTask(ABC):
 
     def _split(self, split: str) -> str:
         return one_of(f"split of {self.name}", split, tuple(self.sizes))
+
+
+class CorpusTask(PretrainingTask):
+    """A task over running text, which is tokenised once for all of them; `rows` are those of a corpus."""
+
+    def __init__(
+        self, texts: Mapping[str, Documents], frame: Frame, rows: Callable[[Corpus], Any], *, lower: bool = False
+    ) -> None:
+        self.corpora = {split: frame.corpus(part, lower=lower) for split, part in texts.items()}
+        self.rows = {split: rows(corpus) for split, corpus in self.corpora.items()}
+        super().__init__(frame, texts, self.rows)
 
 
 class RowBatches:
@@ -283,22 +316,15 @@ class RowBatches:
         return self.task.make(self.split, rows.tolist(), random)
 
     def __iter__(self) -> Iterator[Tensors]:
-        return (self[index] for index in range(len(self)))
+        return self.iter_from(0)
+
+    def iter_from(self, position: int) -> Iterator[Tensors]:
+        """The batches of the pass but for the first `position`."""
+        return (self[index] for index in range(position, len(self)))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to another pass."""
         self.epoch = epoch
-
-
-def scored(task: PretrainingTask, encoder: TextEncoder, head: nn.Module, batches: Iterable[Tensors]) -> list[Tensors]:
-    """The outcomes of batches on the CPU, without dropout; modes of encoder and head stay as they are."""
-    outcomes = []
-    with evaluation_mode(encoder, head), torch.no_grad():
-        for batch in batches:
-            moved = to_device(batch, encoder)
-            found = task.outcome(encoder, head, encoder.hidden(moved), moved)
-            outcomes.append({name: value.detach().cpu() for name, value in found.items()})
-    return outcomes
 
 
 def to_device(batch: Tensors, where: nn.Module | torch.device | str) -> Tensors:

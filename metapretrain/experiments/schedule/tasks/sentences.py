@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from metapretrain.data.conll import RELATIONS, RelationRow
 from metapretrain.data.dialogues import Dialogue
-from metapretrain.data.documents import Documents
+from metapretrain.data.documents import Corpus, Documents
 from metapretrain.data.texts import Rows, TextSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks.base import (
     ChoiceTask,
     ClassTask,
+    CorpusTask,
     Frame,
     PooledHead,
     Tensors,
@@ -53,7 +54,7 @@ class Sentences(ClassTask):
                 raise InputError(f"{name} {split}: labels must be in 0..{classes - 1}")
             columns = [part.first] if part.second is None else [part.first, part.second]
             coded = [frame.all_ids(column) for column in columns]
-            self.rows[split] = [frame.sequence(*frame.cut(*row))[:2] for row in zip(*coded, strict=True)]
+            self.rows[split] = [frame.fitted(*row) for row in zip(*coded, strict=True)]
         super().__init__(frame, texts, texts)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
@@ -81,7 +82,7 @@ def matthews(found: np.ndarray, true: np.ndarray) -> float:
     return float((a * b).sum()) / spread if spread else 0.0
 
 
-class Reordering(ClassTask):
+class Reordering(CorpusTask, ClassTask):
     """Tell in which order `parts` consecutive sentences of a document were put, one of parts! classes.
 
     Every run of `parts` sentences of a document is a row; its order is drawn anew for each batch. ERNIE 2.0 cuts
@@ -103,12 +104,11 @@ class Reordering(ClassTask):
             raise InputError(f"parts must be 2, 3 or 4, got {parts!r}")
         self.parts, self.orders = parts, list(permutations(range(parts)))
         self.classes = len(self.orders)
-        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
-        self.rows = {
-            split: np.concatenate([np.arange(first, last - parts + 1) for first, last in pairwise(corpus.documents)])
-            for split, corpus in self.corpora.items()
-        }
-        super().__init__(frame, texts, self.rows)
+
+        def rows(corpus: Corpus) -> NDArray[np.int64]:
+            return np.concatenate([np.arange(first, last - parts + 1) for first, last in pairwise(corpus.documents)])
+
+        super().__init__(texts, frame, rows)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         corpus, labels = self.corpora[split], random.integers(self.classes, size=len(rows))
@@ -116,11 +116,11 @@ class Reordering(ClassTask):
         for row, label in zip(rows, labels, strict=True):
             first = int(self.rows[split][row])
             sentences = [corpus.tokens(first + part, first + part + 1) for part in self.orders[label]]
-            sequences.append(self.frame.sequence(*self.frame.cut(*sentences))[:2])
+            sequences.append(self.frame.fitted(*sentences))
         return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
 
 
-class SentenceDistance(ClassTask):
+class SentenceDistance(CorpusTask, ClassTask):
     """Tell of two sentences whether the second follows the first (0), is elsewhere in its document (1), or is of
     another document (2).
 
@@ -140,17 +140,12 @@ class SentenceDistance(ClassTask):
         few = [split for split, part in texts.items() if len(part) < 2]
         if few:
             raise InputError(f"{self.name} needs two documents or more, {few[0]} has {len(texts[few[0]])}")
-        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
-        self.rows = {
-            split: [
-                (sentence, first, last)
-                for first, last in pairwise(corpus.documents.tolist())
-                if last - first >= 4
-                for sentence in range(first, last - 1)
-            ]
-            for split, corpus in self.corpora.items()
-        }
-        super().__init__(frame, texts, self.rows)
+
+        def rows(corpus: Corpus) -> list[tuple[int, int, int]]:
+            bounds = [pair for pair in pairwise(corpus.documents.tolist()) if pair[1] - pair[0] >= 4]
+            return [(sentence, first, last) for first, last in bounds for sentence in range(first, last - 1)]
+
+        super().__init__(texts, frame, rows)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         corpus, labels = self.corpora[split], random.integers(3, size=len(rows))
@@ -167,7 +162,7 @@ class SentenceDistance(ClassTask):
                 other = int(random.integers(int(corpus.documents[-1]) - (last - first)))
                 other += (last - first) * (other >= first)
             parts = (corpus.tokens(place, place + 1) for place in (sentence, other))
-            sequences.append(self.frame.sequence(*self.frame.cut(*parts))[:2])
+            sequences.append(self.frame.fitted(*parts))
         return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
 
 

@@ -6,7 +6,7 @@ import re
 import string
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from metapretrain.data.documents import Corpus, Documents
 from metapretrain.data.squad import Question
 from metapretrain.data.texts import Rows
-from metapretrain.experiments.schedule.tasks.base import Frame, Ids, SpanTask, Tensors, joined, scored, tokenize_rows
+from metapretrain.experiments.schedule.tasks.base import CorpusTask, Frame, SpanTask, Tensors, joined, tokenize_rows
 from metapretrain.models.text_encoders import TextEncoder
 
 Row = tuple[int, int, list[Any]]  # document, sentence, answers
@@ -52,16 +52,26 @@ def cut_passage(
     return corpus.ids[begin:end], first - begin, last - 1 - begin
 
 
-def span_batch(frame: Frame, rows: Sequence[tuple[Ids, NDArray[np.int32], int, int]]) -> Tensors:
-    """A batch of (question, passage, first and last token of the answer in it) for :class:`SpanTask`."""
-    framed = [frame.sequence(question, passage) for question, passage, _, _ in rows]
-    batch = frame.pad([(ids, types) for ids, types, _ in framed])
+@dataclass(frozen=True)
+class Window:
+    """A question with a passage, or a piece of one, as :class:`SpanTask` reads it."""
+
+    ids: NDArray[np.int64]
+    types: NDArray[np.int64]
+    start: int  # of the piece in the sequence
+    size: int
+    span: tuple[int, int]  # first and last token of the answer; (0, 0) where the piece does not hold it
+    question: int = 0
+    words: NDArray[np.int64] | None = None  # of each token of the piece
+
+
+def span_batch(frame: Frame, windows: Sequence[Window]) -> Tensors:
+    """The batch of some windows."""
+    batch = frame.pad([(window.ids, window.types) for window in windows])
     place = torch.arange(batch["input_ids"].shape[1])
-    start = torch.tensor([starts[1] for _, _, starts in framed])
-    size = torch.tensor([len(passage) for _, passage, _, _ in rows])
-    allowed = (place >= start[:, None]) & (place < (start + size)[:, None])
-    begin, end = (torch.tensor([row[part] for row in rows]) + start for part in (2, 3))
-    return batch | {"allowed": allowed, "begin": begin, "end": end}
+    start, size = (torch.tensor([[getattr(window, name)] for window in windows]) for name in ("start", "size"))
+    begin, end = (torch.tensor([window.span[part] for window in windows]) for part in (0, 1))
+    return batch | {"allowed": (place >= start) & (place < start + size), "begin": begin, "end": end}
 
 
 def word_tokens(corpus: Corpus, words: Sequence[int]) -> list[int]:
@@ -78,16 +88,11 @@ LETTERS = 4  # of the shortest answer of one word
 COMMON = 200  # so many of the most frequent words are no answers
 
 
-class MadeQuestions(SpanTask):
+class MadeQuestions(CorpusTask, SpanTask):
     """Questions made from a sentence of running text, in a passage with the answer.
 
     Each batch draws one of the answers that a row's sentence allows.
     """
-
-    def __init__(self, texts: Mapping[str, Documents], frame: Frame, rows: Callable[[Corpus], list[Row]]) -> None:
-        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
-        self.rows = {split: rows(corpus) for split, corpus in self.corpora.items()}
-        super().__init__(frame, texts, self.rows)
 
     @abstractmethod
     def ask(self, corpus: Corpus, number: int, sentence: int, answer: Any, random: np.random.Generator) -> Asked:
@@ -99,8 +104,10 @@ class MadeQuestions(SpanTask):
             number, sentence, answers = self.rows[split][row]
             answer = answers[int(random.integers(len(answers)))]
             question, words, sentences = self.ask(corpus, number, sentence, answer, random)
-            passage = cut_passage(corpus, words, *sentences, self.frame.room(2) - len(question), random)
-            found.append((question, *passage))
+            room = self.frame.room(2) - len(question)
+            passage, first, last = cut_passage(corpus, words, *sentences, room, random)
+            ids, types, (_, start) = self.frame.sequence(question, passage)
+            found.append(Window(ids, types, start, len(passage), (first + start, last + start)))
         return span_batch(self.frame, found)
 
 
@@ -236,26 +243,12 @@ def _continues(corpus: Corpus, word: int) -> bool:
     return bool(corpus.letters[word]) or corpus.names[corpus.types[word]] in (",", "(")
 
 
-@dataclass(frozen=True)
-class _Window:
-    """A question with a piece of its passage."""
-
-    question: int
-    ids: NDArray[np.int64]
-    types: NDArray[np.int64]
-    start: int  # of the piece in the sequence
-    words: NDArray[np.int64]  # of each token of the piece
-    span: tuple[int, int]  # first and last token of the answer; (0, 0) where the piece does not hold it
-
-
 class Reading(SpanTask):
     """Find the answer to a question in a passage.
 
     Passages that do not fit are read in windows that overlap by half. Losses are of windows that hold the whole
-    answer (rows of batches); :meth:`score` reads all windows of a question and takes the best span of all. The main
-    metric is SQuAD's F1 of the words, beside exact matches.
-
-    A question has at most a third of the room.
+    answer (rows of batches), scores of the best span of all windows of a question. The main metric is SQuAD's F1 of the
+    words, beside exact matches. A question has at most a third of the room.
 
     Source: Rajpurkar et al. (2016); Devlin et al. (2019), section 4.2.
     """
@@ -265,53 +258,40 @@ class Reading(SpanTask):
     def __init__(self, texts: Mapping[str, Rows[Question]], frame: Frame, *, name: str = "squad") -> None:
         self.name, self.texts = name, dict(texts)
         self.windows = {split: _windows(part, frame) for split, part in texts.items()}
-        self.answered = {
-            split: [row for row, window in enumerate(windows) if window.span != (0, 0)]
-            for split, windows in self.windows.items()
-        }
+        self.answered: dict[str, list[int]] = {}
+        self.order: dict[str, list[int]] = {}  # windows that hold an answer come first: they are the rows
+        for split, windows in self.windows.items():
+            self.answered[split] = [place for place, window in enumerate(windows) if window.span != (0, 0)]
+            others = [place for place, window in enumerate(windows) if window.span == (0, 0)]
+            self.order[split] = [*self.answered[split], *others]
         super().__init__(frame, texts, self.answered)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
-        return self._batch(split, [self.answered[split][row] for row in rows])
+        return span_batch(self.frame, self._windows(split, rows))
 
-    def score(
-        self,
-        encoder: TextEncoder,
-        head: nn.Module,
-        split: str = "test",
-        *,
-        batch_size: int = 64,
-        rows: int | None = None,
-    ) -> dict[str, float]:
-        """SQuAD's F1 and exact matches of a split's questions, or of the first `rows` questions."""
-        texts = self.texts[self._split(split)]
-        count = len(texts.rows) if rows is None else min(rows, len(texts.rows))
-        chosen = [row for row, window in enumerate(self.windows[split]) if window.question < count]
-        groups = [chosen[begin : begin + batch_size] for begin in range(0, len(chosen), batch_size)]
-        outcomes = scored(self, encoder, head, (self._batch(split, group) for group in groups))
-        spans, scores = joined(outcomes, "found"), joined(outcomes, "score")
+    def scored_rows(self, split: str, rows: int | None) -> Sequence[int]:
+        """All windows of a split's questions, or of the first `rows` questions."""
+        count = len(self.texts[split].rows) if rows is None else rows
+        row = {place: row for row, place in enumerate(self.order[split])}
+        return [row[place] for place, window in enumerate(self.windows[split]) if window.question < count]
+
+    def measure_rows(self, split: str, rows: Sequence[int], outcomes: list[Tensors]) -> dict[str, float]:
+        """SQuAD's F1 and exact matches of the best span of all windows of a question."""
         best: dict[int, tuple[float, str]] = {}
-        for row, (first, last), score in zip(chosen, spans, scores, strict=True):
-            window = self.windows[split][row]
-            words = texts.rows[window.question].words
+        spans, scores, questions = joined(outcomes, "found"), joined(outcomes, "score"), self.texts[split].rows
+        for window, (first, last), score in zip(self._windows(split, rows), spans, scores, strict=True):
+            assert window.words is not None
             a, b = window.words[first - window.start], window.words[last - window.start]
             if window.question not in best or score > best[window.question][0]:
-                best[window.question] = float(score), " ".join(words[a : b + 1])
-        pairs = [(best.get(row, (0.0, ""))[1], texts.rows[row].answer) for row in range(count)]
+                best[window.question] = float(score), " ".join(questions[window.question].words[a : b + 1])
+        pairs = [(found, questions[number].answer) for number, (_, found) in best.items()]
         return {
             "f1": sum(answer_f1(*pair) for pair in pairs) / len(pairs),
             "exact": sum(normalise(found) == normalise(true) for found, true in pairs) / len(pairs),
         }
 
-    def _batch(self, split: str, rows: Sequence[int]) -> Tensors:
-        windows = [self.windows[split][row] for row in rows]
-        batch = self.frame.pad([(window.ids, window.types) for window in windows])
-        place = torch.arange(batch["input_ids"].shape[1])
-        start = torch.tensor([[window.start] for window in windows])
-        size = torch.tensor([[len(window.words)] for window in windows])
-        span = torch.tensor([window.span for window in windows])
-        allowed = (place >= start) & (place < start + size)
-        return batch | {"allowed": allowed, "begin": span[:, 0].clone(), "end": span[:, 1].clone()}
+    def _windows(self, split: str, rows: Sequence[int]) -> list[Window]:
+        return [self.windows[split][self.order[split][row]] for row in rows]
 
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """The best span (B, 2) and its score."""
@@ -319,7 +299,7 @@ class Reading(SpanTask):
         return {"found": found["found"], "score": found["score"]}
 
 
-def _windows(texts: Rows[Question], frame: Frame) -> list[_Window]:
+def _windows(texts: Rows[Question], frame: Frame) -> list[Window]:
     windows = []
     coded = tokenize_rows([row.words for row in texts.rows], frame)
     for number, (row, (passage, places)) in enumerate(zip(texts.rows, coded, strict=True)):
@@ -332,7 +312,7 @@ def _windows(texts: Rows[Question], frame: Frame) -> list[_Window]:
             ids, types, (_, start) = frame.sequence(question, passage[piece])
             held = begin <= answer[0] <= answer[1] < begin + room
             span = (answer[0] - begin + start, answer[1] - begin + start) if held else (0, 0)
-            windows.append(_Window(number, ids, types, start, words[piece], span))
+            windows.append(Window(ids, types, start, len(words[piece]), span, number, words[piece]))
     return windows
 
 

@@ -18,10 +18,10 @@ from metapretrain.data.texts import Rows
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import (
     IGNORE,
+    CorpusTask,
     Example,
     Frame,
     LabelTask,
-    PretrainingTask,
     Tensors,
     joined,
     tokenize_rows,
@@ -46,7 +46,7 @@ class MaskedHead(nn.Module):
         return F.linear(self.norm(F.gelu(self.hidden(states))), embeddings, self.bias)
 
 
-class MaskedLM(PretrainingTask):
+class MaskedLM(CorpusTask):
     """Predict masked tokens from those around them.
 
     Rows are runs of a document's tokens, as many as fit. Of the chosen tokens 80% become the mask, 10% a random
@@ -73,10 +73,8 @@ class MaskedLM(PretrainingTask):
         if not 0 < rate < 1:
             raise InputError(f"rate must be in (0, 1), got {rate}")
         self.whole, self.rate = one_of("unit of masking", whole, MASKED), rate
-        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
-        self.rows = {split: token_runs(corpus, frame.room()) for split, corpus in self.corpora.items()}
         self.places = max(1, round(rate * frame.room()))
-        super().__init__(frame, texts, self.rows)
+        super().__init__(texts, frame, lambda corpus: token_runs(corpus, frame.room()))
 
     def head(self, hidden: int) -> nn.Module:
         return MaskedHead(hidden, len(self.frame.tokenizer))
