@@ -5,10 +5,12 @@ from __future__ import annotations
 import fnmatch
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +31,7 @@ from metapretrain.maml.inner import (
     parse_rates,
     repeated,
 )
-from metapretrain.nests import Nest, check_stacked, flat_params, map_tensors, rebuild, tensors
+from metapretrain.nests import Nest, check_stacked, flat_params, map_tensors, module_of, rebuild, tensors
 
 ENGINES = ("auto", *engines.ENGINES)
 OPTIMIZERS: dict[str, OptimizerFactory | None] = {
@@ -151,8 +153,7 @@ def check_not_compiled(function: Any) -> None:
 def modules_of(function: Any) -> list[nn.Module]:
     """The modules that a function is, belongs to or closes over."""
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
-    known = (function, getattr(function, "__self__", None), *cells)
-    return [module for module in known if isinstance(module, nn.Module)]
+    return [module for module in (module_of(function), *cells) if isinstance(module, nn.Module)]
 
 
 def _filled(cell: Any) -> bool:
@@ -228,22 +229,20 @@ class EngineChoice(NamedTuple):
     why: str
 
 
-Gradients = list[Tensor | None]
-_probed: dict[Any, str | None] = {}
-_said: set[Any] = set()
+Reasons = tuple[str | None, ...]  # why the support part, and the query part, are not computed by vmap
+_answers: dict[Any, Reasons] = {}
+KEPT = 64  # answers
+UNKNOWN = "the first tasks' gradient is zero or not finite, which tells nothing about vmap"
 
 
-def choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest = None) -> EngineChoice:
-    """The engine for `engine="auto"`; says at debug level which and why, once for each loss and shape."""
-    choice = _choose(inner, named, batch, tasks, query)
-    seen = _key(inner, named, batch), choice
-    if seen not in _said:
-        _said.add(seen)
-        logger.debug("engine %s: %s", choice.engine, choice.why)
-    return choice
+def choose(
+    inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest = None, function: LossFunction | None = None
+) -> EngineChoice:
+    """The engine for `engine="auto"`; `function` is what is computed of the query part, None: the loss.
 
-
-def _choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: Nest) -> EngineChoice:
+    Whether vmap gives what the loop gives is tried once for each state of these functions (:func:`state_of`), and told
+    at debug level. A try whose gradient is zero or not finite is not kept.
+    """
     if inner.optimizer is not None:
         return EngineChoice("higher", "the only engine with optimizers other than SGD")
     if tasks is None or tasks == 1:
@@ -251,14 +250,30 @@ def _choose(inner: Inner, named: Named, batch: Nest, tasks: int | None, query: N
     device = next(iter(named.values())).device.type
     if device == "cpu" and is_busy(named, batch):
         return EngineChoice("loop", "a task keeps this CPU busy by itself")
-    key = _key(inner, named, batch)
-    if key not in _probed:
-        _probed[key] = _probe(inner, named, batch)
-    reason = _probed[key]
-    if reason is not None:
-        return EngineChoice("loop", reason)
-    if device == "cpu" and query is not None and is_busy(named, query):
+    busy = device == "cpu" and query is not None and is_busy(named, query)
+    parts = [(0, inner.loss_fn, batch)]
+    if query is not None and not busy:
+        parts.append((inner.steps, function or inner.loss_fn, query))
+    key = _key(inner, named, parts)
+    if key in _answers:
+        return _choice(_answers[key], device, busy)
+    reasons = _probe(inner, named, parts)
+    choice = _choice(reasons, device, busy)
+    logger.debug("engine %s: %s", choice.engine, choice.why)
+    if UNKNOWN not in reasons:
+        while len(_answers) >= KEPT:
+            del _answers[next(iter(_answers))]
+        _answers[key] = reasons
+    return choice
+
+
+def _choice(reasons: Reasons, device: str, busy: bool) -> EngineChoice:
+    if reasons[0] is not None:
+        return EngineChoice("loop", reasons[0])
+    if busy:
         return EngineChoice("mixed", "small support parts are stacked, a query part keeps this CPU busy by itself")
+    if reasons[-1] is not None:
+        return EngineChoice("mixed", f"of the query part: {reasons[-1]}")
     return EngineChoice("vmap", f"all tasks in one forward pass on {device}")
 
 
@@ -285,44 +300,139 @@ def work(named: Named, batch: Nest) -> float:
     return total
 
 
-def _key(inner: Inner, named: Named, batch: Nest) -> Any:
-    function: Any = getattr(inner.loss_fn, "__func__", inner.loss_fn)
-    function = getattr(function, "__code__", None) or type(function)
+Part = tuple[int, LossFunction, Nest]  # an inner step, what is computed there, and of what
+
+
+def _key(inner: Inner, named: Named, parts: Sequence[Part]) -> Any:
     shapes = tuple((name, p.shape, p.dtype, p.device.type) for name, p in named.items())
-    return function, shapes, inner.adapted, tuple((t.ndim, t.dtype) for t in tensors(batch))
+    data = tuple((t.ndim, t.dtype) for _, _, batch in parts for t in tensors(batch))
+    cast = torch.is_autocast_enabled(next(iter(named.values())).device.type)
+    return state_of([function for _, function, _ in parts]), shapes, inner.adapted, data, cast
 
 
-def _probe(inner: Inner, named: Named, batch: Nest) -> str | None:
-    """Try one step on two tasks by vmap; None if it gives what the loop gives, else the reason.
+MOST = 20_000  # objects that are looked at
+LONG = 1_000  # items of a list or a dict that is looked into
+PLAIN = {int, float, bool, str, bytes, type, type(None), CodeType, BuiltinFunctionType, torch.dtype, torch.device}
+BOXES = {dict, OrderedDict, list, tuple, set}  # empty ones, as hooks are, say nothing
+OURS = ("torch.", "metapretrain.")  # packages whose functions and globals do not change
 
-    Random numbers, what modules keep for each step, and the buffers of modules that the loss function closes over
-    are left as they were.
+
+def state_of(value: Any) -> tuple[Any, ...]:
+    """What a function computes by, to be compared: its code, closure, globals, modules and their attributes.
+
+    Tensors count by shape, dtype and device, long lists by their length, and what has no attributes by its type.
+
+    Example:
+        >>> loss, net = partial(nn.functional.cross_entropy, label_smoothing=0.1), nn.Dropout(0.1)
+        >>> state_of(loss) == state_of(partial(nn.functional.cross_entropy, label_smoothing=0.1))
+        True
+        >>> before = state_of(net.forward)
+        >>> net.p = 0.2
+        >>> before == state_of(net.forward)
+        False
     """
-    buffers = [buffer for module in modules_of(inner.loss_fn) for buffer in module.buffers()]
+    found: list[Any] = []
+    seen: dict[int, tuple[int, Any]] = {}  # with the objects themselves, so that no other gets the id meanwhile
+    waiting = [value]
+    while waiting and len(seen) < MOST:
+        one = waiting.pop()
+        if id(one) in seen:
+            found.append(seen[id(one)][0])
+            continue
+        seen[id(one)] = len(seen), one
+        if isinstance(one, Tensor):
+            found += (one.shape, one.dtype, one.device, one.requires_grad)
+            continue
+        parts = _parts(one)
+        kinds = [type(part) for part in parts]
+        found += (type(one), *kinds)
+        found += [part for part, kind in zip(parts, kinds, strict=True) if kind in PLAIN]
+        waiting += [part for part, kind in zip(parts, kinds, strict=True) if kind not in PLAIN]
+    return tuple(found)
+
+
+def _parts(one: Any) -> list[Any]:
+    """What an object is compared by."""
+    if isinstance(one, FunctionType):
+        if isinstance(module := getattr(one, "__wrapped__", None), nn.Module):  # of :func:`functional`
+            return [one.__code__, module]
+        cells = [cell.cell_contents for cell in one.__closure__ or () if _filled(cell)]
+        if one.__module__ and one.__module__.startswith(OURS):
+            return [one.__code__, *cells]
+        named = [one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__]
+        return [one.__code__, one.__defaults__, one.__kwdefaults__, *cells, *named]
+    if isinstance(one, MethodType):
+        return [one.__func__, one.__self__]
+    if isinstance(one, partial):
+        return [one.func, one.args, one.keywords]
+    if isinstance(one, (list, tuple, set, frozenset, Mapping)):
+        if len(one) > LONG:
+            return [len(one)]
+        return [*one, *one.values()] if isinstance(one, Mapping) else list(one)
+    if isinstance(one, ModuleType):
+        return []
+    given = {k: v for k, v in getattr(one, "__dict__", {}).items() if v is not None and (type(v) not in BOXES or v)}
+    return [*given, *given.values()]
+
+
+@cache
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The names that a function's code, and that of functions in it, may take from outside."""
+    within = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return sum(within, code.co_names)
+
+
+def _probe(inner: Inner, named: Named, parts: Sequence[Part]) -> Reasons:
+    """Try each part on two tasks by vmap; None where it gives what the loop gives, else the reason.
+
+    Random numbers, what modules keep for each step, and the buffers of modules that the functions close over are left
+    as they were.
+    """
+    buffers = [buffer for _, function, _ in parts for module in modules_of(function) for buffer in module.buffers()]
     kept = [buffer.clone() for buffer in buffers]
     try:
-        return _gradient_by_vmap(inner, named, batch)
+        reasons: list[str | None] = []
+        for part in parts:
+            reasons.append(_reason(inner, named, *part))
+            if reasons[0] is not None:
+                break
+        return tuple(reasons)
     finally:
         with torch.no_grad():
             for buffer, value in zip(buffers, kept, strict=True):
                 buffer.copy_(value)
 
 
-def _gradient_by_vmap(inner: Inner, named: Named, batch: Nest) -> str | None:
+def _reason(inner: Inner, named: Named, step: int, function: LossFunction, batch: Nest) -> str | None:
     two = map_tensors(lambda t: t[:2].detach(), batch)
-    detached = {name: p.detach() for name, p in named.items()}
-    inner = replace(inner, graph=True, order=1, rates=inner.rates.detached())
+    inner = replace(inner, graph=True)
+    values = partial(_values, inner, {name: p.detach() for name, p in named.items()}, function)
     devices = cuda_devices(named)
-    with torch.random.fork_rng(devices=devices), repeated(), at_step(0), differentiable_twice(2), exact_products():
+    with torch.random.fork_rng(devices=devices), repeated(), at_step(step), differentiable_twice(2), exact_products():
         before = _random_states(devices)
-        looped = [_gradients(inner, detached, task_of(two, task), None, engines.one_loss) for task in range(2)]
+        looped = [values(task_of(two, task), None) for task in range(2)]
         random = not all(map(torch.equal, before, _random_states(devices)))
         try:
-            mapped = _gradients(inner, detached, two, 2, engines.summed_losses)
+            mapped = values(two, 2)
         except Exception as error:  # of any kind: it may come from the user's loss
             line = str(error).strip().partition("\n")[0]
             return f"vmap is not possible ({type(error).__name__}: {line})"
     return None if random else _difference(looped, mapped)  # dropout differs between the two by right
+
+
+Found = list[Tensor | None]
+
+
+def _values(inner: Inner, named: Named, function: LossFunction, batch: Nest, tasks: int | None) -> Found:
+    """What the function gives, and the gradient of a weighted sum of it by each parameter that adapts."""
+    fast, frozen = inner.begin(named, tasks)
+    call = partial(inner.call, function)
+    out = call({**frozen, **fast}, batch) if tasks is None else engines.over_tasks(call, fast, frozen, batch)
+    if not isinstance(out, Tensor) or not out.requires_grad:
+        return [out]
+    each = out.reshape(tasks or 1, -1)
+    weights = torch.arange(each.shape[1], device=out.device, dtype=out.dtype).cos()
+    return [out.detach(), *torch.autograd.grad((each * weights).sum(), list(fast.values()), allow_unused=True)]
 
 
 @contextmanager
@@ -343,25 +453,27 @@ def _random_states(devices: list[int]) -> list[Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 
 
-def _gradients(inner: Inner, named: Named, batch: Nest, tasks: int | None, loss_of: engines.Loss) -> Gradients:
-    fast, frozen = inner.begin(named, tasks)
-    return inner.gradients(0, loss_of(inner, fast, frozen, batch), fast)
-
-
-def _difference(looped: list[Gradients], mapped: Gradients) -> str | None:
-    gap = size = 0.0
-    exact = True
-    for number, stack in enumerate(mapped):
-        for task, gradients in enumerate(looped):
-            one = gradients[number]
-            if one is None or stack is None:
-                continue
-            gap += float((one - stack[task]).double().square().sum())
-            size += float(one.double().square().sum())
-            exact = exact and one.dtype == torch.float64
-    if gap**0.5 <= (1e-8 if exact else 2e-2) * size**0.5:
+def _difference(looped: list[Found], mapped: Found) -> str | None:
+    """Why what vmap gives is not what the loop gives, each tensor compared by itself; rounding apart."""
+    exact, gaps, sizes = True, [], []
+    for stack, *each in zip(mapped, *looped, strict=True):
+        ones = [one for one in each if one is not None]
+        if stack is not None and len(ones) == len(each):
+            expected = torch.stack(ones).view_as(stack).double()
+            sizes.append(float(expected.norm()))
+            gaps.append(float((stack.double() - expected).norm()))
+            exact = exact and stack.dtype == torch.float64
+    total = math.hypot(*sizes[1:])
+    if not math.isfinite(sum(sizes)) or (total == 0 and len(mapped) > 1):
+        return UNKNOWN
+    floors = [
+        sizes[0],
+        *(max(size, total / 100) for size in sizes[1:]),
+    ]  # zero but for rounding: a bias before BatchNorm
+    worst = max(gap / (floor or 1.0) for gap, floor in zip(gaps, floors, strict=True))
+    if worst <= (1e-8 if exact else 2e-2):
         return None
-    return f"by vmap the gradient differs by {(gap / size) ** 0.5:.0e} from that of one task at a time"
+    return f"by vmap the gradient differs by {worst:.0e} from that of one task at a time"
 
 
 def adapt(
@@ -441,7 +553,14 @@ def _adapted(inner: Inner, named: Named, batch: Nest, tasks: int | None, engine:
 
 
 def engine_for(
-    loss_fn: LossFunction, params: Nest, batch: Nest, query: Nest = None, *, lr: Any, **options: Any
+    loss_fn: LossFunction,
+    params: Nest,
+    batch: Nest,
+    query: Nest = None,
+    *,
+    lr: Any,
+    query_loss: LossFunction | None = None,
+    **options: Any,
 ) -> EngineChoice:
     """The engine that :func:`adapt`, or with `query` :func:`meta_loss`, takes: ``EngineChoice(engine, why)``.
 
@@ -453,7 +572,7 @@ def engine_for(
     inner, named = build(loss_fn, params, batch, chosen)
     if chosen.asked != "auto":
         return EngineChoice(chosen.asked, "asked for")
-    return choose(inner, named, batch, chosen.tasks, query)
+    return choose(inner, named, batch, chosen.tasks, query, query_loss)
 
 
 def task_values(
@@ -461,7 +580,7 @@ def task_values(
 ) -> Tensor:
     """`function(adapted params, query)` of each task, stacked to (T, ...)."""
     if engine == "auto":
-        engine = choose(inner, named, support, tasks, query).engine
+        engine = choose(inner, named, support, tasks, query, function).engine
     values: list[Tensor] = []
     try:
         if engine not in engines.STACKED:

@@ -117,8 +117,8 @@ def meta_backward(
     chosen, borders = Options(tasks=tasks, **options), _Borders()
     params, support, query, lr = (borders.cut(nest) for nest in (params, support, query, chosen.lr))
     inner, named = build(loss_fn, params, support, replace(chosen, lr=lr), query)
-    engine = chosen.asked if chosen.asked != "auto" else choose(inner, named, support, tasks, query).engine
     function, losses = query_loss_of(loss_fn, query_loss), []
+    engine = chosen.asked if chosen.asked != "auto" else choose(inner, named, support, tasks, query, function).engine
     for rows in _chunks(tasks, 1 if chunk is None and engine not in STACKED else chunk):
         part = task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), engine, function)
         if not part.requires_grad:

@@ -121,6 +121,7 @@ def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None
             )
         return output
 
+    apply.__wrapped__ = module  # type: ignore[attr-defined]
     return Functional(apply, dict(module.named_parameters()), dict(made.named_buffers()))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from metapretrain import MAML
-from metapretrain.maml import adapt, engine_for, functional, meta_loss
+from metapretrain.maml import adapt, engine_for, functional, meta_backward, meta_loss, meta_outputs
 from tests.maml.nets import TASKS, gradient, loss_of, relative, transformer
 from tests.maml.nets import tokens as tokens_of_tasks
 
@@ -175,3 +177,144 @@ def test_tf32_is_off_while_the_engines_are_compared_and_as_before_after_it() -> 
     assert torch.backends.cudnn.allow_tf32
     for backend, flag in zip(backends, before, strict=True):
         backend.allow_tf32 = flag
+
+
+def looked_at(loss: Tensor, look: bool) -> Tensor:
+    """The loss; with `look` its value is read, which vmap cannot do."""
+    return loss * (2.0 if look and float(loss.detach()) > 1e9 else 1.0)
+
+
+class Looking(nn.Module):
+    """A network, or a loss, that reads values or does not, by its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.options = nn.Linear(3, 2), {"look": False}
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return looked_at(out.sum(), self.options["look"] and self.training) * 0 + out
+
+    def squared(self, params: Any, x: Tensor) -> Tensor:
+        return looked_at((x * params["w"]).square().mean(), self.options["look"])
+
+
+def plain_loss(params: Any, x: Tensor, look: bool = False) -> Tensor:
+    return looked_at((x * params["w"]).square().mean(), look)
+
+
+LOOK = False
+
+
+def global_loss(params: Any, x: Tensor) -> Tensor:
+    return (lambda: looked_at((x * params["w"]).square().mean(), LOOK))()
+
+
+def closure(look: bool) -> Any:
+    return lambda params, x: plain_loss(params, x, look)
+
+
+def default(look: bool) -> Any:
+    def loss(params: Any, x: Tensor, flag: bool = look) -> Tensor:
+        return plain_loss(params, x, flag)
+
+    return loss
+
+
+def wide(function: Any) -> Any:
+    """The state deep inside closures and containers."""
+    return lambda params, x: [function][0](params, x)
+
+
+def methods(look: bool) -> Any:
+    owner = Looking()
+    owner.options["look"] = look
+    return owner.squared
+
+
+def of_global(look: bool) -> Any:
+    globals()["LOOK"] = look
+    return global_loss
+
+
+def engine_of(loss: Any, x: Tensor | None = None, **options: Any) -> str:
+    x = torch.ones(3, 4, 3) if x is None else x
+    return engine_for(loss, {"w": torch.ones(3)}, x, lr=0.1, tasks=3, **options).engine
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        closure,
+        default,
+        methods,
+        of_global,
+        lambda look: partial(plain_loss, look=look),
+        lambda look: wide(closure(look)),
+        lambda look: partial(wide(partial(plain_loss, look=look))),
+    ],
+)
+def test_an_answer_is_not_taken_for_another_state_of_the_loss(make: Callable[[bool], Any]) -> None:
+    assert [engine_of(make(look)) for look in (False, True, False, True)] == ["vmap", "loop", "vmap", "loop"]
+
+
+def test_an_answer_is_not_taken_for_another_state_of_a_learner() -> None:
+    net, x, y = Looking(), torch.randn(3, 4, 3), torch.arange(2).repeat(3, 2)
+    maml = MAML(net, lr=0.1)
+    expected = MAML(net, lr=0.1, engine="loop").losses((x, y), (x, y))
+    torch.testing.assert_close(maml.losses((x, y), (x, y)), expected)
+    net.options["look"] = True
+    torch.testing.assert_close(maml.losses((x, y), (x, y)), expected)
+    torch.testing.assert_close(maml.eval().losses((x, y), (x, y)), expected)
+    for loss in (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(torch.tensor([1.0, 2.0]), label_smoothing=0.1)):
+        auto, loop = (MAML(nn.Linear(3, 2), 0.1, loss=loss, engine=engine) for engine in ("auto", "loop"))
+        loop.load_state_dict(auto.state_dict())
+        torch.testing.assert_close(auto.losses((x, y), (x, y)), loop.losses((x, y), (x, y)))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 0.0])
+def test_an_answer_from_a_gradient_that_says_nothing_is_not_kept(bad: float) -> None:
+    loss = numbered(str(bad))
+    assert engine_of(loss, torch.full((3, 4, 3), bad)) == "loop"
+    assert engine_of(loss) == "vmap"
+
+
+def test_the_query_part_is_tried_as_well() -> None:
+    x, w = torch.ones(3, 4, 3), torch.ones(3, requires_grad=True)
+    inner, outer = closure(False), closure(True)
+    choice = engine_for(inner, {"w": w}, x, x, query_loss=outer, lr=0.1, tasks=3)
+    assert choice.engine == "mixed"
+    assert choice.why.startswith("of the query part: vmap is not possible (")
+    assert engine_for(inner, {"w": w}, x, x, lr=0.1, tasks=3).engine == "vmap"
+    assert engine_for(outer, {"w": w}, x, x, query_loss=inner, lr=0.1, tasks=3).engine == "loop"
+    options: Any = {"tasks": 3, "lr": 0.1}
+    losses = meta_loss(inner, {"w": w}, x, x, query_loss=outer, **options)
+    torch.testing.assert_close(losses, meta_loss(inner, {"w": w}, x, x, query_loss=outer, engine="loop", **options))
+    torch.testing.assert_close(losses, meta_backward(inner, {"w": w}, x, x, query_loss=outer, **options))
+    outputs = meta_outputs(inner, {"w": w}, x, x, lambda p, x: outer(p, x)[None].expand(2), **options)
+    torch.testing.assert_close(outputs, losses[:, None].expand(3, 2))
+    labels = meta_outputs(inner, {"w": w}, x, x, lambda p, x: (x * p["w"]).argmax(1), **options)
+    assert labels.shape == (3, 4)
+
+
+def test_each_tensor_of_the_gradient_is_compared_by_itself() -> None:
+    calls = []
+
+    def loss(params: Any, x: Tensor) -> Tensor:
+        calls.append(0)  # the third call is vmap's
+        return (x * params["w"]).sum() + 0.2 * (3.0 if len(calls) == 3 else 1.0) * (params["b"] - 1).sum()
+
+    params = {"w": torch.ones(3), "b": torch.ones(1)}  # gradients of norms 21 and 0.2, the loss itself is the same
+    choice = engine_for(loss, params, torch.full((3, 4, 3), 3.0), lr=0.1, tasks=3)
+    assert (choice.engine, choice.why[:28]) == ("loop", "by vmap the gradient differs")
+
+
+def test_few_answers_are_kept() -> None:
+    module = importlib.import_module("metapretrain.maml.adapt")
+    for number in range(module.KEPT + 5):
+        engine_of(numbered(number))
+    assert len(module._answers) <= module.KEPT
+
+
+def numbered(number: object) -> Any:
+    return lambda params, x: plain_loss(params, x) * (2 if number else 1)
