@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from metapretrain.episodes import EpisodeLoader as EpisodeLoader  # data and sampler to episodes
     from metapretrain.episodes import Episode as Episode  # support and query part
     from metapretrain.episodes import Batch as Batch  # inputs x and labels y
+    from metapretrain.episodes import stack as stack  # episodes of one shape as one batch of tasks
     from metapretrain.episodes import split_support_query as split_support_query  # a labelled batch in two parts
     from metapretrain.episodes import ShuffledBatches as ShuffledBatches  # ordinary batches of rows, resumable
     from metapretrain.episodes import TaskStream as TaskStream  # batches of several tasks, by a policy

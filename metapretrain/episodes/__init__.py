@@ -4,7 +4,15 @@ Planning an episode (which classes, which rows) is separate from reading its dat
 (seed, epoch, index, block size).
 """
 
-from metapretrain.episodes.dataset import Batch, Episode, EpisodeDataset, EpisodeLoader, identity, split_support_query
+from metapretrain.episodes.dataset import (
+    Batch,
+    Episode,
+    EpisodeDataset,
+    EpisodeLoader,
+    identity,
+    split_support_query,
+    stack,
+)
 from metapretrain.episodes.groups import group_agreement, group_tasks, tidy_groups
 from metapretrain.episodes.interop import from_taskset, to_metadataset, to_taskset
 from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler, EpisodeSpec
@@ -26,6 +34,7 @@ __all__ = [
     "group_tasks",
     "identity",
     "split_support_query",
+    "stack",
     "tidy_groups",
     "to_metadataset",
     "to_taskset",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from metapretrain.checks import number
-from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler
+from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler, read_labels
 from metapretrain.errors import InputError
 from metapretrain.nests import map_tensors
 
@@ -28,7 +28,7 @@ def split_support_query(
     Source: query prototypical pretraining, 1/4 query and 3/4 support (vision poster, "Experiments").
 
     Raises:
-        InputError: the fraction is not between 0 and 1, the labels are not integers (B,), fewer than two rows,
+        InputError: the fraction is not between 0 and 1, labels that :func:`read_labels` refuses, fewer than two rows,
             or the split is stratified and no class has two.
 
     Example:
@@ -36,7 +36,7 @@ def split_support_query(
         >>> len(support), len(query)
         (6, 2)
     """
-    y = _integers(labels)
+    y = torch.from_numpy(read_labels(labels).codes)
     number("query_fraction", query_fraction, above=0, below=1)
     if len(y) < 2:
         raise InputError(f"a batch needs at least 2 rows to have a support and a query part, not {len(y)}")
@@ -66,18 +66,6 @@ def _stratified(y: torch.Tensor, order: torch.Tensor, query_fraction: float) -> 
     is_query = torch.empty(len(y), dtype=torch.bool)
     is_query[by_class] = rank < wanted[sorted_code]
     return is_query
-
-
-def _integers(labels: Any) -> torch.Tensor:
-    try:
-        y = torch.as_tensor(labels).detach().cpu()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"labels must be integers (B,), not {type(labels).__name__}: {error}") from None
-    if y.ndim != 1:
-        raise InputError(f"labels must be one-dimensional (B,), not of shape {tuple(y.shape)}")
-    if len(y) and (y.is_floating_point() or y.is_complex()):
-        raise InputError(f"labels must be integers, not {str(y.dtype).removeprefix('torch.')}")
-    return y.long()
 
 
 @dataclass(frozen=True)
@@ -139,6 +127,31 @@ def _pinned(part: T) -> T:
     return pinned
 
 
+def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
+    """Episodes of one shape side by side: their support and their query parts, each tensor (T, rows, ...).
+
+    What a learner's `losses`, `backward` and `logits` take: ``maml.backward(*stack(episodes))``.
+
+    Raises:
+        InputError: there are none, or they differ in shape.
+
+    Example:
+        >>> half = Batch(torch.zeros(2, 3), torch.tensor([0, 1]))
+        >>> support, query = stack([Episode(half, half, ("cat", "dog"), 0)] * 4)
+        >>> support.x.shape, query.y.shape
+        (torch.Size([4, 2, 3]), torch.Size([4, 2]))
+    """
+    if not episodes:
+        raise InputError("there are no episodes to stack; give a list of at least one")
+    support, query = ([(e.support.x, e.support.y) for e in episodes], [(e.query.x, e.query.y) for e in episodes])
+    try:
+        return Batch(*default_collate(support)), Batch(*default_collate(query))
+    except RuntimeError:
+        raise InputError(
+            "the episodes differ in their numbers of examples or in the shape of x; stack equal ones"
+        ) from None
+
+
 def identity(value: T) -> T:
     """Return `value`: the `collate_fn` of an episode loader, whose data set already collates.
 
@@ -165,9 +178,7 @@ class EpisodeDataset(Dataset[Episode]):
     """
 
     def __init__(self, dataset: Any) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            raise InputError(f"EpisodeDataset needs a data set with len() and indexing, not {type(dataset).__name__}")
-        self.dataset = dataset
+        self.dataset = _by_position(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -195,7 +206,36 @@ class EpisodeDataset(Dataset[Episode]):
             return self.dataset[torch.tensor(rows, device=self.dataset.device)]
         many = getattr(self.dataset, "__getitems__", None)
         items: Sequence[Any] = many(rows) if many is not None else [self.dataset[row] for row in rows]
-        return default_collate([_without_label(item) for item in items])
+        try:
+            return default_collate([_without_label(item) for item in items])
+        except (TypeError, RuntimeError) as error:
+            raise InputError(
+                f"the items of an episode cannot be put side by side ({' '.join(str(error).split())}): give numbers,"
+                " texts, arrays or tensors of one shape, or dicts of them"
+            ) from None
+
+
+def _by_position(dataset: Any) -> Any:
+    """The data set, whose [] must take the number of a row: a Series or a dict would look up its name."""
+    if hasattr(dataset, "iloc") and dataset.ndim == 1:
+        return dataset.tolist()
+    stream = (
+        isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
+    )
+    if stream or isinstance(dataset, Mapping) or hasattr(dataset, "iloc"):
+        raise InputError(
+            "episodes need a data set with len() and indexing by the number of a row, not"
+            f" {type(dataset).__name__}: give a list of its rows"
+        )
+    return dataset
+
+
+def check_rows(dataset: Any, sampler: EpisodeSampler) -> None:
+    """Refuse a sampler whose labels are not as many as the data set's rows."""
+    if len(dataset) != sampler.rows:
+        raise InputError(
+            f"labels must be one a row: the sampler has {sampler.rows} labels, the data set {len(dataset)} rows"
+        )
 
 
 def _without_label(item: Any) -> Any:
@@ -229,14 +269,12 @@ class EpisodeLoader(DataLoader[Episode]):
     """
 
     def __init__(self, dataset: Any, sampler: EpisodeSampler, **options: Any) -> None:
-        if len(dataset) != sampler.rows:
-            raise InputError(
-                f"labels must be one a row: the sampler has {sampler.rows} labels, the data set {len(dataset)} rows"
-            )
+        rows = EpisodeDataset(dataset)
+        check_rows(rows, sampler)
         self.episodes = sampler
         # A new iterator would otherwise draw from the global random state.
         options.setdefault("generator", torch.Generator())
-        super().__init__(EpisodeDataset(dataset), batch_sampler=sampler, collate_fn=identity, **options)
+        super().__init__(rows, batch_sampler=sampler, collate_fn=identity, **options)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""

@@ -12,7 +12,7 @@ import torch
 
 from metapretrain.checks import check_seed, import_learn2learn, whole
 from metapretrain.draws import Bits, Use, permutations
-from metapretrain.episodes.dataset import Batch, Episode
+from metapretrain.episodes.dataset import Batch, Episode, check_rows
 from metapretrain.episodes.sampler import EpisodeSampler
 from metapretrain.errors import InputError
 
@@ -38,10 +38,7 @@ def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
         InputError: learn2learn is not installed, or labels and rows differ in number.
     """
     l2l = import_learn2learn()
-    if len(dataset) != sampler.rows:
-        raise InputError(
-            f"labels must be one a row: the sampler has {sampler.rows} labels, the data set {len(dataset)} rows"
-        )
+    check_rows(dataset, sampler)
     if not isinstance(dataset, l2l.data.MetaDataset):
         if not isinstance(dataset, torch.utils.data.Dataset):
             raise InputError(f"learn2learn needs a torch Dataset, not {type(dataset).__name__}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, Subset, TensorDataset
 
 from metapretrain.checks import check_rank, check_seed, whole
 from metapretrain.draws import Bits, Ints, Use, distinct, integers, permutations
@@ -84,14 +84,15 @@ class Labels:
 
 
 def read_labels(source: Any, what: str = "labels") -> Labels:
-    """Read one label a row from a sequence, an array, a tensor or a data set.
+    """Read one label per row, by position: from a list, tuple, array, tensor, pandas or polars column, or a data set.
 
-    A data set gives its `.targets` or `.labels` (torchvision), or its `.indices_to_labels` (learn2learn's
-    `MetaDataset`). Labels are integers or strings and need not be 0..C-1.
+    A data set gives its `.targets` or `.labels` (torchvision), the last tensor of a TensorDataset, those of a Subset's
+    rows, or its `.indices_to_labels` (learn2learn's `MetaDataset`). Labels are integers or strings and need not be
+    0..C-1.
 
     Raises:
-        InputError: there are none, they are not one-dimensional, not integers or strings, or not as many as
-            the data set has rows.
+        InputError: there are none, they are not one-dimensional, not integers or strings, negative (-1 marks rows
+            without a label), or not as many as the data set has rows.
 
     Example:
         >>> read_labels([7, 3, 7]).names
@@ -106,11 +107,18 @@ def read_labels(source: Any, what: str = "labels") -> Labels:
         raise InputError(f"{what} must be one-dimensional, one a row, not of shape {values.shape}")
     if not values.size:
         raise InputError(f"{what} are empty: give one label for each row of the data set")
+    if values.dtype.kind in "OT":
+        values = _of_objects(values.tolist(), what)
     if values.dtype.kind not in "iubU":
         raise InputError(f"{what} must be integers or strings, not {values.dtype}")
     if values.dtype.kind == "b":
         values = values.astype(np.int64)
     names, codes = np.unique(values, return_inverse=True)
+    if values.dtype.kind == "i" and names[0] < 0:
+        raise InputError(
+            f"{what} must not be negative, but the least is {names[0]}: -1 marks rows without one; give only rows that"
+            " have one"
+        )
     return Labels(codes.reshape(-1).astype(np.int64), tuple(names.tolist()))
 
 
@@ -125,10 +133,14 @@ def read_groups(source: Any, rows: int) -> Labels:
 
 
 def _column(source: Any, what: str) -> Any:
-    if isinstance(source, (torch.Tensor, np.ndarray)) or (
-        isinstance(source, Sequence) and not isinstance(source, (str, bytes))
-    ):
+    if isinstance(source, (torch.Tensor, np.ndarray)) or hasattr(source, "to_numpy"):
         return source
+    if isinstance(source, Sequence) and not isinstance(source, (str, bytes)):
+        return source
+    if isinstance(source, Subset):
+        return _as_array(_column(source.dataset, what), what)[np.asarray(source.indices)]
+    if isinstance(source, TensorDataset) and len(source.tensors) > 1:
+        return source.tensors[-1]
     by_index = getattr(source, "indices_to_labels", None)
     if by_index is not None:
         return [by_index[i] for i in range(len(source))]
@@ -141,21 +153,35 @@ def _column(source: Any, what: str) -> Any:
                 )
             return column
     raise InputError(
-        f"{what} must be a list, an array, a tensor, or a data set with .targets or .labels,"
+        f"{what} must be a list, an array, a tensor, a column of a table, or a data set with .targets or .labels,"
         f" not {type(source).__name__}"
     )
 
 
 def _as_array(column: Any, what: str) -> Any:
     if isinstance(column, torch.Tensor):
+        if column.is_floating_point() or column.is_complex():
+            raise InputError(f"{what} must be integers or strings, not {str(column.dtype).removeprefix('torch.')}")
         return column.detach().cpu().numpy()
+    if hasattr(column, "to_numpy"):  # of pandas and polars: by position, whatever the index
+        return column.to_numpy()
     try:
         values = np.asarray(column)
     except ValueError:
         raise InputError(f"{what} must be one-dimensional, one a row, not nested lists of unequal length") from None
-    if values.dtype.kind == "U" and not all(isinstance(value, str) for value in column):
-        raise InputError(f"{what} must be all integers or all strings, not a mixture")
+    if values.dtype.kind == "U" and not isinstance(column, np.ndarray):
+        return _of_objects(list(column), what)
     return values
+
+
+def _of_objects(items: list[Any], what: str) -> Any:
+    """All strings or all integers, as an array; NumPy would turn a mixture into strings."""
+    for row, item in enumerate(items):
+        if not isinstance(item, (str, int, np.integer)):
+            raise InputError(f"{what} must be integers or strings, but row {row} has {item!r}")
+    if len({isinstance(item, str) for item in items}) > 1:
+        raise InputError(f"{what} must be all integers or all strings, not a mixture")
+    return np.asarray(items)
 
 
 @dataclass(frozen=True)
@@ -490,11 +516,6 @@ class EpisodeSampler(Sampler[list[int]]):
                 f" {self.episodes} over {self.world_size}; for evaluation pass uneven=True"
             )
         read = read_labels(labels)
-        if spec.ways is not None and isinstance(read.names[0], int) and read.names[0] < 0:
-            raise InputError(
-                f"labels must not be negative, but the least is {read.names[0]}: -1 marks unlabelled rows;"
-                " give the labelled rows only"
-            )
         self.rows = len(read.codes)
         self._last: tuple[int, int, PlanBlock] | None = None
         self._planner = Planner(

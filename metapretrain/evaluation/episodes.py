@@ -107,11 +107,9 @@ def evaluate_episodes(
 
 def _stacked_logits(learner: Any, group: Sequence[Episode]) -> Sequence[Tensor]:
     """Logits of each episode, from one call of the learner."""
-    parts = [[(e.support.x, e.support.y) for e in group], [(e.query.x, e.query.y) for e in group]]
-    if len({(e.support.y.shape, e.query.y.shape) for e in group}) > 1:
-        raise InputError("the episodes of a batch differ in their numbers of examples; use batch=1")
-    stacked = [torch.utils.data.default_collate(part) for part in parts]
-    answers: Tensor = learner.logits(*stacked)
+    from metapretrain.episodes import stack
+
+    answers: Tensor = learner.logits(*stack(group))
     return answers.unbind()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from metapretrain.episodes import (
     Batch,
@@ -17,6 +18,7 @@ from metapretrain.episodes import (
     EpisodeSampler,
     EpisodeSpec,
     identity,
+    stack,
 )
 from metapretrain.errors import InputError
 
@@ -46,8 +48,36 @@ class Items(Dataset[Any]):
         }[self.kind]
 
 
-def sampler(**options: Any) -> EpisodeSampler:
-    return EpisodeSampler(LABELS, SPEC, 7, seed=3, **options)
+class Stream(IterableDataset[Any]):
+    """Rows one after the other, of a known number."""
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(ROWS.tolist())
+
+    def __len__(self) -> int:
+        return 30
+
+
+class Column:
+    """As a pandas Series whose index is reversed: [] is by name, `tolist` by position."""
+
+    ndim = 1
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values, self.iloc = values, values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, name: int) -> Any:
+        return self.values[len(self) - 1 - name]
+
+    def tolist(self) -> list[Any]:
+        return self.values
+
+
+def sampler(spec: EpisodeSpec = SPEC, **options: Any) -> EpisodeSampler:
+    return EpisodeSampler(LABELS, spec, 7, seed=3, **options)
 
 
 def assert_is_episode(episode: Episode, plan: EpisodePlan, x: Any) -> None:
@@ -64,6 +94,31 @@ def test_items_of_every_form_are_read(dataset: Any) -> None:
     assert len(loader) == 7
     for episode, plan in zip(loader, sampler(), strict=True):
         assert_is_episode(episode, plan, lambda batch: batch.x)
+
+
+def columns() -> list[Any]:
+    """Columns whose [] is not by position; of pandas too where it is installed."""
+    texts = [f"text {row}" for row in range(30)]
+    try:
+        import pandas as pd
+    except ImportError:
+        return [Column(texts)]
+    return [Column(texts), pd.Series(texts, index=range(30)[::-1]), pd.Series(texts, index=["same"] * 30)]
+
+
+def test_rows_of_a_column_are_read_by_position() -> None:
+    for column in columns():
+        for episode, plan in zip(EpisodeLoader(column, sampler()), sampler(), strict=True):
+            assert [*episode.support.x, *episode.query.x] == [f"text {row}" for row in plan]
+
+
+def test_stacked_episodes_have_a_task_axis() -> None:
+    episodes = list(EpisodeLoader(Items("dict"), sampler()))
+    support, query = stack(episodes)
+    assert support.x["mask"].shape == (7, 3, 2) and query.y.shape == (7, 6)
+    for place, episode in enumerate(episodes):
+        assert torch.equal(support.x["x"][place], episode.support.x["x"])
+        assert torch.equal(query.y[place], episode.query.y)
 
 
 def test_dicts_lose_their_label_and_keep_the_rest() -> None:
@@ -139,6 +194,15 @@ def test_pinning_asks_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: EpisodeDataset(ROWS[:20])[sampler().plan(0)], "data set of 20 rows"),
         (lambda: EpisodeLoader(ROWS[:20], sampler()), "30 labels, the data set 20 rows"),
         (lambda: EpisodeDataset(iter([])), "len\\(\\) and indexing"),
+        (lambda: EpisodeLoader(Stream(), sampler()), "by the number of a row, not Stream"),
+        (lambda: EpisodeLoader(dict.fromkeys(range(30)), sampler()), "by the number of a row, not dict"),
+        (lambda: EpisodeDataset([object()] * 30)[sampler().plan(0)], "cannot be put side by side"),
+        (lambda: EpisodeDataset([torch.zeros(i) for i in range(30)])[sampler().plan(0)], "cannot be put side by side"),
+        (lambda: stack([]), "no episodes"),
+        (
+            lambda: stack([EpisodeDataset(ROWS)[sampler(spec).plan(0)] for spec in (SPEC, EpisodeSpec(2, 1, 2))]),
+            "differ",
+        ),
         (lambda: EpisodeDataset(Items("triple"))[sampler().plan(0)], "not 3 values"),
     ],
 )

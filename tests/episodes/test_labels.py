@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Subset, TensorDataset
 
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec, ShuffledBatches, group_tasks
 from metapretrain.episodes.sampler import read_groups, read_labels
 from metapretrain.errors import InputError
 
@@ -40,6 +45,89 @@ def test_every_source_gives_the_same_codes(source: Any) -> None:
     assert read.names == (3, 7)
 
 
+class Column:
+    """As a pandas Series whose index is reversed: [] is by name, iteration and to_numpy are by position."""
+
+    ndim = 1
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values, self.iloc = values, values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, name: int) -> Any:
+        return self.values[len(self) - 1 - name]
+
+    def to_numpy(self) -> Any:
+        return np.array(self.values, dtype=object)
+
+    def tolist(self) -> list[Any]:
+        return self.values
+
+
+def tables() -> list[Callable[[list[Any]], Any]]:
+    """Columns of pandas where it is installed."""
+    try:
+        import pandas as pd
+    except ImportError:
+        return []
+    return [
+        lambda values: pd.Series(values, index=range(len(values))[::-1]),
+        lambda values: pd.Series(values, dtype="category", index=["same"] * len(values)),
+        lambda values: pd.Series(values, dtype=object),
+        lambda values: pd.Series(values).convert_dtypes(),
+        lambda values: pd.Series(values).array,
+        pd.Categorical,
+        pd.Index,
+    ]
+
+
+ANY: list[Callable[[list[Any]], Any]] = [list, tuple, np.array, lambda values: np.array(values, dtype=object), Column]
+NUMBERS: list[Callable[[list[Any]], Any]] = [
+    torch.tensor,
+    lambda values: TensorDataset(torch.zeros(len(values), 2), torch.tensor(values)),
+    lambda values: Subset(
+        TensorDataset(torch.zeros(len(values)), torch.tensor(values[::-1])), range(len(values))[::-1]
+    ),
+    lambda values: [torch.tensor(value) for value in values],
+    *[lambda values, dtype=dtype: np.array(values, dtype=dtype) for dtype in "bBhHiIlLqQ"],
+    *[
+        lambda values, dtype=dtype: torch.tensor(values, dtype=dtype)
+        for dtype in (torch.uint8, torch.int16, torch.int32)
+    ],
+]
+TEXTS: list[Callable[[list[Any]], Any]] = [lambda values: [np.str_(value) for value in values]]
+if hasattr(np.dtypes, "StringDType"):
+    TEXTS.append(lambda values: np.array(values, dtype=np.dtypes.StringDType()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=20)
+    | st.lists(st.text("ab1é", max_size=3), min_size=1, max_size=20)
+)
+def test_a_container_changes_no_label(values: list[Any]) -> None:
+    codes, names = [sorted(set(values)).index(value) for value in values], tuple(sorted(set(values)))
+    for make in [*ANY, *tables(), *(TEXTS if isinstance(values[0], str) else NUMBERS)]:
+        read = read_labels(make(values))
+        assert (read.codes.tolist(), read.names) == (codes, names), make
+
+
+@pytest.mark.parametrize("mark", [-1, -100])
+def test_a_mark_of_no_label_is_no_class(mark: int) -> None:
+    labels, spec = [0, 0, 1, 1, mark, mark], EpisodeSpec(2, 1, 1)
+    for use in (
+        lambda: EpisodeSampler(labels, spec, 1, seed=0),
+        lambda: EpisodeSampler(labels, EpisodeSpec(None, 1, 1), 1, seed=0),
+        lambda: EpisodeSampler([0, 1] * 3, spec, 1, seed=0, groups=labels),
+        lambda: ShuffledBatches(6, 2, seed=0, labels=labels),
+        lambda: group_tasks(torch.eye(6), 3, "label", labels=labels),
+    ):
+        with pytest.raises(InputError, match=f"must not be negative, but the least is {mark}"):
+            use()
+
+
 def test_strings_are_labels() -> None:
     assert read_labels(["dog", "cat"]).names == ("cat", "dog")
 
@@ -58,7 +146,15 @@ def test_booleans_are_labels() -> None:
         ([[0, 1], [1, 0]], r"one-dimensional.*\(2, 2\)"),
         ([[0, 1], [1]], "one-dimensional"),
         ([0, "cat"], "mixture"),
-        ([0, None], "integers or strings"),
+        ([0, None], "row 1 has None"),
+        (np.array(["a", float("nan")], dtype=object), "row 1 has nan"),
+        (np.array([0, "cat"], dtype=object), "mixture"),
+        (Column([1, 2.5]), "row 1 has 2.5"),
+        (torch.tensor([1.0], dtype=torch.bfloat16), "not bfloat16"),
+        (np.array([b"cat"]), r"not \|S3"),
+        (TensorDataset(torch.zeros(3)), "not TensorDataset"),
+        (TensorDataset(torch.zeros(3), torch.zeros(3, 2)), "not float32"),
+        ({"a": 1}, "not dict"),
         (SimpleNamespace(), "SimpleNamespace"),
         (WithTargets(3, targets=[0, 1]), "3 rows and 2 targets"),
         ("cat", "not str"),

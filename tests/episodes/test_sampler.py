@@ -229,6 +229,7 @@ def test_a_plan_needs_one_label_a_row() -> None:
         (LABELS, EpisodeSpec(4, 1, 7), "ways = 4, but only 3 of 5 classes have at least 8 examples"),
         (LABELS, EpisodeSpec(None, 40, 11), r"shots \+ queries = 51 .* every group: the largest has 50"),
         ([-1, 0, 1], EpisodeSpec(1, 1, 1), "must not be negative, but the least is -1"),
+        ([-1, 0, 1], EpisodeSpec(None, 1, 1), "must not be negative, but the least is -1"),
         ([], EpisodeSpec(1, 1, 1), "labels are empty"),
         ([0.0, 1.0], EpisodeSpec(1, 1, 1), "not float64"),
     ],
