@@ -6,9 +6,11 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -179,6 +183,66 @@ def tensor_sum(tensors: Mapping[str, Tensor]) -> str:
         whole.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
         whole.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return whole.hexdigest()
+
+
+SUMS = "weights.sha256"
+_DECIDE = re.compile(r".*\.(safetensors|json|model|jinja)|vocab\.txt|merges\.txt")  # weights, choices, tokenizers
+_LATER = {"checkpoint", "figures", "logs", "own-texts", "predictions", "projector", "report", "result.json"}
+_CHANGED = f"put the right file back, or remove {SUMS} if you changed it yourself"
+
+
+def write_sums(folder: Path, names: Iterable[str] = ()) -> None:
+    """Write the SHA-256 of all files that decide a prediction, or of `names`, as `sha256sum --check` reads it."""
+    lines = (f"{sha256(folder / name)}  {name}\n" for name in names or _deciding(folder))
+    write_file(folder / SUMS, "".join(lines))
+
+
+def check_sums(folder: Path) -> None:
+    """Refuse files that are not those which :func:`write_sums` has seen; what older runs do not cover is told.
+
+    Raises:
+        InputError: a file is missing, damaged or of another run, or weights beside the checksums are not listed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     written = (Path(folder) / "config.json").write_text("{}")
+        ...     write_sums(Path(folder))
+        ...     written = (Path(folder) / "config.json").write_text("{ }")
+        ...     check_sums(Path(folder))
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: ...config.json is damaged, or of another run: its checksum is not that in ...
+    """
+    file = folder / SUMS
+    sums = _listed(file) if file.is_file() else {}
+    if (folder / "result.json").is_file() and "config.json" not in sums:
+        covered = "weights alone" if sums else "nothing"
+        _log.warning(
+            "%s is of an older version, whose checksums cover %s: damage to the rest is not seen", folder, covered
+        )
+    for name in _deciding(folder) if file.is_file() else ():
+        if name not in sums and "/" not in name and name.endswith(".safetensors"):  # folders may be put in afterwards
+            raise InputError(f"{file} is damaged: it has no {name}; remove it if the weights are right")
+    for name, digest in sums.items():
+        if not (folder / name).is_file():
+            raise InputError(f"{folder / name} is missing, which {file} lists; {_CHANGED}")
+        if sha256(folder / name) != digest:
+            raise InputError(
+                f"{folder / name} is damaged, or of another run: its checksum is not that in {file}; {_CHANGED}"
+            )
+
+
+def _listed(file: Path) -> dict[str, str]:
+    with one_line_errors(f"cannot read {file}"):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def _deciding(folder: Path) -> list[str]:
+    """Files that decide a prediction, by their path in the folder; a checkpoint has a manifest of its own."""
+    names = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if _DECIDE.fullmatch(file.name)]
+    return [name.as_posix() for name in names if name.parts[0] not in _LATER and not name.parts[0].startswith(".")]
 
 
 def encode(tensors: dict[str, Tensor], *, checksum: bool = True) -> bytes:

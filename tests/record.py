@@ -33,7 +33,8 @@ from typing import Any
 
 MACHINE = {"versions", "commit", "command", "device", "devices", "peak_memory_bytes", "peak_memory_mib"}
 TIME = re.compile(r"(^|_)(wall_s|seconds|per_s)$")
-LEFT_OUT = re.compile(r"events\.out\.tfevents|\.lock$|/report/")  # TensorBoard's files repeat metrics.jsonl, with times
+# TensorBoard's files repeat metrics.jsonl, with times; checksums are of files that stand beside them, one with versions
+LEFT_OUT = re.compile(r"events\.out\.tfevents|\.lock$|/report/|weights\.sha256$")
 LONGEST = 20_000  # characters of a JSON file that is kept as it is, and not as its checksum
 
 SCRIPTS = ("stl10", "text", "prompts", "schedule", "fewshot")

@@ -19,12 +19,11 @@ from metapretrain.experiments.text.data import read_rows, write_table
 from metapretrain.experiments.text.objectives import Output, added, build_heads, head_predictions
 from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
-from metapretrain.files import CheckpointError, load_tensors, read_json
+from metapretrain.files import CheckpointError, check_sums, load_tensors, read_json
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.soft_prompt import CONFIG, OURS
 from metapretrain.prompts.template import SECOND
-from metapretrain.training.checkpoint import check_sums
 
 if TYPE_CHECKING:
     from metapretrain.models.saved import SavedLearner, SavedModel
@@ -43,13 +42,12 @@ def predict_with_prompts(
     from metapretrain.models.language_models import load_language_model
 
     run = Path(run)
+    check_sums(run)
     alone = (run / OURS).is_file()
     known = list(tables) if alone else sorted(path.name for path in (run / PROMPTS).iterdir() if path.is_dir())
     name = model if model is not None else _base_of(run, alone)
     for of in tables:
         one_of("set of the run", of, known)
-    if not alone:
-        check_sums(run)
     net, tokenizer = load_language_model(name)
     net = net.to(check_device(str(device)))
     written = []
@@ -141,6 +139,7 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     """
     folder = Path(run)
     file = folder / "config.json"
+    check_sums(folder)
     config = read_json(file)
     if config is None:
         raise InputError(f"{folder} is not a run folder: it has no config.json; name one below runs/")
@@ -153,7 +152,6 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
         )
     if not (folder / PROTOTYPES).is_file():
         raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
-    check_sums(folder)
     encoder = load_text_encoder(folder / ENCODER)
     try:
         saved = SavedTextModel(encoder, model, folder)

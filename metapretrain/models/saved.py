@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from metapretrain.checks import check_device, whole
 from metapretrain.data.images import normalisation, normalize, resize
 from metapretrain.errors import InputError
-from metapretrain.files import load_tensors, save_tensors
+from metapretrain.files import check_sums, load_tensors, save_tensors
 from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, functional
 from metapretrain.models.encoders import Backbone, build_backbone, build_encoder, build_head
 from metapretrain.protonet.learner import ProtoNet
-from metapretrain.training.checkpoint import check_sums
 
 
 def as_uint8(images: Tensor, channels: int, image_size: int) -> Tensor:
@@ -294,6 +293,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         if (folder / TEXT / "config.json").is_file():
             said = "is a run of texts, not images; give tables (--sst FILE), or use metapretrain.load(folder)"
         raise InputError(f"{folder} {OTHERS.get(_benchmark(config), said)}")
+    check_sums(folder)
     try:
         described = json.loads(config.read_text(encoding="utf-8"))["config"]
         model = SavedModel(described["model"]) if encoded else SavedLearner(described)
@@ -301,7 +301,6 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         raise InputError(
             f"{config} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
         ) from None
-    check_sums(folder)
     if isinstance(model, SavedLearner):
         _fill(model.learner, load_tensors(folder / LEARNER), folder / LEARNER)
         return model.to(device).eval()  # the inner loop needs gradients

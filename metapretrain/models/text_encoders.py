@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from metapretrain.checks import number, user_path, whole
 from metapretrain.errors import InputError, one_of
+from metapretrain.files import write_sums
 from metapretrain.models.hub import ALIASES, expand_mask, load_pretrained, mask_form, package_folder, quietly
 from metapretrain.models.language_models import tiny_model, tiny_tokenizer
 from metapretrain.nests import evaluation_mode
-from metapretrain.training.checkpoint import write_sums
 
 
 def check_model(model: Any, tokenizer: Any) -> None:
@@ -93,7 +93,6 @@ def save_folder(
     with quietly():
         model.save_pretrained(writing, state_dict={**state, **{name: value.cpu() for name, value in kept.items()}})
         tokenizer.save_pretrained(writing)
-    write_sums(writing)
     modules = [
         {"idx": row, "name": str(row), "path": path, "type": kind} for row, (path, kind) in enumerate(_MODULES.items())
     ]
@@ -101,6 +100,7 @@ def save_folder(
     _write(writing / "modules.json", modules)
     _write(writing / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     _write(writing / "1_Pooling" / "config.json", pool | {key: name == pooling for key, name in _MODES.items()})
+    write_sums(writing)
     for file in [path for path in writing.rglob("*") if path.is_file()]:
         target = folder / file.relative_to(writing)
         target.parent.mkdir(exist_ok=True)

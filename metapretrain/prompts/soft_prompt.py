@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from metapretrain.checks import number, whole
 from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError
-from metapretrain.files import decode, encode, read_json
+from metapretrain.files import check_sums, decode, encode, read_json, write_sums
 from metapretrain.prompts.template import plain_ids
 
 CONFIG, WEIGHTS, OURS = "adapter_config.json", "adapter_model.safetensors", "prompt.json"
@@ -53,6 +53,7 @@ def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, not
             temporary = folder / f".{name}.part"
             temporary.write_bytes(data)
             os.replace(temporary, folder / name)
+        write_sums(folder, files)
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}); name another folder") from None
 
@@ -89,6 +90,7 @@ def read_notes(folder: str | Path) -> dict[str, Any]:
 
 
 def _json(file: Path) -> dict[str, Any]:
+    check_sums(file.parent)
     if (found := read_json(file)) is None:
         raise InputError(f"{file.parent} has no {file.name}: not a saved prompt")
     return found

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
+from metapretrain.files import SUMS
 from metapretrain.prompts import PromptBatch, PromptedModel, PromptMAML, SoftPrompt
 from tests.prompts.tiny import KINDS, TEXTS, model_of, prompted, tokenizer_of
 
@@ -109,6 +110,7 @@ def test_what_is_saved_names_no_folder_of_this_machine(tmp_path: Path) -> None:
         "adapter_config.json",
         "adapter_model.safetensors",
         "prompt.json",
+        "weights.sha256",
     }
 
 
@@ -118,6 +120,7 @@ def test_what_is_saved_names_no_folder_of_this_machine(tmp_path: Path) -> None:
 )
 def test_settings_that_are_damaged_are_named_with_their_file(change: dict[str, Any], tmp_path: Path) -> None:
     model, _ = saved("gpt2", tmp_path)
+    (tmp_path / SUMS).unlink()
     notes = json.loads((tmp_path / "prompt.json").read_text())
     (tmp_path / "prompt.json").write_text(json.dumps(notes | change))
     with pytest.raises(InputError, match=f"prompt.json of {tmp_path}: .*{next(iter(change))[:4]}"):
@@ -169,6 +172,7 @@ def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
 
 def test_rows_beyond_those_of_the_config_are_another_prompt(tmp_path: Path) -> None:
     prompted("gpt2").save(tmp_path, torch.zeros(3, 16))
+    (tmp_path / SUMS).unlink()
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"num_virtual_tokens": 2}))
     with pytest.raises(InputError, match="does not hold prompt_embeddings of 2 rows"):

@@ -14,9 +14,12 @@ import torch
 import metapretrain
 from benchmarks import run_fewshot, run_prompts, run_schedule, run_stl10, run_text
 from metapretrain.errors import InputError
-from metapretrain.files import load_tensors
+from metapretrain.experiments.saved import predict_files
+from metapretrain.files import SUMS
+from metapretrain.models import build_text_encoder, load_text_encoder, save_text_encoder
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import SoftPrompt, write_adapter
+from metapretrain.prompts.soft_prompt import read_notes
 from metapretrain.training import CheckpointError, checkpoint, load_latest, loop
 from tests.reliability.lengths import lengths
 
@@ -110,33 +113,58 @@ def test_the_comparison_finds_a_change_of_any_kind() -> None:
     assert not equal(state, dict(reversed(state.items())))
 
 
-@pytest.mark.parametrize("draws", lengths(3, 20))
-@pytest.mark.parametrize("kind", lengths("images", "texts"))
-def test_damaged_weights_of_a_finished_run_are_refused(kind: str, draws: int, tmp_path: Path) -> None:
+def predictions(kind: str, run: Path, out: Path) -> Any:
+    """What a finished run predicts, as a user gets it."""
+    if kind in ("images", "few-shot"):
+        model = metapretrain.load(run)
+        side = model.image_size
+        images = torch.arange(6 * side**2).remainder(251).to(torch.uint8).view(6, 1, side, side)
+        few = model.adapt(images[:4], torch.tensor([0, 1, 1, 0])).logits(images[4:])
+        return [few, model.encode(images[:2]), *([model.logits(images), model.classes] if kind == "images" else [])]
+    (out / "new.csv").write_text("id,sentence\n1,a good film\n2,a bad one\n3,neither\n")
+    task = "sst" if kind == "texts" else "sst2"
+    (written,) = predict_files(run, {task: out / "new.csv"}, out, **({"model": "tiny"} if kind == "prompts" else {}))
+    texts = {"texts": lambda: metapretrain.load(run).encode(["a good film", "a bad one"])}
+    return [written.read_text(), *[encode() for of, encode in texts.items() if of == kind]]
+
+
+@pytest.mark.parametrize("draws", lengths(2, 20))
+@pytest.mark.parametrize("kind", ["images", "few-shot", "texts", "prompts"])
+def test_a_damaged_file_of_a_finished_run_is_refused_or_decides_no_prediction(
+    kind: str, draws: int, tmp_path: Path
+) -> None:
     main, words = RUNS[kind]
-    assert main([*SMOKE, *words, "--out", str(tmp_path)]) == 0
-    (run,) = (path.parent for path in tmp_path.rglob("result.json"))
-    whole = metapretrain.load(run).state_dict()
-    for file in sorted(path for path in run.rglob("*") if path.suffix in {".safetensors", ".json"}):
-        check(lambda: metapretrain.load(run).state_dict(), whole, file, draws)
-        if file.suffix == ".safetensors" and file.parent == run:
-            check(lambda file=file: load_tensors(file), load_tensors(file), file, draws)  # type: ignore[misc]
+    assert main([*SMOKE, *words, "--out", str(tmp_path / "runs")]) == 0
+    run = next(path.parent for path in (tmp_path / "runs").rglob("result.json") if (path.parent / SUMS).is_file())
+    whole = predictions(kind, run, tmp_path)
+    listed = {line.partition("  ")[2] for line in (run / SUMS).read_text().splitlines()}
+    assert "config.json" in listed and (kind != "texts" or "encoder/tokenizer.json" in listed)
+    for file in sorted(path for path in run.rglob("*") if path.is_file() and path.stat().st_size):
+        must = file.relative_to(run).as_posix() in listed
+        check(lambda: predictions(kind, run, tmp_path), whole, file, draws if must else 1, must)
 
 
 @pytest.mark.parametrize("draws", lengths(3, 20))
 def test_damaged_prompts_are_refused(draws: int, tmp_path: Path) -> None:
-    write_adapter(tmp_path, torch.randn(5, 8), load_language_model("tiny")[0], "decoder-only", {})
-    whole = SoftPrompt.from_adapter(tmp_path).weight
-    for file in sorted(tmp_path.iterdir()):
-        check(lambda: SoftPrompt.from_adapter(tmp_path).weight, whole, file, draws)
+    write_adapter(tmp_path, torch.randn(5, 8), load_language_model("tiny")[0], "decoder-only", {"space": True})
+    whole = SoftPrompt.from_adapter(tmp_path).weight, read_notes(tmp_path)
+    for file in sorted(path for path in tmp_path.iterdir() if path.name != SUMS):
+        check(lambda: (SoftPrompt.from_adapter(tmp_path).weight, read_notes(tmp_path)), whole, file, draws, True)
 
 
-def check(load: Callable[[], Any], whole: Any, file: Path, draws: int) -> None:
-    """Damage `file`: loading is refused in one line, or gives what was written (a change that means nothing)."""
+@pytest.mark.parametrize("draws", lengths(3, 20))
+def test_a_damaged_encoder_is_refused(draws: int, tmp_path: Path) -> None:
+    save_text_encoder(build_text_encoder("tiny"), tmp_path)
+    for file in sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.name != SUMS):
+        check(lambda: load_text_encoder(tmp_path), None, file, draws, True)
+
+
+def check(load: Callable[[], Any], whole: Any, file: Path, draws: int, must: bool) -> None:
+    """Damage `file`: loading is refused in one line; where it need not be, it may give what it gave before."""
     for what in damaged(file, draws, seed=2):
         try:
             found, refused = load(), ""
         except InputError as error:
             found, refused = None, str(error)
         assert "\n" not in refused, what
-        assert refused or equal(found, whole), what
+        assert refused or (not must and equal(found, whole)), what

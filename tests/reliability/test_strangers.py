@@ -17,7 +17,7 @@ import metapretrain
 from benchmarks import run_fewshot, run_prompts, run_stl10, run_text
 from metapretrain.errors import InputError
 from metapretrain.experiments.saved import predict_files
-from metapretrain.files import load_tensors
+from metapretrain.files import SUMS, load_tensors
 from metapretrain.models.language_models import load_language_model
 from metapretrain.models.text_encoders import build_text_encoder, load_text_encoder, save_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
@@ -194,6 +194,7 @@ def test_a_model_that_asks_for_code_of_the_hub(
     kind: str, load: Callable[[Any], Any], request: pytest.FixtureRequest, mark: Path
 ) -> None:
     folder: Path = request.getfixturevalue(kind)
+    (folder / SUMS).unlink(missing_ok=True)  # a stranger's model has none, or right ones
     change(folder / "config.json", attn_implementation="stranger/kernel")
     assert "code of the hub" in refused(lambda: load(folder), mark)
 
@@ -223,6 +224,8 @@ def test_a_prompt(mark: Path, tmp_path: Path) -> None:
     PromptedModel.load(folder, net, tokenizer)
     for load in loads:
         load()
+    for sums in run.rglob(SUMS):
+        sums.unlink()
     weights = folder / "adapter_model.safetensors"
     whole = weights.read_bytes()
     for data in pickles(mark, tmp_path / "x.pt"):

@@ -35,10 +35,9 @@ from metapretrain.experiments.prompts.data import (
 from metapretrain.experiments.prompts.pretraining import MetaRows, TrainedPrompt, train_meta, train_mixed
 from metapretrain.experiments.prompts.recipe import PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
-from metapretrain.files import plain, read_json, write_file
+from metapretrain.files import check_sums, plain, read_json, write_file, write_sums
 from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
 from metapretrain.training import RunFolder
-from metapretrain.training.checkpoint import SUMS, check_sums
 from metapretrain.training.devices import mixed_precision
 from metapretrain.training.settings import flatten
 
@@ -102,6 +101,7 @@ def check_lent(folder: Path, wanted: Mapping[str, Any], *, all_data: bool) -> No
     Raises:
         InputError: a difference; the first one is named with both values. Or a folder that is damaged.
     """
+    check_sums(folder)
     stored = (read_json(folder / "config.json") or {}).get("config")
     result, now = read_json(folder / "result.json") or {}, plain(wanted)
     if lost := [key for key in ("metrics", "budget", "wall_s") if key not in result]:
@@ -131,11 +131,11 @@ def take_over(folder: Path, place: Path, config: Mapping[str, Any], result: Mapp
     for name in (PROMPT, "figures"):
         if (folder / name).is_dir():
             shutil.copytree(folder / name, place / name, dirs_exist_ok=True)
-    for name in ("metrics.jsonl", SUMS):
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, place / name)
+    if (folder / "metrics.jsonl").is_file():
+        shutil.copyfile(folder / "metrics.jsonl", place / "metrics.jsonl")
     for name, changes in (("config.json", config), ("result.json", result)):  # the result last: then it is finished
         write_file(place / name, json.dumps({**(read_json(folder / name) or {}), **changes}, indent=1) + "\n")
+        write_sums(place)
 
 
 def _shaping(config: Any, other: Any, all_data: bool) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.experiment import ImageExperiment
 from metapretrain.experiments.images.recipe import ImageRecipe
 from metapretrain.experiments.images.training import ImageMethod
+from metapretrain.files import SUMS
 from metapretrain.training import loop
-from metapretrain.training.checkpoint import SUMS
 from metapretrain.training.logs import read_metrics
 from tests.experiments.conftest import make_images
 
