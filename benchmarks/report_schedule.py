@@ -1,9 +1,27 @@
-"""The table of `run_schedule.py`: downstream tasks and their mean, what the choice of sources cost, and its curves."""
+"""The table of `run_schedule.py`: downstream tasks and their mean, what the choice of sources cost, and its curves.
+
+python benchmarks/report_schedule.py runs/schedule/texts-paper   # draw the figures of finished runs again
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.experiment import downstream_column
-from metapretrain.report.layout import Column, Layout
+from metapretrain.options import Parser, main_guard
+from metapretrain.report.figures import COLOURS, INK, MARKERS, line_style, new_figure, panels, plain, save_figure
+from metapretrain.report.layout import Column, Layout, Runs
+from metapretrain.report.notes import is_fixed
+from metapretrain.report.results import collect
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DOWNSTREAM = {
     "wic": "accuracy",
@@ -48,3 +66,92 @@ LAYOUT = Layout(
     part="test",
     settings=("aware", "agnostic"),
 )
+
+AXES = {"updates": "source updates", "compute_units": "compute: forward passes of a batch, probes included"}
+
+
+def plot_schedule(root: Path) -> list[Path]:
+    """Draw `figures/target-loss-SETTING.png` and `shares-SETTING.png` for the complete runs below `root`.
+
+    Runs of several recipes, encoders or data sets have figures of their own, with these in their names.
+
+    Raises:
+        InputError: there is no complete run with a curve, or a file cannot be written.
+    """
+    groups: dict[str, dict[str, dict[str, dict[int, Any]]]] = {}
+    for result in collect(root).results:
+        if "curve" in result:
+            kind = "-".join(str(result[key]) for key in ("dataset", "recipe", "encoder") if result.get(key))
+            rows = groups.setdefault(kind, {}).setdefault(result["setting"], {})
+            rows.setdefault(result["method"], {})[result["seed"]] = result
+    if not groups:
+        raise InputError(f"no complete scheduling run in {root}")
+    written = []
+    for kind, by_setting in groups.items():  # curves of two recipes are no comparison
+        suffix = f"-{kind.replace('/', '-')}" if kind and len(groups) > 1 else ""
+        for setting, rows in by_setting.items():
+            figures = {"target-loss": loss_figure(rows), "shares": shares_figure(rows)}
+            written += [
+                save_figure(one, root / "figures" / f"{name}-{setting}{suffix}.png") for name, one in figures.items()
+            ]
+    return written
+
+
+def loss_figure(rows: Runs) -> Figure:
+    """Target loss of each method, mean over seeds: a panel against source updates, one against all compute."""
+    figure, all_axes = panels(2, 2, 6.5, 4.6)
+    for axes, (axis, title) in zip(all_axes, AXES.items(), strict=True):
+        for number, (method, seeds) in enumerate(rows.items()):
+            curves = [run["curve"] for run in seeds.values()]
+            length = min(len(curve["updates"]) for curve in curves)
+            x, y = (
+                np.mean([np.array(curve[part][:length], np.float64) for curve in curves], axis=0)
+                for part in (axis, "target_loss")
+            )
+            style = {"marker": MARKERS[number % len(MARKERS)], "markersize": 3, "linewidth": 1.3}
+            axes.plot(x, y, **line_style(number), **style, label=method)  # type: ignore[arg-type]
+        axes.set_xlabel(title, color=INK)
+        axes.set_ylabel("target loss, mean over targets", color=INK)
+        plain(axes)
+    all_axes[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def shares_figure(rows: Runs) -> Figure:
+    """The part of all updates so far that each source had, of each method's first seed: a panel a method."""
+    first: dict[str, Mapping[str, Any]] = {method: seeds[min(seeds)]["curve"] for method, seeds in rows.items()}
+    shown = {method: curve for method, curve in first.items() if not is_fixed(rows[method])} or first
+    columns = min(3, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = new_figure(4.4 * columns + 2, 2.8 * lines)
+    names = list(dict.fromkeys(name for curve in shown.values() for name in curve if name.startswith("share_")))
+    for place, (method, curve) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(lines, columns, place)
+        none = [0.0] * len(curve["updates"])  # a method may have other sources
+        parts = [np.array(curve.get(name, none)[1:], np.float64) for name in names]
+        labels = [name.removeprefix("share_") for name in names]
+        colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
+        hatches = ["//" if i >= len(COLOURS) else "" for i in range(len(names))]  # more sources than colours
+        if names:
+            axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=colours, hatch=hatches)
+        axes.set_title(method, fontsize=9, color=INK)
+        axes.set_ylim(0, 1)
+        plain(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the figures of the folders that are named."""
+    parser = Parser(prog="report_schedule.py", description="Draw target losses and sources of finished runs.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="FOLDER", help="folder of runs of run_schedule.py")
+    for folder in parser.parse_args(argv).runs:
+        for file in plot_schedule(folder):
+            print(f"figure   {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from report_schedule import LAYOUT
+from report_schedule import LAYOUT, plot_schedule
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import Table, script_main, single_machine_of, table_arguments, table_parser
@@ -171,6 +171,7 @@ def tables_of(options: Namespace) -> list[Table]:
         machine=machine,
         make_encoder=encoders,
         layout=LAYOUT,
+        draw=plot_schedule,
         **table_arguments(options, options.recipe, Path(options.encoder or "").name),
     )
     return [Table(experiment, rows)]

@@ -143,6 +143,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         map_points: points in a panel of a map of embeddings.
         reducer: what maps are drawn by, `tsne` or `umap`.
         layout: of the table, kept in its folder; None: a column for each metric.
+        draw: draws further figures of the table's folder and returns their files.
     """
 
     benchmark: str
@@ -157,6 +158,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
     map_points: int = 1000
     reducer: str = "tsne"
     layout: Layout | None = None
+    draw: Callable[[Path], list[Path]] | None = None
 
     def check_row(self, name: str, method: M) -> None:
         """Refuse a row that cannot be run with this recipe and data; by default none."""

@@ -273,7 +273,7 @@ def due(
             if getattr(options, "corrupt", False):
                 _corrupt(experiment)
             experiment.save_layout()
-            show(experiment.root, experiment.figures)
+            show(experiment)
 
 
 def tell(results: Iterable[Mapping[str, Any]]) -> None:
@@ -297,16 +297,18 @@ def _corrupt(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:
         print(f"{run.name}: accuracy {scores['corrupt_accuracy']:.4f} under corruption")
 
 
-def show(root: Path, figures: int | None) -> None:
-    """Write the table and the curves of the runs below `root` and print them with what to look at next."""
+def show(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:
+    """Write the table and the figures of all runs of an experiment and print them with what to look at next."""
     from metapretrain.report.figures import plot
     from metapretrain.report.table import write
 
+    root = experiment.root
     print(f"\n{write(root)}")
     print(f"table    {root / 'report' / 'table.md'}")
     logged = any(root.rglob(METRICS))  # a row that trains nothing has no curves
-    for file in plot(root) if figures is not None and logged else []:
-        print(f"figure   {file}")
+    if experiment.figures is not None and logged:
+        for file in [*plot(root), *(experiment.draw(root) if experiment.draw is not None else [])]:
+            print(f"figure   {file}")
     for file in sorted(root.glob("*/figures/*.png")):
         print(f"figure   {file}")
     print(f"curves   tensorboard --logdir {root}")

@@ -19,8 +19,6 @@ from metapretrain.evaluation.intervals import Interval
 from metapretrain.evaluation.predictions import confusion
 from metapretrain.evaluation.representation import check_embeddings, knn_leave_one_out, silhouette, subsample
 from metapretrain.files import write_file
-from metapretrain.report.layout import Result
-from metapretrain.report.notes import is_fixed
 from metapretrain.report.results import collect
 from metapretrain.report.table import build_table
 from metapretrain.training.logs import METRICS, POINTS, read_embeddings, read_metrics
@@ -46,12 +44,16 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: Path | str) -> Path:
-    """Write a PNG, whole or not at all.
+def panels(count: int, most: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels of a size in inches, at most `most` beside each other."""
+    columns = min(most, count)
+    rows = math.ceil(count / columns)
+    figure = new_figure(width * columns, height * rows)
+    return figure, [figure.add_subplot(rows, columns, place) for place in range(1, count + 1)]
 
-    Raises:
-        InputError: the folder cannot be made or written.
-    """
+
+def save_figure(figure: Figure, path: Path | str) -> Path:
+    """Write a PNG, whole or not at all."""
     png = io.BytesIO()
     figure.savefig(png, format="png")
     return write_file(Path(path), png.getvalue())
@@ -65,16 +67,19 @@ def darker(colour: str) -> str:
         ('#90854E', '#332288')
     """
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    light = 0.299 * red + 0.587 * green + 0.114 * blue
-    share = min(1.0, 130 / max(light, 1))
+    share = min(1.0, 130 / max(0.299 * red + 0.587 * green + 0.114 * blue, 1))
     return "#" + "".join(f"{round(share * part):02X}" for part in (red, green, blue))
 
 
 def plain(axes: Axes) -> None:
     """Leave out the frame's upper and right side."""
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
+
+
+def line_style(place: int) -> dict[str, str]:
+    """Colour and dashes of one of many curves."""
+    return {"color": COLOURS[place % len(COLOURS)], "linestyle": ("-", "--", "-.", ":")[place // len(COLOURS) % 4]}
 
 
 REDUCERS = {"tsne": "t-SNE", "umap": "UMAP"}
@@ -119,7 +124,7 @@ def project(z: Tensor, reducer: str = "tsne", seed: int = 0) -> NDArray[np.float
 
 
 def tsne_figure(
-    panels: Mapping[str, tuple[Tensor, Tensor]],
+    maps: Mapping[str, tuple[Tensor, Tensor]],
     classes: Sequence[str],
     *,
     reducer: str = "tsne",
@@ -129,41 +134,31 @@ def tsne_figure(
 ) -> Figure:
     """Maps of embeddings, one panel each, two a row, coloured and labelled by class.
 
-    The title of a panel gives silhouette and kNN accuracy in the embedding space itself, not on the map; kNN
-    is by the panel's other points (leave-one-out) unless `knn` holds the panel's figure.
+    The title of a panel gives silhouette and kNN accuracy of the embeddings themselves, not of the map.
 
     Args:
-        panels: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1.
+        maps: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1.
         classes: the C class names.
-        max_points: points drawn and scored a panel, a random part fixed by `seed` where there are more.
-        knn: kNN accuracy (0..1) by panel, if measured elsewhere.
+        max_points: points drawn and scored per panel, a random part fixed by `seed` where there are more.
+        knn: kNN accuracy (0..1) by panel, if measured elsewhere; by default leave-one-out.
 
     Raises:
         InputError: no panel, embeddings with NaN, labels outside 0..C-1.
     """
-    if not panels:
+    if not maps:
         raise InputError("a map of embeddings needs at least one panel: {name: (embeddings, labels)}")
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = new_figure(5.2 * columns, 4.9 * rows)
-    for place, (name, (z, y)) in enumerate(panels.items(), start=1):
+    figure, all_axes = panels(len(maps), 2, 5.2, 4.9)
+    for axes, (name, (z, y)) in zip(all_axes, maps.items(), strict=True):
         check_embeddings(z, y, f"embeddings of panel {name!r}")
         kept = subsample(len(z), max_points, seed)
         z, y = z.detach().cpu()[kept], y.cpu()[kept]
-        axes = figure.add_subplot(rows, columns, place)
         _scatter(axes, project(z, reducer, seed), y.numpy(), classes)
-        if knn is not None and name in knn:
-            measured = f"kNN {knn[name]:.1%}"
-        else:
-            measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}"
-        axes.set_title(f"{name}\n{_tightness(z, y)}, {measured}", fontsize=10, color=INK)
+        tight = f"{silhouette(z, y):.2f}" if 2 <= len(torch.unique(y)) < len(y) else "undefined"
+        own = knn is None or name not in knn
+        measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}" if own else f"kNN {knn[name]:.1%}"
+        axes.set_title(f"{name}\nsilhouette {tight}, {measured}", fontsize=10, color=INK)
     figure.supxlabel(f"{REDUCERS[reducer]} of at most {max_points:,} embeddings a panel", fontsize=8, color=INK)
     return figure
-
-
-def _tightness(z: Tensor, y: Tensor) -> str:
-    defined = 2 <= len(torch.unique(y)) < len(y)
-    return f"silhouette {silhouette(z, y):.2f}" if defined else "silhouette undefined"
 
 
 def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], classes: Sequence[str]) -> None:
@@ -179,21 +174,15 @@ def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], clas
         marker = MARKERS[label // len(COLOURS) % len(MARKERS)]
         axes.scatter(mine[:, 0], mine[:, 1], s=size, c=colour, marker=marker, alpha=0.65, linewidths=0)
         middles[label] = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
-    outline = [withStroke(linewidth=3, foreground="white")]
+    drawn = {
+        "weight": "bold",
+        "ha": "center",
+        "va": "center",
+        "path_effects": [withStroke(linewidth=3, foreground="white")],
+    }
     for label, (x, height) in _spread(middles, np.ptp(points, axis=0)).items():
-        axes.text(
-            x,
-            height,
-            classes[label],
-            color=darker(COLOURS[label % len(COLOURS)]),
-            fontsize=9,
-            weight="bold",
-            ha="center",
-            va="center",
-            path_effects=outline,
-        )
-    axes.set_xticks([])
-    axes.set_yticks([])
+        axes.text(x, height, classes[label], color=darker(COLOURS[label % len(COLOURS)]), fontsize=9, **drawn)
+    axes.set(xticks=[], yticks=[])
 
 
 def _spread(places: dict[int, NDArray[np.float32]], extent: NDArray[np.float32]) -> dict[int, tuple[float, float]]:
@@ -210,11 +199,7 @@ def _spread(places: dict[int, NDArray[np.float32]], extent: NDArray[np.float32])
 
 
 def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title: str = "") -> Figure:
-    """Confusion matrix: a row a true class, cells in per cent of that class's examples.
-
-    Args:
-        y: int (N,), 0..C-1.
-        predicted: int (N,), 0..C-1.
+    """Confusion matrix of labels and predictions, both int (N,), 0..C-1: cells in per cent of the true class.
 
     Raises:
         InputError: lengths differ, or a label lies outside 0..C-1.
@@ -235,9 +220,8 @@ def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true class", color=INK)
     right = float(counts.diagonal().sum() / counts.sum().clamp(min=1))
-    axes.set_title(
-        f"{title + ': ' if title else ''}{right:.1%} of {len(y):,} right; cells in % of the row", fontsize=10
-    )
+    title = f"{title}: " if title else ""
+    axes.set_title(f"{title}{right:.1%} of {len(y):,} right; cells in % of the row", fontsize=10)
     return figure
 
 
@@ -267,14 +251,12 @@ def comparison_figure(
     figure = new_figure(8.2, 1.3 + 0.42 * len(rows))
     axes = figure.add_subplot()
     for place, (name, interval) in enumerate(rows.items()):
-        half = scale * interval.half_width if interval.known else None
-        mean = scale * interval.mean
+        mean, half = scale * interval.mean, scale * interval.half_width
+        limits = [[min(half, mean)], [min(half, 100 - mean)]] if percent else half  # 0 to 100% is all there is
         axes.axhline(place, color="#DDDDDD", linewidth=0.8, zorder=0)
-        shown = None if half is None else [[half], [half]]
-        if half is not None and percent:
-            shown = [[min(half, mean)], [min(half, 100 - mean)]]  # 0 to 100% is all there is
-        axes.errorbar(mean, place, xerr=shown, fmt="o", color="#332288", capsize=3, linewidth=1.4, markersize=5)
-        text = f"{mean:.{digits}f} (one seed)" if half is None else f"{mean:.{digits}f} ± {half:.{digits}f}"
+        bars = limits if interval.known else None
+        axes.errorbar(mean, place, xerr=bars, fmt="o", color="#332288", capsize=3, linewidth=1.4, markersize=5)
+        text = f"{mean:.{digits}f} " + (f"± {half:.{digits}f}" if interval.known else "(one seed)")
         axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=INK)
         if name in cited:
             axes.plot(cited[name], place + 0.26, "D", mfc="none", color="#CC6677", markersize=5, mew=1.3)
@@ -292,12 +274,7 @@ Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps, values
 
 
 def read_curves(run: Path | str) -> dict[str, Curve]:
-    """What a run logged: "split/name" -> (steps int64 (S,) in order, values float64 (S,)); NaN where not finite.
-
-    Example:
-        >>> read_curves("no-such-run")
-        {}
-    """
+    """What a run logged: "split/name" -> (steps int64 (S,) in order, values float64 (S,)); NaN where not finite."""
     series: dict[str, dict[int, float]] = {}
     for line in read_metrics(run):
         series.setdefault(f"{line['split']}/{line['name']}", {})[line["step"]] = line["value"]
@@ -308,9 +285,7 @@ def read_curves(run: Path | str) -> dict[str, Curve]:
 
 
 def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[str]) -> Figure:
-    """Curves of logged metrics, a panel a metric: mean over seeds, and a band from lowest to highest.
-
-    At each step the seeds count that have reached it, so a run in progress does not cut the others short.
+    """Curves of logged metrics, a panel a metric: mean over the seeds that reached a step, and a band around them.
 
     Args:
         runs: method to the run folders of its seeds.
@@ -326,11 +301,8 @@ def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[st
         raise InputError(
             f"none of the metrics {', '.join(metrics)} was logged; there are: {', '.join(there) or 'none'}"
         )
-    columns = min(2, len(shown))
-    rows = math.ceil(len(shown) / columns)
-    figure = new_figure(6.4 * columns, 4.2 * rows)
-    for place, metric in enumerate(shown, start=1):
-        axes = figure.add_subplot(rows, columns, place)
+    figure, all_axes = panels(len(shown), 2, 6.4, 4.2)
+    for axes, metric in zip(all_axes, shown, strict=True):
         ends: list[tuple[float, float, str, str]] = []
         for position, (method, seeds) in enumerate(read.items()):
             curves = [seed[metric] for seed in seeds if metric in seed]
@@ -369,14 +341,12 @@ def _curve(axes: Axes, curves: Sequence[Curve], position: int) -> tuple[float, f
     grid, values = grid[kept], values[:, kept]
     if grid.size == 0:
         return math.nan, math.nan, INK
-    mean = np.nanmean(values, axis=0)
-    colour = COLOURS[position % len(COLOURS)]
-    style = ("-", "--", "-.", ":")[position // len(COLOURS) % 4]
-    axes.plot(grid, mean, color=colour, linestyle=style, linewidth=1.6)
+    mean, style = np.nanmean(values, axis=0), line_style(position)
+    axes.plot(grid, mean, **style, linewidth=1.6)
     if len(curves) > 1:
         low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
-        axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
-    return float(grid[-1]), float(mean[-1]), colour
+        axes.fill_between(grid, low, high, color=style["color"], alpha=0.18, linewidth=0)
+    return float(grid[-1]), float(mean[-1]), style["color"]
 
 
 def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
@@ -392,18 +362,9 @@ def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
         heights[place] = min(heights[place], top)
         top = heights[place] - gap
     for height, (x, y, colour, method) in zip(heights, finite, strict=True):
+        drawn = {"va": "center", "color": darker(colour), "fontsize": 8.5, "annotation_clip": False}
         leader = {"arrowstyle": "-", "color": colour, "lw": 0.6, "relpos": (0, 0.5)}
-        axes.annotate(
-            method,
-            (x, y),
-            (1.02, height),
-            textcoords=axes.get_yaxis_transform(),
-            va="center",
-            color=darker(colour),
-            fontsize=8.5,
-            annotation_clip=False,
-            arrowprops=leader,
-        )
+        axes.annotate(method, (x, y), (1.02, height), textcoords=axes.get_yaxis_transform(), arrowprops=leader, **drawn)
 
 
 USUAL = r".*/(loss.*|target_loss|.*accuracy|.*pearson|overall)"  # what is drawn when no metrics are named
@@ -413,17 +374,12 @@ PANELS = 4
 def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str] = ()) -> list[Path]:
     """Draw the curves and, where results are complete, the comparison of every group of runs below `root`.
 
-    A group is the runs ``<method>-s<seed>`` of one folder.
+    A group is the runs ``<method>-s<seed>`` of one folder. The files written are returned.
 
     Args:
         root: a run's folder or one with runs at any depth.
         out: where the figures go; by default the folder ``figures`` beside the runs (in a run, its own).
         metrics: ``split/name`` each, one panel a metric; by default the first four scores and losses.
-
-    Finished scheduling runs also get their target loss against all compute, and their sources over time.
-
-    Returns:
-        The files written.
 
     Raises:
         InputError: there are no runs, no such metric was logged, or a file cannot be written.
@@ -432,7 +388,7 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
     groups = runs_by_group(root)
     written = []
     for folder, runs in groups.items():
-        place = _place(folder, root, Path(out) if out is not None else None)
+        place = folder / "figures" if out is None else Path(out) / folder.relative_to(root)
         shown = metrics or usual_metrics([run for seeds in runs.values() for run in seeds])
         written.append(save_figure(curves_figure(runs, shown), place / "curves.png"))
         written += _comparison(folder, place)
@@ -445,33 +401,22 @@ def redraw_maps(root: Path | str, reducer: str) -> list[Path]:
     Args:
         reducer: ``tsne`` or ``umap``.
 
-    Returns:
-        The files written.
-
     Raises:
         InputError: the reducer is unknown or not installed, no run kept embeddings, or a file cannot be written.
     """
     check_reducer(reducer)
     written = []
     for run in sorted({path.parent.parent.parent for path in Path(root).rglob(f"projector/*/{POINTS}")}):
-        panels, classes = _panels(run)
-        figure = tsne_figure(panels, classes, reducer=reducer)
-        written.append(save_figure(figure, run / "figures" / f"{reducer}.png"))
+        kept = read_embeddings(run)
+        classes = sorted({word for _, words in kept.values() for word in words})
+        maps = {}
+        for name in sorted(kept, key=lambda name: ("before" not in name, "test" in name, name)):
+            z, words = kept[name]
+            maps[name.replace("-", " ")] = (z, torch.tensor([classes.index(word) for word in words]))
+        written.append(save_figure(tsne_figure(maps, classes, reducer=reducer), run / "figures" / f"{reducer}.png"))
     if not written:
         raise InputError(f"no run in {root} kept embeddings; a pretraining does, where figures are drawn")
     return written
-
-
-def _panels(run: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], list[str]]:
-    """Points and labels of each embedding of a run, "before" ones first, and the names of the classes."""
-    kept = read_embeddings(run)
-    classes = sorted({word for _, words in kept.values() for word in words})
-    number = {name: place for place, name in enumerate(classes)}
-    panels = {}
-    for name in sorted(kept, key=lambda name: ("before" not in name, "test" in name, name)):
-        z, words = kept[name]
-        panels[name.replace("-", " ")] = (z, torch.tensor([number[word] for word in words]))
-    return panels, classes
 
 
 def runs_by_group(root: Path) -> dict[Path, dict[str, list[Path]]]:
@@ -516,26 +461,14 @@ def usual_metrics(runs: Sequence[Path]) -> list[str]:
     return sorted(names, key=lambda name: ("/loss" in name, "nearest_prototype" in name))[:PANELS] or ["train/loss"]
 
 
-def _place(folder: Path, root: Path, out: Path | None) -> Path:
-    return folder / "figures" if out is None else out / folder.relative_to(root)
-
-
 def _comparison(folder: Path, place: Path) -> list[Path]:
     try:
-        found = collect(folder)
-        table = build_table(found)
+        table = build_table(collect(folder))
     except InputError:  # a run in progress has curves but no result yet
         return []
-    written = plot_schedule(folder, place) if any("curve" in result for result in found.results) else []
+    written = []
     for group in table.groups:
-        main = group.layout.column(group.layout.main)
-        rows = {row.method: row.scores[main.name] for row in group.rows if main.name in row.scores}
-        printed = {
-            row.method: row.published.scores.get(main.name)
-            for row in group.rows
-            if row.published and row.published.comparable
-        }
-        cited = {name: value for name, value in printed.items() if value is not None}
+        main, (rows, cited) = group.layout.column(group.layout.main), group.figures()
         if rows:
             kind = "-".join(filter(None, (group.recipe or "all", group.encoder.replace("/", "-"))))
             name = "comparison.png" if len(table.groups) == 1 else f"comparison-{kind}.png"
@@ -543,83 +476,3 @@ def _comparison(folder: Path, place: Path) -> list[Path]:
             figure = comparison_figure(rows, published=cited, title=title, percent=main.percent)
             written.append(save_figure(figure, place / name))
     return written
-
-
-AXES = {"updates": "source updates", "compute_units": "compute: forward passes of a batch, probes included"}
-
-
-def plot_schedule(root: Path | str, place: Path | None = None) -> list[Path]:
-    """Draw `target-loss-SETTING.png` and `shares-SETTING.png` for the complete runs below `root`.
-
-    Runs of several recipes, encoders or data sets have figures of their own, with these in their names.
-
-    Args:
-        place: where they go; by default `root`/figures.
-
-    Raises:
-        InputError: there is no complete run with a curve, or a file cannot be written.
-    """
-    root = Path(root)
-    place = root / "figures" if place is None else place
-    groups: dict[str, dict[str, dict[str, dict[int, Result]]]] = {}
-    for result in collect(root).results:
-        if "curve" in result:
-            kind = "-".join(str(result[key]) for key in ("dataset", "recipe", "encoder") if result.get(key))
-            by_setting = groups.setdefault(kind, {})
-            by_setting.setdefault(result["setting"], {}).setdefault(result["method"], {})[result["seed"]] = result
-    if not groups:
-        raise InputError(f"no complete scheduling run in {root}")
-    written = []
-    for kind, by_setting in groups.items():  # curves of two recipes are no comparison
-        suffix = f"-{kind.replace('/', '-')}" if kind and len(groups) > 1 else ""
-        for setting, rows in by_setting.items():
-            figures = {"target-loss": loss_figure(rows), "shares": shares_figure(rows)}
-            written += [save_figure(one, place / f"{name}-{setting}{suffix}.png") for name, one in figures.items()]
-    return written
-
-
-def loss_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
-    """Target loss of each method, mean over seeds: a panel against source updates, one against all compute."""
-    figure = new_figure(13, 4.6)
-    for place, (axis, title) in enumerate(AXES.items(), start=1):
-        axes = figure.add_subplot(1, 2, place)
-        for number, (method, seeds) in enumerate(rows.items()):
-            curves = [run["curve"] for run in seeds.values()]
-            length = min(len(curve["updates"]) for curve in curves)
-            x, y = (
-                np.mean([np.array(curve[part][:length], np.float64) for curve in curves], axis=0)
-                for part in (axis, "target_loss")
-            )
-            style, marker = ("-", "--", "-.", ":")[number // len(COLOURS) % 4], MARKERS[number % len(MARKERS)]
-            colour = COLOURS[number % len(COLOURS)]
-            axes.plot(x, y, color=colour, linestyle=style, marker=marker, markersize=3, linewidth=1.3, label=method)
-        axes.set_xlabel(title, color=INK)
-        axes.set_ylabel("target loss, mean over targets", color=INK)
-        plain(axes)
-    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
-    return figure
-
-
-def shares_figure(rows: Mapping[str, Mapping[int, Result]]) -> Figure:
-    """The part of all updates so far that each source had, of each method's first seed: a panel a method."""
-    shown = {method: seeds[min(seeds)]["curve"] for method, seeds in rows.items() if not is_fixed(seeds)}
-    shown = shown or {method: seeds[min(seeds)]["curve"] for method, seeds in rows.items()}
-    columns = min(3, len(shown))
-    lines = -(-len(shown) // columns)
-    figure = new_figure(4.4 * columns + 2, 2.8 * lines)
-    names = list(dict.fromkeys(name for curve in shown.values() for name in curve if name.startswith("share_")))
-    for place, (method, curve) in enumerate(shown.items(), start=1):
-        axes = figure.add_subplot(lines, columns, place)
-        none = [0.0] * len(curve["updates"])  # a method may have other sources
-        parts = [np.array(curve.get(name, none)[1:], np.float64) for name in names]
-        labels = [name.removeprefix("share_") for name in names]
-        colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
-        hatches = ["//" if i >= len(COLOURS) else "" for i in range(len(names))]  # more sources than colours
-        if names:
-            axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=colours, hatch=hatches)
-        axes.set_title(method, fontsize=9, color=INK)
-        axes.set_ylim(0, 1)
-        plain(axes)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
-    return figure

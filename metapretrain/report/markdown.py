@@ -132,12 +132,8 @@ def _differences_to(group: Group, place: int) -> list[str]:
 
 def order_section(group: Group) -> list[str]:
     """The rows from worst to best by the main column, and the published ones among them."""
-    main = group.layout.main
-    ours = {row.method: row.scores[main].mean for row in group.rows if main in row.scores}
-    theirs = {
-        row.method: row.published.scores.get(main) for row in group.rows if row.published and row.published.comparable
-    }
-    cited = {name: value for name, value in theirs.items() if value is not None and name in ours}
+    main, (rows, cited) = group.layout.main, group.figures()
+    ours = {name: interval.mean for name, interval in rows.items()}
     if not group.layout.several or len(ours) < 2:
         return []
     falling = group.layout.column(main).lower_is_better

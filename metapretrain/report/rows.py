@@ -211,3 +211,11 @@ class Group:
     notes: list[str]
     majority: dict[str, float]  # column to the figure of the majority class, where the results hold it
     remark: str  # bears on the marked columns; "" for none
+
+    def figures(self) -> tuple[dict[str, Interval], dict[str, float]]:
+        """The main figures by method, and the published ones of these methods that may be compared with them."""
+        main = self.layout.main
+        ours = {row.method: row.scores[main] for row in self.rows if main in row.scores}
+        rows = {row.method: row.published for row in self.rows if row.published and row.published.comparable}
+        theirs = {name: value for name, one in rows.items() if (value := one.scores.get(main)) is not None}
+        return ours, {name: value for name, value in theirs.items() if name in ours}

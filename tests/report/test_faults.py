@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_schedule import plot_schedule
 
 from metapretrain.errors import InputError
-from metapretrain.report.figures import plot_schedule
 from metapretrain.report.results import collect
 from metapretrain.report.table import write
 
