@@ -15,7 +15,8 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.files import write_file
 
 Result = dict[str, Any]  # the JSON object of a run
-Runs = Mapping[str, Mapping[int, Result]]  # method -> seed -> result
+Seeds = Mapping[int, Result]  # the runs of a method by seed
+Runs = Mapping[str, Seeds]
 FILE = Path("report", "layout.json")  # in the folder of a table
 
 
@@ -58,7 +59,7 @@ class Published:
 
     Args:
         scores: column to figure, fractions or correlations; None where none was printed.
-        source: `poster`, for a row that stands beside rows of another print; "" for the main one.
+        source: of a row of another print than the others, such as `poster`.
         comparable: False for a row that was made otherwise than the others, which the print marks by a star.
         test: figures of the same row on a test set that no run here sees, told below the table.
     """
@@ -71,12 +72,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Claim:
-    """A print's claim that methods are better than others, each than its partner.
-
-    Args:
-        first, second: what both sides are called.
-        pairs: of methods.
-    """
+    """A print's claim that the first method of each pair is better; `first` and `second` name both sides."""
 
     first: str
     second: str
@@ -166,14 +162,13 @@ class Layout:
             (['sst', 'topic', 'overall'], ('topic',))
         """
         listed = {column.metric for column in self.columns}
-        added = tuple(sorted((one for one in tasks if one.metric not in listed), key=lambda column: column.name))
+        added = sorted((one for one in tasks if one.metric not in listed), key=lambda column: column.name)
         if not added:
             return self
-        means = tuple(column for column in self.columns if column.parts)
-        columns = tuple(column for column in self.columns if not column.parts) + added + means
-        compared = {column.name for column in added} | set(self.compared)
+        compared = {*self.compared, *(column.name for column in added)}
+        columns = sorted((*self.columns, *added), key=lambda column: bool(column.parts))
         ordered = tuple(column.name for column in (*columns, *self.further) if column.name in compared)
-        return replace(self, columns=columns, compared=ordered)
+        return replace(self, columns=tuple(columns), compared=ordered)
 
     def measured(self, metrics: Iterable[str]) -> Layout:
         """Return the layout whose means are over the tasks that were measured, if it is open."""
@@ -188,13 +183,12 @@ class Layout:
 
         return replace(self, columns=tuple(map(mean, self.columns)), further=tuple(map(mean, self.further)))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """The layout as JSON, without what is as usual."""
-        found: dict[str, Any] = _told(self)
-        return found
+        return _told(self)
 
-    @classmethod
-    def from_json(cls, found: Any) -> Layout:
+    @staticmethod
+    def from_json(found: Any) -> Layout:
         """Return the layout that `to_json` told.
 
         Raises:
@@ -205,7 +199,7 @@ class Layout:
             >>> Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
             True
         """
-        layout: Layout = _read(cls, found, "layout")
+        layout: Layout = _read(Layout, found, "layout")
         return layout
 
 
@@ -258,9 +252,6 @@ def save_layout(layout: Layout, table: Path) -> Path:
 def general_layout(metrics: Iterable[str]) -> Layout:
     """Return the layout of results that have none: a column for each metric, ranked by the first test figure.
 
-    Args:
-        metrics: names of the metrics that the results hold.
-
     Example:
         >>> layout = general_layout(["train_rmse", "test_rmse", "test_accuracy"])
         >>> [column.title for column in layout.columns], layout.main
@@ -272,9 +263,9 @@ def general_layout(metrics: Iterable[str]) -> Layout:
         columns.append(Column(name, name, name.replace("_", " ") + " %" * share, percent=share, optional=True))
     columns = columns or [Column("test_accuracy", "test_accuracy", "test accuracy %", optional=True)]
     legend = (
-        "These runs keep no layout (report/layout.json), so every figure that they hold is shown; mean ± half-width of "
-        "the 95% interval over seeds (Student t)."
+        "These runs keep no layout (report/layout.json), so every figure that they hold is shown; mean ± half-width"
     )
+    legend += " of the 95% interval over seeds (Student t)."
     main = columns[0].name
     return Layout(tuple(columns), main, legend, compared=(main,), first_row=True)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from metapretrain.evaluation.intervals import paired_interval
 from metapretrain.evaluation.metrics import main_scores
 from metapretrain.report.layout import Layout, Published, Result, Runs
 from metapretrain.report.markdown import figure_text, published_text
 from metapretrain.report.results import data_of, is_finite
-from metapretrain.report.rows import Row, setting_of
+from metapretrain.report.rows import Row, by_seed, paired, setting_of
 
 
-def episode_notes(by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
+def episode_notes(by_method: Runs) -> list[str]:
     """Return a line for each method whose results were measured over episodes, in the order of their names.
 
     Example:
@@ -28,21 +28,22 @@ def episode_notes(by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
     notes = []
     for method in sorted(by_method):
         runs = by_method[method].values()
-        numbers = sorted({run.get("counts", {}).get("test_episodes") for run in runs} - {None})
-        if not numbers:
+        if not (numbers := _counts(runs, "test_episodes")):
             continue
-        widths = [run["metrics"].get("test_ci95") for run in runs]
-        known = [float(width) for width in widths if width is not None]
+        known = [float(width) for run in runs if (width := run["metrics"].get("test_ci95")) is not None]
         told = f", \u00b1 {100 * sum(known) / len(known):.2f} points over episodes" if known else ""
         kinds = {bool(run.get("transductive")) for run in runs}
         kind = "some runs transductive" if len(kinds) > 1 else "transductive" if True in kinds else "not transductive"
-        notes.append(f"{method}: {' or '.join(f'{n:,}' for n in numbers)} test episodes a run{told}; {kind}.")
+        notes.append(f"{method}: {numbers} test episodes a run{told}; {kind}.")
     return notes
 
 
-def table_notes(
-    layout: Layout, rows: Sequence[Row], by_method: Mapping[str, Mapping[int, Result]], baselines: Sequence[str]
-) -> list[str]:
+def _counts(runs: Iterable[Result], name: str) -> str:
+    """The different values of an entry of "counts"."""
+    return " or ".join(f"{n:,}" for n in sorted({run.get("counts", {}).get(name) for run in runs} - {None}))
+
+
+def table_notes(layout: Layout, rows: Sequence[Row], by_method: Runs, baselines: Sequence[str]) -> list[str]:
     """Return a line for each thing that makes rows hard to compare: budgets, devices, data, seeds."""
     notes = []
     passes = {row.method: row.budget.get("encoder_passes", []) for row in rows}
@@ -71,7 +72,7 @@ def table_notes(
     return notes
 
 
-def _data_notes(by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
+def _data_notes(by_method: Runs) -> list[str]:
     """Runs may be of folders of one name whose files differ."""
     notes = []
     for own in (False, True):
@@ -85,9 +86,7 @@ def _data_notes(by_method: Mapping[str, Mapping[int, Result]]) -> list[str]:
     return notes
 
 
-def _pairing_notes(
-    layout: Layout, rows: Sequence[Row], by_method: Mapping[str, Mapping[int, Result]], baselines: Sequence[str]
-) -> list[str]:
+def _pairing_notes(layout: Layout, rows: Sequence[Row], by_method: Runs, baselines: Sequence[str]) -> list[str]:
     notes = []
     unmatched: dict[str, list[str]] = {}
     for row in rows:
@@ -102,9 +101,8 @@ def _pairing_notes(
                 notes.append(f"{row.method} less {baseline}: on the common seeds only ({seeds}).")
             if difference.over_images is None and not layout.several:
                 unmatched.setdefault(baseline, []).append(row.method)
-    for baseline, methods in unmatched.items():
-        notes.append(f"No predictions of the same images as {baseline}'s: {', '.join(methods)}.")
-    return notes
+    told = (f"No predictions of the same images as {base}'s: {', '.join(names)}." for base, names in unmatched.items())
+    return [*notes, *told]
 
 
 def published_notes(layout: Layout, by_method: Runs, published: Mapping[str, Published]) -> list[str]:
@@ -117,28 +115,35 @@ def published_notes(layout: Layout, by_method: Runs, published: Mapping[str, Pub
     cited = [name for name in published if name in by_method]
     notes = []
     if cited and layout.published_about:
-        runs = [run for seeds in by_method.values() for run in seeds.values()]
-        counts = sorted({run.get("counts", {}).get(layout.published_count) for run in runs} - {None})
-        ours = f"; here: {' or '.join(f'{n:,}' for n in counts)}" if counts else ""
+        ours = _counts((run for seeds in by_method.values() for run in seeds.values()), layout.published_count)
+        ours = f"; here: {ours}" if ours else ""
         notes.append(f"{layout.published_about}{ours}.")
     for name in cited:
-        figures = [published_text(layout.column(key), value) for key, value in published[name].test.items()]
-        if figures:
+        told = " / ".join(published_text(layout.column(key), value) for key, value in published[name].test.items())
+        if told:
             source = published[name].source or "paper"
-            told = " / ".join(figures)
             notes.append(f"The {source}'s {name} on its test set, which no run here sees: {told}.")
     return notes
 
 
 def reads_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """What each pretraining read and cost."""
-    trained = {name: cost for name, runs in by_method.items() if (cost := _cost(runs))[0]}
+    """What each pretraining read and cost: reads, passes and seconds, means over seeds."""
+    trained = {}
+    for name, runs in by_method.items():
+        costs = [
+            (budget.get("pretrain_reads", 0), budget.get("pretrain_passes", 0), run.get("pretrain_wall_s") or 0.0)
+            for run in runs.values()
+            for budget in [run.get("budget", {})]
+        ]
+        read, passes, wall = (sum(part) / len(costs) for part in zip(*costs, strict=True))
+        if round(read):
+            trained[name] = (round(read), round(passes), wall)
     if not trained:
         return []
     told = "; ".join(
         f"{name} {read:,} reads, {passes:,} passes, {wall:,.0f} s" for name, (read, passes, wall) in trained.items()
     )
-    equal = "Equal reads" if len({cost[0] for cost in trained.values()}) == 1 else "Unequal reads"
+    equal = "Equal reads" if len({read for read, _, _ in trained.values()}) == 1 else "Unequal reads"
     return [
         f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
         f"going forward or backward once, backward in second order counts twice: {told}."
@@ -153,14 +158,6 @@ def diverged_notes(by_method: Runs, layout: Layout) -> list[str]:
     told = "; ".join(f"{name} {count:,}" for name, count in lost.items() if count)
     begin = "Trainings that diverged, of pretraining and of all seeds and sets; the best before that was kept, or the "
     return [f"{begin}start: {told}."] if told else []
-
-
-def _cost(runs: Mapping[int, Result]) -> tuple[int, int, float]:
-    """Reads, passes and seconds of pretraining, means over seeds."""
-    count = max(1, len(runs))
-    budgets = [run.get("budget", {}) for run in runs.values()]
-    reads, passes = (sum(budget.get(f"pretrain_{of}", 0) for budget in budgets) / count for of in ("reads", "passes"))
-    return round(reads), round(passes), sum(run.get("pretrain_wall_s") or 0.0 for run in runs.values()) / count
 
 
 SIMILARITY = re.compile(r"(^|[/:_-])(all-(minilm|mpnet|distilroberta|roberta)|paraphrase-)|^minilm$", re.IGNORECASE)
@@ -195,7 +192,8 @@ def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
     for name, runs in by_method.items():
         whole = [run for run in runs.values() if run["metrics"].get(layout.column(layout.main).metric) is not None]
         partly += [name] * (len(whole) < len(runs))
-        for told in {_tasks_of(run) for run in whole}:
+        measured = [{metric: 0.0 for metric, value in run["metrics"].items() if value is not None} for run in whole]
+        for told in {" ".join(sorted(main_scores(metrics))) or "unknown" for metrics in measured}:
             tasks.setdefault(told, []).append(name)
     if partly:
         notes.append(f"Not on all tasks, so without an {layout.main} figure: {', '.join(partly)}.")
@@ -205,17 +203,10 @@ def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
     return notes
 
 
-def _tasks_of(run: Result) -> str:
-    metrics = {name: 0.0 for name, value in run["metrics"].items() if value is not None}
-    return " ".join(sorted(main_scores(metrics))) or "unknown"
-
-
 class Reached(NamedTuple):
-    """What a run had spent when its target loss was as low as that of uniform choice.
+    """What a run had spent when its target loss was as low as uniform's, as parts of what uniform had spent then.
 
-    Attributes:
-        updates: source updates, as a part of what uniform had made then; NaN where the loss was never as low.
-        compute: the same of all compute, probes and fitting of heads included.
+    `updates` are of sources, `compute` is all, probes and heads included; NaN where the loss was never as low.
     """
 
     updates: float
@@ -225,9 +216,7 @@ class Reached(NamedTuple):
 def reached(run: Result, uniform: Result, *, lowest: bool = False) -> Reached:
     """Compare the curves of two runs of one seed, at the evaluations of `run` after its first update.
 
-    Args:
-        lowest: with the lowest target loss that uniform choice ever had, and what it had spent then; else with its
-            loss at the end, which may have risen again.
+    The goal is the target loss of uniform choice at the end, or the `lowest` that it ever had.
 
     Example:
         >>> uniform = {"curve": {"updates": [0, 100], "compute_units": [0, 300], "target_loss": [2.0, 1.0]}}
@@ -236,20 +225,15 @@ def reached(run: Result, uniform: Result, *, lowest: bool = False) -> Reached:
         Reached(updates=0.5, compute=0.8)
     """
     curve, reference = run["curve"], uniform["curve"]
-    goal = -1
-    if lowest:
-        goal = min(range(1, len(reference["updates"])), key=lambda place: _number(reference["target_loss"][place]))
-    low = [_number(loss) <= _number(reference["target_loss"][goal]) for loss in curve["target_loss"]]
-    low[:1] = [False]  # before any update
-    if not any(low):
+    losses, goals = (
+        [math.inf if loss is None else loss for loss in one["target_loss"]]  # None: it was not finite
+        for one in (curve, reference)
+    )
+    goal = min(range(1, len(goals)), key=goals.__getitem__) if lowest else -1
+    low = [place for place, loss in enumerate(losses) if place and loss <= goals[goal]]  # 0: before any update
+    if not low:
         return Reached(math.nan, math.nan)
-    place = low.index(True)
-    return Reached(*(curve[name][place] / reference[name][goal] for name in ("updates", "compute_units")))
-
-
-def _number(loss: float | None) -> float:
-    """A loss that was not finite is stored as None."""
-    return math.inf if loss is None else loss
+    return Reached(*(curve[name][low[0]] / reference[name][goal] for name in ("updates", "compute_units")))
 
 
 def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
@@ -267,31 +251,24 @@ def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
             )
         for name, runs in rows.items():
             seeds = [seed for seed in fell if seed in runs and "curve" in runs[seed]]
-            if seeds and runs is not uniform:
-                end = [reached(runs[seed], uniform[seed]) for seed in seeds]
-                low = [reached(runs[seed], uniform[seed], lowest=True) for seed in seeds]
-                notes.append(_told(name, f"final target loss of {base}", end))
-                if any(math.isfinite(one.updates) for one in end):
-                    notes.append(_told(name, f"lowest target loss of {base}", low))
+            for goal in ("final", "lowest") if seeds and runs is not uniform else ():
+                found = [reached(runs[seed], uniform[seed], lowest=goal == "lowest") for seed in seeds]
+                there = [one for one in found if math.isfinite(one.updates)]
+                if not there:
+                    notes.append(f"{name} never reached the {goal} target loss of {base} ({len(found)} seeds).")
+                    break
+                updates, compute = (100 * np.mean(part) for part in zip(*there, strict=True))
+                notes.append(
+                    f"{name} reached the {goal} target loss of {base} on {len(there)} of {len(found)} seeds, after "
+                    f"{updates:.0f}% of its source updates and {compute:.0f}% of its compute up to there, on average."
+                )
         notes += _beside_fixed(rows, layout, setting)
     return notes + _between_settings(by_method, layout)
 
 
 def _fell(run: Result) -> bool:
-    losses = run.get("curve", {}).get("target_loss", [])
-    first, last = (losses[0], losses[-1]) if losses else (None, None)
-    return bool(first is not None and last is not None and last < first)
-
-
-def _told(name: str, goal: str, found: list[Reached]) -> str:
-    there = [one for one in found if math.isfinite(one.updates)]
-    if not there:
-        return f"{name} never reached the {goal} ({len(found)} seeds)."
-    updates, compute = (np.mean([getattr(one, part) for one in there]) for part in ("updates", "compute"))
-    return (
-        f"{name} reached the {goal} on {len(there)} of {len(found)} seeds, after {100 * updates:.0f}% of its source "
-        f"updates and {100 * compute:.0f}% of its compute up to there, on average."
-    )
+    losses = run.get("curve", {}).get("target_loss") or [None]
+    return None not in (losses[0], losses[-1]) and bool(losses[-1] < losses[0])
 
 
 def is_fixed(runs: Mapping[int, Result]) -> bool:
@@ -313,16 +290,16 @@ def picked(rows: Runs, metric: str) -> str | None:
         values = [run["metrics"].get(f"validation_{metric}") for run in runs.values()]
         if is_fixed(runs) and values and None not in values:
             means[name] = float(np.mean(values))
-    return max(means, key=lambda name: means[name]) if means else None
+    return max(means, key=means.__getitem__, default=None)
 
 
 def _beside_fixed(rows: Runs, layout: Layout, setting: str) -> list[str]:
     best = picked(rows, layout.column(layout.main).metric)
     if best is None:
         return []
-    fixed = [name for name, runs in rows.items() if is_fixed(runs)]
-    notes = [f"Of {len(fixed)} fixed sources ({setting}), validation picks {best}."]
-    return notes + [line for name in rows if name not in fixed for line in _gap(rows, layout, name, best)]
+    others = [name for name, runs in rows.items() if not is_fixed(runs)]
+    told = f"Of {len(rows) - len(others)} fixed sources ({setting}), validation picks {best}."
+    return [told, *(line for name in others for line in _gap(rows, layout, name, best))]
 
 
 def _between_settings(rows: Runs, layout: Layout) -> list[str]:
@@ -340,14 +317,11 @@ def _between_settings(rows: Runs, layout: Layout) -> list[str]:
 
 def _gap(rows: Runs, layout: Layout, name: str, other: str) -> list[str]:
     """A line with the paired difference of two rows' main figures, if they have seeds in common."""
-    metric = layout.column(layout.main).metric
-    values = [{s: run["metrics"].get(metric) for s, run in rows[row].items()} for row in (name, other)]
-    seeds = sorted(s for s in values[0].keys() & values[1].keys() if None not in (values[0][s], values[1][s]))
-    if not seeds:
+    gap = paired(rows[name], rows[other], layout.column(layout.main).metric)
+    if gap is None:
         return []
-    gap = paired_interval([values[0][seed] for seed in seeds], [values[1][seed] for seed in seeds])
     limits = f" (95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f})" if gap.known else ""
-    return [f"{name} less {other}, {layout.main}: {100 * gap.mean:+.2f} points{limits}, {len(seeds)} seeds."]
+    return [f"{name} less {other}, {layout.main}: {100 * gap.mean:+.2f} points{limits}, {gap.n} seeds."]
 
 
 Key = tuple[str, str, str, str]
@@ -357,10 +331,8 @@ UNIFORM = "uniform"
 def schedule_pairs(groups: Mapping[Key, Sequence[Result]], layouts: Mapping[Key, Layout]) -> dict[Key, list[str]]:
     """Return notes for each group of results whose recipe differs from another's by its schedule alone.
 
-    Args:
-        layouts: of these groups.
-        groups: results by benchmark, dataset, recipe and encoder. The recipe's name holds that of the schedule, which a
-            result's `schedule` tells.
+    Groups are results by benchmark, dataset, recipe and encoder, with their layouts. The recipe's name holds that of
+    the schedule, which a result's `schedule` tells.
 
     Example:
         >>> from metapretrain.report.layout import Column
@@ -384,46 +356,32 @@ def schedule_pairs(groups: Mapping[Key, Sequence[Result]], layouts: Mapping[Key,
         benchmark, dataset, recipe, encoder = key
         slug = re.sub(r"[^\w.+-]", "-", names.pop())
         other = (benchmark, dataset, recipe.replace(slug, UNIFORM, 1), encoder)
-        if slug in recipe and other in groups:
-            notes[key] = _choices(told) + _notes(results, groups[other], other, layouts[key])
-    return notes
-
-
-def _notes(results: Sequence[Result], uniform: Sequence[Result], other: Key, layout: Layout) -> list[str]:
-    column = layout.column(layout.main)
-    before = {(run["method"], run["seed"]): run["metrics"].get(column.metric) for run in uniform}
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for run in results:
-        value, base = run["metrics"].get(column.metric), before.get((run["method"], run["seed"]))
-        if value is not None and base is not None:
-            pairs.setdefault(run["method"], []).append((value, base))
-    notes = []
-    for method, values in sorted(pairs.items()):
-        less = paired_interval([value for value, _ in values], [base for _, base in values])
-        shown = figure_text(column, less, "+")
-        notes.append(
-            f"{method}: {column.title} less that of recipe {other[2]}, paired over seeds: {shown} "
-            f"({len(values)} seed{'s' * (len(values) > 1)})."
-        )
+        if slug not in recipe or other not in groups:
+            continue
+        notes[key] = _choices(told)
+        column, base, mine = layouts[key].column(layouts[key].main), by_seed(groups[other]), by_seed(results)
+        for method in sorted(mine.keys() & base.keys()):
+            gap = paired(mine[method], base[method], column.metric)
+            if gap is not None:
+                shown = f"{figure_text(column, gap, '+')} ({gap.n} seed{'s' * (gap.n > 1)})"
+                begin = f"{method}: {column.title} less that of recipe {other[2]}"
+                notes[key].append(f"{begin}, paired over seeds: {shown}.")
     return notes
 
 
 def _choices(told: Sequence[Result]) -> list[str]:
     """What was chosen and what the probes cost, over all seeds."""
     notes = []
-    for method in sorted({result["method"] for result in told}):
-        runs = [result["schedule"] for result in told if result["method"] == method]
-        counts: dict[str, float] = {}
+    for method, seeds in sorted(by_seed(told).items()):
+        runs = [run["schedule"] for run in seeds.values()]
+        counts: Counter[str] = Counter()
         for run in runs:
-            for name, count in _numbers(run.get("updates")).items():
-                counts[name] = counts.get(name, 0) + count
+            counts.update(_numbers(run.get("updates")))
         total = max(1, sum(counts.values()))
         shares = ", ".join(f"{name} {100 * count / total:.0f}%" for name, count in counts.items())
-        probes = sum(_numbers(run).get("probe_share", 0.0) for run in runs) / len(runs)
-        notes.append(
-            f"{method}: updates {shares}; probes {100 * probes:.0f}% of the compute of its training, on top of the "
-            "budget."
-        )
+        probes = f"{100 * sum(_numbers(run).get('probe_share', 0.0) for run in runs) / len(runs):.0f}%"
+        training = f"probes {probes} of the compute of its training, on top of the budget"
+        notes.append(f"{method}: updates {shares}; {training}.")
     return notes
 
 

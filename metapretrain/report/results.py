@@ -44,17 +44,16 @@ def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | N
         return f"schema {shortened(result.get('schema'))}, this version reads {SCHEMA}"
     if not isinstance(result.get("method"), str) or type(result.get("seed")) is not int:
         return "it names no method (text) and seed (whole number)"
-    for name in ("wall_s", "pretrain_wall_s"):
-        if result.get(name) is not None and not _is_amount(result[name]):
-            return _no_amount(name, result[name])
     if not isinstance(result.get("metrics"), dict):
         return "'metrics' must be a JSON object"
+    amounts = {name: result[name] for name in ("wall_s", "pretrain_wall_s") if result.get(name) is not None}
     for part in ("counts", "budget"):
         if not isinstance(result.get(part, {}), dict):
             return f"{part!r} must be a JSON object"
-        for name, value in result.get(part, {}).items():
-            if not _is_amount(value):
-                return _no_amount(f"{part}.{name}", value)
+        amounts |= {f"{part}.{name}": value for name, value in result.get(part, {}).items()}
+    for name, value in amounts.items():
+        if not _is_amount(value):
+            return _no_amount(name, value)
     fault = _fault_of_metrics(result["metrics"]) or ("curve" in result and _fault_of_curve(result))
     if fault:
         return fault
@@ -62,13 +61,12 @@ def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | N
         return "a tuning run: it has no test figures"
     if result.get("kind") == "pretraining":
         return None
+    known = {name for name, value in result["metrics"].items() if value is not None}
     if layout is None:
-        return None if any(value is not None for value in result["metrics"].values()) else "it has no figure"
-    layout = layout.measured(result["metrics"])
-    main = layout.column(layout.main)
-    enough = {main.metric, *(layout.column(part).metric for part in main.parts)}  # a row may have some tasks only
-    missing = all(result["metrics"].get(metric) is None for metric in enough)
-    return f"metrics.{main.metric} is missing" if missing else None
+        return None if known else "it has no figure"
+    main = layout.measured(result["metrics"]).column(layout.main)  # of its parts a row may have some only
+    enough = {main.metric, *(layout.column(part).metric for part in main.parts)}
+    return None if known & enough else f"metrics.{main.metric} is missing"
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
@@ -93,13 +91,11 @@ def _no_amount(name: str, value: Any) -> str:
 
 def _fault_of_metrics(metrics: Mapping[str, Any]) -> str | None:
     for name, value in metrics.items():
-        if value is None:
-            continue
-        if not is_finite(value):
+        if value is not None and not is_finite(value):
             return f"metrics.{name} is {shortened(value)}, not a finite number"
-        if name.endswith(("accuracy", "_f1")) and not 0 <= value <= 1:
+        if value is not None and name.endswith(("accuracy", "_f1")) and not 0 <= value <= 1:
             return f"metrics.{name} is {value!r}; accuracies are fractions, 0 to 1"
-        if name.endswith(("_pearson", "_spearman")) and not -1 <= value <= 1:
+        if value is not None and name.endswith(("_pearson", "_spearman")) and not -1 <= value <= 1:
             return f"metrics.{name} is {value!r}; correlations lie in -1 to 1"
     return None
 
@@ -120,11 +116,10 @@ def _fault_of_curve(result: Mapping[str, Any]) -> str | None:
         if len(values) != len(curve["updates"]):
             return f"curve.{name} has {len(values)} numbers, curve.updates {len(curve['updates'])}"
         for place, value in enumerate(values):
-            if name == "target_loss":
-                if value is not None and not is_finite(value):
-                    return f"curve.{name}[{place}] is {shortened(value)}; it must be a finite number or null"
-            elif not _is_amount(value):
+            if name != "target_loss" and not _is_amount(value):
                 return _no_amount(f"curve.{name}[{place}]", value)
+            if value is not None and not is_finite(value):
+                return f"curve.{name}[{place}] is {shortened(value)}; it must be a finite number or null"
         if name in needed[:2] and any(after <= before for before, after in pairwise(values)):
             return f"curve.{name} must rise from each evaluation to the next"
     return None
@@ -147,11 +142,9 @@ def fold(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         value, count = values.most_common(1)[0]
         if 2 * count > max(2, len(results)) and value[0] in "{[":
             shared[key] = value
-    folded = [
-        {key: value for key, value in one.items() if shared.get(key) != json.dumps(value, sort_keys=True)}
-        for one in results
-    ]
-    return [{SHARED: {key: json.loads(value) for key, value in shared.items()}}] * bool(shared) + folded
+    first = {SHARED: {key: json.loads(value) for key, value in shared.items()}}
+    own = [{k: v for k, v in one.items() if shared.get(k) != json.dumps(v, sort_keys=True)} for one in results]
+    return [first] * bool(shared) + own
 
 
 def unfold(lines: Sequence[Any]) -> list[Any]:
@@ -165,27 +158,25 @@ def unfold(lines: Sequence[Any]) -> list[Any]:
         >>> unfold([{"shared": {"data": {}}}, {"seed": 0}, {"seed": 1, "data": {"a": {}}}])
         [{'data': {}, 'seed': 0}, {'data': {'a': {}}, 'seed': 1}]
     """
-    shared = _shared(lines[0]) if lines else None
-    rest = lines if shared is None else lines[1:]
-    for number, line in enumerate(rest, start=1 + len(lines) - len(rest)):
-        if isinstance(line, dict) and SHARED in line and "schema" not in line:
-            raise InputError(
-                f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}; to '
-                "join bundles, put their files into one folder"
-            )
-    results = [shared | line if shared is not None and isinstance(line, dict) else line for line in rest]
-    for number, result in enumerate(results, start=1 + len(lines) - len(rest)):
-        if isinstance(result, dict) and "commit" in result and "versions" not in result:
-            raise InputError(
-                f'entry {number} has a commit but no versions: the first entry, {{"{SHARED}": {{...}}}}, with what '
-                "most results share was lost or changed; restore the file"
-            )
+    shared = None
+    if lines and isinstance(lines[0], dict) and lines[0].keys() == {SHARED} and isinstance(lines[0][SHARED], dict):
+        shared = lines[0][SHARED]
+    results = []
+    for number, line in enumerate(lines if shared is None else lines[1:], start=1 + (shared is not None)):
+        if isinstance(line, dict):
+            if SHARED in line and "schema" not in line:
+                raise InputError(
+                    f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}; '
+                    "to join bundles, put their files into one folder"
+                )
+            line = (shared or {}) | line
+            if "commit" in line and "versions" not in line:
+                raise InputError(
+                    f'entry {number} has a commit but no versions: the first entry, {{"{SHARED}": {{...}}}}, with what '
+                    "most results share was lost or changed; restore the file"
+                )
+        results.append(line)
     return results
-
-
-def _shared(line: Any) -> dict[str, Any] | None:
-    found = line[SHARED] if isinstance(line, dict) and line.keys() == {SHARED} else None
-    return found if isinstance(found, dict) else None
 
 
 log = logging.getLogger(__name__)
@@ -267,12 +258,11 @@ def _read_bundle(path: Path, among_others: bool = False) -> list[Result]:
         listed = unfold(content) if isinstance(content, list) else []
     except InputError as error:
         raise InputError(f"{path.name}: not a bundle: {error}") from error
-    if not any(isinstance(result, dict) and "schema" in result for result in listed):
-        if among_others:  # figures of another kind, such as speeds, may stand beside the bundles
-            log.info("%s holds no results of runs: left out", path.name)
-            return []
-        raise InputError(f"{path.name}: not a bundle (a JSON list of results); expected {EXPECTED}")
-    if not all(isinstance(result, dict) for result in listed):
+    found = any(isinstance(result, dict) and "schema" in result for result in listed)
+    if among_others and not found:  # figures of another kind, such as speeds, may stand beside the bundles
+        log.info("%s holds no results of runs: left out", path.name)
+        return []
+    if not found or not all(isinstance(result, dict) for result in listed):
         raise InputError(f"{path.name}: not a bundle (a JSON list of results); expected {EXPECTED}")
     return listed
 
@@ -323,23 +313,17 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[np.bool_]:
     """
     try:
         n, content = int(packed["n"]), base64.b64decode(packed["bits"], validate=True)
-        if n < 1 or len(content) != (n + 7) // 8:
-            raise ValueError(f"{len(content)} bytes for {n} images")
-        if not isinstance(packed.get("images", ""), str):
-            raise ValueError("its images are no fingerprint")
+        if n < 1 or len(content) != (n + 7) // 8 or not isinstance(packed.get("images", ""), str):
+            raise ValueError(f"{len(content)} bytes for {n} images {packed.get('images', '')!r}")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InputError(f"'correct' is damaged: {error}") from error
     return np.unpackbits(np.frombuffer(content, np.uint8), count=n).astype(bool)
 
 
 def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
-    """Write results to one small file, a line each, from which `collect` gives the same results.
+    """Write results as in `Collection.results` to one small file, from which `collect` gives the same ones.
 
     What most of them have alike, such as the checksums of data files, is told once, in the first line.
-
-    Args:
-        results: as in `Collection.results`.
-        path: usually `docs/results/<name>.json`.
 
     Raises:
         InputError: there are no results, one holds NaN or infinity, or the file cannot be written.
@@ -369,11 +353,7 @@ def _disagreement(result: Result) -> str | None:
 
 
 def data_of(result: Mapping[str, Any], own: bool = False) -> tuple[tuple[str, str], ...]:
-    """The files that a run read with their checksums, where the result tells them.
-
-    Args:
-        result: of the run.
-        own: those that some rows of a table read by themselves (marked `only`), in place of those that all read.
+    """The files with their checksums that all rows of a table read, or (`own`) that this one read by itself.
 
     Example:
         >>> data_of({"data": {"test_X.bin": {"bytes": 3, "md5": "900150983cd24fb0"}}})
@@ -392,8 +372,8 @@ def identity(result: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     return tuple(str(result.get(key) or "") for key in keys), int(result["seed"])
 
 
-def _figures(result: Result) -> Result:
-    return {key: value for key, value in result.items() if key != "layout"}
+def _without(name: str, result: Result) -> Result:
+    return {key: value for key, value in result.items() if key != name}
 
 
 def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], problems: list[str]) -> Collection:
@@ -413,20 +393,17 @@ def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], probl
                 problems.append(f"{name}: a general layout is used: {error}")
         known = layouts[id(layout)]
         if known is None and layout is not None:
-            result = _figures(result)
-        fault = fault_of(result, known)
-        if fault is not None:
+            result = _without("layout", result)
+        if (fault := fault_of(result, known)) is not None:
             problems.append(f"{name}: {fault}")
             continue
-        if "correct" in result:
-            disagreement = _disagreement(result)
-            if disagreement is not None:
-                problems.append(f"{name}: no comparison image by image: {disagreement}")
-                result = {key: value for key, value in result.items() if key != "correct"}
+        if "correct" in result and (disagreement := _disagreement(result)) is not None:
+            problems.append(f"{name}: no comparison image by image: {disagreement}")
+            result = _without("correct", result)
         key = identity(result)
         if key not in found:
             found[key] = (name, result)
-        elif _figures(found[key][1]) != _figures(result):
+        elif _without("layout", found[key][1]) != _without("layout", result):
             problems.append(f"{name}: left out, {found[key][0]} is the same method and seed with other figures")
     results = [found[key][1] for key in sorted(found)]
     return Collection(results, incomplete, problems)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from metapretrain.evaluation.intervals import (
     paired_interval,
     proportion_interval,
 )
-from metapretrain.report.layout import Claim, Layout, Published, Result, Runs
+from metapretrain.report.layout import Claim, Layout, Published, Result, Runs, Seeds
 from metapretrain.report.results import data_of, is_finite, unpack
 
 
@@ -51,50 +51,53 @@ class Row:
 
 
 def make_row(
-    layout: Layout,
-    method: str,
-    runs: Mapping[int, Result],
-    differences: list[Difference | None],
-    published: Published | None,
+    layout: Layout, method: str, runs: Seeds, differences: list[Difference | None], published: Published | None
 ) -> Row:
-    """Return the row of one method.
-
-    Args:
-        layout: what is shown.
-        runs: seed to result.
-        differences: one a baseline, see `make_difference`.
-    """
+    """Return the row of one method; a difference each baseline, see `make_difference`."""
     seeds = sorted(runs)
     scores = {}
     for column in layout.all_columns:
         values = [runs[seed]["metrics"].get(column.metric) for seed in seeds]
-        known = [float(value) for value in values if value is not None]
-        if known:
+        if known := [float(value) for value in values if value is not None]:
             scores[column.name] = mean_interval(known)
     examples: dict[str, int] = {}
     for column in layout.columns:
         if column.examples:
             counts = {_examples(run, column.examples) for run in runs.values()} - {0}
             examples |= {column.name: counts.pop()} if len(counts) == 1 else {}
-    names = sorted({name for run in runs.values() for name in run.get("budget", {})})
+    budgets = [run.get("budget", {}) for run in runs.values()]
     budget = {}
-    for name in names:
-        found = {run["budget"].get(name) for run in runs.values() if "budget" in run} - {None}
-        budget[name] = sorted(int(value) for value in found)
+    for name in sorted({name for one in budgets for name in one}):
+        budget[name] = sorted(int(value) for value in {one.get(name) for one in budgets} - {None})
     devices = sorted({str(run["device"]) for run in runs.values() if run.get("device")})
     wall, speed, padding = (_mean_of(runs, name) for name in ("wall_s", "tokens_per_s", "padding_share"))
-    test_sets = _test_sets(layout, scores, examples)
-    cost = (budget, wall, devices)
-    setting = setting_of(runs)
-    return Row(method, seeds, scores, examples, test_sets, differences, *cost, published, setting, speed, padding)
+    test_sets, setting = _test_sets(layout, scores, examples), setting_of(runs)
+    costs = (budget, wall, devices)
+    return Row(method, seeds, scores, examples, test_sets, differences, *costs, published, setting, speed, padding)
 
 
-def setting_of(runs: Mapping[int, Result]) -> str:
+def setting_of(runs: Seeds) -> str:
     """What the results of a method's runs call their setting, "" where they name none."""
     return str(runs[min(runs)].get("setting") or "")
 
 
-def _mean_of(runs: Mapping[int, Result], name: str) -> float | None:
+def by_seed(results: Iterable[Result]) -> dict[str, dict[int, Result]]:
+    """Results by method and seed."""
+    found: dict[str, dict[int, Result]] = {}
+    for result in results:
+        found.setdefault(result["method"], {})[result["seed"]] = result
+    return found
+
+
+def paired(mine: Seeds, theirs: Seeds, metric: str, every: bool = False) -> Interval | None:
+    """Differences of a metric over the seeds on which both have it (`every`: if on all common ones), or None."""
+    seeds = sorted(set(mine) & set(theirs))
+    pairs = [(mine[seed]["metrics"].get(metric), theirs[seed]["metrics"].get(metric)) for seed in seeds]
+    known = [pair for pair in pairs if None not in pair]
+    return paired_interval(*zip(*known, strict=True)) if known and (len(known) == len(pairs) or not every) else None
+
+
+def _mean_of(runs: Seeds, name: str) -> float | None:
     """Mean over the seeds whose result has a number of this name."""
     given = [run.get(name) for run in runs.values()]
     known = [float(value) for value in given if is_finite(value)]
@@ -119,21 +122,17 @@ def _test_sets(layout: Layout, scores: Mapping[str, Interval], examples: Mapping
     return found
 
 
-def make_difference(
-    layout: Layout, by_method: Mapping[str, Mapping[int, Result]], method: str, baseline: str
-) -> Difference | None:
+def make_difference(layout: Layout, by_method: Runs, method: str, baseline: str) -> Difference | None:
     """Return the differences of two methods on the seeds that both have, or None where there is none."""
     mine, theirs = by_method[method], by_method[baseline]
     seeds = sorted(set(mine) & set(theirs))
     if not seeds:
         return None
 
-    def gap(metric: str) -> Interval | None:
-        a, b = ([runs[seed]["metrics"].get(metric) for seed in seeds] for runs in (mine, theirs))
-        return None if None in a + b else paired_interval(a, b)
-
-    over_seeds = gap(layout.column(layout.main).metric)
-    columns = {name: gap(layout.column(name).metric) for name in layout.compared}
+    over_seeds, *others = (
+        paired(mine, theirs, layout.column(name).metric, every=True) for name in (layout.main, *layout.compared)
+    )
+    columns = {name: one for name, one in zip(layout.compared, others, strict=True) if one is not None}
     packed = [[runs[seed].get("correct", {}) for seed in seeds] for runs in (mine, theirs)]
     images = {(part.get("images"), part.get("n")) for side in packed for part in side}
     data = {data_of(runs[seed]) for runs in (mine, theirs) for seed in seeds}
@@ -141,8 +140,7 @@ def make_difference(
     if len(images) == 1 and len(data) == 1 and (None, None) not in images:
         first, second = (np.stack([unpack(part) for part in side]) for side in packed)
         over_images = paired_images_interval(first, second)
-    known = {name: interval for name, interval in columns.items() if interval is not None}
-    return Difference(baseline, seeds, over_seeds, over_images, known)
+    return Difference(baseline, seeds, over_seeds, over_images, columns)
 
 
 @dataclass(frozen=True)
@@ -165,12 +163,7 @@ class Measured:
 
 
 def measure_claim(layout: Layout, claim: Claim, by_method: Runs, published: Mapping[str, Published]) -> Measured | None:
-    """Compare the methods of each pair that is there on the seeds that all share; None where there are none.
-
-    Args:
-        by_method: method to seed to result.
-        published: method to published figures.
-    """
+    """Compare the methods of each pair that is there on the seeds that all share; None where there are none."""
     pairs = [pair for pair in claim.pairs if all(name in by_method for name in pair)]
     seeds = sorted(set.intersection(*(set(by_method[name]) for pair in pairs for name in pair))) if pairs else []
     if not seeds:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +17,34 @@ from metapretrain.report import markdown
 from metapretrain.report.layout import BUDGET, Layout, Result, general_layout
 from metapretrain.report.notes import NOTES, Key, encoder_remark, published_notes, schedule_pairs, table_notes
 from metapretrain.report.results import Collection, collect
-from metapretrain.report.rows import Difference, Group, Row, make_difference, make_row, measure_claim, setting_of
+from metapretrain.report.rows import (
+    Difference,
+    Group,
+    Row,
+    by_seed,
+    make_difference,
+    make_row,
+    measure_claim,
+    setting_of,
+)
+
+GROUP = ("benchmark", "dataset", "recipe", "encoder")
 
 
 def _json(value: Any) -> Any:
-    """Intervals as JSON, wherever they stand."""
+    """Intervals and dataclasses as JSON, wherever they stand."""
     if isinstance(value, Interval):
         return value.to_json()
+    if is_dataclass(value):
+        value = {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, dict):
         return {name: _json(one) for name, one in value.items()}
     return [_json(one) for one in value] if isinstance(value, list) else value
 
 
-def _difference(difference: Difference | None) -> dict[str, Any] | None:
-    if difference is None:
-        return None
-    found = {name: getattr(difference, name) for name in ("baseline", "seeds", "over_seeds", "over_images")}
-    return found | ({"columns": difference.columns} if difference.columns else {})
+def _difference(difference: Difference) -> dict[str, Any]:
+    found = _json(difference)
+    return found if difference.columns else {name: one for name, one in found.items() if name != "columns"}
 
 
 def _json_row(group: Group, row: Row) -> dict[str, Any]:
@@ -47,7 +58,7 @@ def _json_row(group: Group, row: Row) -> dict[str, Any]:
         "method": row.method,
         "seeds": row.seeds,
         **measured,
-        "differences": [_difference(difference) for difference in row.differences],
+        "differences": [difference and _difference(difference) for difference in row.differences],
         "budget": row.budget,
         "wall_s": row.wall_s,
         "devices": row.devices,
@@ -65,23 +76,19 @@ def _json_published(group: Group, row: Row) -> dict[str, Any] | None:
 
 
 def _json_group(group: Group) -> dict[str, Any]:
-    about: dict[str, Any] = {"benchmark": group.benchmark, "dataset": group.dataset, "recipe": group.recipe}
-    if group.encoder:
-        about["encoder"] = group.encoder
-    about |= {"baselines": group.baselines, "rows": [_json_row(group, row) for row in group.rows]}
-    if group.layout.several:
-        about |= {"majority": group.majority, "remark": group.remark}
-    return about | {
+    several, encoder = group.layout.several, {"encoder": group.encoder} if group.encoder else {}
+    return {
+        "benchmark": group.benchmark,
+        "dataset": group.dataset,
+        "recipe": group.recipe,
+        **encoder,
+        "baselines": group.baselines,
+        "rows": [_json_row(group, row) for row in group.rows],
+        **({"majority": group.majority, "remark": group.remark} if several else {}),
         "pretraining": [_json_row(group, row) for row in group.pretraining],
-        "claims": [asdict(claim) | {"over_seeds": claim.over_seeds.to_json()} for claim in group.claims],
+        "claims": _json(group.claims),
         "notes": group.notes,
     }
-
-
-def json_object(table: Table) -> dict[str, Any]:
-    """The whole report as one JSON object; scores and differences are fractions or correlations."""
-    groups = [_json_group(group) for group in table.groups]
-    return {"schema": 1, "groups": groups, "incomplete": table.incomplete, "problems": table.problems}
 
 
 def _measured(name: str, interval: Interval | None) -> dict[str, object]:
@@ -102,11 +109,9 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
         "method": row.method,
         "seeds": " ".join(map(str, row.seeds)),
         "n_seeds": len(row.seeds),
+        **({"encoder": group.encoder} if group.encoder else {}),
+        **({} if layout.several else {"test_images": row.examples.get(layout.main)}),
     }
-    if group.encoder:
-        record["encoder"] = group.encoder
-    if not layout.several:
-        record["test_images"] = row.examples.get(layout.main)
     for column in layout.all_columns:
         record |= _measured(column.name, row.scores.get(column.name))
     for column in layout.columns:
@@ -114,17 +119,13 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
             test_set = row.test_sets.get(column.name)
             begin = f"{column.name}_examples" if layout.several else "test_set"
             record |= {f"{begin}_n": row.examples.get(column.name)} if layout.several and column.examples else {}
-            record |= {f"{begin}_low": test_set.low if test_set else None}
-            record |= {f"{begin}_high": test_set.high if test_set else None}
+            record |= {f"{begin}_{end}": getattr(test_set, end, None) for end in ("low", "high")}
     for place, difference in enumerate(row.differences, start=1):
-        if difference is None:
-            continue
-        record[f"baseline_{place}"] = difference.baseline
-        record |= _measured(f"difference_{place}_seeds", difference.over_seeds)
-        if not layout.several:
-            record |= _measured(f"difference_{place}_images", difference.over_images)
-        for name, interval in difference.columns.items():
-            record |= _measured(f"difference_{place}_{name}", interval)
+        if difference is not None:
+            record[f"baseline_{place}"] = difference.baseline
+            images = {} if layout.several else {"images": difference.over_images}
+            for name, interval in {"seeds": difference.over_seeds, **images, **difference.columns}.items():
+                record |= _measured(f"difference_{place}_{name}", interval)
     for name in BUDGET.values():
         record[name] = " ".join(map(str, row.budget.get(name, [])))
     record |= {"wall_s": row.wall_s, "devices": "; ".join(row.devices)}
@@ -133,25 +134,6 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
 
 def _no_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def csv_text(table: Table) -> str:
-    """The rows of all groups as CSV, fractions; an empty cell is a figure that was not measured.
-
-    A text that spreadsheets would take for a formula has an apostrophe before it.
-    """
-    records = [
-        _csv_row(group, row, kind)
-        for group in table.groups
-        for kind, rows in (("", group.rows), ("pretraining", group.pretraining))
-        for row in rows
-    ]
-    columns = list(dict.fromkeys(name for record in records for name in record))
-    file = io.StringIO()
-    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-    writer.writerow({name: _no_formula(name) for name in columns})
-    writer.writerows({name: _no_formula(value) for name, value in record.items()} for record in records)
-    return file.getvalue()
 
 
 @dataclass(frozen=True)
@@ -167,12 +149,28 @@ class Table:
         return markdown.markdown(self.groups, self.incomplete, self.problems)
 
     def csv(self) -> str:
-        """A line a method, fractions."""
-        return csv_text(self)
+        """The rows of all groups, fractions; an empty cell is a figure that was not measured.
+
+        A text that spreadsheets would take for a formula has an apostrophe before it.
+        """
+        records = [
+            _csv_row(group, row, kind)
+            for group in self.groups
+            for kind, rows in (("", group.rows), ("pretraining", group.pretraining))
+            for row in rows
+        ]
+        columns = list(dict.fromkeys(name for record in records for name in record))
+        file = io.StringIO()
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        for record in ({name: name for name in columns}, *records):
+            writer.writerow({name: _no_formula(value) for name, value in record.items()})
+        return file.getvalue()
 
     def json(self) -> str:
-        """Everything, fractions."""
-        return json.dumps(json_object(self), indent=1, allow_nan=False) + "\n"
+        """Everything in one JSON object; scores and differences are fractions or correlations."""
+        groups = [_json_group(group) for group in self.groups]
+        found = {"schema": 1, "groups": groups, "incomplete": self.incomplete, "problems": self.problems}
+        return json.dumps(found, indent=1, allow_nan=False) + "\n"
 
 
 def build_table(collection: Collection | Sequence[Result], layout: Layout | None = None) -> Table:
@@ -190,7 +188,8 @@ def build_table(collection: Collection | Sequence[Result], layout: Layout | None
         collection = Collection(list(collection))
     grouped: dict[Key, list[Result]] = {}
     for result in collection.results:
-        grouped.setdefault(_group_key(result), []).append(result)
+        benchmark, dataset, recipe, encoder = (str(result.get(name) or "") for name in GROUP)
+        grouped.setdefault((benchmark, dataset, recipe, encoder), []).append(result)
     layouts = {key: _layout_of(results, layout) for key, results in grouped.items()}
     pairs = schedule_pairs(grouped, layouts)
     groups = []
@@ -211,19 +210,9 @@ def _layout_of(results: Sequence[Result], layout: Layout | None) -> Layout:
     return layout.measured(names)
 
 
-def _group_key(result: Result) -> Key:
-    benchmark, dataset, recipe, encoder = (
-        str(result.get(key) or "") for key in ("benchmark", "dataset", "recipe", "encoder")
-    )
-    return benchmark, dataset, recipe, encoder
-
-
 def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
-    by_method: dict[str, dict[int, Result]] = {}
-    shared: dict[str, dict[int, Result]] = {}
-    for result in results:
-        kind = shared if result.get("kind") == "pretraining" else by_method
-        kind.setdefault(result["method"], {})[result["seed"]] = result
+    shared = by_seed(result for result in results if result.get("kind") == "pretraining")
+    by_method = by_seed(result for result in results if result.get("kind") != "pretraining")
     rows_of = [run for runs in by_method.values() for run in runs.values()]
     published = {} if "smoke" in key[2].split("-") else layout.published.get(key[1], {})  # a smoke run sees a part
     aliases = {name: other for name, other in layout.aliases.items() if other in by_method and name not in by_method}
@@ -234,11 +223,10 @@ def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
     names = sorted(
         by_method, key=lambda name: (settings.get(setting[name], len(settings)), order.get(name, len(order)), name)
     )
-    wanted = layout.baselines
-    present = [name for names in wanted if (name := next(iter(n for n in names if n in by_method), None)) is not None]
+    present = [name for names in layout.baselines if (name := next(filter(by_method.__contains__, names), ""))]
     if not present and layout.first_row:
         main = layout.column(layout.main).metric
-        present = [n for n in names if any(run["metrics"].get(main) is not None for run in by_method[n].values())][:1]
+        present = [n for n in names if {run["metrics"].get(main) for run in by_method[n].values()} - {None}][:1]
     rows = []
     for name in names:
         differences = [
