@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ def plain(axes: Axes) -> None:
     axes.tick_params(colors=INK)
 
 
-def line_style(place: int) -> dict[str, str]:
+def line_style(place: int) -> dict[str, Any]:
     """Colour and dashes of one of many curves."""
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": ("-", "--", "-.", ":")[place // len(COLOURS) % 4]}
 
@@ -132,9 +132,7 @@ def tsne_figure(
     max_points: int = 2000,
     knn: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Maps of embeddings, one panel each, two a row, coloured and labelled by class.
-
-    The title of a panel gives silhouette and kNN accuracy of the embeddings themselves, not of the map.
+    """Maps of embeddings by class, titled with silhouette and kNN accuracy of the embeddings themselves.
 
     Args:
         maps: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1.
@@ -362,7 +360,7 @@ def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
         heights[place] = min(heights[place], top)
         top = heights[place] - gap
     for height, (x, y, colour, method) in zip(heights, finite, strict=True):
-        drawn = {"va": "center", "color": darker(colour), "fontsize": 8.5, "annotation_clip": False}
+        drawn: dict[str, Any] = {"va": "center", "color": darker(colour), "fontsize": 8.5, "annotation_clip": False}
         leader = {"arrowstyle": "-", "color": colour, "lw": 0.6, "relpos": (0, 0.5)}
         axes.annotate(method, (x, y), (1.02, height), textcoords=axes.get_yaxis_transform(), arrowprops=leader, **drawn)
 
@@ -420,37 +418,20 @@ def redraw_maps(root: Path | str, reducer: str) -> list[Path]:
 
 
 def runs_by_group(root: Path) -> dict[Path, dict[str, list[Path]]]:
-    """The run folders below `root` that logged anything: folder of a group to method to its seeds' folders.
-
-    Raises:
-        InputError: there are none.
-    """
+    """The run folders below `root` that logged anything: folder of a group to method to its seeds' folders."""
     if not root.is_dir():
         raise InputError(f"no such folder: {root}; name a run's folder or one with runs below it")
     groups: dict[Path, dict[str, list[Path]]] = {}
     for run in sorted(file.parent for file in root.rglob(METRICS)):
         group = root if run == root else run.parent
-        groups.setdefault(group, {}).setdefault(method_of(run.resolve().name), []).append(run)
+        groups.setdefault(group, {}).setdefault(re.sub(r"-s\d+$", "", run.resolve().name), []).append(run)
     if not groups:
         raise InputError(f"no runs in {root}: no {METRICS} at any depth")
     return groups
 
 
-def method_of(run: str) -> str:
-    """The method in a run's folder name.
-
-    Example:
-        >>> method_of("prl-query-s12"), method_of("other")
-        ('prl-query', 'other')
-    """
-    return re.sub(r"-s\d+$", "", run)
-
-
 def usual_metrics(runs: Sequence[Path]) -> list[str]:
-    """The first scores and losses logged in `runs`: those of heads, then those of prototypes, then losses.
-
-    Where there are none, the accuracies of single data sets. What was logged once is left out where others are curves.
-    """
+    """The first scores and losses logged in `runs`, else accuracies of single sets; what was logged once comes last."""
     there: dict[str, int] = {}
     for run in runs:
         for name, (steps, _) in read_curves(run).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ from metapretrain.report.rows import Group, Row
 
 MARK = "†"
 STAR = " \\*"
+BAR = "\\|"
 
 
 def shown(interval: Interval | None, percent: bool = True, sign: str = "") -> str:
@@ -28,10 +29,6 @@ def shown(interval: Interval | None, percent: bool = True, sign: str = "") -> st
     scale, digits = (100, 2) if percent else (1, 3)
     text = f"{round(scale * interval.mean, 9 if percent else 11):{sign}.{digits}f}"  # equal means are shown alike
     return f"{text} ± {scale * interval.half_width:.{digits}f}" if interval.known else text
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def printable(line: str) -> str:
@@ -52,8 +49,8 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
         >>> markdown_table(["method", "%"], [["a", "1"]])
         ['| method | % |', '| --- | ---: |', '| a | 1 |', '']
     """
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return [_cells(header), _cells(rule), *(_cells(row) for row in rows), ""]
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return [*(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |" for cells in lines), ""]
 
 
 def shown_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
@@ -64,6 +61,19 @@ def shown_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column
 def figure_text(column: Column, interval: Interval | None, sign: str = "") -> str:
     """A figure as its column shows it."""
     return shown(interval, column.percent, sign)
+
+
+def _limits(column: Column, interval: Interval | None) -> str:
+    if interval is None or not interval.known:
+        return "-"
+    low, high = interval.low, interval.high
+    return f"{100 * low:.2f} to {100 * high:.2f}" if column.percent else f"{low:.3f} to {high:.3f}"
+
+
+def _column_table(group: Group, columns: Sequence[Column], cell: Callable[[Row, Column], str]) -> list[str]:
+    """A row each method, a cell each column."""
+    header = ["method", *(heading(group, column) for column in columns)]
+    return markdown_table(header, [[row.method, *(cell(row, column) for column in columns)] for row in group.rows])
 
 
 def published_text(column: Column, value: float | None) -> str:
@@ -95,31 +105,28 @@ def differences_section(group: Group) -> list[str]:
     if group.layout.several:
         return [line for place in range(len(group.baselines)) for line in _differences_to(group, place)]
     main = group.layout.column(group.layout.main)
-    header = ["method"]
-    for name in group.baselines:
-        header += [f"less {name}, over seeds", f"less {name}, over images"]
+    header = [f"less {name}, over {what}" for name in group.baselines for what in ("seeds", "images")]
     rows = []
     for row in group.rows:
-        cells = [row.method]
-        for difference in row.differences:
-            seeds = figure_text(main, difference.over_seeds, "+") if difference else "-"
-            cells += [seeds, shown(difference.over_images, sign="+") if difference else "-"]
-        rows.append(cells)
-    points = ", in points" * main.percent
+        cells = [
+            cell
+            for one in row.differences
+            for cell in ((figure_text(main, one.over_seeds, "+"), shown(one.over_images, sign="+")) if one else "--")
+        ]
+        rows.append([row.method, *cells])
     legend = (
-        f"Paired differences of {main.drawn or main.title}{points}, ± half-width of the 95% interval. Over seeds: "
-        "Student t over the differences on the same seeds. Over images: Student t over the images' "
-        "differences, each the mean over those seeds (no bootstrap)."
+        f"Paired differences of {main.drawn or main.title}{', in points' * main.percent}, ± half-width of the 95% "
+        "interval. Over seeds: Student t over the differences on the same seeds. Over images: Student t over the "
+        "images' differences, each the mean over those seeds (no bootstrap)."
     )
-    return ["Paired differences:", "", *markdown_table(header, rows), legend, ""]
+    return ["Paired differences:", "", *markdown_table(["method", *header], rows), legend, ""]
 
 
 def _differences_to(group: Group, place: int) -> list[str]:
     columns = shown_columns([group.layout.column(name) for name in group.layout.compared], group.rows)
     rows = []
     for row in group.rows:
-        difference = row.differences[place]
-        if difference is not None:
+        if difference := row.differences[place]:
             cells = [figure_text(column, difference.columns.get(column.name), "+") for column in columns]
             rows.append([row.method, str(len(difference.seeds)), *cells])
     if not rows:
@@ -171,37 +178,21 @@ def claims_section(group: Group) -> list[str]:
 
 def markdown(groups: Sequence[Group], incomplete: Sequence[str] = (), problems: Sequence[str] = ()) -> str:
     """The whole report as Markdown: a section for each group, then what was left out."""
-    lines: list[str] = []
-    for group in groups:
-        lines += _section(group)
-    if not groups:
-        lines += ["No complete run yet.", ""]
-    if incomplete:
-        lines += [f"Incomplete runs, not in the table: {len(incomplete)}", ""]
-        lines += [f"- {name}" for name in incomplete] + [""]
-    if problems:
-        lines += [f"Problems: {len(problems)}", ""]
-        lines += [f"- {problem}" for problem in problems] + [""]
+    lines = [line for group in groups for line in _section(group)] or ["No complete run yet.", ""]
+    for title, names in (("Incomplete runs, not in the table", incomplete), ("Problems", problems)):
+        lines += [f"{title}: {len(names)}", "", *(f"- {name}" for name in names), ""] if names else []
     return "\n".join(map(printable, lines)).rstrip() + "\n"
 
 
-def _about(group: Group) -> tuple[str, ...]:
-    return group.benchmark, group.dataset, group.recipe, group.encoder
-
-
 def _section(group: Group) -> list[str]:
-    title = ", ".join(dict.fromkeys(part for part in _about(group) if part))
+    about = (group.benchmark, group.dataset, group.recipe, group.encoder)
+    title = ", ".join(dict.fromkeys(filter(None, about)))
     lines = [f"## {title or 'results'}", ""]
     if "smoke" in group.recipe.split("-"):
         lines += ["Smoke runs: tiny, to see that everything works. Their figures mean nothing.", ""]
     if group.rows:
-        lines += [
-            *_scores(group),
-            *_further(group),
-            *differences_section(group),
-            *claims_section(group),
-            *order_section(group),
-        ]
+        for section in (_scores, _further, differences_section, claims_section, order_section):
+            lines += section(group)
         lines += ["Cost of one run (mean over seeds):", "", *_cost(group.rows, bool(group.pretraining))]
     if group.pretraining:
         lines += ["Pretraining only, shared by the rows above:", "", *_cost(group.pretraining, False)]
@@ -209,24 +200,21 @@ def _section(group: Group) -> list[str]:
     return [*lines, ""] if group.notes else lines
 
 
-def _limits(column: Column, interval: Interval | None) -> str:
-    if interval is None or not interval.known:
-        return "-"
-    low, high = interval.low, interval.high
-    return f"{100 * low:.2f} to {100 * high:.2f}" if column.percent else f"{low:.3f} to {high:.3f}"
-
-
 def _scores(group: Group) -> list[str]:
     """The main table and what its figures are."""
     layout = group.layout
     columns = shown_columns(layout.columns, group.rows)
+    cited = any(row.published for row in group.rows)
     header = ["method", "seeds"]
     for column in columns:
         header.append(heading(group, column))
         if not layout.several and column.interval:
             header += [f"{column.name} images", f"{column.name} set 95%"]
-    cited = any(row.published for row in group.rows)
-    rows = [_majority(group, columns, cited)] if group.majority else []
+    rows = []
+    if group.majority:
+        known = {name: mean_interval([value]) for name, value in group.majority.items()}
+        rows = [["majority class", "-", *(figure_text(column, known.get(column.name)) for column in columns)]]
+        rows[0] += ["-"] * cited
     for row in group.rows:
         cells = [row.method, str(len(row.seeds))]
         for column in columns:
@@ -235,53 +223,39 @@ def _scores(group: Group) -> list[str]:
                 images = row.examples.get(column.name)
                 cells += [f"{images:,}" if images else "-", _limits(column, row.test_sets.get(column.name))]
         rows.append([*cells, _published(layout, row)] if cited else cells)
-    legend = layout.legend
-    legend += "".join(f" {column.legend}" for column in columns if column.legend)
+    legend = " ".join([layout.legend, *(column.legend for column in columns if column.legend)])
     falling = [column.title for column in columns if column.lower_is_better]
     legend += f" Lower is better: {', '.join(falling)}." * bool(falling)
     if any(row.published and not row.published.comparable for row in group.rows):
         legend += f"{STAR}: {layout.star}."
-    lines = [*markdown_table([*header, layout.published_title] if cited else header, rows), legend, ""]
+    lines = [*markdown_table(header + [layout.published_title] * cited, rows), legend, ""]
     return [*lines, f"{MARK} {group.remark}", ""] if group.remark else lines
 
 
-def _majority(group: Group, columns: Sequence[Column], cited: bool) -> list[str]:
-    known = {name: mean_interval([value]) for name, value in group.majority.items()}
-    figures = [figure_text(column, known.get(column.name)) for column in columns]
-    return ["majority class", "-", *figures, *["-"] * cited]
-
-
 def _published(layout: Layout, row: Row) -> str:
-    if row.published is None:
-        return "-"
-    known = {name: row.published.scores.get(name) for name in layout.cited}
+    scores = row.published.scores if row.published else {}
+    known = {name: scores.get(name) for name in layout.cited}
     told = [published_text(layout.column(name), value) for name, value in known.items() if value is not None]
+    if not told or row.published is None:
+        return "-"
     source = f" ({row.published.source})" if row.published.source else ""
-    return f"{' / '.join(told)}{source}{'' if row.published.comparable else STAR}" if told else "-"
+    return f"{' / '.join(told)}{source}{'' if row.published.comparable else STAR}"
 
 
 def _further(group: Group) -> list[str]:
     """The second table, and the intervals over examples of the first one's figures."""
-    columns = shown_columns(group.layout.further, group.rows)
     lines = []
-    if columns:
-        header = ["method", *(heading(group, column) for column in columns)]
-        rows = [[row.method, *(figure_text(c, row.scores.get(c.name)) for c in columns)] for row in group.rows]
+    if columns := shown_columns(group.layout.further, group.rows):
+        table = _column_table(group, columns, lambda row, column: figure_text(column, row.scores.get(column.name)))
         legend = " ".join([group.layout.further_legend, *(column.legend for column in columns if column.legend)])
-        lines += ["Further figures:", "", *markdown_table(header, rows), legend, ""]
+        lines += ["Further figures:", "", *table, legend, ""]
     columns = [c for c in group.layout.all_columns if any(c.name in row.test_sets for row in group.rows)]
     if group.layout.several and columns:
-        header = ["method", *(heading(group, column) for column in columns)]
-        rows = [[row.method, *(_limits(c, row.test_sets.get(c.name)) for c in columns)] for row in group.rows]
-        title = f"95% over the {group.layout.part} examples, at the mean over seeds:"
-        lines += [title, "", *markdown_table(header, rows)]
+        table = _column_table(group, columns, lambda row, column: _limits(column, row.test_sets.get(column.name)))
+        lines += [f"95% over the {group.layout.part} examples, at the mean over seeds:", "", *table]
         pearson = "Pearson: Fisher's z; " * any("Pearson" in column.title for column in columns)
         lines += [f"Accuracy: Wilson; {pearson}means: from those of their parts, whose examples are different.", ""]
     return lines
-
-
-def _budget(row: Row, name: str) -> str:
-    return " or ".join(f"{value:,}" for value in row.budget.get(name, [])) or "-"
 
 
 def _cost(rows: Sequence[Row], shares: bool) -> list[str]:
@@ -294,9 +268,9 @@ def _cost(rows: Sequence[Row], shares: bool) -> list[str]:
     lines = []
     for row in rows:
         wall = "-" if row.wall_s is None else f"{row.wall_s:,.1f} s"
-        counts = [_budget(row, name) for name in budget.values()]
-        speed = "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
-        padding = "-" if row.padding_share is None else f"{100 * row.padding_share:.1f}"
-        told = [row.method, str(len(row.seeds)), *counts, wall, ", ".join(row.devices) or "-"]
-        lines.append([*told, *[speed, padding] * tokens])
+        counts = [" or ".join(f"{value:,}" for value in row.budget.get(name, [])) or "-" for name in budget.values()]
+        lines.append([row.method, str(len(row.seeds)), *counts, wall, ", ".join(row.devices) or "-"])
+        if tokens:
+            lines[-1].append("-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}")
+            lines[-1].append("-" if row.padding_share is None else f"{100 * row.padding_share:.1f}")
     return markdown_table(header, lines)

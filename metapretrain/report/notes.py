@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -106,12 +106,7 @@ def _pairing_notes(layout: Layout, rows: Sequence[Row], by_method: Runs, baselin
 
 
 def published_notes(layout: Layout, by_method: Runs, published: Mapping[str, Published]) -> list[str]:
-    """What is to be known of the published rows, and their figures on test sets that no run here sees.
-
-    Args:
-        by_method: method to seed to result.
-        published: method to the published figures, for the data set of these runs.
-    """
+    """What is to be known of the published rows, and their figures on test sets that no run here sees."""
     cited = [name for name in published if name in by_method]
     notes = []
     if cited and layout.published_about:
@@ -152,9 +147,7 @@ def reads_notes(by_method: Runs, layout: Layout) -> list[str]:
 
 def diverged_notes(by_method: Runs, layout: Layout) -> list[str]:
     """How many trainings of each row diverged."""
-    lost = {
-        name: sum(run.get("budget", {}).get("diverged", 0) for run in runs.values()) for name, runs in by_method.items()
-    }
+    lost = {n: sum(run.get("budget", {}).get("diverged", 0) for run in by_method[n].values()) for n in by_method}
     told = "; ".join(f"{name} {count:,}" for name, count in lost.items() if count)
     begin = "Trainings that diverged, of pretraining and of all seeds and sets; the best before that was kept, or the "
     return [f"{begin}start: {told}."] if told else []
@@ -164,11 +157,7 @@ SIMILARITY = re.compile(r"(^|[/:_-])(all-(minilm|mpnet|distilroberta|roberta)|pa
 
 
 def encoder_remark(encoder: str, told: str) -> str:
-    """Return what a reader must know of an encoder that was trained for sentence similarity; "" where there is nothing.
-
-    Args:
-        encoder: name or path as in the results, "" where they name none.
-        told: what it is about such an encoder.
+    """Return what a reader must know (`told`) of an encoder that was trained for sentence similarity, else "".
 
     Example:
         >>> encoder_remark("minilm", "was trained for similarity"), encoder_remark("bert-base-uncased", "was")
@@ -178,10 +167,9 @@ def encoder_remark(encoder: str, told: str) -> str:
         return ""
     if not encoder:
         return f"These results do not name their encoder. MiniLM (all-MiniLM-L6-v2) {told}."
-    if SIMILARITY.search(encoder) is None:
-        return ""
     known = encoder == "minilm" or encoder.lower().endswith("all-minilm-l6-v2")
-    return f"{'MiniLM (all-MiniLM-L6-v2)' if known else encoder} {told}."
+    name = "MiniLM (all-MiniLM-L6-v2)" if known else encoder
+    return f"{name} {told}." if SIMILARITY.search(encoder) else ""
 
 
 def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
@@ -203,26 +191,17 @@ def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
     return notes
 
 
-class Reached(NamedTuple):
+def reached(run: Result, uniform: Result, *, lowest: bool = False) -> tuple[float, float] | None:
     """What a run had spent when its target loss was as low as uniform's, as parts of what uniform had spent then.
 
-    `updates` are of sources, `compute` is all, probes and heads included; NaN where the loss was never as low.
-    """
-
-    updates: float
-    compute: float
-
-
-def reached(run: Result, uniform: Result, *, lowest: bool = False) -> Reached:
-    """Compare the curves of two runs of one seed, at the evaluations of `run` after its first update.
-
-    The goal is the target loss of uniform choice at the end, or the `lowest` that it ever had.
+    Updates of sources, and all compute; None where the loss was never as low. The goal is the loss of uniform choice on
+    the same seed at the end, or the `lowest` that it ever had.
 
     Example:
         >>> uniform = {"curve": {"updates": [0, 100], "compute_units": [0, 300], "target_loss": [2.0, 1.0]}}
         >>> run = {"curve": {"updates": [0, 50, 100], "compute_units": [0, 240, 480], "target_loss": [2.0, 0.9, 0.8]}}
         >>> reached(run, uniform)
-        Reached(updates=0.5, compute=0.8)
+        (0.5, 0.8)
     """
     curve, reference = run["curve"], uniform["curve"]
     losses, goals = (
@@ -231,9 +210,8 @@ def reached(run: Result, uniform: Result, *, lowest: bool = False) -> Reached:
     )
     goal = min(range(1, len(goals)), key=goals.__getitem__) if lowest else -1
     low = [place for place, loss in enumerate(losses) if place and loss <= goals[goal]]  # 0: before any update
-    if not low:
-        return Reached(math.nan, math.nan)
-    return Reached(*(curve[name][low[0]] / reference[name][goal] for name in ("updates", "compute_units")))
+    updates, compute = ([one[name] for one in (curve, reference)] for name in ("updates", "compute_units"))
+    return (updates[0][low[0]] / updates[1][goal], compute[0][low[0]] / compute[1][goal]) if low else None
 
 
 def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
@@ -243,17 +221,18 @@ def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
         rows = {name: runs for name, runs in by_method.items() if setting_of(runs) == setting}
         base = next((name for names in layout.baselines for name in names if name in rows), "")
         uniform = rows.get(base, {})
-        fell = [seed for seed in sorted(uniform) if _fell(uniform[seed])]
+        losses = {seed: run.get("curve", {}).get("target_loss") or [None] for seed, run in sorted(uniform.items())}
+        fell = [seed for seed, of in losses.items() if None not in (of[0], of[-1]) and of[-1] < of[0]]
         if len(fell) < len(uniform):
             notes.append(
                 f"The target loss of {base} did not fall on {len(uniform) - len(fell)} of {len(uniform)} "
                 "seeds, which are left out where others are compared to it."
             )
         for name, runs in rows.items():
-            seeds = [seed for seed in fell if seed in runs and "curve" in runs[seed]]
+            seeds = [seed for seed in fell if "curve" in runs.get(seed, {})]
             for goal in ("final", "lowest") if seeds and runs is not uniform else ():
                 found = [reached(runs[seed], uniform[seed], lowest=goal == "lowest") for seed in seeds]
-                there = [one for one in found if math.isfinite(one.updates)]
+                there = [one for one in found if one is not None]
                 if not there:
                     notes.append(f"{name} never reached the {goal} target loss of {base} ({len(found)} seeds).")
                     break
@@ -266,40 +245,24 @@ def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
     return notes + _between_settings(by_method, layout)
 
 
-def _fell(run: Result) -> bool:
-    losses = run.get("curve", {}).get("target_loss") or [None]
-    return None not in (losses[0], losses[-1]) and bool(losses[-1] < losses[0])
-
-
 def is_fixed(runs: Mapping[int, Result]) -> bool:
     """Whether a row's scheduler always takes one source."""
     return all(run.get("scheduler") == "fixed" for run in runs.values())
 
 
-def picked(rows: Runs, metric: str) -> str | None:
-    """The fixed row with the best mean of the validation figures, if there is one.
-
-    Example:
-        >>> runs = {"a": {0: {"scheduler": "fixed", "metrics": {"validation_downstream": 0.4}}},
-        ...         "b": {0: {"scheduler": "fixed", "metrics": {"validation_downstream": 0.5}}}}
-        >>> picked(runs, "downstream")
-        'b'
-    """
-    means = {}
-    for name, runs in rows.items():
-        values = [run["metrics"].get(f"validation_{metric}") for run in runs.values()]
-        if is_fixed(runs) and values and None not in values:
-            means[name] = float(np.mean(values))
-    return max(means, key=means.__getitem__, default=None)
-
-
 def _beside_fixed(rows: Runs, layout: Layout, setting: str) -> list[str]:
-    best = picked(rows, layout.column(layout.main).metric)
-    if best is None:
+    """The fixed row with the best mean of the validation figures, and the others less it."""
+    fixed = {name: runs for name, runs in rows.items() if is_fixed(runs)}
+    metric, means = f"validation_{layout.column(layout.main).metric}", {}
+    for name, runs in fixed.items():
+        values = [run["metrics"].get(metric) for run in runs.values()]
+        if None not in values:
+            means[name] = float(np.mean(values))
+    if not means:
         return []
-    others = [name for name, runs in rows.items() if not is_fixed(runs)]
-    told = f"Of {len(rows) - len(others)} fixed sources ({setting}), validation picks {best}."
-    return [told, *(line for name in others for line in _gap(rows, layout, name, best))]
+    best = max(means, key=means.__getitem__)
+    told = f"Of {len(fixed)} fixed sources ({setting}), validation picks {best}."
+    return [told, *(line for name in rows if name not in fixed for line in _gap(rows, layout, name, best))]
 
 
 def _between_settings(rows: Runs, layout: Layout) -> list[str]:

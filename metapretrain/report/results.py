@@ -51,11 +51,9 @@ def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | N
         if not isinstance(result.get(part, {}), dict):
             return f"{part!r} must be a JSON object"
         amounts |= {f"{part}.{name}": value for name, value in result.get(part, {}).items()}
-    for name, value in amounts.items():
-        if not _is_amount(value):
-            return _no_amount(name, value)
-    fault = _fault_of_metrics(result["metrics"]) or ("curve" in result and _fault_of_curve(result))
-    if fault:
+    faults = [_no_amount(name, value) for name, value in amounts.items()]
+    faults += [_fault_of_metrics(result["metrics"]), "curve" in result and _fault_of_curve(result)]
+    if fault := next(filter(None, faults), None):
         return fault
     if result.get("kind") == "tuning":
         return "a tuning run: it has no test figures"
@@ -81,11 +79,9 @@ def is_finite(value: Any) -> TypeGuard[float]:
     return abs(value) < 2**63 and math.isfinite(value)
 
 
-def _is_amount(value: Any) -> bool:
-    return is_finite(value) and value >= 0
-
-
-def _no_amount(name: str, value: Any) -> str:
+def _no_amount(name: str, value: Any) -> str | None:
+    if is_finite(value) and value >= 0:
+        return None
     return f"{name} is {shortened(value)}; it must be a finite number of at least 0"
 
 
@@ -116,8 +112,8 @@ def _fault_of_curve(result: Mapping[str, Any]) -> str | None:
         if len(values) != len(curve["updates"]):
             return f"curve.{name} has {len(values)} numbers, curve.updates {len(curve['updates'])}"
         for place, value in enumerate(values):
-            if name != "target_loss" and not _is_amount(value):
-                return _no_amount(f"curve.{name}[{place}]", value)
+            if name != "target_loss" and (fault := _no_amount(f"curve.{name}[{place}]", value)):
+                return fault
             if value is not None and not is_finite(value):
                 return f"curve.{name}[{place}] is {shortened(value)}; it must be a finite number or null"
         if name in needed[:2] and any(after <= before for before, after in pairwise(values)):

@@ -94,7 +94,9 @@ def paired(mine: Seeds, theirs: Seeds, metric: str, every: bool = False) -> Inte
     seeds = sorted(set(mine) & set(theirs))
     pairs = [(mine[seed]["metrics"].get(metric), theirs[seed]["metrics"].get(metric)) for seed in seeds]
     known = [pair for pair in pairs if None not in pair]
-    return paired_interval(*zip(*known, strict=True)) if known and (len(known) == len(pairs) or not every) else None
+    if not known or (every and len(known) < len(pairs)):
+        return None
+    return paired_interval([pair[0] for pair in known], [pair[1] for pair in known])
 
 
 def _mean_of(runs: Seeds, name: str) -> float | None:

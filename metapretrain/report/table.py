@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +17,20 @@ from metapretrain.report import markdown
 from metapretrain.report.layout import BUDGET, Layout, Result, general_layout
 from metapretrain.report.notes import NOTES, Key, encoder_remark, published_notes, schedule_pairs, table_notes
 from metapretrain.report.results import Collection, collect
-from metapretrain.report.rows import (
-    Difference,
-    Group,
-    Row,
-    by_seed,
-    make_difference,
-    make_row,
-    measure_claim,
-    setting_of,
-)
+from metapretrain.report.rows import Group, Row, by_seed, make_difference, make_row, measure_claim, setting_of
 
 GROUP = ("benchmark", "dataset", "recipe", "encoder")
 
 
 def _json(value: Any) -> Any:
-    """Intervals and dataclasses as JSON, wherever they stand."""
+    """Intervals and dataclasses as JSON, wherever they stand; a layout that compares no columns has none."""
     if isinstance(value, Interval):
         return value.to_json()
     if is_dataclass(value):
-        value = {one.name: getattr(value, one.name) for one in fields(value)}
+        value = {name: one for name, one in vars(value).items() if name != "columns" or one}
     if isinstance(value, dict):
         return {name: _json(one) for name, one in value.items()}
     return [_json(one) for one in value] if isinstance(value, list) else value
-
-
-def _difference(difference: Difference) -> dict[str, Any]:
-    found = _json(difference)
-    return found if difference.columns else {name: one for name, one in found.items() if name != "columns"}
 
 
 def _json_row(group: Group, row: Row) -> dict[str, Any]:
@@ -54,21 +40,20 @@ def _json_row(group: Group, row: Row) -> dict[str, Any]:
         images, test_set = row.examples.get(main), row.test_sets.get(main)
         measured = {"accuracy": row.scores, "test_images": images, "test_set": test_set}
     tokens = {} if row.tokens_per_s is None else {"tokens_per_s": row.tokens_per_s, "padding_share": row.padding_share}
-    found = {
+    return {
         "method": row.method,
         "seeds": row.seeds,
         **measured,
-        "differences": [difference and _difference(difference) for difference in row.differences],
+        "differences": row.differences,
         "budget": row.budget,
         "wall_s": row.wall_s,
         "devices": row.devices,
         **tokens,
-        "published": _json_published(group, row),
+        "published": _published(group, row),
     }
-    return {name: _json(value) for name, value in found.items()}
 
 
-def _json_published(group: Group, row: Row) -> dict[str, Any] | None:
+def _published(group: Group, row: Row) -> dict[str, Any] | None:
     if row.published is None:
         return None
     about = {"source": row.published.source or "paper", "comparable": row.published.comparable}
@@ -86,7 +71,7 @@ def _json_group(group: Group) -> dict[str, Any]:
         "rows": [_json_row(group, row) for row in group.rows],
         **({"majority": group.majority, "remark": group.remark} if several else {}),
         "pretraining": [_json_row(group, row) for row in group.pretraining],
-        "claims": _json(group.claims),
+        "claims": group.claims,
         "notes": group.notes,
     }
 
@@ -129,7 +114,7 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
     for name in BUDGET.values():
         record[name] = " ".join(map(str, row.budget.get(name, [])))
     record |= {"wall_s": row.wall_s, "devices": "; ".join(row.devices)}
-    return record | {f"published_{name}": value for name, value in (_json_published(group, row) or {}).items()}
+    return record | {f"published_{name}": value for name, value in (_published(group, row) or {}).items()}
 
 
 def _no_formula(value: object) -> object:
@@ -162,15 +147,15 @@ class Table:
         columns = list(dict.fromkeys(name for record in records for name in record))
         file = io.StringIO()
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        for record in ({name: name for name in columns}, *records):
-            writer.writerow({name: _no_formula(value) for name, value in record.items()})
+        lines: list[dict[str, object]] = [{name: name for name in columns}, *records]
+        writer.writerows({name: _no_formula(value) for name, value in line.items()} for line in lines)
         return file.getvalue()
 
     def json(self) -> str:
         """Everything in one JSON object; scores and differences are fractions or correlations."""
         groups = [_json_group(group) for group in self.groups]
         found = {"schema": 1, "groups": groups, "incomplete": self.incomplete, "problems": self.problems}
-        return json.dumps(found, indent=1, allow_nan=False) + "\n"
+        return json.dumps(_json(found), indent=1, allow_nan=False) + "\n"
 
 
 def build_table(collection: Collection | Sequence[Result], layout: Layout | None = None) -> Table:
@@ -181,8 +166,7 @@ def build_table(collection: Collection | Sequence[Result], layout: Layout | None
         layout: of all groups, in place of the results' own. Results that have none get a column for each metric.
 
     Raises:
-        InputError: a result holds impossible figures (a list of results that did not come from `collect`), or a layout
-            names a note that there is not.
+        InputError: a layout names a note that there is not.
     """
     if not isinstance(collection, Collection):
         collection = Collection(list(collection))
@@ -204,10 +188,9 @@ def _layout_of(results: Sequence[Result], layout: Layout | None) -> Layout:
     """The layout that was handed in, else the results' own, else one of their metrics."""
     rows = [result for result in results if result.get("kind") != "pretraining"]
     names = {name for result in rows for name, value in result["metrics"].items() if value is not None}
-    if layout is None:
-        kept = next((result["layout"] for result in results if "layout" in result), None)
-        layout = general_layout(names) if kept is None else Layout.from_json(kept)
-    return layout.measured(names)
+    kept = next((result["layout"] for result in results if "layout" in result), None)
+    own = layout or (general_layout(names) if kept is None else Layout.from_json(kept))
+    return own.measured(names)
 
 
 def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
@@ -264,7 +247,7 @@ def write(root: Path | str, out: Path | str | None = None, layout: Layout | None
     """Write `table.md`, `table.csv` and `table.json` for the results under `root` and return the Markdown.
 
     Args:
-        root: a folder of runs, a folder of bundles, or one bundle (see `collect`).
+        root: see `collect`.
         out: where to write; by default the folder `report` beside the runs.
         layout: see `build_table`.
 
