@@ -60,12 +60,7 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
 
 
 def darker(colour: str) -> str:
-    """The colour for text on white: mixed with black until it reads.
-
-    Example:
-        >>> darker("#DDCC77"), darker("#332288")
-        ('#90854E', '#332288')
-    """
+    """The colour for text on white: mixed with black until it reads."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     share = min(1.0, 130 / max(0.299 * red + 0.587 * green + 0.114 * blue, 1))
     return "#" + "".join(f"{round(share * part):02X}" for part in (red, green, blue))
@@ -96,9 +91,7 @@ def check_reducer(name: str) -> None:
 
 
 def project(z: Tensor, reducer: str = "tsne", seed: int = 0) -> NDArray[np.float32]:
-    """Map embeddings (N, D) to the plane, (N, 2), by t-SNE or UMAP with a fixed random state.
-
-    t-SNE does 500 iterations, which is where nearly all of its time goes: 500 rows take a second.
+    """Map embeddings (N, D) to the plane, (N, 2), by UMAP or 500 iterations of t-SNE with a fixed random state.
 
     Raises:
         InputError: another reducer, fewer than four rows, or "umap" without the package umap-learn.
@@ -152,8 +145,8 @@ def tsne_figure(
         z, y = z.detach().cpu()[kept], y.cpu()[kept]
         _scatter(axes, project(z, reducer, seed), y.numpy(), classes)
         tight = f"{silhouette(z, y):.2f}" if 2 <= len(torch.unique(y)) < len(y) else "undefined"
-        own = knn is None or name not in knn
-        measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}" if own else f"kNN {knn[name]:.1%}"
+        known = (knn or {}).get(name)
+        measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}" if known is None else f"kNN {known:.1%}"
         axes.set_title(f"{name}\nsilhouette {tight}, {measured}", fontsize=10, color=INK)
     figure.supxlabel(f"{REDUCERS[reducer]} of at most {max_points:,} embeddings a panel", fontsize=8, color=INK)
     return figure
@@ -172,7 +165,7 @@ def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], clas
         marker = MARKERS[label // len(COLOURS) % len(MARKERS)]
         axes.scatter(mine[:, 0], mine[:, 1], s=size, c=colour, marker=marker, alpha=0.65, linewidths=0)
         middles[label] = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
-    drawn = {
+    drawn: dict[str, Any] = {
         "weight": "bold",
         "ha": "center",
         "va": "center",
@@ -230,14 +223,9 @@ def comparison_figure(
     title: str = "test accuracy",
     percent: bool = True,
 ) -> Figure:
-    """Figures as dots with 95% intervals over seeds, in the order given; published figures as diamonds.
+    """Figures by method as dots with 95% intervals over seeds, and published ones as diamonds.
 
-    The axis is fitted to the figures and does not begin at 0, so that intervals are seen.
-
-    Args:
-        rows: method to its interval; a single seed has a dot without interval.
-        published: method to the published figure.
-        percent: they are fractions, shown as per cent.
+    `percent`: they are fractions, shown as per cent. The axis does not begin at 0, so that intervals are seen.
 
     Raises:
         InputError: there are no rows.
@@ -317,16 +305,7 @@ def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[st
 
 
 def over_seeds(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Bring the curves of seeds to all their steps: steps (S,) and values (seeds, S).
-
-    Between its logged steps a curve is interpolated; outside them it is NaN.
-
-    Example:
-        >>> a = np.array([0, 2]), np.array([1.0, 3.0])
-        >>> b = np.array([1]), np.array([5.0])
-        >>> over_seeds([a, b])[1].tolist()
-        [[1.0, 2.0, 3.0], [nan, 5.0, nan]]
-    """
+    """Curves of seeds at all their steps: steps (S,), values (seeds, S), interpolated; NaN outside a curve's steps."""
     grid = np.unique(np.concatenate([steps for steps, _ in curves]))
     return grid, np.stack([np.interp(grid, *curve, left=np.nan, right=np.nan) for curve in curves])
 
@@ -395,9 +374,6 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
 
 def redraw_maps(root: Path | str, reducer: str) -> list[Path]:
     """Draw the maps of the embeddings that the runs below `root` kept, into each run's ``figures/<reducer>.png``.
-
-    Args:
-        reducer: ``tsne`` or ``umap``.
 
     Raises:
         InputError: the reducer is unknown or not installed, no run kept embeddings, or a file cannot be written.

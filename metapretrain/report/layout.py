@@ -153,14 +153,7 @@ class Layout:
         return next(column for column in self.all_columns if column.name == name)
 
     def with_tasks(self, tasks: Iterable[Column]) -> Layout:
-        """Add a column for each task that has none, behind the other tasks and before the means.
-
-        Example:
-            >>> sst, overall = Column("sst", "sst_accuracy", "%"), Column("overall", "overall", "mean", parts=("sst",))
-            >>> added = Layout((sst, overall), "overall").with_tasks([Column("topic", "topic_accuracy", "topic %")])
-            >>> [column.name for column in added.columns], added.compared
-            (['sst', 'topic', 'overall'], ('topic',))
-        """
+        """Add a column for each task that has none, behind the other tasks and before the means."""
         listed = {column.metric for column in self.columns}
         added = sorted((one for one in tasks if one.metric not in listed), key=lambda column: column.name)
         if not added:
@@ -250,13 +243,7 @@ def save_layout(layout: Layout, table: Path) -> Path:
 
 
 def general_layout(metrics: Iterable[str]) -> Layout:
-    """Return the layout of results that have none: a column for each metric, ranked by the first test figure.
-
-    Example:
-        >>> layout = general_layout(["train_rmse", "test_rmse", "test_accuracy"])
-        >>> [column.title for column in layout.columns], layout.main
-        (['test accuracy %', 'test rmse', 'train rmse'], 'test_accuracy')
-    """
+    """The layout of results that have none: a column for each metric, ranked by the first test figure."""
     columns = []
     for name in sorted(metrics, key=lambda name: (name != "test_accuracy", not name.startswith("test_"), name)):
         share = name.endswith(("accuracy", "_f1"))

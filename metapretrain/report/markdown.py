@@ -77,12 +77,7 @@ def _column_table(group: Group, columns: Sequence[Column], cell: Callable[[Row, 
 
 
 def published_text(column: Column, value: float | None) -> str:
-    """A published figure with the digits that papers print, `-` where there is none.
-
-    Example:
-        >>> published_text(Column("sst", "sst_accuracy", "SST %"), 0.49), published_text(Column("f", "f", "F"), None)
-        ('49.0', '-')
-    """
+    """A published figure with the digits that papers print, `-` where there is none."""
     if value is None:
         return "-"
     return f"{100 * value:.1f}" if column.percent else f"{value:.3f}"
@@ -166,13 +161,12 @@ def claims_section(group: Group) -> list[str]:
     lines = []
     for claim in group.claims:
         pairs = f"{claim.better} of {claim.pairs} pairs {'below' if main.lower_is_better else 'above'} 0"
-        seeds = f"{len(claim.seeds)} common seed{'s' if len(claim.seeds) != 1 else ''}"
-        told = f"{claim.first} less {claim.second}, mean over pairs of methods: "
-        told += f"{figure_text(main, claim.over_seeds, '+')}{' points' * main.percent} ({pairs}, {seeds})"
+        seeds = f"{len(claim.seeds)} common seed{'s' * (len(claim.seeds) != 1)}"
+        figure = f"{figure_text(main, claim.over_seeds, '+')}{' points' * main.percent} ({pairs}, {seeds})"
         if claim.published is not None:
             printed = figure_text(main, mean_interval([claim.published]), "+")
-            told += f"; published {printed} ({claim.published_better} of {claim.pairs})"
-        lines += [f"{told}.", ""]
+            figure += f"; published {printed} ({claim.published_better} of {claim.pairs})"
+        lines += [f"{claim.first} less {claim.second}, mean over pairs of methods: {figure}.", ""]
     return lines
 
 

@@ -18,13 +18,7 @@ from metapretrain.report.rows import Row, by_seed, paired, setting_of
 
 
 def episode_notes(by_method: Runs) -> list[str]:
-    """Return a line for each method whose results were measured over episodes, in the order of their names.
-
-    Example:
-        >>> run = {"metrics": {"test_accuracy": 0.9, "test_ci95": 0.002}, "counts": {"test_episodes": 600}}
-        >>> episode_notes({"maml": {0: {**run, "transductive": True}}})
-        ['maml: 600 test episodes a run, \u00b1 0.20 points over episodes; transductive.']
-    """
+    """A line for each method whose results were measured over episodes."""
     notes = []
     for method in sorted(by_method):
         runs = by_method[method].values()
@@ -125,23 +119,19 @@ def reads_notes(by_method: Runs, layout: Layout) -> list[str]:
     """What each pretraining read and cost: reads, passes and seconds, means over seeds."""
     trained = {}
     for name, runs in by_method.items():
-        costs = [
-            (budget.get("pretrain_reads", 0), budget.get("pretrain_passes", 0), run.get("pretrain_wall_s") or 0.0)
-            for run in runs.values()
-            for budget in [run.get("budget", {})]
-        ]
-        read, passes, wall = (sum(part) / len(costs) for part in zip(*costs, strict=True))
+        budgets = [run.get("budget", {}) for run in runs.values()]
+        costs = [[one.get(f"pretrain_{of}", 0) for one in budgets] for of in ("reads", "passes")]
+        costs.append([run.get("pretrain_wall_s") or 0.0 for run in runs.values()])
+        read, passes, wall = (sum(part) / len(part) for part in costs)
         if round(read):
             trained[name] = (round(read), round(passes), wall)
     if not trained:
         return []
-    told = "; ".join(
-        f"{name} {read:,} reads, {passes:,} passes, {wall:,.0f} s" for name, (read, passes, wall) in trained.items()
-    )
+    each = (f"{name} {reads:,} reads, {passes:,} passes, {s:,.0f} s" for name, (reads, passes, s) in trained.items())
     equal = "Equal reads" if len({read for read, _, _ in trained.values()}) == 1 else "Unequal reads"
     return [
         f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
-        f"going forward or backward once, backward in second order counts twice: {told}."
+        f"going forward or backward once, backward in second order counts twice: {'; '.join(each)}."
     ]
 
 
@@ -157,14 +147,7 @@ SIMILARITY = re.compile(r"(^|[/:_-])(all-(minilm|mpnet|distilroberta|roberta)|pa
 
 
 def encoder_remark(encoder: str, told: str) -> str:
-    """Return what a reader must know (`told`) of an encoder that was trained for sentence similarity, else "".
-
-    Example:
-        >>> encoder_remark("minilm", "was trained for similarity"), encoder_remark("bert-base-uncased", "was")
-        ('MiniLM (all-MiniLM-L6-v2) was trained for similarity.', '')
-    """
-    if not told:
-        return ""
+    """What a reader must know (`told`) of an encoder that was trained for sentence similarity, else ""."""
     if not encoder:
         return f"These results do not name their encoder. MiniLM (all-MiniLM-L6-v2) {told}."
     known = encoder == "minilm" or encoder.lower().endswith("all-minilm-l6-v2")
@@ -196,12 +179,6 @@ def reached(run: Result, uniform: Result, *, lowest: bool = False) -> tuple[floa
 
     Updates of sources, and all compute; None where the loss was never as low. The goal is the loss of uniform choice on
     the same seed at the end, or the `lowest` that it ever had.
-
-    Example:
-        >>> uniform = {"curve": {"updates": [0, 100], "compute_units": [0, 300], "target_loss": [2.0, 1.0]}}
-        >>> run = {"curve": {"updates": [0, 50, 100], "compute_units": [0, 240, 480], "target_loss": [2.0, 0.9, 0.8]}}
-        >>> reached(run, uniform)
-        (0.5, 0.8)
     """
     curve, reference = run["curve"], uniform["curve"]
     losses, goals = (
@@ -296,19 +273,6 @@ def schedule_pairs(groups: Mapping[Key, Sequence[Result]], layouts: Mapping[Key,
 
     Groups are results by benchmark, dataset, recipe and encoder, with their layouts. The recipe's name holds that of
     the schedule, which a result's `schedule` tells.
-
-    Example:
-        >>> from metapretrain.report.layout import Column
-        >>> def run(name, seed, accuracy):
-        ...     told = {"name": name, "updates": {"prl": 3, "simclr": 1}, "probe_share": 0.2}
-        ...     return {"method": "a", "seed": seed, "metrics": {"test_accuracy": accuracy}, "schedule": told}
-        >>> uniform, exp3 = ("stl10", "d", "paper-uniform", ""), ("stl10", "d", "paper-exp3", "")
-        >>> groups = {uniform: [run("uniform", 0, 0.70), run("uniform", 1, 0.72)], exp3: [run("exp3", 0, 0.75)]}
-        >>> layout = Layout((Column("test", "test_accuracy", "test %"),), "test")
-        >>> for note in schedule_pairs(groups, {uniform: layout, exp3: layout})[exp3]:
-        ...     print(note)
-        a: updates prl 75%, simclr 25%; probes 20% of the compute of its training, on top of the budget.
-        a: test % less that of recipe paper-uniform, paired over seeds: +5.00 (1 seed).
     """
     notes: dict[Key, list[str]] = {}
     for key, results in groups.items():

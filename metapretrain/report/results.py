@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,16 +26,10 @@ SCHEMA = 1
 
 
 def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | None:
-    """Return what makes a result unusable, or None.
-
-    Args:
-        result: the JSON object of a run, of any origin.
-        layout: of its table, whose main figure a row must have.
+    """Return what makes the JSON object of a run unusable, or None; its layout names the main figure.
 
     Example:
         >>> good = {"schema": 1, "method": "a", "seed": 0, "metrics": {"test_accuracy": 0.5}}
-        >>> print(fault_of(good))
-        None
         >>> fault_of(good | {"counts": {"test": -5}})
         'counts.test is -5; it must be a finite number of at least 0'
     """
@@ -52,7 +45,7 @@ def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | N
             return f"{part!r} must be a JSON object"
         amounts |= {f"{part}.{name}": value for name, value in result.get(part, {}).items()}
     faults = [_no_amount(name, value) for name, value in amounts.items()]
-    faults += [_fault_of_metrics(result["metrics"]), "curve" in result and _fault_of_curve(result)]
+    faults += [_fault_of_metrics(result["metrics"]), _fault_of_curve(result) if "curve" in result else None]
     if fault := next(filter(None, faults), None):
         return fault
     if result.get("kind") == "tuning":
@@ -74,9 +67,7 @@ def is_finite(value: Any) -> TypeGuard[float]:
         >>> [is_finite(value) for value in (1, 0.5, True, "1", None, float("nan"), 10**400)]
         [True, True, False, False, False, False, False]
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return abs(value) < 2**63 and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def _no_amount(name: str, value: Any) -> str | None:
@@ -125,13 +116,7 @@ SHARED = "shared"
 
 
 def fold(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the results without the nested values that most of them have alike; these come first, as `{"shared": {}}`.
-
-    Example:
-        >>> data = {"train.bin": {"md5": "0"}}
-        >>> fold([{"seed": 0, "data": data}, {"seed": 1, "data": data}])
-        [{'shared': {'data': {'train.bin': {'md5': '0'}}}}, {'seed': 0}, {'seed': 1}]
-    """
+    """Return the results without the nested values that most of them have alike, which the first entry tells."""
     shared = {}
     for key in sorted(set.intersection(*(set(result) for result in results))) if results else []:
         values = Counter(json.dumps(result[key], sort_keys=True) for result in results)
@@ -144,11 +129,10 @@ def fold(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def unfold(lines: Sequence[Any]) -> list[Any]:
-    """Return the results that :func:`fold` was given; lines of a bundle that shares nothing are returned as they are.
+    """Return the results that `fold` was given; those of a bundle that shares nothing are returned as they are.
 
     Raises:
-        InputError: a line of what is shared is damaged or not the first: it is not known which results share it; or
-            it was lost: a result has the commit of its run, but not the versions that every run tells beside it.
+        InputError: what is shared is damaged, lost or not the first line, so that it is not known which have it.
 
     Example:
         >>> unfold([{"shared": {"data": {}}}, {"seed": 0}, {"seed": 1, "data": {"a": {}}}])
@@ -159,18 +143,17 @@ def unfold(lines: Sequence[Any]) -> list[Any]:
         shared = lines[0][SHARED]
     results = []
     for number, line in enumerate(lines if shared is None else lines[1:], start=1 + (shared is not None)):
-        if isinstance(line, dict):
-            if SHARED in line and "schema" not in line:
-                raise InputError(
-                    f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}; '
-                    "to join bundles, put their files into one folder"
-                )
-            line = (shared or {}) | line
-            if "commit" in line and "versions" not in line:
-                raise InputError(
-                    f'entry {number} has a commit but no versions: the first entry, {{"{SHARED}": {{...}}}}, with what '
-                    "most results share was lost or changed; restore the file"
-                )
+        line = (shared or {}) | line if isinstance(line, dict) else line
+        if isinstance(line, dict) and SHARED in line and "schema" not in lines[number - 1]:
+            raise InputError(
+                f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}; '
+                "to join bundles, put their files into one folder"
+            )
+        if isinstance(line, dict) and "commit" in line and "versions" not in line:
+            raise InputError(
+                f'entry {number} has a commit but no versions: the first entry, {{"{SHARED}": {{...}}}}, with what '
+                "most results share was lost or changed; restore the file"
+            )
         results.append(line)
     return results
 
@@ -181,10 +164,7 @@ EXPECTED = "a folder of runs (<method>-s<seed>/result.json at any depth) or of b
 
 @dataclass(frozen=True)
 class Collection:
-    """Results that can be compared, the runs that are not complete and the files that are no good.
-
-    A result's "layout" is that of the table that it is of, where its folder or bundle keeps one.
-    """
+    """Results that can be compared, the runs that are not complete and the files that are no good."""
 
     results: list[Result] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
@@ -192,15 +172,10 @@ class Collection:
 
 
 def collect(root: Path | str) -> Collection:
-    """Read every result under `root`.
+    """Read every result under `root`: a folder of runs, a folder of bundles, or one bundle.
 
-    A complete run's `predictions.csv`, if it has one, becomes the result's "correct" entry (see `pack`), and the
-    `report/layout.json` beside the runs its "layout"; a bundle holds both already. Nothing is skipped in silence: runs
-    without a result, or whose status is not "complete", are in `.incomplete`, and unreadable, impossible or repeated
-    results in `.problems`.
-
-    Args:
-        root: a folder of runs, a folder of bundles, or one bundle.
+    A run's `predictions.csv` becomes the result's "correct" entry (see `pack`), and the `report/layout.json` beside the
+    runs its "layout"; a bundle holds both already. What is left out is told.
 
     Raises:
         InputError: `root` does not exist, is a file that is no bundle, or holds nothing of the kind.
@@ -282,11 +257,10 @@ def _layout_beside(folder: Path, known: dict[Path, Any], problems: list[str]) ->
     file = folder.resolve().parent / FILE
     if file not in known:
         known[file] = None
-        if file.is_file():
-            try:
-                known[file] = _read_json(file, f"{file.parents[1].name}/{FILE.as_posix()}")
-            except InputError as error:
-                problems.append(str(error))
+        try:
+            known[file] = _read_json(file, f"{file.parents[1].name}/{FILE.as_posix()}") if file.is_file() else None
+        except InputError as error:
+            problems.append(str(error))
     return known[file]
 
 

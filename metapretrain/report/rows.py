@@ -62,9 +62,10 @@ def make_row(
             scores[column.name] = mean_interval(known)
     examples: dict[str, int] = {}
     for column in layout.columns:
-        if column.examples:
-            counts = {_examples(run, column.examples) for run in runs.values()} - {0}
-            examples |= {column.name: counts.pop()} if len(counts) == 1 else {}
+        name = column.examples
+        counts = {run.get("counts", {}).get(name) or run.get("correct", {}).get("n") for run in runs.values()}
+        if name and len(counts := counts - {0, None}) == 1:
+            examples[column.name] = int(counts.pop())
     budgets = [run.get("budget", {}) for run in runs.values()]
     budget = {}
     for name in sorted({name for one in budgets for name in one}):
@@ -106,10 +107,6 @@ def _mean_of(runs: Seeds, name: str) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _examples(run: Result, name: str) -> int:
-    return int(run.get("counts", {}).get(name) or run.get("correct", {}).get("n") or 0)
-
-
 def _test_sets(layout: Layout, scores: Mapping[str, Interval], examples: Mapping[str, int]) -> dict[str, Interval]:
     """Intervals over the examples, at the mean over seeds."""
     found: dict[str, Interval] = {}
@@ -147,11 +144,9 @@ def make_difference(layout: Layout, by_method: Runs, method: str, baseline: str)
 
 @dataclass(frozen=True)
 class Measured:
-    """A print's claim, measured: mean difference of the main figure over its pairs of methods and common seeds.
+    """A print's claim on pairs of methods, measured on the seeds that all have: means over the pairs.
 
-    `over_seeds` is Student's t over seeds, each value the mean over the pairs; `better` counts the pairs
-    whose mean over seeds is above 0, or below it where lower is better. The published difference is the mean over
-    the same pairs.
+    `better` counts the pairs whose mean over seeds is on the side that the claim says.
     """
 
     first: str

@@ -218,29 +218,22 @@ def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
         ]
         rows.append(make_row(layout, name, by_method[name], differences, published.get(name)))
     pretraining = [make_row(layout, name, shared[name], [], None) for name in sorted(shared)]
-    found = [measure_claim(layout, claim, by_method, published) for claim in layout.claims]
-    claims = [claim for claim in found if claim is not None]
+    claims = [one for claim in layout.claims if (one := measure_claim(layout, claim, by_method, published)) is not None]
     notes = [f"{name} is {other} by construction: one run, two names." for name, other in aliases.items()]
     notes += table_notes(layout, rows, by_method, present)
     notes += published_notes(layout, by_method, published)
     for note in layout.notes:
         notes += NOTES[one_of("note of a layout", note, NOTES)](by_method, layout)
-    majority = _majority(layout, rows_of, notes) if layout.majority else {}
-    marked = any(column.marked for column in layout.all_columns)
-    remark = encoder_remark(key[3], layout.similarity) if marked else ""
-    return Group(*key, layout, present, rows, pretraining, claims, notes, majority, remark)
-
-
-def _majority(layout: Layout, runs: Sequence[Result], notes: list[str]) -> dict[str, float]:
-    """The majority class's figures, where all runs tell the same; a note where they do not."""
-    found = {}
-    for column in layout.columns:
-        values = {run["metrics"].get(f"{layout.majority}{column.metric}") for run in runs} - {None}
+    majority = {}
+    for column in layout.columns if layout.majority else ():
+        values = {run["metrics"].get(f"{layout.majority}{column.metric}") for run in rows_of} - {None}
         if len(values) > 1:
             notes.append(f"The runs tell {len(values)} figures of the majority class for {column.title}.")
         elif values:
-            found[column.name] = float(values.pop())
-    return found
+            majority[column.name] = float(values.pop())
+    marked = layout.similarity and any(column.marked for column in layout.all_columns)
+    remark = encoder_remark(key[3], layout.similarity) if marked else ""
+    return Group(*key, layout, present, rows, pretraining, claims, notes, majority, remark)
 
 
 def write(root: Path | str, out: Path | str | None = None, layout: Layout | None = None) -> str:
