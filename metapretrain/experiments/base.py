@@ -30,9 +30,7 @@ class Machine:
     """Where and how fast an experiment runs; none of it is part of the method.
 
     Args:
-        device: torch's name of one.
         precision: `fp32` or `bf16`.
-        compile: compile the model.
         cuda_graph: record updates as CUDA graphs; None: wherever that is possible.
         local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all.
         rank, world: of this process, and how many there are.
@@ -45,6 +43,12 @@ class Machine:
     local_batchnorm: bool = False
     rank: int = 0
     world: int = 1
+
+    def settings(self, steps: int, seed: int, evaluations: int = 10, **options: Any) -> dict[str, Any]:
+        """Arguments of :class:`TrainSettings` for a training here, logged 20 times or more, evaluated 10 times."""
+        how = {"precision": self.precision, "device": self.device, "seed": seed, "cuda_graph": self.cuda_graph}
+        how |= {"log_every": max(1, min(50, steps // 20)), "evaluate_every": max(1, steps // evaluations)}
+        return how | options
 
 
 log = logging.getLogger(__name__)

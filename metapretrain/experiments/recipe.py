@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -14,8 +13,9 @@ from torch import Tensor
 
 from metapretrain.checks import parse_value
 from metapretrain.errors import InputError, one_of
+from metapretrain.experiments.base import Machine
 from metapretrain.protonet import ProtoLoss
-from metapretrain.scheduling import SCHEDULERS, FunctionProbe
+from metapretrain.scheduling import SCHEDULERS, FunctionProbe, Probe
 from metapretrain.training import TrainSettings
 from metapretrain.training.devices import mixed_precision
 
@@ -126,22 +126,27 @@ def refuse_two_schedules(schedule: str | None, changes: Sequence[str], setting: 
             raise InputError(f"--schedule {schedule} and --set {change} are one choice: give one of them")
 
 
-def row_probe(rows: int, batch_size: int, loss: Callable[[Tensor], Tensor]) -> FunctionProbe:
-    """Return a probe of training rows: `loss` gets indices int64 (B,), all different, on the CPU.
+def row_probes(
+    rows: Mapping[str, tuple[int, int]], loss: Callable[[str, Tensor], Tensor], machine: Machine
+) -> dict[str, Probe]:
+    """Probes of training rows for {task: (rows, batch size)}, in the precision of training, uncompiled.
+
+    `loss(task, rows)` gets the indices of different rows, int64 (B,), on the CPU.
 
     Example:
-        >>> row_probe(10, 4, lambda rows: rows.float().mean()).sample(torch.Generator()).shape
+        >>> probes = row_probes({"a": (10, 4)}, lambda task, rows: rows.float().mean(), Machine())
+        >>> probes["a"].sample(torch.Generator()).shape
         torch.Size([4])
     """
-    size = min(rows, batch_size)
-    return FunctionProbe(lambda random: torch.randperm(rows, generator=random)[:size], loss)
 
+    def probe(task: str, count: int, size: int) -> Probe:
+        def loss_of(rows: Tensor) -> Tensor:
+            with torch.compiler.set_stance("force_eager"), mixed_precision(machine.device, machine.precision):
+                return loss(task, rows).float()
 
-@contextmanager
-def probing(device: str | torch.device, precision: str) -> Iterator[None]:
-    """A block for the losses of probes: modules that were compiled run as they are, in the precision of training."""
-    with torch.compiler.set_stance("force_eager"), mixed_precision(device, precision):
-        yield
+        return FunctionProbe(lambda random: torch.randperm(count, generator=random)[:size], loss_of)
+
+    return {task: probe(task, *sizes) for task, sizes in rows.items()}
 
 
 def choices_of(stream: Any) -> dict[str, float]:

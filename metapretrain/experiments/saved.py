@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,12 @@ from metapretrain.experiments.text.objectives import Output, added, build_heads,
 from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import CheckpointError, check_sums, load_tensors, read_json
+from metapretrain.models.saved import SavedLearner, SavedModel
+from metapretrain.models.saved import load as load_images
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.soft_prompt import CONFIG, OURS
 from metapretrain.prompts.template import SECOND
-
-if TYPE_CHECKING:
-    from metapretrain.models.saved import SavedLearner, SavedModel
-
 
 PROMPTS = "prompts"  # the folder of a run that holds an adapter for each set
 
@@ -35,12 +33,7 @@ PROMPTS = "prompts"  # the folder of a run that holds an adapter for each set
 def predict_with_prompts(
     run: str | Path, tables: Mapping[str, Path], out: str | Path | None, device: str | torch.device, model: str | None
 ) -> list[Path]:
-    """Predict the rows of files with a run's prompts: see :func:`metapretrain.experiments.saved.predict_files`.
-
-    A prompt alone, as :meth:`metapretrain.prompts.PromptedModel.save` writes it, is for tables of any name.
-    """
-    from metapretrain.models.language_models import load_language_model
-
+    """:func:`predict_files` with a run's prompts, or with one prompt alone, which is for tables of any name."""
     run = Path(run)
     check_sums(run)
     alone = (run / OURS).is_file()
@@ -48,6 +41,8 @@ def predict_with_prompts(
     name = model if model is not None else _base_of(run, alone)
     for of in tables:
         one_of("set of the run", of, known)
+    from metapretrain.models.language_models import load_language_model
+
     net, tokenizer = load_language_model(name)
     net = net.to(check_device(str(device)))
     written = []
@@ -79,7 +74,7 @@ ENCODER, HEADS, PROTOTYPES = "encoder", "heads.safetensors", "prototypes.safeten
 
 
 def describe(tasks: Sequence[TextTask], method: TextMethod | TextPretraining, recipe: TextRecipe) -> dict[str, Any]:
-    """Return what a saved model needs to be built again, as JSON values."""
+    """What a saved model is built again from, as JSON values."""
     outputs = [{name: getattr(task, name) for name in Output.__dataclass_fields__} for task in tasks]
     own = {"kind": "text", "heads": isinstance(method, TextMethod), **asdict(method)}
     return {**own, "sts_head": recipe.sts_head, "max_length": recipe.max_length, "tasks": outputs}
@@ -169,7 +164,7 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
 def predict_texts(
     run: str | Path, tables: Mapping[str, Path], out: str | Path | None, device: str | torch.device
 ) -> list[Path]:
-    """Predict the rows of files with a run of texts: see :func:`metapretrain.experiments.saved.predict_files`."""
+    """:func:`predict_files` with a run of texts."""
     saved = load_text_model(run, device)
     kinds = {task: saved.outputs[one_of("task of the run", task, saved.outputs)].kind for task in tables}
     read = {task: read_rows(task, file, kinds[task]) for task, file in tables.items()}
@@ -206,14 +201,9 @@ def content_of(run: str | Path) -> str:
 def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner | SavedTextModel:
     """Load the model of a finished run folder; no code from the folder is run (safetensors and JSON only).
 
-    Args:
-        run: the folder that a benchmark or `metapretrain demo` wrote.
-        device: where the model is put.
-
     Returns:
-        a model in evaluation mode. Images: `.encode(images)`, `.predict(images)`, and `.adapt(images, labels)` for new
-        classes (see :func:`metapretrain.models.saved.load`). Texts: `.encode(texts)`, `.predict(task, texts)` (see
-        :class:`metapretrain.experiments.saved.SavedTextModel`).
+        a model in evaluation mode: of images, as :func:`metapretrain.models.saved.load` does, or of texts, a
+        :class:`SavedTextModel`.
 
     Raises:
         InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
@@ -226,13 +216,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     """
     if not isinstance(run, str | Path):
         raise InputError(f"a run is named by its folder, not by a {type(run).__name__}; name one below runs/")
-    if content_of(run) == "texts":
-        # MERGE
-
-        return load_text_model(run, device)
-    from metapretrain.models.saved import load as load_images
-
-    return load_images(run, device)
+    return load_text_model(run, device) if content_of(run) == "texts" else load_images(run, device)
 
 
 def predict_files(
@@ -256,11 +240,7 @@ def predict_files(
             :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
     """
     if content_of(run) == "prompts":
-        # MERGE
-
         return predict_with_prompts(run, tables, out, device, model)
     if model is not None:
         raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
-    # MERGE
-
     return predict_texts(run, tables, out, device)

@@ -27,6 +27,7 @@ from metapretrain.experiments.fewshot.learning import (
     score_episodes,
     settings_of,
 )
+from metapretrain.experiments.images.data import describe
 from metapretrain.files import one_line_errors, write_whole
 from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, is_transductive, load
 from metapretrain.training import TrainReport, train
@@ -48,11 +49,9 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
 
     @property
     def files(self) -> dict[str, Any]:
-        """The files that were read, with checksums."""
         return {**self.data.train.files, **self.data.validation.files, **self.data.test.files}
 
     def plan(self, methods: Mapping[str, FewShotRow]) -> list[str]:
-        """Return one line per row with its budget: what `--dry-run` prints."""
         self._check_episodes(methods)
         lines = []
         for name, method in methods.items():
@@ -119,7 +118,6 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         return score_episodes(trained.step.learner, data.test, recipe.tested, recipe.test_episodes)
 
     def outcome(self, context: FewShotContext, trained: TrainedLearner, scores: EpisodeResult) -> Outcome:
-        """Return accuracies, encoder passes and updates."""
         metrics = {"test_accuracy": scores.mean, "test_ci95": scores.ci95, "test_sd": scores.sd}
         counts = {"counts": {**self.data.counts, "test_episodes": scores.n}}
         method, step, report = context.method, trained.step, trained.report
@@ -136,7 +134,6 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         return Outcome({**metrics, "validation_accuracy": report.best.value}, budget, extra)
 
     def save(self, context: FewShotContext, trained: TrainedLearner, scores: EpisodeResult) -> None:
-        """Write the learner's weights, which `metapretrain.load` reads."""
         from safetensors.torch import save
 
         if trained.step is None:
@@ -171,18 +168,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         return config
 
     def model(self, method: FewShotRow) -> dict[str, Any]:
-        """Return what a saved learner needs to be built again."""
-        data = self.data
-        return {
-            "encoder": self.recipe.backbone,
-            "stem": "standard",
-            "head": None,
-            "classes": list(data.train.classes),
-            "channels": data.train.channels,
-            "image_size": data.train.image_size,
-            "mean": list(data.mean),
-            "std": list(data.std),
-        }
+        return describe(self.data, self.recipe.backbone, "standard", None)
 
 
 def _name(name: str, method: FewShotRow) -> str:

@@ -294,12 +294,7 @@ def settings_of(method: FewShotMethod, seed: int, machine: Machine) -> TrainSett
         schedule=method.schedule,
         warmup=method.warmup,
         clip=method.clip,
-        precision=machine.precision,
-        device=machine.device,
-        seed=seed,
-        cuda_graph=machine.cuda_graph,
-        log_every=max(1, min(50, method.updates // 20)),
-        evaluate_every=max(1, method.updates // method.validations),
+        **machine.settings(method.updates, seed, method.validations),
     )
 
 

@@ -81,18 +81,19 @@ class ImageData:
         """Images in each part."""
         return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
 
-    def describe(self, encoder: str, stem: str, head: str | None) -> dict[str, Any]:
-        """Return what a saved model needs to be built again."""
-        return {
-            "encoder": encoder,
-            "stem": stem,
-            "head": head,
-            "classes": list(self.train.classes),
-            "channels": self.train.channels,
-            "image_size": self.train.image_size,
-            "mean": list(self.mean),
-            "std": list(self.std),
-        }
+
+def describe(data: Any, encoder: str, stem: str, head: str | None) -> dict[str, Any]:
+    """What a saved model of `data`, which has `train`, `mean` and `std`, is built again from."""
+    return {
+        "encoder": encoder,
+        "stem": stem,
+        "head": head,
+        "classes": list(data.train.classes),
+        "channels": data.train.channels,
+        "image_size": data.train.image_size,
+        "mean": list(data.mean),
+        "std": list(data.std),
+    }
 
 
 def images_of(data: ImageData, phase: ImagePhase, machine: Machine) -> Images:

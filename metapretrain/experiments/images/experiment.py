@@ -13,7 +13,7 @@ from metapretrain.data.images import ImageSet
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import accuracy, knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.experiments.base import Experiment, Outcome
-from metapretrain.experiments.images.data import ImageData
+from metapretrain.experiments.images.data import ImageData, describe
 from metapretrain.experiments.images.recipe import ImageRecipe
 from metapretrain.experiments.images.training import (
     SCHEDULED,
@@ -77,7 +77,6 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
     layout: Layout | None = IMAGES
 
     def pretraining_run(self, method: ImageMethod) -> tuple[str, ImageMethod] | None:
-        """Return name and method of the pretraining that a row shares with others, or None."""
         if method.pretraining is None:
             return None
         return f"pretrain-{method.pretraining}", ImageMethod(method.pretraining, head=None)
@@ -89,16 +88,13 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         updates(self.recipe, self.data, method)
 
     def model(self, method: ImageMethod) -> dict[str, Any]:
-        """Return what the saved model of a row needs to be built again."""
-        return self.data.describe(method.encoder or self.recipe.encoder, self.recipe.stem, method.head)
+        return describe(self.data, method.encoder or self.recipe.encoder, self.recipe.stem, method.head)
 
     @property
     def files(self) -> dict[str, Any]:
-        """The files that were read, with checksums."""
         return {**self.data.train.files, **self.data.test.files}
 
     def plan(self, methods: Mapping[str, ImageMethod]) -> list[str]:
-        """Return one line a run with its budget: what `--dry-run` prints."""
         lines = []
         for name, method in methods.items():
             self.check_row(name, method)
@@ -112,7 +108,6 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         return lines
 
     def pretrain(self, context: ImageContext) -> TrainedImages:
-        """Pretrain a new encoder."""
         encoder, training = pretraining(context)
         report = train(**vars(training), run=context.run)
         scheduler: Any = training.stream.policy if context.method.objective == SCHEDULED else None
@@ -133,7 +128,6 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         return score(trained.encoder, trained.head, self.data)
 
     def outcome(self, context: ImageContext, trained: TrainedImages, scores: ImageScores) -> Outcome:
-        """Return metrics, encoder passes and updates."""
         steps, before = trained.report.steps, context.before
         passes = views(context.method.objective) if context.shared else 1
         budget = {
@@ -150,7 +144,6 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         return Outcome(scores.metrics, budget, extra)
 
     def save(self, context: ImageContext, trained: TrainedImages, scores: ImageScores) -> None:
-        """Write figures, predictions and the model."""
         run, steps = context.folder, trained.report.steps
         if self.figures == context.seed and context.shared:
             new = new_encoder(self.data, self.recipe, context.seed).to(self.machine.device)

@@ -28,15 +28,7 @@ T = TypeVar("T", bound=nn.Module)  # a kind of objective
 
 
 class Objective(nn.Module, ABC):
-    """What an encoder of images is trained by.
-
-    Args:
-        images: where rows come from.
-
-    Attributes:
-        views: encoder passes an image.
-        labelled: whether labels are read.
-    """
+    """What an encoder of images is trained by; `views`: encoder passes per image, `labelled`: labels are read."""
 
     views = 1
     labelled = True
@@ -59,13 +51,7 @@ class Objective(nn.Module, ABC):
 
 
 class Supervised(Objective):
-    """Cross entropy of a head over the encoder's features.
-
-    Args:
-        images: where rows come from.
-        head: features (B, D) to logits (B, C).
-        label_smoothing: in [0, 1).
-    """
+    """Cross entropy of a head, features (B, D) to logits (B, C), over the encoder's features."""
 
     def __init__(self, images: Images, head: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__(images)
@@ -87,10 +73,6 @@ class PRL(Objective):
     """Prototypical representation learning: the prototypical loss of the pooled features, without a projection.
 
     Steps 1 to 4 of the vision paper; its two variants are the modes of :class:`metapretrain.protonet.ProtoLoss`.
-
-    Args:
-        images: where rows come from.
-        proto: the loss, in standard or query mode.
     """
 
     def __init__(self, images: Images, proto: ProtoLoss) -> None:
@@ -116,13 +98,8 @@ class PRL(Objective):
 class SimCLR(Objective):
     """Contrast of two views of each image by the normalised temperature-scaled cross entropy.
 
-    Chen et al. (2020), equation 1 and algorithm 1. Labels are not read.
-    Over ranks the negatives of all of them are used, with gradients.
-
-    Args:
-        images: where rows come from; its augmentation makes both views.
-        projection: features (B, D) to the space of the contrast.
-        temperature: above 0.
+    Chen et al. (2020), equation 1 and algorithm 1. Labels are not read. Over ranks the negatives of all of them are
+    used, with gradients.
     """
 
     views = 2
@@ -210,14 +187,6 @@ class WeightedLosses(nn.Module, Generic[T]):
 class ImageStep(WeightedLosses[Objective]):
     """The losses of one update: an encoder and the objectives that share it.
 
-    Args:
-        model: encoder, images to features.
-        objectives: by name, the names of the stream's batches.
-        weights: of the losses, 1 where not named.
-
-    Raises:
-        InputError: a weight for an objective that is not there.
-
     Example:
         >>> from metapretrain.data.augment import make_augmentation
         >>> from metapretrain.data.images import ImageSet
@@ -238,16 +207,9 @@ class ImageStep(WeightedLosses[Objective]):
 
 @dataclass(frozen=True)
 class Parts:
-    """What an objective is built of.
+    """What an objective is built of: augmented training images, D, C, its phase of the recipe.
 
-    Args:
-        images: of training, augmented as the objective's phase says.
-        features: D of the encoder.
-        classes: C.
-        recipe: the experiment's.
-        phase: the objective's phase of it.
-        seed: of its own generators.
-        gather: whether rows of all ranks count.
+    `seed`: of its own generators; `gather`: whether rows of all ranks count.
     """
 
     images: Images
@@ -261,13 +223,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Entry:
-    """An objective of :data:`OBJECTIVES`.
+    """An objective of :data:`OBJECTIVES`: its class, its phase of a recipe, and what makes it.
 
-    Args:
-        kind: its class.
-        phase: name of the phase of a recipe that it is trained with.
-        build: makes it; what is random is drawn from the default generator.
-        scheduled: its name where a scheduler chooses between objectives, None: it is none of these.
+    `scheduled`: its name where a scheduler chooses between objectives, None: it is none of these.
     """
 
     kind: type[Objective]

@@ -24,10 +24,10 @@ from metapretrain.experiments.images.objectives import (
     sources,
 )
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
-from metapretrain.experiments.recipe import choices_of, probing, row_probe
+from metapretrain.experiments.recipe import choices_of, row_probes
 from metapretrain.models import Encoder, Frozen, build_encoder, build_head
 from metapretrain.nests import evaluation_mode
-from metapretrain.scheduling import Probe, build_scheduler, parse_schedule
+from metapretrain.scheduling import build_scheduler, parse_schedule
 
 SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrain.experiments.images.training`
 
@@ -197,17 +197,8 @@ def _training(
 ) -> Training:
     machine = context.machine
     resident = all(step.objective(name).images.resident for name in step.objectives)
-    settings = phase.settings(
-        steps,
-        precision=machine.precision,
-        device=machine.device,
-        seed=context.seed,
-        compile=machine.compile,
-        cuda_graph=machine.cuda_graph if resident else False,
-        local_batchnorm=machine.local_batchnorm,
-        log_every=max(1, min(50, steps // 20)),
-        evaluate_every=max(1, steps // 10),
-    )
+    how = machine.settings(steps, context.seed, compile=machine.compile, local_batchnorm=machine.local_batchnorm)
+    settings = phase.settings(steps, **how if resident else {**how, "cuda_graph": False})
     if machine.device != "cpu":
         step.model.to(memory_format=torch.channels_last)
     return Training(step, stream, settings, evaluate, f"{title} seed {context.seed}")
@@ -246,16 +237,9 @@ def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
     step = ImageStep(encoder, objectives)
     sizes = {name: recipe.batch_size // objective.views for name, objective in objectives.items()}
 
-    def loss_of(name: str) -> Callable[[Tensor], Tensor]:
-        def loss(rows: Tensor) -> Tensor:
-            with probing(machine.device, machine.precision):
-                found: Tensor = step({name: rows.to(machine.device)})[name]
-                return found.float()
-
-        return loss
-
     rows = len(data.train)
-    probes: dict[str, Probe] = {name: row_probe(rows, size, loss_of(name)) for name, size in sizes.items()}
+    drawn = {name: (rows, size) for name, size in sizes.items()}
+    probes = row_probes(drawn, lambda name, some: step({name: some.to(machine.device)})[name], machine)
     schedule = parse_schedule(recipe.scheduler, names)
     scheduler = build_scheduler(schedule, dict.fromkeys(names, rows), probes, step, seed=seed)
     loaders = {

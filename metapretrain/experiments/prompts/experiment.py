@@ -191,7 +191,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         return self._inputs[0]
 
     def pretraining_run(self, method: PromptMethod) -> tuple[str, PromptMethod] | None:
-        """Return name and method of the pretraining that a row starts from, or None."""
         return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)
 
     def check_row(self, name: str, method: PromptMethod) -> None:
@@ -213,13 +212,11 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             log.warning("%s has no pretraining of these rows and seeds: all is trained here", self.lender)
 
     def model(self, method: PromptMethod) -> dict[str, Any]:
-        """Return what a saved prompt belongs to."""
         r = self.recipe
         return {"language_model": Path(r.model).name, "length": r.length, "template": r.template, **asdict(method)}
 
     @property
     def files(self) -> dict[str, Any]:
-        """The files that were read, with checksums."""
         return self.data.files
 
     def files_of(self, method: PromptMethod) -> dict[str, Any]:
@@ -289,7 +286,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         return replace(self.recipe.mixed, patience=None) if equal else self.recipe.mixed
 
     def pretrain(self, context: PromptContext) -> PromptRun:
-        """Pretrain a prompt on meta tasks."""
         method, seed, run, prompt = context.method, context.seed, context.folder, self._start(context)
         r, device = self.recipe, self.machine.device
         inputs, source = self.inputs, method.source
@@ -352,7 +348,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         return {"device": self.machine.device, "precision": self.machine.precision}
 
     def plan(self, methods: Mapping[str, PromptMethod]) -> list[str]:
-        """Return one line a run with its budget: what `--dry-run` prints."""
         r, lines = self.recipe, []
         most = "at most " * (r.budget == "paper")  # patience may end it earlier
         sets = f"{len(self.data.sets)} sets, {r.examples} examples each, at most {r.tune.epochs} epochs"
@@ -422,7 +417,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         return metrics if self.data.tuning else metrics | majority_scores(self.data.sets)
 
     def outcome(self, context: PromptContext, trained: PromptRun, scores: dict[str, float]) -> Outcome:
-        """Return metrics and the cost of pretraining and tuning."""
         if trained.pretrained is not None:
             return self._pretraining_outcome(context, trained.pretrained, scores, trained.about)
         before, tuned = context.before, trained.tuned.values()
@@ -436,7 +430,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         return Outcome(scores, budget, extra)
 
     def save(self, context: PromptContext, trained: PromptRun, scores: dict[str, float]) -> None:
-        """Write the curves of validation, predictions and prompts."""
         run = context.folder
         if trained.pretrained is not None:
             self.inputs.of_set().save(run.path / PROMPT, trained.pretrained.prompt)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from metapretrain.prompts import PromptBatch, PromptMAML
 from metapretrain.scheduling import (
     BlockScheduler,
     FunctionProbe,
-    Probe,
     Schedule,
     build_scheduler,
     parse_schedule,
@@ -32,6 +31,8 @@ from metapretrain.scheduling import (
 )
 from metapretrain.scheduling.probes import Params
 from metapretrain.training import RunFolder, checkpoint
+
+Losses = Callable[[Tensor], Tensor]  # of rows (T, 2m), one loss (T,) per task
 
 
 class MetaRows:
@@ -77,9 +78,16 @@ class MetaRows:
         rows, sampler = self._train[task]
         return rows[torch.tensor(list(sampler.plan(visit)))]
 
-    def training(self, task: int) -> Tensor:
-        """All rows of a task that are not held out."""
-        return self._train[task][0]
+    def probe(self, task: int, losses: Losses) -> FunctionProbe:
+        """A task as a scheduler sees it: rows (2m,) of its training part; M batches are one pass."""
+        own = self._train[task][0]
+
+        def sample(generator: torch.Generator) -> Tensor:
+            return own[torch.randperm(len(own), generator=generator)[: self.size]]
+
+        return FunctionProbe(
+            sample, lambda rows: losses(rows[None])[0], lambda batches: losses(torch.stack([*batches]))
+        )
 
 
 def crossed(rows: Tensor, step: int) -> Tensor:
@@ -99,9 +107,6 @@ def crossed(rows: Tensor, step: int) -> Tensor:
     return torch.cat([support, query.roll(1 + step % (tasks - 1), 0)], 1)
 
 
-Losses = Callable[[Tensor], Tensor]  # of rows (T, 2m), one loss (T,) a task
-
-
 def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
     """N, the least number of updates per decision with which its probes are at or under a quarter of all passes.
 
@@ -116,22 +121,6 @@ def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
     options = map(schedule.option, ("samples", "utility", "normalise"))
     probes = probe_units(tasks, tasks, *options, passes=passes)  # every task is a source and a target
     return math.ceil(3 * probes / sum(passes))
-
-
-class MetaProbe:
-    """Meta task `task` seen by a scheduler: rows (2m,) of its training part; M batches are one pass."""
-
-    def __init__(self, rows: MetaRows, task: int, losses: Losses) -> None:
-        self.own, self.size, self.losses = rows.training(task), rows.size, losses
-
-    def sample(self, generator: torch.Generator) -> Tensor:
-        return self.own[torch.randperm(len(self.own), generator=generator)[: self.size]]
-
-    def loss(self, batch: Tensor) -> Tensor:
-        return self.losses(batch[None])[0]
-
-    def loss_many(self, batches: Sequence[Tensor]) -> Tensor:
-        return self.losses(torch.stack(list(batches)))
 
 
 class ScheduledTasks:
@@ -169,9 +158,9 @@ class ScheduledTasks:
         samples, utility = parsed.option("samples"), parsed.option("utility")
         if parsed.name == "utility" and parsed.option("updates") is None:
             parsed = Schedule("utility", {**parsed.options, "updates": a_quarter(parsed, rows.tasks, passes)})
-        probes: dict[str, Probe] = {name: MetaProbe(rows, task, losses) for name, task in self.numbers.items()}
+        probes = {name: rows.probe(task, losses) for name, task in self.numbers.items()}
         if most is not None and samples is not None and samples > most:
-            probes = {name: FunctionProbe(probe.sample, probe.loss) for name, probe in probes.items()}
+            probes = {name: replace(probe, loss_many=None) for name, probe in probes.items()}
         # Exact utilities look at targets without a graph, for which the learner's chunks are enough.
         joint = most is None or utility != "taylor" or samples * rows.tasks <= most
         self.scheduler: BlockScheduler = build_scheduler(

@@ -57,7 +57,6 @@ class ScheduleExperiment(
             log.warning("%s: %d updates are one decision of %d", name, self.recipe.updates, decision.updates)
 
     def model(self, method: ScheduleMethod) -> dict[str, Any]:
-        """What a run is of, beside the recipe."""
         data = self.data
         return {
             "encoder": self.recipe.encoder,
@@ -68,11 +67,9 @@ class ScheduleExperiment(
 
     @property
     def files(self) -> dict[str, Any]:
-        """The files that were read, with checksums."""
         return dict(self.data.files)
 
     def plan(self, methods: Mapping[str, ScheduleMethod]) -> list[str]:
-        """Return one line a run with its budget: what `--dry-run` prints."""
         lines = []
         for name, method in methods.items():
             decision, updates = self._decision(method), self.recipe.updates
@@ -112,7 +109,6 @@ class ScheduleExperiment(
         return metrics | self._means(metrics)
 
     def outcome(self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]) -> Outcome:
-        """Return metrics, the cost of updates and probes, and the curve of the target loss."""
         method, last, scheduler = context.method, trained.last, trained.scheduler
         tuned = self.recipe.finetune_updates * len(self.data.downstream)
         passes = scheduler.cost.forwards + trained.fitting_units + self.recipe.updates
@@ -142,7 +138,6 @@ class ScheduleExperiment(
         return Outcome(scores, budget, extra)
 
     def save(self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]) -> None:
-        """Write the encoder and the choices."""
         save_text_encoder(trained.step.encoder, context.folder.path / ENCODER)
         write_whole(context.folder.path / CHOICES, json_bytes(trained.scheduler.choices))
 

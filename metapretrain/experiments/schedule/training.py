@@ -145,8 +145,7 @@ class ScheduledPretraining:
             warmup=recipe.warmup,
             clip=recipe.clip,
             seed=seed,
-            log_every=max(1, min(50, recipe.updates // 20)),
-            evaluate_every=max(1, recipe.updates // recipe.evaluations),
+            evaluations=recipe.evaluations,
         )
 
     def evaluate(self, done: int) -> dict[str, float]:
@@ -235,13 +234,14 @@ def _training(
     *,
     steps: int,
     seed: int,
+    evaluations: int = 1,
     **options: Any,
 ) -> Training:
     """What trains a step with AdamW on the training parts of tasks; without CUDA graphs where the encoder has none."""
     loaders = {name: step.tasks[name].batches("train", batch_size=batch_size, seed=seed) for name in names}
-    graph = machine.cuda_graph if step.encoder.recordable else False
-    where: dict[str, Any] = {"precision": machine.precision, "device": machine.device, "cuda_graph": graph}
-    settings = TrainSettings(steps, optimizer="adamw", seed=seed, **where, **options)
+    how = machine.settings(steps, seed, evaluations, **options)
+    how |= {} if step.encoder.recordable else {"cuda_graph": False}
+    settings = TrainSettings(steps, optimizer="adamw", **how)
     return Training(step, TaskStream(loaders, policy, seed=seed, steps=steps), settings, evaluate, title)
 
 

@@ -93,7 +93,6 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         return Layout((*tasks, overall), "overall", legend, first_row=True, compared=compared, open=True)
 
     def pretraining_run(self, method: TextMethod) -> tuple[str, TextPretraining] | None:
-        """Return name and plan of the pretraining that a row shares with others, or None."""
         name = method.pretraining
         return None if name is None else (f"pretrain-{name}", PRETRAININGS[name])
 
@@ -111,16 +110,13 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         loss_weights(self.recipe, self.data.tasks, method)
 
     def model(self, method: TextMethod | TextPretraining) -> dict[str, Any]:
-        """Return what the saved model of a row needs to be built again."""
         return describe(self.data.tasks, method, self.recipe)
 
     @property
     def files(self) -> dict[str, Any]:
-        """The files that were read, with checksums."""
         return self.data.files
 
     def plan(self, methods: Mapping[str, TextMethod]) -> list[str]:
-        """Return one line a run with its budget: what `--dry-run` prints."""
         lines = []
         for name, method in methods.items():
             self.check_row(name, method)
@@ -134,7 +130,6 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         return lines
 
     def pretrain(self, context: TextContext) -> TrainedText:
-        """Pretrain a new encoder."""
         encoder, training = pretraining(context)
         report = train(**vars(training), run=context.run)
         return TrainedText(encoder, nn.ModuleDict(), TextReport.of(report, training.stream, self.recipe.scheduler))
@@ -168,7 +163,6 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         return TextScores(metrics | own, predicted, z["train"])
 
     def outcome(self, context: TextContext, trained: TrainedText, scores: TextScores) -> Outcome:
-        """Return metrics, sequences encoded and updates."""
         method, before, report = context.method, context.before, trained.report
         if context.shared:
             budget = {"encoder_passes": self._passes(report, method.joined), "updates": report.updates}
@@ -180,7 +174,6 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         return Outcome(scores.metrics, budget, extra)
 
     def save(self, context: TextContext, trained: TrainedText, scores: TextScores) -> None:
-        """Write figures, predictions and the model."""
         run = context.folder
         if context.shared and self.figures == context.seed:
             before = self._maps(new_encoder(self.recipe, context.seed), context)

@@ -15,7 +15,7 @@ from metapretrain.draws import seeded, torch_generator
 from metapretrain.evaluation.metrics import nearest_prototype_scores, score_task, with_overall
 from metapretrain.evaluation.representation import check_embeddings
 from metapretrain.experiments.base import Context, Machine, Training
-from metapretrain.experiments.recipe import choices_of, probing, row_probe
+from metapretrain.experiments.recipe import choices_of, row_probes
 from metapretrain.experiments.text.data import TextData, width_limit
 from metapretrain.experiments.text.objectives import (
     TextClasses,
@@ -33,7 +33,7 @@ from metapretrain.experiments.text.streams import TextStream
 from metapretrain.models.text_encoders import ClassHead, TextEncoder, build_text_encoder
 from metapretrain.nests import evaluation_mode
 from metapretrain.protonet import ProtoLoss
-from metapretrain.scheduling import BlockScheduler, Probe, build_scheduler, parse_schedule
+from metapretrain.scheduling import BlockScheduler, build_scheduler, parse_schedule
 from metapretrain.training import TrainReport
 
 EMBED_ROWS = 256  # rows that are embedded at once
@@ -253,11 +253,8 @@ def _training(
     sizes |= {"rank": machine.rank, "world_size": machine.world}
     policy = scheduler or recipe.policy
     stream = TextStream(tokens, recipe.batch_size, policy, seed=seed, steps=count, labels=labels, **sizes)
-    how: dict[str, Any] = {"precision": machine.precision, "device": machine.device, "seed": seed % 2**32}
-    how["compile"] = machine.compile and not step.surgery  # which goes back twice
-    how["cuda_graph"] = machine.cuda_graph if encoder.recordable else False
-    how |= {"log_every": max(1, min(50, count // 20)), "evaluate_every": max(1, count // 10)}
-    settings = phase.settings(count, ema=ema, **how)
+    how = machine.settings(count, seed % 2**32, compile=machine.compile and not step.surgery)  # which goes back twice
+    settings = phase.settings(count, ema=ema, **how if encoder.recordable else {**how, "cuda_graph": False})
 
     def evaluate_and_tell(number: int) -> Mapping[str, float]:
         return {**(evaluate(number) if evaluate else {}), **choices_of(stream)}
@@ -268,17 +265,12 @@ def _training(
 
 def _scheduler(step: TextStep, data: TextData, recipe: TextRecipe, seed: int, machine: Machine) -> BlockScheduler:
     """The recipe's scheduler over the tasks; its probes draw training rows of their own, and are its targets too."""
-    texts = step.texts
+    texts, sizes = step.texts, {task.name: len(task.train) for task in data.tasks}
 
-    def loss_of(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-        def loss(rows: torch.Tensor) -> torch.Tensor:
-            width = padded_width(texts[name].tokens.widths[rows], 1)
-            batch = {name: {"rows": rows.to(texts[name].labels.device), "width": torch.empty(width, 0)}}
-            with probing(machine.device, machine.precision):
-                return step.losses(batch, step.encode(batch))[name].float()
+    def loss(name: str, rows: Tensor) -> Tensor:
+        width = padded_width(texts[name].tokens.widths[rows], 1)
+        batch = {name: {"rows": rows.to(texts[name].labels.device), "width": torch.empty(width, 0)}}
+        return step.losses(batch, step.encode(batch))[name]
 
-        return loss
-
-    sizes = {task.name: len(task.train) for task in data.tasks}
-    probes: dict[str, Probe] = {name: row_probe(size, recipe.batch_size, loss_of(name)) for name, size in sizes.items()}
+    probes = row_probes({name: (size, recipe.batch_size) for name, size in sizes.items()}, loss, machine)
     return build_scheduler(parse_schedule(recipe.scheduler, sizes), sizes, probes, step, seed=seed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.prompts.pretraining import MetaProbe, ScheduledTasks, TrainedPrompt, train_meta
+from metapretrain.experiments.prompts.pretraining import ScheduledTasks, TrainedPrompt, train_meta
 from metapretrain.prompts import PromptMAML
 from metapretrain.scheduling import parse_schedule, probe_units
 from metapretrain.training import RunFolder
@@ -71,10 +71,11 @@ def test_utilities_are_those_of_the_outer_loss() -> None:
 
 def test_batches_of_a_meta_task_go_together() -> None:
     maml = learner()
-    probe = MetaProbe(rows(), 1, lambda given: maml.losses(pool().gather(given[:, :2]), pool().gather(given[:, 2:])))
+    probe = rows().probe(1, lambda given: maml.losses(pool().gather(given[:, :2]), pool().gather(given[:, 2:])))
     batches = [probe.sample(torch.Generator().manual_seed(seed)) for seed in range(3)]
     assert {int(group) for batch in batches for group in groups()[batch]} == {1}
     one_by_one = torch.stack([probe.loss(batch) for batch in batches])
+    assert probe.loss_many is not None
     torch.testing.assert_close(probe.loss_many(batches), one_by_one, rtol=1e-9, atol=0)
 
 
