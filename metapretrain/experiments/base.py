@@ -97,7 +97,6 @@ class Context(Generic[R, D, M]):
 
     @property
     def folder(self) -> RunFolder:
-        """The open folder of the run."""
         if self.run is None:
             raise ValueError(f"{self.name} has no run folder")
         return self.run
@@ -214,7 +213,6 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
 
     @property
     def names(self) -> dict[str, str]:
-        """What all rows are of."""
         return {"benchmark": self.benchmark, "dataset": self.dataset, "recipe": self.recipe_name}
 
     @property
@@ -334,7 +332,6 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
 
     @property
     def _kind(self) -> str:
-        """Of the results of rows."""
         return "row" if len(self._test) else "tuning"
 
     @property

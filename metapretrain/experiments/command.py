@@ -284,7 +284,6 @@ def tell(results: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _planned(table: Table, rows: Mapping[str, Any], options: Namespace) -> list[str]:
-    """What `--dry-run` prints of a table."""
     experiment = table.experiment
     lines = experiment.plan(rows)
     counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in experiment.data.counts.items())
@@ -292,7 +291,6 @@ def _planned(table: Table, rows: Mapping[str, Any], options: Namespace) -> list[
 
 
 def _corrupt(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:
-    """Add the accuracy under corruptions to the results of finished runs."""
     for run, scores in corrupt_runs(experiment.root, lambda *_: experiment.data.test, experiment.machine.device):
         print(f"{run.name}: accuracy {scores['corrupt_accuracy']:.4f} under corruption")
 

@@ -28,7 +28,6 @@ class PhaseTerms:
     label_smoothing: float
 
     def __post_init__(self) -> None:
-        """Check every value now: a phase may begin hours after the start."""
         self.settings(1)
         if not 0 <= self.label_smoothing < 1:
             raise InputError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
@@ -61,7 +60,6 @@ class Proto:
     memory: str | None = None
 
     def __post_init__(self) -> None:
-        """Check every value."""
         ProtoLoss(num_classes=2, **asdict(self))
 
 

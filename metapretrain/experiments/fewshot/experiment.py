@@ -68,7 +68,6 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         return lines
 
     def check(self, methods: Mapping[str, FewShotRow], seeds: Sequence[int]) -> None:
-        """Refuse now, before anything is trained, with an InputError, what a row would refuse when its turn comes."""
         check_seeds(seeds)
         self._check_episodes(methods)
         for name, method in methods.items():
@@ -78,7 +77,6 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
                     self.open(_name(name, method), method, seed).close()
 
     def _check_episodes(self, methods: Mapping[str, FewShotRow]) -> None:
-        """Refuse episodes that a part has too few classes or images for."""
         for part in (self.data.validation, self.data.test):
             EpisodeSampler(part.labels, self.recipe.tested, 1, seed=0)
         for method in methods.values():
@@ -109,7 +107,6 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         return TrainedLearner(step, report)
 
     def score(self, context: FewShotContext, trained: TrainedLearner) -> EpisodeResult:
-        """Accuracy over the test episodes."""
         data, recipe = self.data, self.recipe
         if isinstance(context.method, SavedEncoder):
             encode = self._encoder(context.method).encode

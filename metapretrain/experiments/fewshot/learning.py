@@ -91,7 +91,6 @@ class MetaStep(nn.Module):
         return {EPISODES: with_gradients(loss, found, parameters)}
 
     def _shown(self, rows: Tensor) -> Tensor:
-        """Images (T, S, C, H, W) of the rows (T, S)."""
         if self.distort is None:
             return self.images[rows]
         distorted: Tensor = self.distort(self.images[rows.flatten()])
@@ -144,7 +143,6 @@ class FewShotMethod:
     validations: int = 20
 
     def __post_init__(self) -> None:
-        """Check the names and counts."""
         one_of("learner", self.learner, LEARNERS)
         one_of("batchnorm", self.batchnorm, POLICIES)
         number("inner_lr", self.inner_lr, above=0)
@@ -251,7 +249,6 @@ class TaskBatches:
         return self.iter_from(0)
 
     def iter_from(self, position: int) -> Iterator[dict[str, Tensor]]:
-        """All but the first `position` batches."""
         plans = self.sampler.iter_from(position * self.tasks)
         while group := list(islice(plans, self.tasks)):
             rows = torch.tensor(group)

@@ -78,7 +78,6 @@ class ImageData:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Images in each part."""
         return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
 
 

@@ -124,7 +124,6 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         return TrainedImages(encoder, head, report)
 
     def score(self, context: ImageContext, trained: TrainedImages) -> ImageScores:
-        """Score features, and the head if there is one."""
         return score(trained.encoder, trained.head, self.data)
 
     def outcome(self, context: ImageContext, trained: TrainedImages, scores: ImageScores) -> Outcome:
@@ -156,7 +155,6 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         save_model(run.path, trained.encoder, trained.head, scores.prototypes)
 
     def _maps(self, when: str, encoder: Encoder) -> dict[str, tuple[Tensor, Tensor]]:
-        """Features and labels of some training and test images: the panels of a map."""
         features = encode(encoder, self.data)
         parts = {"train": self.data.train, "test": self.data.test}
         some = {name: self._some(part) for name, part in parts.items() if len(part)}

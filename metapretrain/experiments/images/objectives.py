@@ -59,12 +59,10 @@ class Supervised(Objective):
 
     @classmethod
     def build(cls, parts: Parts) -> Supervised:
-        """Make it with a linear head."""
         head = build_head("linear", parts.features, parts.classes)
         return cls(parts.images, head, parts.phase.label_smoothing)
 
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
-        """Return the mean cross entropy of `rows` (B,)."""
         logits = self.head(encoder(self.images.view(rows)))
         return F.cross_entropy(logits.float(), self.images.labels[rows], label_smoothing=self.label_smoothing)
 
@@ -81,16 +79,13 @@ class PRL(Objective):
 
     @classmethod
     def build(cls, parts: Parts, mode: str = "query") -> PRL:
-        """Make it in one of its modes, by the recipe's choices of the loss."""
         options = {"seed": parts.seed, "label_smoothing": parts.phase.label_smoothing, **asdict(parts.recipe.proto)}
         return cls(parts.images, ProtoLoss(mode, num_classes=parts.classes, gather=parts.gather, **options))
 
     def check_batch(self, rows: Tensor) -> None:
-        """Refuse `rows` (B,) whose labels the prototypical loss cannot use."""
         check_labels(self.images.labels[rows], mode=self.proto.mode)
 
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
-        """Return the prototypical loss of `rows` (B,)."""
         loss: Tensor = self.proto(encoder(self.images.view(rows)), self.images.labels[rows])
         return loss
 
@@ -117,11 +112,9 @@ class SimCLR(Objective):
 
     @classmethod
     def build(cls, parts: Parts) -> SimCLR:
-        """Make it with a projection head."""
         return cls(parts.images, projection(parts.features), parts.recipe.simclr_temperature)
 
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
-        """Return the contrastive loss of two views of `rows` (B,)."""
         x = self.images.view(torch.cat([rows, rows]))
         z = gather_rows(self.projection(encoder(x)).float())
         ranks = len(z) // (2 * len(rows))
@@ -174,7 +167,6 @@ class WeightedLosses(nn.Module, Generic[T]):
                 raise InputError(f"weight for {name!r}, but the objectives are {', '.join(self.objectives)}")
 
     def objective(self, name: str) -> T:
-        """Return the objective of that name."""
         return cast(T, self.objectives[name])  # a ModuleDict forgets what kind of module it holds
 
     def start_epoch(self, name: str) -> None:
@@ -198,7 +190,6 @@ class ImageStep(WeightedLosses[Objective]):
     """
 
     def forward(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return `{name: weighted loss}` for rows `{name: (B,)}`."""
         return {
             name: self.weights.get(name, 1.0) * self.objective(name).loss(self.model, rows)
             for name, rows in batches.items()

@@ -28,7 +28,6 @@ class ImagePhase(PhaseTerms):
     ema: float | None = None
 
     def __post_init__(self) -> None:
-        """Check every value."""
         super().__post_init__()
         one_of("augmentation", self.augment, AUGMENTATIONS)
 
@@ -72,7 +71,6 @@ class ImageRecipe:
     scheduler: str = ""
 
     def __post_init__(self) -> None:
-        """Check every value."""
         one_of("encoder", self.encoder, ENCODERS)
         one_of("stem", self.stem, STEMS)
         for name, least in (("epochs", 1), ("batch_size", 2), ("validation", 0)):

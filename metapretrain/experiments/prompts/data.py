@@ -87,12 +87,10 @@ class PromptData:
 
     @property
     def test(self) -> tuple[TextSet, ...]:
-        """What runs are reported on: nothing while tuning."""
         return () if self.tuning else tuple(one.test for one in self.sets)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows of each part, and what was dropped."""
         found = {"pretraining": len(self.pretraining)}
         for one in self.sets:
             found |= {f"{one.name}_train": len(one.train), f"{one.name}_test": len(one.test)}
@@ -142,7 +140,6 @@ class Pool:
 
     @classmethod
     def of(cls, batch: PromptBatch, device: str) -> Pool:
-        """Put rows (N,) on the device."""
         return cls(batch.to(device), batch.attention_mask.sum(1).cpu())
 
     def __len__(self) -> int:
@@ -425,7 +422,6 @@ class PromptInputs:
         return Pool.of(side_by_side(parts), self.machine.device), places
 
     def test(self, one: SentenceData) -> Pool:
-        """The rows that a set is reported on."""
         if one.name not in self._tests:
             self._tests[one.name] = Pool.of(self._encoded(one, one.test), self.machine.device)
         return self._tests[one.name]

@@ -185,7 +185,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
 
     @property
     def inputs(self) -> PromptInputs:
-        """Model and tokens, made once."""
         if not self._inputs:
             self._inputs.append(PromptInputs(self.recipe, self.data, self.machine, self.cache))
         return self._inputs[0]
@@ -242,7 +241,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
                 yield batch
 
     def _borrowed(self, context: PromptContext) -> bool:
-        """Copy the pretraining of the other table, if there is one."""
         name, method, seed = context.name, context.method, context.seed
         if (folder := self._lent(name, method, seed)) is None:
             return False
@@ -452,7 +450,6 @@ def _job(name: str, one: SentenceData, seed: int, prompt: Tensor, places: Places
 
 
 def _histories(tuned: Mapping[str, Tuned]) -> dict[int, dict[str, float]]:
-    """Validation accuracy of each set, by step."""
     found: dict[int, dict[str, float]] = {}
     for name, one in tuned.items():
         for step, share in one.progress.history:

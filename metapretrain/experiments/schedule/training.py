@@ -237,7 +237,6 @@ def _training(
     evaluations: int = 1,
     **options: Any,
 ) -> Training:
-    """What trains a step with AdamW on the training parts of tasks; without CUDA graphs where the encoder has none."""
     loaders = {name: step.tasks[name].batches("train", batch_size=batch_size, seed=seed) for name in names}
     how = machine.settings(steps, seed, evaluations, **options)
     how |= {} if step.encoder.recordable else {"cuda_graph": False}

@@ -42,7 +42,6 @@ class TextData:
 
     @property
     def test(self) -> tuple[TextSet, ...]:
-        """What runs are reported on: the dev parts, or nothing while tuning."""
         return () if self.tuning else tuple(task.dev for task in self.tasks)
 
     @property
@@ -52,7 +51,6 @@ class TextData:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows of each part of each task, and what the reader counted (rows left out, overlaps)."""
         found = {}
         for task in self.tasks:
             parts = {"train": task.train, "validation": task.validation, "dev": task.dev, "test": task.test}
@@ -64,7 +62,6 @@ class TextData:
 
     @property
     def files(self) -> dict[str, dict[str, Any]]:
-        """What was read, with checksums."""
         parts = [part for task in self.tasks for part in (task.train, task.dev, task.test) if part is not None]
         return {name: about for part in parts for name, about in part.files.items()}
 

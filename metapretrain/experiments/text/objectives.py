@@ -122,7 +122,6 @@ class Output:
 
     @property
     def regression(self) -> bool:
-        """Whether predictions are scores."""
         return self.kind == "pair-regression"
 
 
@@ -288,7 +287,6 @@ class TextStep(WeightedLosses[TextObjective]):
         return pcgrad(losses, list(self.model.parameters()))
 
     def losses(self, batches: Mapping[str, Any], z: Mapping[str, Encoded]) -> dict[str, Tensor]:
-        """Return `{name: weighted loss}` of embedded batches."""
         return {
             name: self.weights.get(name, 1.0) * self.objective(name).loss(z[name], batch["rows"])
             for name, batch in batches.items()
@@ -337,6 +335,5 @@ class TextStep(WeightedLosses[TextObjective]):
 
 
 def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One batch of several; token types are 0 where only some have them."""
     keys = dict.fromkeys(key for part in parts for key in part)
     return {key: torch.cat([part.get(key, torch.zeros_like(part["input_ids"])) for part in parts]) for key in keys}

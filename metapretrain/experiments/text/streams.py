@@ -59,7 +59,6 @@ class LengthBatches:
         return self.iter_from(0)
 
     def iter_from(self, position: int) -> Iterator[Tensor]:
-        """The batches of the epoch but for the first `position`."""
         first = self.epoch * len(self)
         yield from map(self.batch, range(first + position, first + len(self)))
 
@@ -164,11 +163,9 @@ class TextStream(TaskStream):
             yield {name: {"rows": rows[mine], "width": torch.empty(width, 0)} for name, rows in batch.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is, and what it has given."""
         return {**super().state_dict(), "given": [self.tokens_given, self.places_given]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another stream with the same tasks, policy and seed was; InputError if it is another's."""
         super().load_state_dict(state)
         try:
             self.tokens_given, self.places_given = state["given"]

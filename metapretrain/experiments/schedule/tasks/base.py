@@ -113,7 +113,6 @@ class Frame:
         return ids, types, starts
 
     def fitted(self, *segments: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids and types of segments that are cut so that they fit."""
         return self.sequence(*self.cut(*segments))[:2]
 
     def width(self, lengths: Sequence[int]) -> int:
@@ -262,7 +261,6 @@ class PretrainingTask(ABC):
         return range(size if rows is None else min(rows, size))
 
     def measure_rows(self, split: str, rows: Sequence[int], outcomes: list[Tensors]) -> dict[str, float]:
-        """The metrics of these rows."""
         return self.measure(outcomes)
 
     def random(self, split: str, *place: int) -> np.random.Generator:
@@ -319,11 +317,9 @@ class RowBatches:
         return self.iter_from(0)
 
     def iter_from(self, position: int) -> Iterator[Tensors]:
-        """The batches of the pass but for the first `position`."""
         return (self[index] for index in range(position, len(self)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to another pass."""
         self.epoch = epoch
 
 
@@ -348,7 +344,6 @@ class PooledHead(nn.Module):
         self.output = nn.Linear(features, outputs)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Embeddings (..., D) to logits (..., C)."""
         logits: Tensor = self.output(self.dropout(torch.tanh(self.hidden(z))))
         return logits
 
@@ -363,7 +358,6 @@ class ClassTask(PretrainingTask):
         return PooledHead(hidden, self.classes)
 
     def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
-        """Logits (B, C)."""
         logits: Tensor = head(encoder.pool(states, batch["attention_mask"]))
         return logits.float()
 
@@ -371,11 +365,9 @@ class ClassTask(PretrainingTask):
         return F.cross_entropy(self.logits(encoder, head, states, batch), batch["labels"])
 
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
-        """Predicted and true classes (B,)."""
         return {"found": self.logits(encoder, head, states, batch).argmax(1), "labels": batch["labels"]}
 
     def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
-        """The share of right classes."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
         return {"accuracy": float((found == labels).mean())}
 
@@ -429,7 +421,6 @@ class ChoiceTask(ClassTask):
         return PooledHead(hidden, 1)
 
     def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
-        """Scores (B, C)."""
         return super().logits(encoder, head, states, batch).view(-1, self.choices)
 
 

@@ -55,7 +55,6 @@ class Library:
         self._read: dict[bool, dict[str, Documents]] = {}
 
     def documents(self) -> dict[str, Documents]:
-        """Documents of the splits."""
         return self._documents(natural=False)
 
     def prose(self) -> dict[str, Documents]:

@@ -62,7 +62,6 @@ class Sentences(ClassTask):
         return batch | {"labels": self.labels[split][list(rows)]}
 
     def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
-        """Accuracy, F1 of class 1, Matthews' correlation."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
         scores = {"accuracy": float((found == labels).mean()), "f1": f1(found == 1, labels == 1)}
         return scores | {"matthews": matthews(found, labels)}
@@ -262,7 +261,6 @@ class RelationExtraction(ClassTask):
         return batch | {"pair": marks.float(), "labels": torch.tensor([pair.label for pair in chosen])}
 
     def logits(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
-        """Logits (B, C)."""
         share = batch["pair"] / batch["pair"].sum(-1, keepdim=True)
         entities = (share @ states.float()).flatten(1)
         logits: Tensor = head(torch.cat([entities, encoder.pool(states, batch["attention_mask"])], 1))

@@ -66,7 +66,6 @@ class Window:
 
 
 def span_batch(frame: Frame, windows: Sequence[Window]) -> Tensors:
-    """The batch of some windows."""
     batch = frame.pad([(window.ids, window.types) for window in windows])
     place = torch.arange(batch["input_ids"].shape[1])
     start, size = (torch.tensor([[getattr(window, name)] for window in windows]) for name in ("start", "size"))
@@ -294,7 +293,6 @@ class Reading(SpanTask):
         return [self.windows[split][self.order[split][row]] for row in rows]
 
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
-        """The best span (B, 2) and its score."""
         found = super().outcome(encoder, head, states, batch)
         return {"found": found["found"], "score": found["score"]}
 
