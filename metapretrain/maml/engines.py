@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from metapretrain.checks import import_learn2learn
 from metapretrain.errors import InputError
-from metapretrain.maml.inner import Inner, Named, at_step, differentiable_twice, holding, in_segments
+from metapretrain.maml.inner import Inner, Named, at_step, check_operators, differentiable_twice, holding, in_segments
 from metapretrain.nests import Nest, map_tensors, rebuild, tensors
 
 SMALL = 32 * 32  # pixels: images of 28 x 28 lose by it, of 84 x 84 they gain (docs/maml.md)
@@ -198,7 +198,11 @@ Function = Callable[[Named, Nest], Tensor]
 
 
 def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> Tensor:
-    """`function` of each task's parameters and batch, (T, ...); random numbers differ between tasks."""
+    """`function` of each task's parameters and batch, (T, ...); random numbers differ between tasks.
+
+    Raises:
+        InputError: operators that are wrong under vmap.
+    """
 
     def one(stacked: list[Tensor], shared: list[Tensor], data: list[Tensor]) -> Tensor:
         params = {**dict(zip(frozen, shared, strict=True)), **dict(zip(fast, stacked, strict=True))}
@@ -208,7 +212,11 @@ def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> T
     on_cpu = next(iter(fast.values())).device.type == "cpu"
     # the CPU's fused attention has no rule for vmap either
     with differentiable_twice(2 if on_cpu else 1), _convolutions(fast, on_cpu), _no_fast_path():
-        return mapped(list(fast.values()), list(frozen.values()), tensors(batch))
+        out = mapped(list(fast.values()), list(frozen.values()), tensors(batch))
+    check_operators(out, fast.values(), mapped=True)
+    if len(out) != len(next(iter(fast.values()))):
+        raise InputError("vmap mixes up the tasks of one of the operators in use; use engine='loop'")
+    return out
 
 
 def _convolutions(fast: Named, on_cpu: bool) -> AbstractContextManager[object]:

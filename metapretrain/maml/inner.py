@@ -211,7 +211,7 @@ class Inner:
         """Raise for a loss that gradients cannot be taken of as planned.
 
         Raises:
-            InputError: the loss has no gradient.
+            InputError: the loss has no gradient, or a wrong one by :func:`check_operators`.
             HiddenWeights: it has one by tensors that adapt was not given, and no graph was planned for.
         """
         if not loss.requires_grad:
@@ -219,6 +219,8 @@ class Inner:
                 "the loss of the inner loop has no gradient: it does not depend on params, or loss_fn works "
                 "under torch.no_grad() or on detached tensors; use the params that loss_fn is given"
             )
+        if step == 0:
+            check_operators(loss, fast.values(), twice=self.twice)
         if self.order == 2 and not self.graph and step == 0:
             known = {id(p) for p in fast.values()}
             if any(id(leaf) not in known for leaf in leaves_of([loss])):
@@ -286,19 +288,54 @@ def differentiable_twice(order: int) -> Iterator[None]:
         yield
 
 
+def nodes_of(outputs: Iterable[Tensor], ends: Iterable[Tensor] = ()) -> Iterator[Any]:
+    """The steps that a gradient of `outputs` would take back, up to those that made `ends`."""
+    seen = {None, *(end.grad_fn for end in ends)}
+    waiting: list[Any] = [output.grad_fn for output in outputs]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
+
+
 def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
     """The leaf tensors that a gradient of `outputs` would reach."""
-    nodes: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen, found = set(nodes), []
-    while nodes:
-        node = nodes.pop()
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                nodes.append(following)
-    return found
+    return [node.variable for node in nodes_of(outputs) if hasattr(node, "variable")]
+
+
+def check_operators(loss: Tensor, ends: Iterable[Tensor], *, twice: bool = False, mapped: bool = False) -> None:
+    """Refuse operators with wrong derivatives, up to `ends`: second ones (`twice`), or those under vmap (`mapped`).
+
+    Raises:
+        InputError: an embedding whose gradient is sparse, scaled by frequency or, by vmap, has padding; weight norm as
+            torch has it; grid_sample by vmap.
+    """
+    for node in nodes_of([loss], ends):
+        fault = _fault(node, node.name(), twice, mapped)
+        if fault is not None:
+            raise InputError(fault)
+
+
+def _fault(node: Any, name: str, twice: bool, mapped: bool) -> str | None:
+    if name.startswith("Embedding") and node._saved_sparse:
+        return "an embedding has sparse=True, whose gradients cannot be adapted by; leave it out"
+    if twice and name.startswith("Embedding") and node._saved_scale_grad_by_freq:
+        return "torch's second derivative with scale_grad_by_freq is wrong; leave it out, or use order=1 (first_order)"
+    if twice and name.startswith("WeightNorm"):
+        return (
+            "torch's second derivative of weight norm is wrong; use torch.nn.utils.parametrizations.weight_norm in the "
+            "module that you give to functional() or a learner, or order=1 (first_order)"
+        )
+    if mapped and name == "EmbeddingBackward0" and node._saved_padding_idx < 2**63:  # none is saved as 2**64 - 1
+        return (
+            "vmap takes F.embedding's padding_idx for the first task only; use engine='loop', or nn.Embedding in the "
+            "module that you give to functional() or a learner"
+        )
+    if mapped and name.startswith("GridSampler"):
+        return "vmap mixes up the tasks and images of F.grid_sample; use engine='loop'"
+    return None
 
 
 Run = Callable[[list[Tensor], bool], list[Tensor]]

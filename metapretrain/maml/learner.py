@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml.adapt import check_module_not_compiled, check_usable, choose_names
-from metapretrain.maml.inner import Named, checked_rate, differentiable_twice, parse_rates, scalar
+from metapretrain.maml.inner import Named, check_operators, checked_rate, differentiable_twice, parse_rates, scalar
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
-from metapretrain.maml.normalisation import POLICIES, Functional, copy_tree, functional, set_policy
+from metapretrain.maml.normalisation import POLICIES, Functional, adaptable, copy_tree, functional
 from metapretrain.nests import Nest, evaluation_mode, map_tensors, tensors
 
 
 def clone_module(module: nn.Module, policy: str) -> Any:
     """A copy whose parameters are computed from the module's: gradients flow back to it."""
     check_module_not_compiled(module)
-
-    def placed(part: Any) -> nn.Module:
-        if isinstance(part, _NormBase):
-            set_policy(part, policy)
-        return part  # type: ignore[no-any-return]
-
-    return copy_tree(module, lambda p: p.clone() if p.requires_grad else p, placed)
+    return copy_tree(module, lambda p: p.clone() if p.requires_grad else p, partial(adaptable, policy=policy))
 
 
 def weights_of(module: nn.Module, only: Callable[[tuple[str, ...]], tuple[str, ...]], allow_nograd: bool) -> Named:
@@ -55,10 +49,11 @@ def gradients_of(loss: Tensor, weights: Named, first_order: bool, allow_unused: 
     """The loss's gradient by each weight.
 
     Raises:
-        InputError: the loss does not use some of them, and `allow_unused` is False; or it has no gradient.
+        InputError: the loss does not use some of them, and `allow_unused` is False; it has no gradient, or a wrong one.
     """
     if not loss.requires_grad:
         raise InputError("adapt: the loss has no gradient; compute it from this clone's output")
+    check_operators(loss, weights.values(), twice=not first_order)
     gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=not first_order, allow_unused=True)
     unused = [name for name, g in zip(weights, gradients, strict=True) if g is None]
     if unused and not allow_unused:

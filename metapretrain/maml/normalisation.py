@@ -1,4 +1,4 @@
-"""A module as a pure function of its parameters, with an explicit policy for batch normalisation."""
+"""A module as a pure function of its parameters: a policy for batch normalisation, right second derivatives."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _WeightNorm
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
@@ -101,7 +102,7 @@ def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None
     if batchnorm == "per-step" and steps is None:
         raise InputError('batchnorm="per-step" keeps statistics for each inner step: give steps as well')
     names = {id(part): name for name, part in module.named_modules()}
-    made = copy_tree(module, replace=lambda part: _policy(part, batchnorm, steps))
+    made = copy_tree(module, replace=lambda part: adaptable(part, batchnorm, steps))
     if batchnorm == "frozen":
         _check_frozen(module)
     pairs = [(made.get_submodule(name), module.get_submodule(name)) for name in names.values()]
@@ -133,24 +134,41 @@ def _is_fixed(module: nn.Module, policy: str) -> bool:
     return policy == "frozen" and isinstance(module, _NormBase)
 
 
-def _policy(module: nn.Module, policy: str, steps: int | None) -> nn.Module:
-    if not isinstance(module, _NormBase):
-        return module
-    if policy == "per-step" and module.running_mean is not None:
-        return PerStepNorm(module, whole("steps", steps or 0, 0) + 1)
-    set_policy(module, policy)
+def adaptable(module: nn.Module, policy: str, steps: int | None = None) -> nn.Module:
+    """A copied part made fit for the inner loop: normalisation by the policy, and what torch differentiates wrongly.
+
+    Raises:
+        InputError: an embedding that changes its weights in place.
+    """
+    if isinstance(module, _NormBase):
+        if policy == "per-step" and module.running_mean is not None:
+            return PerStepNorm(module, whole("steps", steps or 0, 0) + 1)
+        if policy == "batch":
+            module.__dict__["track_running_stats"] = False
+            for name in STATISTICS:
+                module._buffers[name] = None
+        elif policy == "frozen":
+            module.__dict__["training"] = False
+            module.__dict__["train"] = lambda mode=True: module
+    elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+        raise InputError(f"{type(module).__name__}(max_norm=...) changes its weights in place; leave max_norm out")
+    elif type(module).forward is nn.Embedding.forward and module.padding_idx is not None:
+        module.__dict__["forward"] = MethodType(_embedding, module)
+    elif type(module).forward is _WeightNorm.forward:
+        module.__dict__["forward"] = MethodType(_weight_norm, module)
     return module
 
 
-def set_policy(module: _NormBase, policy: str) -> None:
-    """Let a normalisation layer use the batch at hand and nothing else, or its running statistics always."""
-    if policy == "batch":
-        module.__dict__["track_running_stats"] = False
-        for name in STATISTICS:
-            module._buffers[name] = None
-    elif policy == "frozen":
-        module.__dict__["training"] = False
-        module.__dict__["train"] = lambda mode=True: module
+def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
+    """Rows of padding as constants; by vmap, torch takes `padding_idx` for the first task only."""
+    found = F.embedding(input, self.weight, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse)
+    return torch.where((input == self.padding_idx)[..., None], found.detach(), found)
+
+
+def _weight_norm(self: _WeightNorm, g: Tensor, v: Tensor) -> Tensor:
+    """``g v / |v|``, with norms over all axes but `dim`, or over all for -1; torch's has wrong second derivatives."""
+    axes = [axis for axis in range(v.ndim) if self.dim == -1 or axis != self.dim % v.ndim]
+    return v * (g / v.square().sum(axes, keepdim=True).sqrt())
 
 
 def _check_frozen(module: nn.Module) -> None:
