@@ -164,11 +164,15 @@ def run_predict(options: Namespace) -> int:
     if bool(tables) == bool(options.files):
         raise InputError("give image files, or texts such as --sst FILE or --texts TASK=FILE")
     if tables:
+        from metapretrain.data.tables import TableError, table_options
         from metapretrain.experiments.saved import predict_files
 
-        device = check_device(options.device)
-        for path in predict_files(options.run, tables, options.out, device, model=options.model):
-            print(path)
+        device, how = check_device(options.device), table_options(options.table)
+        try:
+            written = predict_files(options.run, tables, options.out, device, model=options.model, table=how)
+        except TableError as error:
+            raise InputError(f"{error.plain}; give {error.as_arguments('--table')}") from error
+        print(*written, sep="\n")
         return 0
     from metapretrain.data.image_folder import read_images
     from metapretrain.models.saved import load
@@ -321,6 +325,14 @@ def _predict(parser: Parser) -> None:
             help=f"texts of task {task}: a table with id and sentence, or sentence1 and sentence2",
         )
     add("--texts", type=named_file, action="append", default=[], metavar="TASK=FILE", help="texts of another task")
+    add(
+        "--table",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="how tables are read: id, text or pair=COLUMN, header=NAME,NAME, separator, encoding, quotes=false, "
+        "undecodable=replace, unusable=skip, format",
+    )
     add(
         "--out",
         type=Path,

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metapretrain.data.published import concatenate, find_folder, inside
-from metapretrain.data.tables import read_texts
+from metapretrain.data.published import concatenate, find_folder, inside, read_file
 from metapretrain.data.texts import TextSet, TextTask, hold_out, overlap, pair_keys
 from metapretrain.errors import InputError
 
@@ -95,9 +94,9 @@ def load_qqp(folder: str | Path) -> TextSet:
         if not (root / name).is_file():
             continue
         if name in QQP_TABLES:
-            parts.append(read_texts(root / name, header=header, undecodable="replace", **table))
+            parts.append(read_file(root / name, header=header, undecodable="replace", **table))
         else:
-            parts.append(read_texts(root / name, text="text_a", pair="text_b", format="json", **common))
+            parts.append(read_file(root / name, text="text_a", pair="text_b", format="json", **common))
     if not parts:
         raise InputError(f"no Quora pairs in {root}: it must hold {QQP_LAYOUT}")
     return concatenate(parts, "train")
@@ -116,15 +115,15 @@ def check_qqp(folder: str | Path) -> str:
 def _load_task(root: Path, name: str, qqp: str | Path | None, validation: int) -> TextTask:
     columns, stem = COLUMNS[name], STEMS[name]
     table = {**columns, "id": "id", "format": "tsv"}
-    train = read_texts(root / f"{stem}-train.csv", split="train", **table)
+    train = read_file(root / f"{stem}-train.csv", split="train", **table)
     if name == "para" and (root / MORE).is_file():
         header = ("", "id", table["text"], table["pair"], table["label"])
-        train = concatenate([train, read_texts(root / MORE, header=header, **table)], "train")
+        train = concatenate([train, read_file(root / MORE, header=header, **table)], "train")
     if name == "para":
         train = _without(train, set(), "duplicates", once=True)
-    dev = read_texts(root / f"{stem}-dev.csv", split="dev", **table)
+    dev = read_file(root / f"{stem}-dev.csv", split="dev", **table)
     hidden = root / f"{stem}-test-student.csv"
-    test = read_texts(hidden, split="test", **{**table, "label": None}) if hidden.is_file() else None
+    test = read_file(hidden, split="test", **{**table, "label": None}) if hidden.is_file() else None
     try:
         train, held = hold_out(train, validation)
     except InputError as error:

@@ -10,8 +10,8 @@ import torch
 
 from metapretrain.data.dialogues import Dialogue
 from metapretrain.data.images import file_record
-from metapretrain.data.published import Parts, concatenate, find_folder, read_parts
-from metapretrain.data.tables import read_json_lines, read_texts
+from metapretrain.data.published import Parts, concatenate, find_folder, read_file, read_parts
+from metapretrain.data.tables import read_json_lines
 from metapretrain.data.texts import Rows, TextSet, hold_out
 from metapretrain.errors import InputError, one_of
 
@@ -103,14 +103,14 @@ def _cola(folder: str | Path) -> Parts:
     root = find_folder(folder, ("glue/CoLA", "CoLA"), ("in_domain_train.tsv", *COLA_TEST), LAYOUTS["cola"])
     columns: dict[str, Any] = {"text": "sentence", "label": "label", "header": ("source", "label", "mark", "sentence")}
     options = {**columns, "classes": COLA_CLASSES, "format": "tsv", "quotes": False}
-    test = [read_texts(root / name, split="test", **options) for name in COLA_TEST]
-    return read_texts(root / "in_domain_train.tsv", split="train", **options), concatenate(test, "test")
+    test = [read_file(root / name, split="test", **options) for name in COLA_TEST]
+    return read_file(root / "in_domain_train.tsv", split="train", **options), concatenate(test, "test")
 
 
 def _json_pairs(root: Path, files: tuple[str, str], text: str, pair: str, classes: tuple[str, ...]) -> Parts:
     options: dict[str, Any] = {"text": text, "pair": pair, "kind": "pair-classification", "classes": classes}
     train, test = (
-        read_texts(root / file, label="label", format=file.split(".")[-1], split=split, **options)
+        read_file(root / file, label="label", format=file.split(".")[-1], split=split, **options)
         for file, split in zip(files, ("train", "test"), strict=True)
     )
     return train, test

@@ -19,7 +19,7 @@ import torch
 
 from metapretrain.checks import user_path
 from metapretrain.data.images import file_record, validation_split
-from metapretrain.data.tables import Columns, Record, decode_bytes, read_texts
+from metapretrain.data.tables import Columns, Record, TableError, decode_bytes, read_texts
 from metapretrain.data.texts import TextSet, pair_keys
 from metapretrain.errors import InputError
 
@@ -147,6 +147,7 @@ def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
         for what, number in part.counts.items():
             counts[what] = counts.get(what, 0) + number
     labels = [part.labels for part in parts if part.labels is not None]
+    classes = {part.classes for part in parts if part.classes}
     return TextSet(
         [text for part in parts for text in part.first],
         [text for part in parts for text in part.second or ()] if parts[0].pairs else None,
@@ -155,7 +156,16 @@ def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
         split,
         counts,
         files,
+        classes.pop() if len(classes) == 1 else (),
     )
+
+
+def read_file(file: Path, **options: Any) -> TextSet:
+    """Return what :func:`~metapretrain.data.tables.read_texts` does; errors name no option of it to the set's user."""
+    try:
+        return read_texts(file, **options)
+    except TableError as error:
+        raise InputError(error.plain) from error
 
 
 def collect_rows(
@@ -172,12 +182,13 @@ def collect_rows(
 
 
 def name_rows(rows: TextSet, file: str, clean: Callable[[str], str] = str) -> TextSet:
-    """Return the rows with ids ``file:id``, files under that name, and `clean` texts."""
+    """Return the rows with ids ``file:id``, files under that name, and `clean` texts; classes may get other names."""
     return replace(
         rows,
         first=[clean(text) for text in rows.first],
         ids=[f"{file}:{name}" for name in rows.ids],
         files={file: next(iter(rows.files.values()))},
+        classes=(),
     )
 
 
@@ -194,7 +205,7 @@ def read_parts(root: Path, files: Sequence[str], clean: Callable[[str], str] = s
         InputError: a row cannot be used.
     """
     train, test = (
-        name_rows(read_texts(root / file, split=split, **options), file, clean)
+        name_rows(read_file(root / file, split=split, **options), file, clean)
         for file, split in zip(files, ("train", "test"), strict=True)
     )
     return unlike(train, test), test

@@ -19,12 +19,13 @@ from metapretrain.data.published import (
     find_folder,
     hold_back,
     name_rows,
+    read_file,
     read_parts,
     unlike,
     without_entities,
     without_escapes,
 )
-from metapretrain.data.tables import Record, decode_text, parse_json, read_texts, read_utf8
+from metapretrain.data.tables import Record, decode_text, parse_json, read_utf8
 from metapretrain.data.texts import SentenceData, TextSet
 from metapretrain.errors import InputError
 
@@ -145,7 +146,7 @@ def _read(root: Path, forms: tuple[_Form, ...], split: str) -> TextSet:
     counts = {}
     for pattern, options in forms:
         found = [
-            name_rows(read_texts(file, **options), file.relative_to(root).as_posix(), without_escapes)
+            name_rows(read_file(file, **options), file.relative_to(root).as_posix(), without_escapes)
             for file in sorted(root.glob(pattern))
         ]
         if found:
@@ -175,7 +176,7 @@ def read_kindle(folder: str | Path) -> Parts:
         InputError: the file is missing, or a row cannot be used.
     """
     root = find_folder(folder, ("amazon5",), (KINDLE,), LAYOUTS["amazon5-kindle"])
-    rows = read_texts(root / KINDLE, text="sentence", label="sentiment", format="tsv", classes=RATINGS)
+    rows = read_file(root / KINDLE, text="sentence", label="sentiment", format="tsv", classes=RATINGS)
     rows = name_rows(rows, KINDLE, _clean)
     return hold_back(rows, rows.require_labels().tolist())
 

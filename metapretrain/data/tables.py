@@ -1,4 +1,4 @@
-"""Sentences, or pairs of them, with labels from a CSV, TSV, JSONL or JSON file or a `datasets` object."""
+"""Sentences, or pairs of them, with labels from a table, a JSON file, a DataFrame or a `datasets` object."""
 
 from __future__ import annotations
 
@@ -8,26 +8,56 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from metapretrain.checks import user_path
+from metapretrain.checks import parse_value, user_path
 from metapretrain.data.images import file_record
 from metapretrain.data.texts import KINDS, TextSet, check_outputs
 from metapretrain.errors import InputError, one_of
 
-FORMATS = ("auto", "csv", "tsv", "jsonl", "json")
+logger = logging.getLogger(__name__)
+
+FRAMES = {"parquet": "pyarrow", "xlsx": "openpyxl"}  # what pandas reads, and with what
+FORMATS = ("auto", "csv", "tsv", "jsonl", "json", *FRAMES)
 SEPARATORS = {"csv": ",", "tsv": "\t"}
-NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
-TABLES = "name a CSV, TSV, JSONL or JSON file"  # what to do where a file is missing
-MOST = 2**31  # no number in a text set reaches it
+NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+PACKED = {b"PAR1": "a Parquet file", b"PK\3\4": "an .xlsx or .zip file", b"\x1f\x8b": "a gzip file"}  # first bytes
+TABLES = "name a CSV, TSV, JSONL, JSON, Parquet or XLSX file"  # what to do where a file is missing
+TABLE_OPTIONS = "text pair id format separator header encoding undecodable quotes unusable".split()
+PLAIN = "quotes=False where quotes are plain characters"
+SHOWN = 3  # unusable rows that an error names
+MOST = 2**31  # no number in a published text set reaches it
 _HALF = re.compile("[\ud800-\udfff]")  # JSON may write half of a surrogate pair, which no tokenizer takes
-Record = tuple[str, dict[str, Any]]  # where it begins, its values by column
+
+
+class TableError(InputError):
+    """A table that an option of :func:`read_texts` may make readable; `plain`: the error without the option."""
+
+    def __init__(self, plain: str, option: str, told: str = "") -> None:
+        super().__init__(plain + told)
+        self.plain, self.option = plain, option
+
+    def as_arguments(self, flag: str) -> str:
+        """The option as a command line takes it after `flag`."""
+        return re.sub(r"\b(\w+=)", rf"{flag} \1", self.option)
+
+
+class UnusableRow(InputError):
+    """A row that cannot be used; `counted`: the name under which such rows are counted."""
+
+    def __init__(self, message: str, counted: str) -> None:
+        super().__init__(message)
+        self.counted = counted
+
+
+Record = tuple[str, dict[str, Any] | UnusableRow]  # where it begins, its values by column
 
 
 def decode_text(path: Path, encoding: str, undecodable: str, expected: str = TABLES) -> tuple[str, int]:
@@ -51,19 +81,91 @@ def decode_text(path: Path, encoding: str, undecodable: str, expected: str = TAB
 
 
 def read_utf8(path: Path, expected: str = TABLES) -> str:
-    """Return the text of a UTF-8 file.
+    """Return the text of a published UTF-8 file, or raise InputError."""
+    return decode_text(path, "utf-8", "refuse", expected)[0]
+
+
+def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tuple[str, int]:
+    """Return what :func:`decode_text` does, of bytes; errors name them by `where`.
 
     Raises:
-        InputError: as :func:`decode_text`.
+        InputError: they are empty or hold a NUL character, the encoding is unknown, or a line is not in it and is
+            refused.
     """
-    return decode_text(path, "utf-8", "refuse", expected)[0]
+    one_of("choice for undecodable lines", undecodable, ("refuse", "replace", "latin-1"))
+    packed = next((name for start, name in PACKED.items() if raw.startswith(start)), None)
+    if packed is not None:
+        raise InputError(f"{where} is {packed} by its first bytes: unpack it, or give it the suffix of its kind")
+    try:
+        text = raw.decode(encoding)
+        wrong = []
+    except UnicodeDecodeError:
+        wrong = [number for number, line in enumerate(raw.split(b"\n"), 1) if not _decodes(line, encoding)]
+        text = raw.decode(encoding, errors="replace")
+        if undecodable == "latin-1":
+            lines = raw.split(b"\n")
+            text = "\n".join(line.decode(encoding if _decodes(line, encoding) else "latin-1") for line in lines)
+    except LookupError as error:
+        raise InputError(f"unknown encoding {encoding!r}; such as utf-8, latin-1 or utf-16 is meant") from error
+    if wrong and undecodable == "refuse":
+        more = f" and {len(wrong) - 1} more line{'s' * (len(wrong) > 2)}" if len(wrong) > 1 else ""
+        raise TableError(
+            f"{where}, line {wrong[0]}{more}: not {encoding}; save the file as UTF-8",
+            "its encoding, such as encoding='latin-1', or undecodable='replace'",
+        )
+    text = text.removeprefix("\ufeff")
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise TableError(
+            f"{where}, line {line}: a NUL character, as in UTF-16 or UTF-32; save the file as UTF-8",
+            "its encoding, such as encoding='utf-16'",
+        )
+    if "\n" not in text:
+        text = text.replace("\r", "\n")  # line ends of old Macs
+    if not text.strip():
+        raise InputError(f"{where} is empty")
+    return text, len(wrong)
+
+
+def _decodes(line: bytes, encoding: str) -> bool:
+    try:
+        line.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def parse_json(text: str, where: str | Path, line: int | None = None) -> Any:
+    """Return the value that a JSON text of a data file holds.
+
+    Args:
+        text: the file, a line of it, or a part that `where` names.
+        where: what an error names.
+        line: number of the text's first line; None: `where` says it.
+
+    Raises:
+        InputError: it is malformed.
+
+    Example:
+        >>> parse_json("[1,\\n2", "a.json", line=1)
+        Traceback (most recent call last):
+        ...
+        metapretrain.errors.InputError: a.json, line 2: malformed JSON: Expecting ',' delimiter
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        number, reason = error.lineno, error.msg
+    except RecursionError:
+        number, reason = 1, "nested too deeply"
+    except ValueError:  # Python reads 4,300 digits at most
+        number, reason = 1, "a number of too many digits"
+    place = where if line is None else f"{where}, line {line + number - 1}"
+    raise InputError(f"{place}: malformed JSON: {reason}")
 
 
 def json_lines(text: str, where: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield the number from 1 and the JSON value of each line that is not empty.
-
-    Raises:
-        InputError: a line is malformed.
 
     Example:
         >>> list(json_lines("[1]\\n\\n{}", "a.jsonl"))
@@ -122,93 +224,52 @@ def _check_json(value: Any, schema: Any, where: str, path: str, layout: str) -> 
         wanted = _CALLED[kind]
     if not wrong and isinstance(value, str) and not value.isascii():
         wrong, wanted = bool(_HALF.search(value)), "a text without halves of characters"
+    place = f"{where}: {path.removeprefix('.') or 'it'}"
     if wrong:
-        place = f"{where}: {path.removeprefix('.') or 'it'}"
-        raise InputError(f"{place} must be {wanted}, got {shorten(value)}; expected {layout}")
+        raise InputError(f"{place} must be {wanted}, got {_shorten(value)}; expected {layout}")
     if isinstance(schema, dict):
         for name, part in schema.items():
             if name not in value:
-                raise InputError(f"{where}: {path.removeprefix('.') or 'it'} has no {name!r}; expected {layout}")
+                raise InputError(f"{place} has no {name!r}; expected {layout}")
             _check_json(value[name], part, where, f"{path}.{name}", layout)
     elif isinstance(schema, list):
         for number, item in enumerate(value):
             _check_json(item, schema[0], where, f"{path}[{number}]", layout)
 
 
-def shorten(value: Any) -> str:
-    """A value as an error shows it: in one line of at most 60 characters."""
+def _shorten(value: Any) -> str:
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tuple[str, int]:
-    """Return what :func:`decode_text` does, of bytes.
-
-    Args:
-        raw: the bytes.
-        where: they are from, as errors name it.
-        encoding: as in :func:`decode_text`.
-        undecodable: as in :func:`decode_text`.
-
-    Raises:
-        InputError: they are empty or hold a NUL character, the encoding is unknown, or a line is not in it and is
-            refused.
-    """
-    one_of("choice for undecodable lines", undecodable, ("refuse", "replace", "latin-1"))
+def find_column(name: str, names: Sequence[str], where: str) -> str:
+    """Return `name`, having checked that it is one of a file's column names, and there once."""
+    if list(names).count(name) > 1:
+        raise InputError(f"{where}: the column {name!r} is there twice")
     try:
-        text = raw.decode(encoding)
-        wrong = []
-    except UnicodeDecodeError:
-        wrong = [number for number, line in enumerate(raw.split(b"\n"), 1) if not _decodes(line, encoding)]
-        text = raw.decode(encoding, errors="replace")
-        if undecodable == "latin-1":
-            lines = raw.split(b"\n")
-            text = "\n".join(line.decode(encoding if _decodes(line, encoding) else "latin-1") for line in lines)
-    except LookupError as error:
-        raise InputError(f"unknown encoding {encoding!r}; such as utf-8, latin-1 or utf-16 is meant") from error
-    if wrong and undecodable == "refuse":
-        more = f" and {len(wrong) - 1} more line{'s' * (len(wrong) > 2)}" if len(wrong) > 1 else ""
-        raise InputError(
-            f"{where}, line {wrong[0]}{more}: not {encoding}; save the file as UTF-8, name its encoding "
-            "(encoding='latin-1'), or pass undecodable='replace'"
-        )
-    text = text.removeprefix("\ufeff")
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise InputError(f"{where}, line {line}: a NUL character, as in UTF-16 or UTF-32; save the file as UTF-8")
-    if "\n" not in text:
-        text = text.replace("\r", "\n")  # line ends of old Macs
-    if not text.strip():
-        raise InputError(f"{where} is empty")
-    return text, len(wrong)
-
-
-def _decodes(line: bytes, encoding: str) -> bool:
-    try:
-        line.decode(encoding)
-    except UnicodeDecodeError:
-        return False
-    return True
+        return one_of("column", name, names)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def read_records(
-    path: Path, text: str, file_format: str, columns: Sequence[str], header: Sequence[str] | None, quotes: bool
+    path: Path,
+    text: str,
+    file_format: str,
+    columns: Sequence[str],
+    header: Sequence[str] | None,
+    separator: str | None,
+    quotes: bool,
 ) -> Iterator[Record]:
-    """Yield (where, values by column) of each record of a file's text.
+    """Yield where each record of a file's text begins, and its values by column or why it cannot be used.
 
     Args:
-        path: named in errors, and whose suffix tells an ``"auto"`` format.
-        text: of the file.
-        file_format: one of :data:`FORMATS`.
-        columns: that must be there.
-        header: column names of a table whose first line holds none.
-        quotes: whether ``"`` quotes the fields of a table.
+        columns: that must be there; the others are those of :func:`read_texts`.
 
     Raises:
         InputError: a column is missing (the nearest is named), a wrong separator, a quote left open, or malformed
             JSON, with file and line.
     """
-    one_of("format", file_format, FORMATS)
     if file_format == "auto":
         file_format = _guess_format(path, text)
     if file_format == "json":
@@ -217,51 +278,8 @@ def read_records(
         for number, item in json_lines(text, path):
             yield f"line {number}", _json_object(path, f"line {number}", item, columns)
     else:
-        separator = SEPARATORS.get(file_format) or _guess_separator(text, columns, header)
+        separator = separator or SEPARATORS.get(file_format) or _guess_separator(text, columns, header)
         yield from _table_records(path, text, separator, columns, header, quotes)
-
-
-def parse_json(text: str, where: str | Path, line: int | None = None) -> Any:
-    """Return the value that a JSON text of a data file holds.
-
-    Args:
-        text: the file, a line of it, or a part that `where` names.
-        where: what an error names.
-        line: number of the text's first line; None: `where` says it.
-
-    Raises:
-        InputError: it is malformed.
-
-    Example:
-        >>> parse_json("[1,\\n2", "a.json", line=1)
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: a.json, line 2: malformed JSON: Expecting ',' delimiter
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        number, reason = error.lineno, error.msg
-    except RecursionError:
-        number, reason = 1, "nested too deeply"
-    except ValueError:  # Python reads 4,300 digits at most
-        number, reason = 1, "a number of too many digits"
-    place = where if line is None else f"{where}, line {line + number - 1}"
-    raise InputError(f"{place}: malformed JSON: {reason}")
-
-
-def find_column(name: str, names: Sequence[str], where: str) -> str:
-    """Return `name`, having checked that it is one of a file's column names.
-
-    Raises:
-        InputError: it is not (the nearest is named), or it is there twice.
-    """
-    if list(names).count(name) > 1:
-        raise InputError(f"{where}: the column {name!r} is there twice")
-    try:
-        return one_of("column", name, names)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
 
 
 def _guess_format(path: Path, text: str) -> str:
@@ -289,7 +307,7 @@ def _guess_separator(text: str, columns: Sequence[str], header: Sequence[str] | 
         right = sum(name in fields for name in columns) if header is None else int(len(fields) == len(header))
         return right, len(fields)
 
-    return max(("\t", ",", ";"), key=fits)
+    return max(("\t", ",", ";", "|"), key=fits)
 
 
 def _table_records(
@@ -307,7 +325,7 @@ def _table_records(
             return
         except csv.Error as error:
             quoted = '"' in text.split("\n")[start - 1]
-            raise InputError(f"{path}, line {start}: {_malformed(str(error), quotes and quoted)}") from error
+            raise TableError(f"{path}, line {start}: {_malformed(str(error), quotes and quoted)}", PLAIN) from error
         if not fields:
             continue
         if names is None:
@@ -315,27 +333,24 @@ def _table_records(
             _check_separator(path, names, separator, columns)
             for name in columns:
                 find_column(name, names, f"{path}, line {start}")
-            continue
-        if len(fields) != len(names):
+        elif len(fields) != len(names):
             given = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+            called = NAMES.get(separator, repr(separator))
             hint = "; is the separator right?" if len(fields) == 1 else ""
-            raise InputError(
-                f"{path}, line {start}: {given} for {len(names)} columns separated by {NAMES[separator]}{hint}"
-            )
-        if separator == "\t" and any("\n" in field and "\t" in field for field in fields):
-            raise InputError(
-                f"{path}, line {start}: a quote was left open: it closes only at line {reader.line_num} (where quotes "
-                "are plain characters, pass quotes=False)"
-            )
-        yield f"line {start}", dict(zip(names, fields, strict=True))
+            message = f"{given} for {len(names)} columns separated by {called}{hint}"
+            yield f"line {start}", UnusableRow(message, "other_fields")
+        elif separator == "\t" and any("\n" in field and "\t" in field for field in fields):
+            last = reader.line_num
+            raise TableError(f"{path}, line {start}: a quote was left open: it closes only at line {last}", PLAIN)
+        else:
+            yield f"line {start}", dict(zip(names, fields, strict=True))
 
 
 def _malformed(reason: str, quoted: bool) -> str:
-    """What is wrong with a record by Python's `csv`, and what to do; `quoted`: its first line has a quote."""
-    plain = "where quotes are plain characters, pass quotes=False"
+    """What is wrong with a record by Python's `csv`; `quoted`: its first line has a quote."""
     if "field limit" not in reason:
-        return f"{reason}; a quote was left open or a line break stands within a field ({plain})"
-    cause = f"a quote was probably left open ({plain}); else " if quoted else ""
+        return f"{reason}; a quote was left open or a line break stands within a field"
+    cause = "a quote was probably left open; else " if quoted else ""
     return f"a field of more than {csv.field_size_limit():,} characters, the most that is read: {cause}shorten it"
 
 
@@ -343,7 +358,10 @@ def _check_separator(path: Path, names: list[str], separator: str, columns: Sequ
     for other, called in NAMES.items():
         within = next((name for name in names if other in name), None)
         if other != separator and within is not None and set(columns) & set(within.split(other)):
-            raise InputError(f"{path}, line 1: columns are separated by {called}, not by {NAMES[separator]}")
+            given = NAMES.get(separator, repr(separator))
+            raise TableError(
+                f"{path}, line 1: columns are separated by {called}, not by {given}", f"separator={other!r}"
+            )
 
 
 def _json_records(path: Path, text: str, columns: Sequence[str]) -> Iterator[Record]:
@@ -352,7 +370,7 @@ def _json_records(path: Path, text: str, columns: Sequence[str]) -> Iterator[Rec
         raise InputError(f"{path}: a JSON file must hold a list or an object of records, got {type(loaded).__name__}")
     items = loaded.items() if isinstance(loaded, dict) else enumerate(loaded)
     for key, item in items:
-        where = f"record {key!r}"
+        where = f"record {_shorten(key)}"
         yield where, _json_object(path, where, item, columns)
 
 
@@ -364,9 +382,36 @@ def _json_object(path: Path, where: str, item: Any, columns: Sequence[str]) -> d
     return item
 
 
-logger = logging.getLogger(__name__)
+def _read_frame(path: Path, kind: str, header: Sequence[str] | None) -> Any:
+    """The DataFrame of a Parquet file, or of the first sheet of an Excel file."""
+    if not path.is_file():
+        raise InputError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: {TABLES}")
+    try:
+        import pandas
 
-SHOWN = 3  # unusable rows that an error names
+        if kind == "parquet":
+            frame = pandas.read_parquet(path, engine="pyarrow")
+            frame.attrs["features"] = _parquet_features(path)
+            return frame
+        with pandas.ExcelFile(path, engine="openpyxl") as book:
+            if len(book.sheet_names) > 1:
+                logger.warning("%s: the first of its %d sheets is read", path, len(book.sheet_names))
+            first = 0 if header is None else None
+            return pandas.read_excel(book, header=first, names=header, keep_default_na=False, na_values=[""])
+    except ImportError as error:
+        needed = f"pandas and {FRAMES[kind]}: pip install pandas {FRAMES[kind]}"
+        raise InputError(f"{path}: reading .{kind} needs {needed}") from error
+    except Exception as error:  # whatever these libraries raise on a damaged file
+        raise InputError(f"{path} cannot be read as .{kind}: {' '.join(str(error).split())}") from error
+
+
+def _parquet_features(path: Path) -> dict[str, Any]:
+    """What `datasets` wrote about the columns, such as the names of classes in label order."""
+    from pyarrow.parquet import read_schema
+
+    about = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
+    features: dict[str, Any] = about.get("info", {}).get("features", {})
+    return features
 
 
 @dataclass(frozen=True)
@@ -375,13 +420,10 @@ class Columns:
 
     Args:
         where: file or data set, as errors name it.
-        text, pair, label, id: columns, as in :func:`~metapretrain.data.tables.read_texts`.
-        kind: one of :data:`~metapretrain.data.texts.KINDS`.
-        classes: names in label order, for classification.
-        low, high: range of scores, for regression.
+        text, pair, label, id, kind, classes, low, high: as in :func:`read_texts`.
         missing: numbers that mean that a row has no label.
-        coded: labels are numbers of classes from 0, whatever the classes are called. Otherwise, where classes are
-            called by numbers, a label is one of these: 4.0 is the class "4".
+        own: names of classes by number, where the data says them itself: a label is then such a number. Otherwise,
+            where classes are called by numbers, a label is one of these: 4.0 is the class "4".
 
     Raises:
         InputError: there is a label, and the classes or the range are no outputs of the kind.
@@ -401,11 +443,20 @@ class Columns:
     classes: tuple[str, ...]
     low: float
     high: float
+    own: tuple[str, ...] = ()
     missing: tuple[int, ...] = ()
-    coded: bool = False
 
     def __post_init__(self) -> None:
-        """Check classes and range."""
+        one_of("kind of task", self.kind, KINDS)
+        if self.kind.startswith("pair") != (self.pair is not None):
+            lacks = "needs a second column of sentences (pair)"
+            what = lacks if self.pair is None else f"has no second column, {self.pair!r} given"
+            raise InputError(f"{self.kind} {what}")
+        if self.own and set(self.own) != set(self.classes):
+            raise InputError(
+                f"{self.where}: its own classes are {', '.join(self.own)}, but the classes {', '.join(self.classes)} "
+                "are given; give its own names, in any order, or none"
+            )
         if self.label is not None and (self.regression or self.classes):
             check_outputs(self.where, self.kind, self.classes, self.low, self.high)
 
@@ -417,58 +468,72 @@ class Columns:
     @property
     def regression(self) -> bool:
         """Whether labels are scores."""
-        return self.kind == "pair-regression"
+        return self.kind.endswith("regression")
 
     def collect(
-        self, records: Iterable[Record], split: str, counts: dict[str, int], files: dict[str, dict[str, Any]]
+        self,
+        records: Iterable[Record],
+        split: str,
+        counts: dict[str, int],
+        files: dict[str, dict[str, Any]],
+        unusable: str = "refuse",
     ) -> TextSet:
         """Return the set of all rows that have a label, or of all rows where no label is read.
 
         Args:
             records: where each begins, and its values by column.
             split: name of the set.
-            counts: what reading counted; ``unlabelled`` is added.
+            counts: what reading counted; rows left out are added.
             files: the files read, with checksums.
+            unusable: ``"refuse"`` rows that cannot be used, or ``"skip"`` them.
 
         Raises:
             InputError: rows cannot be used (the first ones are named), or there is none.
         """
+        one_of("choice for unusable rows", unusable, ("refuse", "skip"))
         texts: list[list[str]] = []
         labels: list[float] = []
         ids: list[str] = []
         wrong: list[str] = []
+        left: Counter[str] = Counter()
         found: set[str] = set()
         total = 0
         for place, record in records:
             total += 1
-            if self.label is not None:
-                value = record[self.label]
-                if self._is_missing(value):
-                    continue
-                found.add(str(value))
-                if not self.regression and not self.classes:
-                    continue
             try:
+                if isinstance(record, UnusableRow):
+                    raise record
+                if self.label is not None:
+                    if self._is_missing(record[self.label]):
+                        left["unlabelled"] += 1
+                        continue
+                    found.add(_shorten(record[self.label]))
+                    if not self.regression and not self.classes:
+                        continue
                 row = [_sentence(name, record[name]) for name in (self.text, self.pair) if name is not None]
-                labels.append(self._number(record[self.label]) if self.label is not None else 0.0)
-            except InputError as error:
+                number = self._number(record[self.label]) if self.label is not None else 0.0
+                name = _name(self.id, record[self.id]) if self.id is not None else str(total - 1)
+            except UnusableRow as error:
                 wrong.append(f"{place}: {error}")
+                left[error.counted] += 1
                 continue
             texts.append(row)
-            ids.append(str(record[self.id]) if self.id is not None else str(total - 1))
+            labels.append(number)
+            ids.append(name)
         if self.label is not None and found and not self.regression and not self.classes:
-            shown = ", ".join(repr(value) for value in sorted(found)[:10])
+            shown = ", ".join(sorted(found)[:10])
             raise InputError(f"{self.where}: give the classes in label order; the column {self.label!r} has {shown}")
+        told = f"{'; '.join(wrong[:SHOWN])}{f'; and {len(wrong) - SHOWN} more' if len(wrong) > SHOWN else ''}"
+        if wrong and unusable == "refuse":
+            message = f"{self.where}: {len(wrong)} of {total} rows cannot be used: {told}"
+            raise TableError(message, "unusable='skip' to leave them out")
         if wrong:
-            more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-            raise InputError(
-                f"{self.where}: {len(wrong)} of {total} rows cannot be used: {'; '.join(wrong[:SHOWN])}{more}"
-            )
+            logger.warning("%s: %d of %d rows are left out: %s", self.where, len(wrong), total, told)
         if not texts:
-            raise InputError(f"{self.where} has {f'{total} rows without a label' if total else 'no rows'}")
-        if len(texts) < total:
-            counts = {"unlabelled": total - len(texts), **counts}
-            logger.info("%s: %d of %d rows have no label and are left out", self.where, total - len(texts), total)
+            rest = f"no row to use of {total}: {told}" if wrong else f"{total} rows without a label"
+            raise InputError(f"{self.where} has {rest if total else 'no rows'}")
+        if left["unlabelled"]:
+            logger.info("%s: %d of %d rows have no label and are left out", self.where, left["unlabelled"], total)
         dtype = torch.float32 if self.regression else torch.int64
         return TextSet(
             [row[0] for row in texts],
@@ -476,8 +541,9 @@ class Columns:
             None if self.label is None else torch.tensor(labels, dtype=torch.float64).to(dtype),
             ids,
             split,
-            counts,
+            {**left, **counts},
             files,
+            self.classes if self.label is not None else (),
         )
 
     def _is_missing(self, value: Any) -> bool:
@@ -487,47 +553,51 @@ class Columns:
 
     def _number(self, value: Any) -> float:
         """Return the class number or the score of a label's value."""
-        shown = value if isinstance(value, str) else str(value)
-        if not self.coded and shown.strip() in self.classes:
-            return self.classes.index(shown.strip())
+        shown = value.strip() if isinstance(value, str) else str(value)
+        if shown in self.classes and (isinstance(value, str) or not self.own):
+            return self.classes.index(shown)
         number = _float(value)
-        called = [] if self.coded else [_float(name) for name in self.classes]
+        called = [] if self.own else [_float(name) for name in self.classes]
         if not all(map(math.isnan, called)):
             if number in called:
                 return called.index(number)
-            raise InputError(f"label {shown!r} is not one of the classes {', '.join(self.classes)}")
+            known = ", ".join(self.classes)
+            raise UnusableRow(f"label {_shorten(shown)} is not one of the classes {known}", "other_label")
         low, high = (self.low, self.high) if self.regression else (0, len(self.classes) - 1)
         if not low <= number <= high or (not self.regression and number != int(number)):
-            names = "" if self.regression else f" ({', '.join(self.classes)})"
+            names = "" if self.regression else f" ({', '.join(self.own or self.classes)})"
             what = "a score in" if self.regression else "one of"
-            raise InputError(f"label {shown!r} is not {what} {low}..{high}{names}")
-        return number
+            raise UnusableRow(f"label {_shorten(shown)} is not {what} {low}..{high}{names}", "other_label")
+        return self.classes.index(self.own[int(number)]) if self.own else number
 
 
 def _float(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
 def _is_absent(value: Any) -> bool:
-    """Whether a cell is None, NaN or pandas.NA, which cannot be asked whether it is true."""
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, Real) and math.isnan(value))
+    """Whether a cell is None, NaN, NaT or pandas.NA, which cannot be asked whether it is true."""
+    absent = value is None or type(value).__name__ in ("NAType", "NaTType")
+    return absent or (isinstance(value, Real) and value != value)
 
 
 def _sentence(column: str, value: Any) -> str:
-    if _is_absent(value):
-        value = ""
+    if _is_absent(value) or (isinstance(value, str) and not value.strip()):
+        raise UnusableRow(f"{column} is empty", "empty_text")
     if not isinstance(value, str):
-        raise InputError(f"{column} is {type(value).__name__}, not text")
-    if not value.strip():
-        raise InputError(f"{column} is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON may write half of a surrogate pair, which no tokenizer takes
-        raise InputError(f"{column} has half of a character: {value!r}") from None
+        raise UnusableRow(f"{column} is {type(value).__name__}, not text", "no_text")
+    if _HALF.search(value):
+        raise UnusableRow(f"{column} has half of a character: {_shorten(value)}", "no_text")
     return value.strip()
+
+
+def _name(column: str, value: Any) -> str:
+    if isinstance(value, list | dict | set | tuple):
+        raise UnusableRow(f"{column} is {type(value).__name__}, not a text or a number", "other_id")
+    return str(value)
 
 
 def read_texts(
@@ -542,11 +612,13 @@ def read_texts(
     low: float = 0.0,
     high: float = 1.0,
     format: str = "auto",
+    separator: str | None = None,
     header: Sequence[str] | None = None,
     split: str | None = None,
     encoding: str = "utf-8",
     undecodable: str = "refuse",
     quotes: bool = True,
+    unusable: str = "refuse",
 ) -> TextSet:
     """Read the rows of one split from a file with named columns.
 
@@ -556,44 +628,83 @@ def read_texts(
     Args:
         path: of the file.
         text: column of the sentence, or of the first of a pair.
-        pair: column of the second sentence; needed by the two kinds of pairs.
+        pair: column of the second sentence; needed by the kinds of pairs.
         label: column of the label: a class name, or its number from 0 where classes are not called by numbers, or a
             score; None for an unlabelled split.
         id: column of the rows' names; None: their number in the file from 0.
-        kind: ``"classification"``, ``"pair-classification"`` or ``"pair-regression"``.
+        kind: one of :data:`~metapretrain.data.texts.KINDS`.
         classes: names in label order, for classification with labels.
-        low: lowest score of regression.
-        high: highest score of regression.
-        format: ``"csv"``, ``"tsv"``, ``"jsonl"``, ``"json"`` (a list or an object of records) or ``"auto"``: by the
-            suffix, and for a table by the separator of its first line.
+        low, high: range of scores, for regression.
+        format: one of :data:`FORMATS`; ``"json"`` is a list or an object of records, ``"auto"`` goes by the suffix.
+            Parquet and the first sheet of an Excel file are read through pandas, where it is installed.
+        separator: between the fields of a table; None: tab, comma, semicolon or bar, by its first line.
         header: column names, for a table whose first line has none.
-        split: name of the split; None: the file's name without suffix.
+        split: name of the split; None: the file's stem.
         encoding: of the file; a byte order mark is skipped.
         undecodable: ``"refuse"`` a file with lines in another encoding, or ``"replace"`` the bytes and count the lines
             as ``undecodable``.
         quotes: whether ``"`` quotes the fields of a table.
+        unusable: ``"refuse"`` a file with rows that cannot be used, or ``"skip"`` and count them: ``empty_text``,
+            ``no_text``, ``other_fields`` (more or fewer than columns), ``other_label``, ``other_id``.
 
     Raises:
-        InputError: the file or a column is missing, or rows cannot be used.
+        InputError: the file or a column is missing, or rows cannot be used; options that may help are named.
 
     Example:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "train.csv"
-        >>> _ = file.write_text("review,stars\\nfine work,1\\nno,0\\nwhat?,\\n")
-        >>> rows = read_texts(file, text="review", label="stars", classes=("bad", "good"))
+        >>> _ = file.write_text("review,stars\\nfine work,1\\n ,0\\nno,0\\nwhat?,\\n")
+        >>> rows = read_texts(file, text="review", label="stars", classes=("bad", "good"), unusable="skip")
         >>> rows.first, rows.labels.tolist(), rows.counts
-        (['fine work', 'no'], [1, 0], {'unlabelled': 1})
+        (['fine work', 'no'], [1, 0], {'empty_text': 1, 'unlabelled': 1})
     """
-    _check_kind(kind, pair)
     file = user_path(path)
-    content, wrong = decode_text(file, encoding, undecodable)
+    one_of("format", format, FORMATS)
+    if separator is not None and (len(separator) != 1 or separator in '"\r\n'):
+        raise InputError(f"a separator is one character and no quote, such as ';'; got {separator!r}")
     columns = Columns(str(file), text, pair, label, id, kind, tuple(classes), low, high)
     if header is not None:
+        header = [header] if isinstance(header, str) else list(header)
         for name in columns.names:
             find_column(name, header, f"header given for {file.name}")
-    records = read_records(file, content, format, columns.names, header, quotes)
-    counts = {"undecodable": wrong} if wrong else {}
-    return columns.collect(records, split or file.stem, counts, {file.name: file_record(file, None)})
+    counts: dict[str, int] = {}
+    suffix = file.suffix.lower().removeprefix(".")
+    try:
+        if format in FRAMES or (format == "auto" and suffix in FRAMES):
+            frame = _read_frame(file, format if format in FRAMES else suffix, header)
+            own = tuple((frame.attrs.get("features", {}).get(label) or {}).get("names", ()))
+            columns, records = _by_column(frame, columns, own)
+        else:
+            content, wrong = decode_text(file, encoding, undecodable)
+            records = read_records(file, content, format, columns.names, header, separator, quotes)
+            counts = {"undecodable": wrong} if wrong else {}
+        return columns.collect(records, split or file.stem, counts, {file.name: file_record(file, None)}, unusable)
+    except TableError as error:
+        raise TableError(error.plain, error.option, f"; pass {error.option}") from error
+
+
+def table_options(settings: Iterable[str]) -> dict[str, Any]:
+    """Return options of :func:`read_texts` from ``KEY=VALUE``, as a command line gives them.
+
+    Raises:
+        InputError: there is no such option, or one is given twice.
+
+    Example:
+        >>> table_options(["quotes=false", "header=id,sentence", "separator=\\\\t", "id=none"])
+        {'quotes': False, 'header': ['id', 'sentence'], 'separator': '\\t', 'id': None}
+    """
+    found: dict[str, Any] = {}
+    for name, equals, value in (setting.partition("=") for setting in settings):
+        if not equals or name in found:
+            raise InputError(f"expected each option of a table once, as KEY=VALUE, got {name + equals + value!r}")
+        one_of("option of a table", name, TABLE_OPTIONS)
+        if name == "quotes":
+            found[name] = parse_value(value, bool)
+        elif name == "header":
+            found[name] = value.split(",")
+        else:
+            found[name] = {"none": None, "\\t": "\t"}.get(value.lower(), value)
+    return found
 
 
 def from_dataset(
@@ -608,53 +719,65 @@ def from_dataset(
     low: float = 0.0,
     high: float = 1.0,
     split: str | None = None,
+    unusable: str = "refuse",
 ) -> TextSet:
     """Take the rows of one split from a `datasets.Dataset`, a pandas DataFrame or a dictionary of columns.
 
     Args:
         dataset: gives a column by ``dataset[name]``. Its rows without a label (None, NaN, or class -1 as `datasets`
             writes it) are counted and left out.
-        text: as in :func:`read_texts`, and so the others.
-        pair: column of the second sentence.
-        label: column of the label.
-        id: column of the rows' names.
-        kind: of the task.
-        classes: names in label order; by default those of the dataset's ``ClassLabel`` feature.
-        low: lowest score of regression.
-        high: highest score of regression.
+        text, pair, label, id, kind, low, high, unusable: as in :func:`read_texts`.
+        classes: names in label order; by default those of the dataset's ``ClassLabel`` feature. Where both are given,
+            names decide.
         split: name of the split; None: the dataset's own, or ``"dataset"``.
 
     Raises:
-        InputError: a column is missing, or rows cannot be used (named by their number from 0).
+        InputError: a column is missing, `classes` are other ones than the dataset's own, or rows cannot be used (named
+            by their number from 0).
 
     Example:
         >>> columns = {"a": ["one", "two"], "b": ["1", "3"], "score": [5.0, 0.5]}
         >>> from_dataset(columns, text="a", pair="b", label="score", kind="pair-regression", high=5.0).second
         ['1', '3']
     """
-    _check_kind(kind, pair)
-    columns_of = getattr(dataset, "column_names", None)
     # a column of a pandas DataFrame is an attribute, too
-    about = {} if columns_of is None else {key: getattr(dataset, key, None) for key in ("split", "features")}
+    about = {key: getattr(dataset, key, None) for key in ("split", "features") if hasattr(dataset, "column_names")}
     name = split or str(about.get("split") or "dataset")
-    if isinstance(columns_of, dict):
-        raise InputError(f"{name} has the splits {', '.join(map(str, columns_of))}: give one of them")
-    names = [str(column) for column in columns_of or list(dataset)]
-    for column in (text, pair, label, id):
-        if column is not None:
-            find_column(column, names, name)
-    feature = None if kind == "pair-regression" else (about.get("features") or {}).get(label)
-    own = getattr(feature, "names", None)
-    classes = tuple(classes or own or ())
-    missing = () if own is None and "-1" in classes else (-1,)
-    columns = Columns(name, text, pair, label, id, kind, classes, low, high, missing, coded=own is not None)
-    values = zip(*(list(dataset[column]) for column in columns.names), strict=True)
-    records = ((f"row {row}", dict(zip(columns.names, cells, strict=True))) for row, cells in enumerate(values))
-    return columns.collect(records, name, {}, {})
+    if isinstance(getattr(dataset, "column_names", None), dict):
+        raise InputError(f"{name} has the splits {', '.join(map(str, dataset.column_names))}: give one of them")
+    columns = Columns(name, text, pair, label, id, kind, tuple(classes), low, high)
+    own = tuple(getattr((about.get("features") or {}).get(label), "names", None) or ())
+    columns, records = _by_column(dataset, columns, own)
+    try:
+        return columns.collect(records, name, {}, {}, unusable)
+    except TableError as error:
+        raise TableError(error.plain, error.option, f"; pass {error.option}") from error
 
 
-def _check_kind(kind: str, pair: str | None) -> None:
-    one_of("kind of task", kind, KINDS)
-    if kind.startswith("pair") != (pair is not None):
-        what = "needs a second column of sentences (pair)" if pair is None else f"has no second column, {pair!r} given"
-        raise InputError(f"{kind} {what}")
+def _values(column: Any, where: str) -> list[Any]:
+    """The values of a column by position, whatever index it has."""
+    if isinstance(column, str) or not isinstance(column, Iterable):
+        raise InputError(f"{where}: expected a value a row, got {_shorten(column)}")
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+
+
+def _by_column(data: Any, columns: Columns, own: tuple[str, ...]) -> tuple[Columns, Iterator[Record]]:
+    """The columns, with the names of classes that the data has itself, and its records."""
+    listed = getattr(data, "column_names", None)
+    if listed is None:
+        listed = getattr(data, "columns", None) if not isinstance(data, Mapping) else list(data)
+    if listed is None:
+        given = type(data).__name__
+        raise InputError(f"{columns.where}: expected columns by name, as of a DataFrame, got a {given}")
+    keys = {str(key): key for key in listed}
+    for name in columns.names:
+        find_column(str(name), [str(key) for key in listed], columns.where)
+    values = [_values(data[keys[str(name)]], f"{columns.where}, column {name!r}") for name in columns.names]
+    lengths = {name: len(column) for name, column in zip(columns.names, values, strict=True)}
+    if len(set(lengths.values())) > 1:
+        raise InputError(f"{columns.where}: its columns have different lengths: {lengths}")
+    if not columns.regression:
+        missing = () if not own and "-1" in columns.classes else (-1,)
+        columns = replace(columns, classes=columns.classes or own, own=own, missing=missing)
+    rows = enumerate(zip(*values, strict=True))
+    return columns, ((f"row {row}", dict(zip(columns.names, cells, strict=True))) for row, cells in rows)

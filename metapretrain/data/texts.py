@@ -17,7 +17,7 @@ from metapretrain.data.images import validation_split
 from metapretrain.draws import philox_generator
 from metapretrain.errors import InputError, one_of
 
-KINDS = ("classification", "pair-classification", "pair-regression")
+KINDS = ("classification", "pair-classification", "regression", "pair-regression")
 Row = TypeVar("Row")
 
 
@@ -49,6 +49,7 @@ class TextSet:
         ids: N names of rows, as written beside predictions; by default their numbers.
         counts: rows left out and overlaps, by what they are, such as ``{"unlabelled": 2}``.
         files: ``{file name: {"bytes": int, "md5": str, "official": True | False | None}}``.
+        classes: names in label order, where the reader knows them: a task must have the same.
 
     Raises:
         InputError: the numbers of rows differ, or labels are neither int64 nor float32 (N,).
@@ -66,13 +67,23 @@ class TextSet:
     split: str = "train"
     counts: dict[str, int] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("first", "second", "ids"):  # a pandas Series would be read by its index, not by position
+            texts = getattr(self, name)
+            if isinstance(texts, str) or not isinstance(texts, Iterable | None):
+                raise InputError(f"{self.split}: {name} must be a list of texts, got {type(texts).__name__}")
+            if texts is not None and not isinstance(texts, list):
+                object.__setattr__(self, name, list(texts))
         if not self.ids:
             object.__setattr__(self, "ids", [str(row) for row in range(len(self.first))])
-        if self.labels is not None and (self.labels.ndim != 1 or self.labels.dtype not in (torch.int64, torch.float32)):
-            given = f"{self.labels.dtype} {tuple(self.labels.shape)}"
-            raise InputError(f"{self.split}: labels must be int64 classes or float32 scores (N,), got {given}")
+        labels = self.labels
+        if labels is not None and (
+            not isinstance(labels, Tensor) or labels.ndim != 1 or labels.dtype not in (torch.int64, torch.float32)
+        ):
+            given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+            raise InputError(f"{self.split}: labels must be a tensor of int64 classes or float32 scores (N,), got {given}")
         parts = {"second sentences": self.second, "labels": self.labels, "ids": self.ids}
         for what, part in parts.items():
             if part is not None and len(part) != len(self.first):
@@ -88,7 +99,7 @@ class TextSet:
 
     def subset(self, index: Tensor | Sequence[int] | np.ndarray[Any, Any]) -> TextSet:
         """Return the rows at `index` (M,), in that order; counts and files stay those of the whole."""
-        rows = torch.as_tensor(index)
+        rows = torch.as_tensor(index if isinstance(index, Tensor) else np.array(index))  # a Series by position
         rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows.long()
         chosen = rows.tolist()
         return replace(
@@ -155,6 +166,7 @@ class TextTask:
         if rows.pairs != self.kind.startswith("pair"):
             what = "pairs of sentences" if rows.pairs else "single sentences"
             raise InputError(f"{where} holds {what}, which {self.kind} cannot use")
+        _check_class_order(where, self.classes, rows)
         if rows.labels is None:
             if split == "test":
                 return
@@ -174,7 +186,7 @@ class TextTask:
     @property
     def regression(self) -> bool:
         """Whether labels are scores."""
-        return self.kind == "pair-regression"
+        return self.kind.endswith("regression")
 
     @property
     def num_classes(self) -> int:
@@ -192,9 +204,18 @@ class TextTask:
         return (labels.double() - self.low + 0.5).floor().long().clamp(0, self.num_classes - 1)
 
 
+def _check_class_order(where: str, classes: tuple[str, ...], rows: TextSet) -> None:
+    """Rows read with classes in another order would be taken for those of other classes."""
+    if rows.classes and rows.classes != classes:
+        raise InputError(
+            f"{where}: its rows were read with the classes {', '.join(rows.classes)}, but the classes are "
+            f"{', '.join(classes)}; give both the same names in the same order"
+        )
+
+
 def check_outputs(name: str, kind: str, classes: Sequence[str], low: float, high: float) -> None:
     """Check that there are two classes or more, each named once, or for regression that `low` is below `high`."""
-    if kind == "pair-regression":
+    if kind.endswith("regression"):
         if classes:
             raise InputError(f"{name}: {kind} has a range (low, high), not classes; got {len(classes)} classes")
         if not -np.inf < low < high < np.inf:
@@ -312,6 +333,7 @@ class SentenceData:
             raise InputError(f"{self.name}: one part has pairs of sentences, the other single sentences")
         for part, rows in (("train", self.train), ("test", self.test)):
             labels = rows.require_labels()
+            _check_class_order(f"{self.name} {part}", self.classes, rows)
             if not len(rows):
                 raise InputError(f"{self.name}: the {part} part has no rows")
             if labels.dtype != torch.int64 or labels.min() < 0 or labels.max() >= len(self.classes):

@@ -31,7 +31,12 @@ PROMPTS = "prompts"  # the folder of a run that holds an adapter for each set
 
 
 def predict_with_prompts(
-    run: str | Path, tables: Mapping[str, Path], out: str | Path | None, device: str | torch.device, model: str | None
+    run: str | Path,
+    tables: Mapping[str, Path],
+    out: str | Path | None,
+    device: str | torch.device,
+    model: str | None,
+    table: Mapping[str, Any] | None,
 ) -> list[Path]:
     """:func:`predict_files` with a run's prompts, or with one prompt alone, which is for tables of any name."""
     run = Path(run)
@@ -50,7 +55,7 @@ def predict_with_prompts(
         folder = run if alone else run / PROMPTS / of
         prompted = PromptedModel.load(folder, net, tokenizer)
         pairs = SECOND in prompted.template.text
-        rows = read_rows(of, file, "pair-classification" if pairs else "classification")
+        rows = read_rows(of, file, "pair-classification" if pairs else "classification", table)
         prompt = SoftPrompt.from_adapter(folder).weight
         predicted = prompted.classify(prompt, rows.first, rows.second).argmax(1)
         written.append(write_table((run / "own-texts" if out is None else Path(out)) / f"{of}.csv", rows, predicted))
@@ -162,12 +167,16 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
 
 
 def predict_texts(
-    run: str | Path, tables: Mapping[str, Path], out: str | Path | None, device: str | torch.device
+    run: str | Path,
+    tables: Mapping[str, Path],
+    out: str | Path | None,
+    device: str | torch.device,
+    table: Mapping[str, Any] | None,
 ) -> list[Path]:
     """:func:`predict_files` with a run of texts."""
     saved = load_text_model(run, device)
     kinds = {task: saved.outputs[one_of("task of the run", task, saved.outputs)].kind for task in tables}
-    read = {task: read_rows(task, file, kinds[task]) for task, file in tables.items()}
+    read = {task: read_rows(task, file, kinds[task], table) for task, file in tables.items()}
     folder = Path(run) / "predictions" if out is None else Path(out)
     for task, rows in read.items() if out is None else ():
         _check_same_rows(folder / f"{task}.csv", rows)
@@ -226,6 +235,7 @@ def predict_files(
     device: str | torch.device = "cpu",
     *,
     model: str | None = None,
+    table: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Predict the rows of tables of texts with a finished run; write `TASK.csv` for each and return the paths.
 
@@ -234,13 +244,14 @@ def predict_files(
         tables: by the task's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
         out: where the predictions go; None: `predictions` in the run's folder, `own-texts` in that of prompts.
         model: of prompts, the language model that they are for; None: the one that the run or the prompt names.
+        table: how the tables are read: options of :func:`metapretrain.data.tables.read_texts`, such as other columns.
 
     Raises:
         InputError: no model of texts there; a task that the run has not; a table that cannot be read (see
             :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
     """
     if content_of(run) == "prompts":
-        return predict_with_prompts(run, tables, out, device, model)
+        return predict_with_prompts(run, tables, out, device, model, table)
     if model is not None:
         raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
-    return predict_texts(run, tables, out, device)
+    return predict_texts(run, tables, out, device, table)

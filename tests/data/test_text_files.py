@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from metapretrain.data.tables import from_dataset, read_texts
+from metapretrain.data.published import read_file
+from metapretrain.data.tables import from_dataset, read_texts, table_options
+from metapretrain.data.texts import SentenceData, TextSet, TextTask
 from metapretrain.errors import InputError
 
 COLUMNS: dict[str, Any] = {"text": "text", "label": "label", "classes": ("bad", "good")}
@@ -142,7 +144,7 @@ def test_malformed_json_files_name_the_record(tmp_path: Path) -> None:
 
 def test_the_first_bad_rows_are_named_and_the_others_counted(tmp_path: Path) -> None:
     path = write(tmp_path, "text,label\n" + "x,9\n" * 5 + "x,1\n")
-    refused("5 of 6 rows cannot be used: line 2: .*; line 3: .*; line 4: .*; and 2 more$", path)
+    refused("5 of 6 rows cannot be used: line 2: .*; line 3: .*; line 4: .*; and 2 more; pass", path)
 
 
 def test_lines_after_a_field_of_several_lines_keep_their_number(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_arguments_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     for columns, message in (
         ({"pair": "text"}, "classification has no second column, 'text' given"),
         ({"kind": "pair-regression"}, "pair-regression needs a second column"),
-        ({"kind": "regression"}, "did you mean 'pair-regression'"),
+        ({"kind": "regresion"}, "did you mean 'regression'"),
         ({"format": "xls"}, "unknown format 'xls'"),
         ({"classes": ("a",)}, "two classes or more"),
     ):
@@ -235,7 +237,7 @@ def test_classes_called_by_numbers_are_not_taken_for_their_places(tmp_path: Path
     for label in ("2", "2.0", 2, 2.0):
         file = write(tmp_path, json.dumps({"text": "x", "label": label}), "a.jsonl")
         assert read_texts(file, **stars).require_labels().tolist() == [1]
-    refused(r"line 2: label '0' is not one of the classes 1, 2, 3$", write(tmp_path, "text,label\nx,0\n"), **stars)
+    refused(r"line 2: label '0' is not one of the classes 1, 2, 3; pass", write(tmp_path, "text,label\nx,0\n"), **stars)
 
     # a ClassLabel's numbers are places, whatever its names are
     class Dataset(dict[str, Any]):
@@ -281,3 +283,178 @@ def test_columns_of_numpy_and_of_a_file_are_the_same(tmp_path: Path) -> None:
     from_file, from_columns = read_texts(file, **PAIR), from_dataset(table, **PAIR)
     assert from_file.first == from_columns.first == ["x"] and from_file.counts == from_columns.counts
     assert torch.equal(from_file.require_labels(), from_columns.require_labels())
+
+
+@pytest.mark.parametrize(
+    ("content", "counted"),
+    [
+        ("label\ttext\n1\tnice\n0\t \n0\tpoor\n", {"empty_text": 1}),
+        ("label\ttext\n1\tnice\n0\tpoor\n0\tlicence\tMIT\n1\n", {"other_fields": 2}),
+        ("label\ttext\n1\tnice\n0\tpoor\n7\tx\nmaybe\ty\n\tz\n", {"other_label": 2, "unlabelled": 1}),
+        ('{"label": 1, "text": "nice"}\n{"label": 0, "text": "poor"}\n{"label": 0, "text": ["x"]}\n', {"no_text": 1}),
+    ],
+)
+def test_rows_that_cannot_be_used_are_left_out_counted_and_told_where_that_is_asked_for(
+    tmp_path: Path, content: str, counted: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, content, "a.jsonl" if content[0] == "{" else "a.tsv")
+    refused(r"cannot be used: line \d.*; pass unusable='skip' to leave them out$", path)
+    rows = read_texts(path, unusable="skip", **COLUMNS)
+    assert (rows.first, rows.counts) == (["nice", "poor"], counted)
+    wrong = sum(counted.values()) - counted.get("unlabelled", 0)
+    assert f"{wrong} of {2 + sum(counted.values())} rows are left out: line" in caplog.text
+    with pytest.raises(InputError, match="no row to use of 1: line 2: text is empty"):
+        read_texts(write(tmp_path, "text,label\n ,1\n"), unusable="skip", **COLUMNS)
+
+
+@pytest.mark.parametrize("separator", ["|", ";", "~", " "])
+@pytest.mark.parametrize("quotes", [True, False])
+def test_any_separator_with_and_without_quotes_and_header(tmp_path: Path, separator: str, quotes: bool) -> None:
+    one = f'"a{separator}b"' if quotes else 'a"b"'
+    text = f"1{separator}{one}\n0{separator}c\n"
+    for header in (None, ("label", "text")):
+        path = write(tmp_path, text if header else f"label{separator}text\n{text}", "t.txt")
+        rows = read_texts(path, separator=separator, quotes=quotes, header=header, **COLUMNS)
+        assert rows.first == [one.strip('"') if quotes else one, "c"] and rows.require_labels().tolist() == [1, 0]
+    with pytest.raises(InputError, match="a separator is one character"):
+        read_texts(path, separator="||", **COLUMNS)
+
+
+def test_errors_name_options_that_the_caller_has(tmp_path: Path) -> None:
+    open_quote = write(tmp_path, 'label\ttext\n1\t"open\n0\tx\n', "q.tsv")
+    latin = write(tmp_path, "text,label\ncaf\xe9,1\nx,0\n".encode("latin-1"), "l.csv")
+    wrong = write(tmp_path, "text;label\nx;1\n", "w.csv")
+    for path, option, given in (
+        (open_quote, "pass quotes=False", {}),
+        (latin, "pass its encoding, such as encoding='latin-1', or undecodable='replace'", {}),
+        (wrong, "pass separator=';'", {"format": "csv"}),
+    ):
+        refused(option, path, **given)
+        with pytest.raises(InputError) as published:  # a reader of a published set has no such options
+            read_file(path, **COLUMNS, **given)
+        assert "=" not in str(published.value)
+    assert read_texts(wrong, **COLUMNS, **table_options(["separator=;"])).first == ["x"]
+    assert read_texts(latin, **COLUMNS, **table_options(["encoding=latin-1"])).first == ["caf\xe9", "x"]
+    for settings, told in ((["quote=no"], "did you mean 'quotes'"), (["quotes=no"], "true or false"), (["id"], "KEY=")):
+        with pytest.raises(InputError, match=told):
+            table_options(settings)
+    with pytest.raises(InputError, match="once"):
+        table_options(["id=a", "id=b"])
+
+
+def test_packed_files_are_told_by_what_they_are(tmp_path: Path) -> None:
+    for start, told in (
+        (b"PAR1", "a Parquet file"),
+        (b"PK\3\4", "an .xlsx or .zip file"),
+        (b"\x1f\x8b", "a gzip file"),
+    ):
+        refused(told, write(tmp_path, start + b"rest"))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "xlsx"])
+def test_parquet_and_excel_are_read_through_pandas_where_it_is_installed(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    refused("does not exist", path)
+    try:
+        import pandas
+    except ImportError:
+        path.write_bytes(b"x")
+        refused(rf"reading \.{suffix} needs pandas and \w+: pip install pandas", path)
+        return
+    frame = pandas.DataFrame({"text": ["one", "NA", ""], "label": [1, 0, 1]})
+    frame.to_parquet(path) if suffix == "parquet" else frame.to_excel(path, index=False)
+    rows = read_texts(path, unusable="skip", **COLUMNS)
+    assert (rows.first, rows.require_labels().tolist(), rows.counts) == (["one", "NA"], [1, 0], {"empty_text": 1})
+    path.write_bytes(path.read_bytes()[:50])
+    refused(f"cannot be read as .{suffix}", path)
+
+
+class Split(dict[str, Any]):
+    """As a `datasets.Dataset` with a ClassLabel."""
+
+    split = "train"
+
+    def __init__(self, names: list[str], text: list[str], label: list[Any]) -> None:
+        super().__init__(text=text, label=label)
+        self.column_names, self.features = list(self), {"label": SimpleNamespace(names=names)}
+
+
+@pytest.mark.parametrize("names", [["neg", "pos"], ["pos", "neg"], ["1", "0"]])
+@pytest.mark.parametrize("given", [None, 0, 1])
+def test_names_decide_where_two_orders_of_classes_are_given(names: list[str], given: int | None) -> None:
+    rows = Split(names, ["x", "y", "z"], [0, 1, -1])
+    classes = () if given is None else tuple(names if given == 0 else names[::-1])
+    read = from_dataset(rows, text="text", label="label", classes=classes)
+    assert [read.classes[label] for label in read.require_labels().tolist()] == names
+    with pytest.raises(InputError, match=rf"its own classes are {', '.join(names)}, but the classes good, bad"):
+        from_dataset(rows, text="text", label="label", classes=("good", "bad"))
+
+
+def test_splits_read_in_another_order_of_classes_are_no_task() -> None:
+    one, other = (
+        from_dataset(Split(names, ["x", "y"], [0, 1]), text="text", label="label")
+        for names in (["neg", "pos"], ["pos", "neg"])
+    )
+    task = TextTask("t", "classification", one, one.subset([]), one, classes=("neg", "pos"))
+    assert task.num_classes == 2
+    for make in (
+        lambda: TextTask("t", "classification", one, one.subset([]), other, classes=("neg", "pos")),
+        lambda: SentenceData("t", ("neg", "pos"), one, other),
+    ):
+        with pytest.raises(InputError, match="read with the classes pos, neg, but the classes are neg, pos"):
+            make()
+
+
+class Labelled:
+    """As a shuffled pandas Series: `[]` goes by index label, iteration by position."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Any:
+        return iter(self.values)
+
+    def __getitem__(self, label: int) -> Any:
+        return self.values[-1 - label]
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        return np.array(self.values)
+
+
+def test_columns_with_an_index_are_read_by_position() -> None:
+    texts, labels = ["one", "two", "three"], torch.tensor([0, 1, 2])
+    rows = TextSet(Labelled(texts), labels=labels, ids=Labelled(["a", "b", "c"]))  # type: ignore[arg-type]
+    for index in (Labelled([0, 2]), Labelled([True, False, True])):
+        assert rows.subset(index).first == ["one", "three"] and rows.subset(index).ids == ["a", "c"]  # type: ignore[arg-type]
+    columns = {"text": Labelled(texts), "label": Labelled([1, 0, 1])}
+    read = from_dataset(columns, **COLUMNS)
+    assert read.first == texts and read.require_labels().tolist() == [1, 0, 1]
+    for wrong in ({"first": "abc"}, {"first": texts, "labels": [0, 1, 2]}, {"first": texts, "ids": 3}):
+        with pytest.raises(InputError, match="must be"):
+            TextSet(**wrong)
+
+
+@pytest.mark.parametrize("names", [(0, 1), ("0", "1")])
+def test_columns_called_by_numbers(names: tuple[Any, Any]) -> None:
+    rows = from_dataset({0: ["a", "b"], 1: [1, 0]}, text=names[0], label=names[1], classes=("x", "y"))
+    assert rows.first == ["a", "b"] and rows.require_labels().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ([{"text": "a"}], "expected columns by name, as of a DataFrame, got a list"),
+        (7, "got a int"),
+        ({"text": "ab", "label": [0, 1]}, "column 'text': expected a value a row, got 'ab'"),
+        ({"text": ["a"], "label": 1}, "column 'label': expected a value a row, got 1"),
+        ({"text": ["a", "b"], "label": [1]}, "different lengths"),
+        ({"text": ["a"], "label": [10**400]}, "label '1000.*is not one of"),
+    ],
+)
+def test_what_holds_no_columns_is_one_line(data: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told) as refused:
+        from_dataset(data, **COLUMNS)
+    assert "\n" not in str(refused.value)

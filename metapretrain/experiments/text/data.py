@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,21 +75,27 @@ class TextData:
         return self._cache[whole]
 
 
-def read_rows(task: str, file: Path, kind: str) -> TextSet:
+def read_rows(task: str, file: Path, kind: str, table: Mapping[str, Any] | None = None) -> TextSet:
     """Read rows to predict by :func:`read_texts`: columns `id` and `sentence`, or `sentence1` and `sentence2`.
+
+    Args:
+        table: options of :func:`read_texts`, such as other names of columns.
 
     Raises:
         InputError: as there; where a column is missing, all are named.
     """
-    from metapretrain.data.tables import read_texts
+    from metapretrain.data.tables import TableError, read_texts
 
-    text, pair = ("sentence1", "sentence2") if kind.startswith("pair") else ("sentence", None)
+    usual = {"text": "sentence1", "pair": "sentence2"} if kind.startswith("pair") else {"text": "sentence"}
+    columns: dict[str, Any] = {"id": "id", **usual, **(table or {})}
     try:
-        return read_texts(file, id="id", text=text, pair=pair, kind=kind)
+        return read_texts(file, kind=kind, **columns)
+    except TableError as error:
+        raise TableError(error.plain, error.option, f"; pass in table: {error.option}") from error
     except InputError as error:
         if "unknown column" not in str(error):
             raise
-        needed = ", ".join(filter(None, ("id", text, pair)))
+        needed = ", ".join(columns[name] for name in ("id", "text", "pair") if columns.get(name))
         raise InputError(f"{error}; a table for {task} needs the columns {needed}") from error
 
 
