@@ -83,7 +83,8 @@ class TextSet:
             not isinstance(labels, Tensor) or labels.ndim != 1 or labels.dtype not in (torch.int64, torch.float32)
         ):
             given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-            raise InputError(f"{self.split}: labels must be a tensor of int64 classes or float32 scores (N,), got {given}")
+            wanted = "a tensor of int64 classes or float32 scores (N,)"
+            raise InputError(f"{self.split}: labels must be {wanted}, got {given}")
         parts = {"second sentences": self.second, "labels": self.labels, "ids": self.ids}
         for what, part in parts.items():
             if part is not None and len(part) != len(self.first):
