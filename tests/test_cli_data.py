@@ -46,7 +46,9 @@ def test_a_set_of_texts_is_looked_for_where_the_list_says(name: str, tmp_path: P
 
 def test_data_shows_which_sets_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(tmp_path / "train" / "cat" / "a.png", 9)
+    write_image(tmp_path / "train" / "dog" / "a.png", 9)
     write_image(tmp_path / "test" / "cat" / "b.png", 9)
+    write_image(tmp_path / "test" / "dog" / "b.png", 9)
     shown = show(["data", "--data-dir", str(tmp_path)], capsys).splitlines()
     assert shown[0].startswith("image-folder: ")
     assert len(shown) == 2 and shown[1].startswith(f"cannot be read from {tmp_path}: stl10, omniglot, cs224n, qqp")
@@ -59,7 +61,9 @@ def test_a_folder_that_may_not_be_read_hides_no_set(
         raise PermissionError(13, "Permission denied")
 
     write_image(tmp_path / "train" / "cat" / "a.png", 9)
+    write_image(tmp_path / "train" / "dog" / "a.png", 9)
     write_image(tmp_path / "test" / "cat" / "b.png", 9)
+    write_image(tmp_path / "test" / "dog" / "b.png", 9)
     monkeypatch.setitem(DATASETS, "omniglot", replace(DATASETS["omniglot"], checker=closed))
     shown = show(["data", "--data-dir", str(tmp_path)], capsys)
     assert shown.startswith("image-folder: ") and "omniglot" in shown

@@ -11,13 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from metapretrain.checks import user_path
-from metapretrain.data.image_folder import load_image_folder
+from metapretrain.data.image_folder import find_parts, load_image_folder
 from metapretrain.data.images import ImageSet
 from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError, one_of
 
 PARTS = ("train", "validation", "test")
-FOLDERS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 SHARES = {"validation": 0.2, "test": 0.2}  # of the classes of a folder without parts
 MADE = {"train": 40, "validation": 20, "test": 25}  # classes
 
@@ -91,7 +90,7 @@ def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
 
 
 def folder_parts(folder: str | Path, image_size: int | None = None) -> dict[str, ImageSet]:
-    """Read the parts of a folder: `train`, `validation` (or `val`) and `test`, or class folders, which are shared out.
+    """Read the parts of a folder: `train`, `validation` and `test` in any spelling, or class folders, shared out.
 
     `image_size` None is 84.
 
@@ -99,11 +98,11 @@ def folder_parts(folder: str | Path, image_size: int | None = None) -> dict[str,
         InputError: a part is missing, or an image cannot be read.
     """
     root, size = user_path(folder), image_size or 84
-    places = {part: [root / name for name in names if (root / name).is_dir()] for part, names in FOLDERS.items()}
-    missing = [part for part, found in places.items() if not found]
+    places = find_parts(root)
+    missing = [part for part in PARTS if part not in places]
     if not missing:
-        return {part: replace(load_image_folder(found[0], "all", size), split=part) for part, found in places.items()}
-    if len(missing) < len(places):
+        return {part: replace(load_image_folder(folder, "all", size), split=part) for part, folder in places.items()}
+    if places:
         raise InputError(
             f"{root} has no {missing[0]} folder; give it train, validation and test, or class folders only"
         )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
+import logging
 import os
+import re
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,14 +20,23 @@ import torch
 from torch import Tensor
 
 from metapretrain.checks import user_path, whole
-from metapretrain.data.images import ImageSet, validation_split
+from metapretrain.data.images import UNLABELLED, ImageSet, validation_split
 from metapretrain.errors import InputError, one_of
 
-SPLITS = ("train", "test")
-ALL = "all"  # both splits together, for an evaluation of classes that no training saw
+logger = logging.getLogger(__name__)
+
+UNLABELED = "unlabeled"
+SPLITS = ("train", "test", UNLABELED)
+ALL = "all"  # every part together, for an evaluation of classes that no training saw
+PART_NAMES = {  # of a folder, as a regular expression of its small letters
+    "train": "train(ing)?|trn",
+    "validation": "val(id(ation)?)?|dev(el(opment)?)?",
+    "test": "test(ing)?|tst",
+}
 TEST_SHARE = 0.2
-SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+SUFFIXES = set(".apng .bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split())
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # by content: others, such as EPS, start programs
+DARK = 2**14 >> 8  # 16-bit pictures that are darker throughout have fewer bits, most likely
 
 
 def load_image_folder(
@@ -31,13 +44,15 @@ def load_image_folder(
 ) -> ImageSet:
     """Read ``<data_dir>/train/<class>/*`` and ``<data_dir>/test/<class>/*``, or ``<data_dir>/<class>/*``.
 
-    Without ``train`` and ``test`` folders a fixed, stratified fifth of the images is the test split. Images
-    are turned as their EXIF tag says, cut to a square about the centre, resized with antialiasing and decoded
-    by a pool of threads, with a progress bar on a terminal. Classes are sorted by name.
+    The folders of the parts may be spelled otherwise (``Training``, ``val``, ``test_set``). Without them a fixed,
+    stratified fifth of the images is the test split. Images are turned as their EXIF tag says, laid on white where they
+    are transparent, cut to a square about the centre, resized with antialiasing and decoded by a pool of threads.
+    Classes are sorted by name. Files that are left out are counted in a warning.
 
     Args:
         data_dir: the folder.
-        split: ``"train"``, ``"test"`` or ``"all"`` (both).
+        split: ``"train"``, ``"test"``, ``"all"`` (every part), or ``"unlabeled"``: all images below the folder, without
+            labels.
         image_size: height and width of the result in pixels.
         channels: 3 for colour, 1 for grey.
         workers: decoding threads; by default one a processor.
@@ -46,13 +61,14 @@ def load_image_folder(
         images uint8 (N, channels, image_size, image_size) in the order of their paths; labels int64 (N,).
 
     Raises:
-        InputError: the folder is missing or has no images, a class has none, the test split has a class that
-            the training split has not, or an image cannot be decoded (named).
+        InputError: the folder is missing or has no images, there is one class, a class has no images, the test split
+            has a class that the training split has not, or an image cannot be decoded (named).
     """
     classes, paths, labels = list_images(data_dir, split)
+    root = user_path(data_dir)
+    check_classes(classes, root)
     images, files = decode(paths, split, image_size, channels, workers)
-    name = user_path(data_dir).resolve().name
-    return ImageSet(images, labels, classes, name, split, files)
+    return ImageSet(images, labels, classes, root.resolve().name, split, files)
 
 
 def read_images(
@@ -81,15 +97,59 @@ def decode(
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 or 3, got {channels!r}")
     pixels = np.empty((len(paths), channels, image_size, image_size), dtype=np.uint8)
-    digest, size = hashlib.md5(usedforsecurity=False), 0
+    digest, size, brightest = hashlib.md5(usedforsecurity=False), 0, []
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         decoded = pool.map(lambda path: _decode(path, image_size, channels), paths)
-        for row, (image, checksum, length) in enumerate(_progress(decoded, len(paths))):
+        for row, (image, checksum, length, level) in enumerate(_progress(decoded, len(paths))):
             pixels[row] = image
             digest.update(os.fsencode(paths[row].parent.name) + os.fsencode(paths[row].name) + checksum)
             size += length
+            brightest += [] if level is None else [level]
+    if brightest and max(brightest) < DARK:
+        logger.warning(
+            "%d of %d images have 16 bits a level, but none is above %d of 65535: if they have fewer bits, "
+            "they are read as nearly black; save them with levels up to 65535",
+            len(brightest),
+            len(paths),
+            256 * max(brightest) + 255,
+        )
     files = {f"{what} images": {"bytes": size, "md5": digest.hexdigest(), "official": None}}
     return torch.from_numpy(pixels), files
+
+
+def find_parts(root: Path) -> dict[str, Path]:
+    """The folders of training, validation and test in a folder; empty where it holds class folders.
+
+    Raises:
+        InputError: there is no such folder, two folders are named as one part, or one so named has no class folders.
+    """
+    if not root.is_dir():
+        what = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
+        raise InputError(f"{what}: name a folder with one subfolder of images a class")
+    folders = {folder: _part_of(folder.name) for folder in _subfolders(root)}
+    parts: dict[str, Path] = {}
+    for part in PART_NAMES:
+        named = [folder for folder, its in folders.items() if its == part]
+        named = [folder for folder in named if folder.name == part] or named
+        if len(named) > 1:
+            raise InputError(f"{root}: {named[0].name} and {named[1].name} are both named as the {part} part; keep one")
+        if named:
+            parts[part] = named[0]
+    flat = [folder for folder in parts.values() if not _subfolders(folder)]
+    if flat and len(parts) == 1 < len(folders):  # a class with the name of a part, such as trains among vehicles
+        return {}
+    if flat:
+        raise InputError(
+            f"{flat[0]} has no class folders: put the images of each class in a subfolder of its name, or, if it is a "
+            "class itself, rename it"
+        )
+    beside = sorted(path.name for path in root.iterdir() if path not in parts.values())
+    if parts and beside:
+        _tell(
+            root,
+            f"{', '.join(beside[:5])}{f' and {len(beside) - 5} more' if len(beside) > 5 else ''}, beside its parts",
+        )
+    return parts
 
 
 def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path], Tensor]:
@@ -100,10 +160,13 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
     """
     one_of("split", split, (*SPLITS, ALL))
     root = user_path(data_dir)
-    if not root.is_dir():
-        what = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
-        raise InputError(f"{what}: name a folder with one subfolder of images a class")
-    parts = [part for part in SPLITS if (root / part).is_dir()]
+    if split == UNLABELED and root.is_dir():
+        paths = _images_below(root, left := Counter())
+        _tell(root, _counted(left))
+        if not paths:
+            raise InputError(f"{root} has no images ({', '.join(sorted(SUFFIXES))})")
+        return [], paths, torch.full((len(paths),), UNLABELLED)
+    parts = find_parts(root)
     if not parts:
         classes, paths, labels = _scan(root)
         if split == ALL:
@@ -117,79 +180,134 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
             )
         rows = validation_split(labels, test)[SPLITS.index(split)]
         return classes, [paths[row] for row in rows.tolist()], labels[rows]
-    if split == ALL:
-        listed = [list_images(root, part) for part in parts]
-        paths = [path for _, part, _ in listed for path in part]
-        return listed[0][0], paths, torch.cat([labels for _, _, labels in listed])
-    if split not in parts:
-        raise InputError(f"{root} has a {parts[0]} folder but no {split} folder; add it, or leave both out")
-    classes, paths, labels = _scan(root / split)
+    wanted = list(parts) if split == ALL else [split]
+    if not set(wanted) <= set(parts):
+        raise InputError(f"{root} has a {next(iter(parts))} folder but no {split} folder; add it, or leave both out")
+    read = {part: _scan(parts[part]) for part in wanted}
+    known = sorted({name for classes, *_ in read.values() for name in classes})
     if split == "test" and "train" in parts:
-        known = _class_folders(root / "train")
-        extra = sorted(set(classes) - set(known))
+        extra = sorted(set(known) - set(known := [folder.name for folder in _subfolders(parts["train"])]))
         if extra:
-            raise InputError(f"{root / 'test'} has the class {extra[0]!r}, which {root / 'train'} has not")
-        labels = torch.tensor([known.index(name) for name in classes])[labels]
-        classes = known
-    return classes, paths, labels
+            raise InputError(f"{parts['test']} has the class {extra[0]!r}, which {parts['train']} has not")
+    labels = [torch.tensor([known.index(name) for name in classes])[labels] for classes, _, labels in read.values()]
+    return known, [path for _, paths, _ in read.values() for path in paths], torch.cat(labels)
 
 
 def check_image_folder(data_dir: str | Path) -> str:
-    """Return one line with the number of classes and images that each split of a folder has.
+    """Read every image and return one line with the number of classes and images that each part of a folder has.
 
     Raises:
-        InputError: the folder cannot be read as a training split.
+        InputError: the folder cannot be read as a training split, or an image cannot be decoded (named).
     """
     classes, paths, _ = list_images(data_dir, "train")
+    check_classes(classes, user_path(data_dir))
     try:
         test = f"{len(list_images(data_dir, 'test')[1]):,} test images"
     except InputError as error:
         test = f"no test images ({error})"
-    return f"image-folder: {len(classes)} classes, {len(paths):,} train images, {test}"
+    every = list_images(data_dir, ALL)[1]
+    decode(every, ALL, 8, 3, None)
+    return f"image-folder: {len(classes)} classes, {len(paths):,} train images, {test}, {len(every):,} images in all"
 
 
-def _class_folders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def _part_of(name: str) -> str | None:
+    plain = re.sub("[^a-z]", "", name.lower())
+    pattern = "(seg|images?)?({})(set|data|images?|split)?"
+    return next((part for part, words in PART_NAMES.items() if re.fullmatch(pattern.format(words), plain)), None)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _images_below(folder: Path, left: Counter[str]) -> list[Path]:
+    """The image files below a folder, each linked folder once, by path; the suffixes of all others are counted."""
+    found, seen = [], set()
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if os.path.realpath(place) in seen:
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(place))
+        for path in (Path(place, name) for name in names):
+            if path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith("."):
+                found.append(path)
+            else:
+                left[_kind(path)] += 1
+    return sorted(found)
+
+
+def _kind(path: Path) -> str:
+    return "hidden" if path.name.startswith(".") else path.suffix.lower() or "without a suffix"
+
+
+def _counted(left: Counter[str]) -> str:
+    return f"{left.total()} files: " + ", ".join(f"{n} {kind}" for kind, n in sorted(left.items())) if left else ""
+
+
+@functools.cache
+def _tell(folder: Path, left: str) -> None:
+    """Log what is left out; once, though the parts of a folder are read one by one."""
+    if left:
+        logger.warning("%s: left out %s", folder, left)
+
+
+def check_classes(classes: Sequence[str], where: object) -> None:
+    """Refuse a single class: every accuracy would be 100%."""
+    if len(classes) == 1:
+        raise InputError(
+            f"{where} has one class, {classes[0]!r}, and with one class every accuracy is 100%: add classes, or name "
+            "the folder right above the class folders"
+        )
 
 
 def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:
-    classes = _class_folders(folder)
-    if not classes:
-        raise InputError(f"{folder} has no class folders: put the images of each class in a subfolder of its name")
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        images = sorted(
-            path
-            for path in (folder / name).rglob("*")
-            if path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
+    """Classes, image paths and labels of a folder of class folders."""
+    folders = _subfolders(folder)
+    if not folders:
+        raise InputError(
+            f"{folder} has no class folders: put the images of each class in a subfolder of its name; images without "
+            f"classes are the split {UNLABELED!r}"
         )
-        if not images:
-            raise InputError(f"{folder / name} has no images ({', '.join(sorted(SUFFIXES))})")
-        paths += images
-        labels += [label] * len(images)
-    return classes, paths, torch.tensor(labels)
+    left = Counter(f"{_kind(path)} beside the class folders" for path in folder.iterdir() if not path.is_dir())
+    images = [_images_below(place, left) for place in folders]
+    for place, found in zip(folders, images, strict=True):
+        if not found:
+            raise InputError(f"{place} has no images ({', '.join(sorted(SUFFIXES))})")
+    _tell(folder, _counted(left))
+    counts = torch.tensor([len(found) for found in images])
+    labels = torch.arange(len(folders)).repeat_interleave(counts)
+    return [place.name for place in folders], [path for found in images for path in found], labels
 
 
-def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any, Any], bytes, int]:
-    """Return the square image (channels, image_size, image_size), the file's MD5 and its number of bytes."""
+def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any, Any], bytes, int, int | None]:
+    """The square image, the file's MD5 and bytes, and the brightest level (0..255) of a picture of 16 bits."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         content = path.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image: Any = ImageOps.exif_transpose(Image.open(io.BytesIO(content), formats=FORMATS))
-            if image.mode.startswith("I;16"):
-                # Pillow clips 16-bit grey levels to 8 bits; keep the upper byte instead.
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            image: Any = Image.open(io.BytesIO(content), formats=FORMATS)
+            tags = getattr(image, "tag_v2", {})  # of a TIFF
+            _check_channels(tags)
+            grey16 = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+            bits = 16 if image.format == "PNG" and content[24] == 16 else max(tags.get(BITS, (16 if grey16 else 8,)))
+            image = ImageOps.exif_transpose(image)
+            if grey16:  # Pillow would clip the levels to 8 bits; keep the upper 8 of those that the file states
+                image = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
             if image.mode in ("I", "F"):  # Pillow would clip them to 0..255
                 raise ValueError(
                     f"its pixels are of {'32 bits' if image.mode == 'I' else 'floating point'}; save it "
                     "with 8 or 16 bits a channel"
                 )
-            if "transparency" in image.info:
-                image = image.convert("RGBA")
+            if image.has_transparency_data:
+                rgba = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+            brightest = image.convert("L").getextrema()[1] if bits > 8 else None
             image = image.convert("RGB" if channels == 3 else "L")
             image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow raises any type on damaged files, struct.error and TypeError among them
@@ -202,7 +320,21 @@ def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any,
             raise InputError(f"{path} is a folder, not an image; name the files in it") from error
         raise InputError(f"cannot read the image {path}: {reason}; repair or remove it") from error
     pixels = np.asarray(image).reshape(image_size, image_size, channels).transpose(2, 0, 1)
-    return pixels, hashlib.md5(content, usedforsecurity=False).digest(), len(content)
+    return pixels, hashlib.md5(content, usedforsecurity=False).digest(), len(content), brightest
+
+
+BITS, PHOTOMETRIC, SAMPLES, EXTRA = 258, 262, 277, 338  # tags of a TIFF
+
+
+def _check_channels(tags: Mapping[int, Any]) -> None:
+    """Refuse a TIFF with channels beside colour and alpha: Pillow drops them, or takes one for alpha."""
+    colours = {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(PHOTOMETRIC), 1)
+    extra = tags.get(SAMPLES, colours) - colours
+    if extra > 0 and tags.get(EXTRA) not in ((1,), (2,)):  # the two kinds of alpha
+        raise ValueError(
+            f"it has {extra} channels beside its {colours} of colour, and only one of alpha may stand there; save it "
+            "as grey or RGB"
+        )
 
 
 def _progress(items: Any, total: int) -> Any:

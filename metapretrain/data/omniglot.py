@@ -122,7 +122,7 @@ def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
 
 
 def check_omniglot(data_dir: str | Path) -> str:
-    """Return one line with the characters and the classes of each split; no image is decoded.
+    """Read every drawing and return one line with the characters and the classes of each split.
 
     Raises:
         InputError: as :func:`load_omniglot`, or a character is in two splits.
@@ -134,6 +134,7 @@ def check_omniglot(data_dir: str | Path) -> str:
         if missing:
             raise InputError(f"omniglot {split}: {missing[0]!r} is not there; unpack both image folders")
     _check_apart(parts)
+    decode([path for drawings in characters.values() for path in drawings], "omniglot", 8, 1, None)
     counts = ", ".join(
         f"{split} {len({name for name, _ in lines}):,} characters in {len(lines):,} classes"
         for split, lines in parts.items()

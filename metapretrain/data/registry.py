@@ -13,7 +13,7 @@ import torch
 
 from metapretrain.data import conll, cs224n, dialogues, documents, few_shot, glue, omniglot, sentiment, squad, stl10
 from metapretrain.data.image_folder import SPLITS as FOLDER_SPLITS
-from metapretrain.data.image_folder import check_image_folder, load_image_folder
+from metapretrain.data.image_folder import check_classes, check_image_folder, load_image_folder
 from metapretrain.data.images import ImageSet, load_digits_images, resized
 from metapretrain.data.texts import SentenceData, TextSet, TextTask
 from metapretrain.errors import InputError, one_of
@@ -127,6 +127,7 @@ def load_images(name: str, data_dir: Folder, split: str, image_size: int | None 
     info = DATASETS[one_of("data set", name, names_giving("images", "few-shot"))]
     one_of(f"split of {name}", split, info.splits)
     found: ImageSet = info.load(info.require(data_dir), split, image_size)
+    check_classes(found.classes, name)
     return resized(found, image_size)
 
 
@@ -273,11 +274,12 @@ _SETS = (
         lambda folder, split, size: load_image_folder(folder, split, size or 96),
         "your own images",
         "your own",
-        "<class>/<image>. Or, for run_stl10.py, {train,test}/<class>/<image>, no class in test alone (else a "
-        "stratified fifth of the images is the test); for run_fewshot.py, {train,validation,test}/<class>/<image>, no "
-        "class in two of them (else a fixed fifth of the classes each is for validation and test)",
+        "<class>/<image>, two classes or more. Or, for run_stl10.py, {train,test}/<class>/<image>, no class in test "
+        "alone (else a stratified fifth of the images is the test); for run_fewshot.py, {train,validation,test}/"
+        "<class>/<image>, no class in two of them (else a fixed fifth of the classes each is for validation and test). "
+        "Parts may be spelled otherwise, such as Training, val or test_set",
         "benchmarks/run_stl10.py and run_fewshot.py, each with --image-folder; metapretrain few-shot, which "
-        "takes all images of <class>/<image> or {train,test}/<class>/<image>",
+        "takes all images of all parts",
         splits=FOLDER_SPLITS,
         checker=check_image_folder,
         few_shot=few_shot.folder_parts,

@@ -48,11 +48,11 @@ def test_the_first_classes_are_those_with_all_their_images() -> None:
 
 @pytest.mark.parametrize("validation", ["val", "validation"])
 def test_a_folder_with_parts_is_read_part_by_part(tmp_path: Path, validation: str) -> None:
-    for place, names in (("train", ["a", "b"]), (validation, ["c", "d"]), ("test", ["e"])):
+    for place, names in (("train", ["a", "b"]), (validation, ["c", "d"]), ("test", ["e", "f"])):
         write_classes(tmp_path / place, names)
     data = load_few_shot("image-folder", tmp_path, 16)
-    assert (data.train.classes, data.validation.classes, data.test.classes) == (["a", "b"], ["c", "d"], ["e"])
-    assert data.validation.split == "validation" and data.test.images.shape == (3, 3, 16, 16)
+    assert (data.train.classes, data.validation.classes, data.test.classes) == (["a", "b"], ["c", "d"], ["e", "f"])
+    assert data.validation.split == "validation" and data.test.images.shape == (6, 3, 16, 16)
     assert data.mean == data.train.statistics()[0]
 
 
@@ -68,7 +68,7 @@ def test_a_folder_of_classes_is_shared_out_whole_classes_at_a_time(tmp_path: Pat
 
 
 def test_a_class_in_two_parts_is_refused(tmp_path: Path) -> None:
-    for place, names in (("train", ["a", "b"]), ("val", ["c"]), ("test", ["b", "d"])):
+    for place, names in (("train", ["a", "b"]), ("val", ["c", "e"]), ("test", ["b", "d"])):
         write_classes(tmp_path / place, names)
     with pytest.raises(InputError, match=r"train and test share 1 class\(es\), such as 'b'"):
         load_few_shot("image-folder", tmp_path, 16)

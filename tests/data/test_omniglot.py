@@ -80,12 +80,14 @@ def test_both_folders_may_be_named(folder: Path, place: str) -> None:
     assert load_images("omniglot", folder / place, "test", 14).image_size == 14
 
 
-def test_check_says_what_is_there_without_decoding(folder: Path) -> None:
-    next((folder / "omniglot-py").rglob("*.png")).write_bytes(b"")
+def test_check_reads_every_drawing_and_says_what_is_there(folder: Path) -> None:
     assert check_omniglot(folder) == (
         "omniglot: 4 characters of 20 drawings; train 2 characters in 8 classes, validation 1 characters in 4 classes, "
         "test 1 characters in 4 classes"
     )
+    next((folder / "omniglot-py").rglob("*.png")).write_bytes(b"")
+    with pytest.raises(InputError, match="cannot read the image"):
+        check_omniglot(folder)
 
 
 def test_a_character_in_two_splits_is_refused(folder: Path) -> None:
