@@ -1,4 +1,4 @@
-"""Accuracy, F1, Pearson and Spearman over the last axis, and the scores of text tasks."""
+"""F1, Pearson and Spearman, and the scores of text tasks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def _pair(targets: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     y, predicted = (np.asarray(values, dtype=np.float64) for values in (targets, predictions))
-    if y.shape != predicted.shape or y.ndim == 0 or y.shape[-1] == 0:
+    if y.shape != predicted.shape or y.ndim != 1 or len(y) == 0:
         raise InputError(
-            f"targets and predictions must be as many, (..., N) with N >= 1; got {y.shape} and {predicted.shape}"
+            f"targets and predictions must be as many, (N,) with N >= 1; got shapes {y.shape} and {predicted.shape}"
         )
     for what, values in (("target", y), ("prediction", predicted)):
         if not np.isfinite(values).all():
@@ -29,81 +29,56 @@ def _pair(targets: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.float6
     return y, predicted
 
 
-def accuracy(targets: ArrayLike, predictions: ArrayLike) -> NDArray[np.float64]:
-    """Share of predicted classes that are right, (..., N) to (...).
+def f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2, *, macro: bool = False) -> float:
+    """F1 of class 1 of two, or (of more classes, or if `macro`) the plain mean of the F1 of each class.
+
+    `F1 = 2 TP / (2 TP + FP + FN)`; 0 where a class is neither there nor predicted. Targets and predictions are
+    classes (N,).
 
     Example:
-        >>> float(accuracy([0, 1, 2, 2], [0, 1, 2, 0]))
-        0.75
+        >>> f1([1, 1, 0, 0], [1, 0, 1, 1]), round(f1([1, 1, 0, 0], [1, 1, 1, 1], macro=True), 3)
+        (0.4, 0.333)
     """
-    y, predicted = _pair(targets, predictions)
-    return np.asarray((y == predicted).mean(axis=-1))
+    from sklearn.metrics import f1_score  # not at import: it costs a second
 
-
-def f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2) -> NDArray[np.float64]:
-    """F1 of class 1 of two, or the plain mean of the F1 of each of more classes, (..., N) to (...).
-
-    `F1 = 2 TP / (2 TP + FP + FN)`; 0 where a class is neither there nor predicted.
-
-    Example:
-        >>> float(f1([1, 1, 0, 0], [1, 0, 1, 1]))
-        0.4
-    """
     if classes < 2:
         raise InputError(f"F1 needs 2 classes or more; got {classes}")
-    y, predicted = _pair(targets, predictions)
-    scored = np.arange(classes)[1 if classes == 2 else 0 :].reshape(-1, *[1] * y.ndim)
-    mine, theirs = y == scored, predicted == scored  # (scored classes, ..., N)
-    hits, stated = 2 * (mine & theirs).sum(axis=-1), mine.sum(axis=-1) + theirs.sum(axis=-1)
-    return np.asarray((hits / np.maximum(stated, 1)).mean(axis=0))
+    scored = list(range(classes)) if macro or classes > 2 else [1]
+    return float(f1_score(*_pair(targets, predictions), labels=scored, average="macro", zero_division=0))
 
 
-def macro_f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2) -> NDArray[np.float64]:
-    """The plain mean of the F1 of each class, of two classes as well, (..., N) to (...).
+def pearson(targets: ArrayLike, predictions: ArrayLike) -> float:
+    """Pearson's correlation of values (N,); 0 where one side is constant, for which it is not defined.
 
     Example:
-        >>> float(macro_f1([1, 1, 0, 0], [1, 1, 1, 1]))
-        0.3333333333333333
-    """
-    if classes > 2:
-        return f1(targets, predictions, classes)
-    return (f1(targets, predictions) + f1(1 - np.asarray(targets), 1 - np.asarray(predictions))) / 2
-
-
-def pearson(targets: ArrayLike, predictions: ArrayLike) -> NDArray[np.float64]:
-    """Pearson's correlation, (..., N) to (...); 0 where one side is constant, for which it is not defined.
-
-    Example:
-        >>> round(float(pearson([1.0, 2.0, 3.0], [1.0, 2.0, 2.0])), 4), float(pearson([1.0, 2.0], [3.0, 3.0]))
+        >>> round(pearson([1.0, 2.0, 3.0], [1.0, 2.0, 2.0]), 4), pearson([1.0, 2.0], [3.0, 3.0])
         (0.866, 0.0)
     """
     y, predicted = _pair(targets, predictions)
     # The difference from the maximum is exactly 0 for a constant side; its mean may be off by a rounding error.
-    constant = (np.ptp(y, axis=-1) == 0) | (np.ptp(predicted, axis=-1) == 0)
-    y, predicted = (_unit(values) for values in (y, predicted))
-    return np.asarray(np.where(constant, 0.0, np.clip((y * predicted).sum(axis=-1), -1.0, 1.0)))
+    if np.ptp(y) == 0 or np.ptp(predicted) == 0:
+        return 0.0
+    return float(np.clip((_unit(y) * _unit(predicted)).sum(), -1.0, 1.0))
 
 
 def _unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Centred, and scaled to length 1 by way of the largest, so that no square is lost or overflows."""
-    centred = values - values.mean(axis=-1, keepdims=True)
-    largest = np.abs(centred).max(axis=-1, keepdims=True)
-    centred = centred / np.where(largest == 0, 1.0, largest)
-    length = np.linalg.norm(centred, axis=-1, keepdims=True)
-    return np.asarray(centred / np.where(length == 0, 1.0, length))
+    """Centred, and scaled to length 1 by way of the largest, so that no square is lost or overflows (SciPy's are)."""
+    centred = values - values.mean()
+    centred /= np.abs(centred).max()
+    return np.asarray(centred / np.linalg.norm(centred, axis=0))
 
 
-def spearman(targets: ArrayLike, predictions: ArrayLike) -> NDArray[np.float64]:
-    """Spearman's correlation, Pearson's of the ranks with ties at their mean rank, (..., N) to (...).
+def spearman(targets: ArrayLike, predictions: ArrayLike) -> float:
+    """Spearman's correlation of values (N,): Pearson's of the ranks with ties at their mean rank.
 
     Example:
-        >>> float(spearman([1.0, 2.0, 3.0, 4.0], [0.1, 0.2, 0.4, 0.3]))
+        >>> spearman([1.0, 2.0, 3.0, 4.0], [0.1, 0.2, 0.4, 0.3])
         0.8
     """
     from scipy.stats import rankdata  # not at import: scipy.stats costs half a second
 
     y, predicted = _pair(targets, predictions)
-    return pearson(rankdata(y, axis=-1), rankdata(predicted, axis=-1))
+    return pearson(rankdata(y), rankdata(predicted))
 
 
 Values = Tensor | Sequence[float] | NDArray[np.float64] | NDArray[np.int64]
@@ -151,12 +126,12 @@ def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise InputError(f"{task.name}: prediction {predicted[row]} of row {row} is no class 0..{classes - 1}")
-        scores = {"accuracy": accuracy(labels, predicted), "f1": f1(labels, predicted, classes)}
+        scores = {"accuracy": float((labels == predicted).mean()), "f1": f1(labels, predicted, classes)}
     else:
         scores = {"pearson": pearson(labels, predicted), "spearman": spearman(labels, predicted)}
         if np.ptp(predicted) == 0 and not prefix:
             log.warning("%s: all %d predictions are equal, so that the correlations are 0", task.name, len(labels))
-    return {f"{prefix}{task.name}_{metric}": float(scores[metric]) for metric in METRICS[kind]}
+    return {f"{prefix}{task.name}_{metric}": scores[metric] for metric in METRICS[kind]}
 
 
 def _values(predictions: Values) -> NDArray[np.float64]:

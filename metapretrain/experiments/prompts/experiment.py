@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from metapretrain.data.texts import SentenceData
 from metapretrain.episodes.groups import group_agreement
 from metapretrain.errors import InputError
-from metapretrain.evaluation.metrics import accuracy, macro_f1
+from metapretrain.evaluation.metrics import f1
 from metapretrain.evaluation.predictions import write_predictions
+from metapretrain.evaluation.representation import accuracy
 from metapretrain.experiments.base import Context, Experiment, Outcome
 from metapretrain.experiments.prompts.data import (
     SENTIMENT,
@@ -73,11 +74,9 @@ def majority_scores(sets: Sequence[SentenceData]) -> dict[str, float]:
 
 
 def _scores(one: SentenceData, predicted: Tensor) -> dict[str, float]:
-    labels = one.test.require_labels().numpy()
-    return {
-        f"{one.name}_accuracy": float(accuracy(labels, predicted.numpy())),
-        f"{one.name}_f1": float(macro_f1(labels, predicted.numpy(), one.num_classes)),
-    }
+    labels = one.test.require_labels()
+    macro = f1(labels.numpy(), predicted.numpy(), one.num_classes, macro=True)
+    return {f"{one.name}_accuracy": accuracy(predicted, labels), f"{one.name}_f1": macro}
 
 
 def _means(scores: Mapping[str, float], sets: Sequence[SentenceData], prefixes: Sequence[str]) -> dict[str, float]:
