@@ -1,4 +1,7 @@
-"""Readers of CoNLL-2003 (named entities) and CoNLL04 (entities and relations)."""
+"""Readers of CoNLL-2003 (named entities) and CoNLL04 (entities and relations).
+
+What is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,6 @@ class TaggedRow:
 
 def load_conll2003(folder: str | Path) -> dict[str, Rows[TaggedRow]]:
     """Read ``train`` (14,041 sentences), ``validation`` (testa, 3,250) and ``test`` (testb, 3,453).
-
-    Args:
-        folder: holds the files, or has the folder ``conll2003`` that does.
-
-    Raises:
-        InputError: a file is missing, or a line cannot be used.
 
     Example:
         >>> load_conll2003("no-such-folder")
@@ -108,12 +105,6 @@ class RelationRow:
 
 def load_conll04(folder: str | Path) -> dict[str, Rows[RelationRow]]:
     """Read ``train`` (922 sentences), ``validation`` (231) and ``test`` (288).
-
-    Args:
-        folder: holds ``conll04.json``, or has the folder ``conll04`` that does.
-
-    Raises:
-        InputError: no such file, or a row that cannot be used, named by its split and number.
 
     Example:
         >>> load_conll04("no-such-folder")

@@ -1,4 +1,7 @@
-"""Reader of CS224N's default project (Stanford): SST sentiment, Quora paraphrases, STS similarity; more Quora pairs."""
+"""Reader of CS224N's default project (Stanford): SST sentiment, Quora paraphrases, STS similarity; more Quora pairs.
+
+What is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from __future__ import annotations
 
@@ -81,9 +84,6 @@ def load_qqp(folder: str | Path) -> TextSet:
     """Read more labelled Quora pairs: those of :data:`QQP_TABLES` and :data:`QQP_JSON` that are in `folder`.
 
     Lines that are not UTF-8 are kept, their wrong bytes replaced by U+FFFD, and counted as ``undecodable``.
-
-    Raises:
-        InputError: none of the files is there, or a row cannot be used.
     """
     root = inside(folder, "qqp")
     common: dict[str, Any] = {"kind": "pair-classification", "classes": PARA_CLASSES, "label": "label"}
@@ -103,11 +103,7 @@ def load_qqp(folder: str | Path) -> TextSet:
 
 
 def check_qqp(folder: str | Path) -> str:
-    """Return one line with the number of Quora pairs in a folder.
-
-    Raises:
-        InputError: as :func:`load_qqp`.
-    """
+    """Return one line with the number of Quora pairs in a folder."""
     rows = load_qqp(folder)
     return f"qqp: {len(rows):,} pairs; files: {len(rows.files)}; lines not UTF-8: {rows.counts.get('undecodable', 0)}"
 

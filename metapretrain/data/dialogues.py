@@ -1,4 +1,7 @@
-"""Dialogues with right and wrong responses to a context: DailyDialog++ and MuTual."""
+"""Dialogues with right and wrong responses to a context: DailyDialog++ and MuTual.
+
+What is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +50,9 @@ _TURN = re.compile(r"\s+(?=[mf] : )")
 def load_dailydialog_pp(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     """Read DailyDialog++; of the training dialogues those whose context is in dev or test are left out.
 
-    Args:
-        folder: holds the files, or has the folder ``dailydialog_pp`` that does.
-
     Returns:
         ``train`` (right responses only), ``validation`` and ``test`` (wrong responses, too: half of them share words
         with the context).
-
-    Raises:
-        InputError: a file is missing, or lines cannot be used.
 
     Example:
         >>> load_dailydialog_pp("no-such-folder")
@@ -74,11 +71,7 @@ def load_dailydialog_pp(folder: str | Path) -> dict[str, Rows[Dialogue]]:
 
 
 def dailydialog_sentences(folder: str | Path) -> TextSet:
-    """Return the plain sentences of DailyDialog++: contexts and the responses that belong to them.
-
-    Raises:
-        InputError: no file is there, a line cannot be used, or no sentence is left.
-    """
+    """Return the plain sentences of DailyDialog++: contexts and the responses that belong to them."""
     layout = LAYOUTS["dailydialog"]
     found = existing(find_folder(folder, ("dailydialog_pp", "dailydialog"), (), layout), DAILY, layout)
     rows = (row for file in found for row in _daily(file, wrong=False))
@@ -86,14 +79,7 @@ def dailydialog_sentences(folder: str | Path) -> TextSet:
 
 
 def load_mutual(folder: str | Path) -> dict[str, Rows[Dialogue]]:
-    """Read MuTual's ``train`` (7,088 dialogues) and ``validation`` (886); the answers of its test are hidden.
-
-    Args:
-        folder: holds ``mutual.tar.gz``, or has the folder ``mutual`` that does.
-
-    Raises:
-        InputError: the file is missing or unreadable, or a dialogue cannot be used.
-    """
+    """Read MuTual's ``train`` (7,088 dialogues) and ``validation`` (886); the answers of its test are hidden."""
     file = inside(folder, "mutual") / "mutual.tar.gz"
     if not file.is_file():
         raise InputError(f"{file} does not exist; expected {LAYOUTS['mutual']}")

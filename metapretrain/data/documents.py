@@ -1,4 +1,7 @@
-"""Running text of the Penn Treebank, WikiText-2 and books: documents of sentences of words, or plain sentences."""
+"""Running text of the Penn Treebank, WikiText-2 and books: documents of sentences of words, or plain sentences.
+
+What is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,6 @@ CHUNK = 2000  # sentences that a tokenizer is given at once
 class Documents(Rows[list[list[str]]]):
     """Documents of one split: of each its sentences, of each sentence its words.
 
-    Raises:
-        InputError: there is no sentence, or one without a word.
-
     Example:
         >>> texts = Documents([[["A", "fine", "day", "."], ["It", "rained", "."]]])
         >>> len(texts), texts.sentences
@@ -59,9 +59,6 @@ def hold_out_documents(texts: Documents, every: int = 20) -> tuple[Documents, Do
         >>> train, validation = hold_out_documents(Documents([[["a"]], [["b"]], [["c"]]]), every=2)
         >>> train.rows, validation.rows, validation.split
         ([[['a']], [['c']]], [[['b']]], 'validation')
-
-    Raises:
-        InputError: `every` is below 2, or there are fewer documents.
     """
     if every < 2 or len(texts) < every:
         raise InputError(f"every must be in 2..{len(texts)} (the number of documents), got {every}")
@@ -76,13 +73,10 @@ class Corpus:
 
     Attributes:
         ids: int32 (T,), without special tokens.
-        words: int64 (W + 1,), where each word begins in `ids`; the last is T. A word may have no token.
-        sentences: int64 (S + 1,), where each sentence begins in `words`.
-        documents: int64 (G + 1,), where each document begins in `sentences`.
-        types: int32 (W,), the same number for the same word in lower case.
-        names: the words in lower case, by type.
-        capital: bool (W,), the word begins with a capital letter.
-        letters: bool (W,), the word begins with a letter.
+        words, sentences, documents: int64 (W + 1,), (S + 1,), (G + 1,), where each word begins in `ids` (a word may
+            have no token), each sentence in `words` and each document in `sentences`, and the end.
+        types: int32 (W,), the same number for the same word in lower case; `names` has the words by it.
+        capital, letters: bool (W,), the word begins with a capital letter, or any letter.
     """
 
     ids: NDArray[np.int32]
@@ -102,13 +96,7 @@ class Corpus:
 def tokenize_documents(texts: Documents, tokenizer: Any, *, lower: bool = False) -> Corpus:
     """Tokenise documents once; words are joined by spaces, and ``<unk>`` becomes the tokenizer's unknown token.
 
-    Args:
-        texts: what to tokenise.
-        tokenizer: a fast one of the transformers library.
-        lower: give the tokenizer lower case, so that it cannot tell where capitals were.
-
-    Raises:
-        InputError: the tokenizer does not tell where tokens stand in the text.
+    The tokenizer is a fast one of the transformers library; with `lower` it cannot tell where capitals were.
     """
     sentences = [sentence for document in texts.rows for sentence in document]
     unknown = tokenizer.unk_token or UNKNOWN
@@ -135,9 +123,6 @@ def tokenize_words(rows: Sequence[Sequence[str]], tokenizer: Any) -> tuple[NDArr
 
     Returns:
         token ids int32 (T,) of all rows, and the number of tokens int64 (W,) of each word.
-
-    Raises:
-        InputError: the tokenizer does not tell where tokens stand in the text.
 
     Example:
         >>> from metapretrain.models.language_models import tiny_tokenizer
@@ -200,12 +185,7 @@ def read_ptb_documents(folder: str | Path, split: str = "train") -> Documents:
 
     Every 20 sentences in a row count as a document.
 
-    Args:
-        folder: holds ``ptb.zip``, or the text files that are in it, or has the folder ``ptb`` that does.
-        split: ``"train"``, ``"validation"`` or ``"test"``.
-
-    Raises:
-        InputError: the file is missing or unreadable.
+    `folder` holds ``ptb.zip``, or the text files that are in it, or has the folder ``ptb`` that does.
 
     Example:
         >>> read_ptb_documents("no-such-folder")
@@ -219,11 +199,7 @@ def read_ptb_documents(folder: str | Path, split: str = "train") -> Documents:
 
 
 def ptb_sentences(folder: str | Path) -> TextSet:
-    """Return the plain sentences of the Penn Treebank's training part: see :func:`plain_sentences`.
-
-    Raises:
-        InputError: the file is missing or unreadable, or no sentence is left.
-    """
+    """Return the plain sentences of the Penn Treebank's training part: see :func:`plain_sentences`."""
     sentences, file = _ptb(folder, "train")
     return plain_sentences("ptb", map(" ".join, sentences), [file])
 
@@ -244,12 +220,7 @@ def _ptb(folder: str | Path, split: str) -> tuple[list[list[str]], Path]:
 def read_wikitext2_documents(folder: str | Path, part: str = "valid") -> Documents:
     """Read the articles of a part of WikiText-2; headings are left out, ``@-@`` and the like become their sign.
 
-    Args:
-        folder: holds ``valid.txt`` and ``test.txt``, or has the folder ``wikitext-2`` that does.
-        part: stem of the file.
-
-    Raises:
-        InputError: the file is missing, or no heading of an article is in it.
+    `folder` holds ``valid.txt`` and ``test.txt``, or has the folder ``wikitext-2`` that does.
     """
     file = inside(folder, "wikitext-2") / f"{part}.txt"
     if not file.exists():
@@ -266,11 +237,7 @@ def read_wikitext2_documents(folder: str | Path, part: str = "valid") -> Documen
 
 
 def wikitext2_sentences(folder: str | Path) -> TextSet:
-    """Return the plain sentences of WikiText-2's files that are there: see :func:`plain_sentences`.
-
-    Raises:
-        InputError: no file is there, one is unreadable, or no sentence is left.
-    """
+    """Return the plain sentences of WikiText-2's files that are there: see :func:`plain_sentences`."""
     found = existing(inside(folder, "wikitext-2"), WIKITEXT, LAYOUTS["wikitext-2"])
     paragraphs = (text for file in found for article in _articles(file) for text in article)
     sentences = (sentence for text in paragraphs for sentence in re.split(r"(?<= [.!?]) (?=\S)", text))
@@ -292,14 +259,6 @@ def plain_sentences(name: str, sentences: Iterable[str], files: Iterable[Path]) 
     """Join the words of sentences as in running text; what is left out is logged and counted.
 
     Left out are sentences with ``<unk>``, of fewer than 5 or more than 60 words, and repetitions.
-
-    Args:
-        name: of the set.
-        sentences: words and marks between spaces.
-        files: that they are from.
-
-    Raises:
-        InputError: none is left.
     """
     seen: set[str] = set()
     kept = []
@@ -339,11 +298,7 @@ def running_text(sentence: str) -> str:
 
 
 def load_book(folder: str | Path) -> dict[str, Documents]:
-    """Read a folder's book of Project Gutenberg, :data:`BOOK`, which may be in the folder ``ptb``.
-
-    Raises:
-        InputError: there is none, or no chapter is in it.
-    """
+    """Read a folder's book of Project Gutenberg, :data:`BOOK`, which may be in the folder ``ptb``."""
     return {"train": read_gutenberg(inside(folder, "ptb") / BOOK)}
 
 
@@ -351,12 +306,6 @@ def read_gutenberg(path: str | Path) -> Documents:
     """Read a book of Project Gutenberg: a document a chapter, without what stands before and after the book.
 
     Sentences end at ``.``, ``!`` or ``?`` before a capital letter, and at the end of a paragraph.
-
-    Args:
-        path: of the text file.
-
-    Raises:
-        InputError: the file is missing, or has no heading of a chapter.
     """
     file = user_path(path)
     text = read_utf8(file, f"expected {LAYOUTS['gutenberg']}")

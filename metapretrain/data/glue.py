@@ -1,4 +1,7 @@
-"""Readers of GLUE's and SuperGLUE's sets."""
+"""Readers of GLUE's and SuperGLUE's sets.
+
+What is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +43,9 @@ HELD = 10  # of training rows, one in so many is for validation
 def load_glue(name: str, folder: str | Path) -> dict[str, TextSet]:
     """Read a set; its labelled part that is not for training is the test, since GLUE keeps the test labels.
 
-    Args:
-        name: ``"cola"``, ``"mrpc"``, ``"qnli"`` or ``"rte"``.
-        folder: of the set, or one that has ``glue``.
-
     Returns:
         ``train``, ``validation`` (a tenth of the training rows, the same in every run) and ``test``: CoLA 1,043 rows,
         MRPC 1,725, QNLI 1,000, RTE 277.
-
-    Raises:
-        InputError: an unknown name, a file is missing, or a row cannot be used.
 
     Example:
         >>> load_glue("rte", "no-such-folder")
@@ -64,11 +60,7 @@ def load_glue(name: str, folder: str | Path) -> dict[str, TextSet]:
 
 
 def held_out(train: TextSet, test: TextSet) -> dict[str, TextSet]:
-    """The splits of a set whose training rows hold the validation rows as well.
-
-    Raises:
-        InputError: too few training rows.
-    """
+    """The splits of a set whose training rows hold the validation rows as well."""
     if len(train) < HELD:
         raise InputError(f"{', '.join(train.files)}: {len(train)} training rows, at least {HELD} are needed")
     kept, held = hold_out(train, len(train) // HELD)
@@ -76,11 +68,7 @@ def held_out(train: TextSet, test: TextSet) -> dict[str, TextSet]:
 
 
 def read_rte(folder: str | Path) -> Parts:
-    """Read RTE; GLUE's ``dev`` is the test part, for its test labels are not public.
-
-    Raises:
-        InputError: a file is missing, or a row cannot be used.
-    """
+    """Read RTE; GLUE's ``dev`` is the test part, for its test labels are not public."""
     files = ("train.tsv", "dev.tsv")
     root = find_folder(folder, ("glue/RTE", "RTE"), files, LAYOUTS["rte"])
     columns: dict[str, Any] = {"text": "sentence1", "pair": "sentence2", "label": "label"}
@@ -88,11 +76,7 @@ def read_rte(folder: str | Path) -> Parts:
 
 
 def read_mrpc(folder: str | Path) -> Parts:
-    """Read the paraphrase corpus (a byte order mark, and quotes that do not quote) in its published split.
-
-    Raises:
-        InputError: a file is missing, or a row cannot be used.
-    """
+    """Read the paraphrase corpus (a byte order mark, and quotes that do not quote) in its published split."""
     files = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
     root = find_folder(folder, ("glue/MRPC", "MRPC"), files, LAYOUTS["mrpc"])
     columns: dict[str, Any] = {"text": "#1 String", "pair": "#2 String", "label": "Quality"}
@@ -133,15 +117,6 @@ def load_wic(folder: str | Path) -> dict[str, TextSet]:
 
     The test is the published validation part (638 rows); training rows that have both sentences of one of its rows
     are left out.
-
-    Args:
-        folder: holds the files, or has ``superglue/WiC``.
-
-    Returns:
-        ``train``, ``validation`` and ``test``.
-
-    Raises:
-        InputError: a file is missing, or a line cannot be used.
     """
     root = find_folder(folder, ("superglue/WiC", "WiC"), ("train.jsonl", WIC_TEST), LAYOUTS["wic"])
     train = []
@@ -167,11 +142,7 @@ def load_wic(folder: str | Path) -> dict[str, TextSet]:
 
 
 def load_cb(folder: str | Path) -> dict[str, TextSet]:
-    """Read CommitmentBank: 3 classes; the test is the published validation part (57 rows: too few to tell methods).
-
-    Raises:
-        InputError: a file is missing, or a line cannot be used.
-    """
+    """Read CommitmentBank: 3 classes; the test is the published validation part (57 rows: too few to tell methods)."""
     files = ("train.jsonl", "val.jsonl")
     root = find_folder(folder, ("superglue/CB", "CB"), files, LAYOUTS["cb"])
     return held_out(*_json_pairs(root, files, "premise", "hypothesis", CB_CLASSES))
@@ -181,9 +152,6 @@ def load_copa(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     """Read COPA as dialogues: a premise and the question for its cause or effect, a right and a wrong answer.
 
     The test is the published validation part (100 rows); every tenth training row is for validation.
-
-    Raises:
-        InputError: a file is missing, or a line cannot be used.
     """
     names = ("train.jsonl", "val.jsonl")
     root = find_folder(folder, ("superglue/COPA", "COPA"), names, LAYOUTS["copa"])

@@ -1,4 +1,7 @@
-"""What the readers of published texts share: archives, where files are, rows from records, sets joined."""
+"""What the readers of published texts share: archives, where files are, rows from records, sets joined.
+
+What is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,7 @@ LARGEST = 2**28  # bytes of what an archive holds; all the published ones hold l
 
 
 def unzip_text(file: Path, name: str) -> str:
-    """Return a UTF-8 text of a zip archive.
-
-    Raises:
-        InputError: the archive is damaged or encrypted, or does not hold such a text, or one of more than `LARGEST`.
-    """
+    """Return a UTF-8 text of a zip archive."""
     try:
         with zipfile.ZipFile(file) as archive, archive.open(name) as stream:
             raw = stream.read(LARGEST + 1)
@@ -58,9 +57,6 @@ def untar_texts(file: Path, layout: str) -> list[tuple[str, str]]:
     """Return names and UTF-8 texts of the ``.txt`` files of a gzipped tar archive.
 
     The archive is decompressed as a whole, so that its checksum is compared before anything is used.
-
-    Raises:
-        InputError: the archive is damaged, or of more than `LARGEST` when decompressed, or a text in it is not UTF-8.
     """
     try:
         with gzip.open(file) as stream:
@@ -95,11 +91,7 @@ HELD_BACK = 6  # where a publisher has no test part, one row in so many is held 
 
 
 def find_folder(folder: str | Path, names: Sequence[str], files: Sequence[str], layout: str) -> Path:
-    """Return the folder that holds all `files`: `folder` itself or one of its folders `names`.
-
-    Raises:
-        InputError: there is none; the files that lack are named.
-    """
+    """Return the folder that holds all `files`: `folder` itself or one of its folders `names`."""
     given = user_path(folder)
     if not given.is_dir():
         what = f"{given} is a file, not a folder" if given.exists() else f"no folder {given}"
@@ -119,11 +111,7 @@ def inside(folder: str | Path, name: str) -> Path:
 
 
 def existing(root: Path, names: Sequence[str], layout: str) -> list[Path]:
-    """Return the files of `names` that are in a folder.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the files of `names` that are in a folder."""
     found = [root / name for name in names if (root / name).is_file()]
     if not found:
         raise InputError(f"{root} must hold {layout}")
@@ -131,11 +119,7 @@ def existing(root: Path, names: Sequence[str], layout: str) -> list[Path]:
 
 
 def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
-    """Return the rows of sets one after the other; counts are added, and files of one name told apart by number.
-
-    Raises:
-        InputError: there is no set, or only some are of pairs or have labels.
-    """
+    """Return the rows of sets one after the other; counts are added, and files of one name told apart by number."""
     if not parts or len({(part.pairs, part.labels is None) for part in parts}) > 1:
         raise InputError(f"{split}: sets to join must all be of pairs or not, and all have labels or not")
     files: dict[str, dict[str, Any]] = {}
@@ -171,11 +155,7 @@ def read_file(file: Path, **options: Any) -> TextSet:
 def collect_rows(
     records: Iterable[Record], file: Path, classes: Sequence[str], split: str, counts: dict[str, int] | None = None
 ) -> TextSet:
-    """Return the set of records with ``text``, ``label`` and ``id``.
-
-    Raises:
-        InputError: a row cannot be used; file and place are named.
-    """
+    """Return the set of records with ``text``, ``label`` and ``id``."""
     columns = Columns(str(file), "text", None, "label", "id", "classification", tuple(classes), 0.0, 1.0)
     rows = columns.collect(records, split, {}, {file.name: file_record(file, None)})
     return replace(rows, counts={**rows.counts, **(counts or {})})  # counts fill up while records are read
@@ -195,14 +175,7 @@ def name_rows(rows: TextSet, file: str, clean: Callable[[str], str] = str) -> Te
 def read_parts(root: Path, files: Sequence[str], clean: Callable[[str], str] = str, **options: Any) -> Parts:
     """Read the training and the test file of a set, and drop training rows that repeat one another or a test row.
 
-    Args:
-        root: folder of the files.
-        files: the training and the test file.
-        clean: undoes escapes of a text.
-        options: of :func:`~metapretrain.data.tables.read_texts`.
-
-    Raises:
-        InputError: a row cannot be used.
+    `clean` undoes escapes of a text; `options` are those of :func:`~metapretrain.data.tables.read_texts`.
     """
     train, test = (
         name_rows(read_file(root / file, split=split, **options), file, clean)
@@ -244,15 +217,7 @@ def unlike(train: TextSet, test: TextSet | None = None) -> TextSet:
 
 
 def hold_back(rows: TextSet, strata: Sequence[int]) -> Parts:
-    """Split the unlike rows of a set without a test part: one in six of each stratum is the test part, always the same.
-
-    Args:
-        rows: labelled.
-        strata: integers (N,) of the rows.
-
-    Raises:
-        InputError: too few rows of a stratum.
-    """
+    """Split the unlike rows of a set without a test part: one in six of each stratum (N,) is the test part."""
     whole = unlike(replace(rows, ids=[str(row) for row in range(len(rows))]))
     chosen = [int(name) for name in whole.ids]
     whole = replace(whole, ids=[rows.ids[row] for row in chosen])

@@ -1,4 +1,7 @@
-"""Readers of sets of sentences with a sentiment: reviews of Yelp and Amazon, SST, SentiHood and SemEval-2016."""
+"""Readers of sets of sentences with a sentiment: reviews of Yelp and Amazon, SST, SentiHood and SemEval-2016.
+
+What is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from __future__ import annotations
 
@@ -64,22 +67,14 @@ LAYOUTS = {
 
 
 def read_sst5(folder: str | Path) -> Parts:
-    """Read SST in 5 classes; CS224N's ``dev`` is the test part, for its test file has no labels.
-
-    Raises:
-        InputError: a file is missing, or a row cannot be used.
-    """
+    """Read SST in 5 classes; CS224N's ``dev`` is the test part, for its test file has no labels."""
     files = ("ids-sst-train.csv", "ids-sst-dev.csv")
     root = find_folder(folder, ("cs224n",), files, LAYOUTS["sst5"])
     return read_parts(root, files, text="sentence", label="sentiment", id="id", format="tsv", classes=SST_CLASSES)
 
 
 def read_sst2(folder: str | Path) -> Parts:
-    """Read SST in 2 classes (no neutral sentences); ``dev`` is the test part.
-
-    Raises:
-        InputError: a file is missing, or a line cannot be used.
-    """
+    """Read SST in 2 classes (no neutral sentences); ``dev`` is the test part."""
     files = ("stsa.binary.train", "stsa.binary.dev")
     root = find_folder(folder, ("sst2",), files, LAYOUTS["sst2"])
 
@@ -132,9 +127,6 @@ def read_yelp5(folder: str | Path) -> Parts:
 
     Escaped line breaks, quotes and characters are undone. Counts of the training part: ``rows FILE`` as they were
     read, and those of :func:`~metapretrain.data.published.unlike`.
-
-    Raises:
-        InputError: no training or no test file, or a row that cannot be used.
     """
     root = find_folder(folder, ("yelp5", "yelp_review_full_csv"), (), LAYOUTS["yelp5"])
     test, train = (_read(root, forms, split) for forms, split in ((TESTS, "test"), (TRAINING, "train")))
@@ -159,22 +151,14 @@ def _read(root: Path, forms: tuple[_Form, ...], split: str) -> TextSet:
 
 
 def read_amazon5(folder: str | Path) -> Parts:
-    """Read Amazon's reviews in 5 classes; the publisher's ``dev`` is the training part here.
-
-    Raises:
-        InputError: a file is missing, or a row cannot be used.
-    """
+    """Read Amazon's reviews in 5 classes; the publisher's ``dev`` is the training part here."""
     files = ("amazon_review/dev.json", "amazon_review/test.json")
     root = find_folder(folder, ("amazon5",), files, LAYOUTS["amazon5"])
     return read_parts(root, files, _clean, text="ori", label="label", format="json", classes=RATINGS)
 
 
 def read_kindle(folder: str | Path) -> Parts:
-    """Read reviews of Kindle books in 5 classes; one row in six of each class is held back as the test part.
-
-    Raises:
-        InputError: the file is missing, or a row cannot be used.
-    """
+    """Read reviews of Kindle books in 5 classes; one row in six of each class is held back as the test part."""
     root = find_folder(folder, ("amazon5",), (KINDLE,), LAYOUTS["amazon5-kindle"])
     rows = read_file(root / KINDLE, text="sentence", label="sentiment", format="tsv", classes=RATINGS)
     rows = name_rows(rows, KINDLE, _clean)
@@ -182,11 +166,7 @@ def read_kindle(folder: str | Path) -> Parts:
 
 
 def read_amazon2(folder: str | Path) -> Parts:
-    """Read reviews in 2 classes, a folder a domain; one row in six of each class and domain is the test part.
-
-    Raises:
-        InputError: no such folders, or a line that cannot be used.
-    """
+    """Read reviews in 2 classes, a folder a domain; one row in six of each class and domain is the test part."""
     root = find_folder(folder, ("amazon2",), (), LAYOUTS["amazon2"])
     domains = sorted(path.parent.name for path in root.glob("*/review_negative"))
     find_folder(root, (), [f"{domain}/review_positive" for domain in domains or ["DOMAIN"]], LAYOUTS["amazon2"])
@@ -225,9 +205,6 @@ def read_sentihood(folder: str | Path) -> Parts:
 
     Counts: ``no_opinion`` and ``opinions_differ``, sentences left out, and those of
     :func:`~metapretrain.data.published.unlike`.
-
-    Raises:
-        InputError: a file is missing, or a sentence cannot be used.
     """
     root = find_folder(folder, ("sentihood",), SENTIHOOD, LAYOUTS["sentihood"])
     train, dev, test = (_sentihood(root / name) for name in SENTIHOOD)
@@ -237,14 +214,8 @@ def read_sentihood(folder: str | Path) -> Parts:
 def read_semeval(name: str, folder: str | Path, neutral: bool = True) -> Parts:
     """Read the sentences of SemEval-2016 task 5 (English, subtask 1) whose opinions agree.
 
-    Args:
-        name: ``"semeval-restaurant"`` or ``"semeval-laptop"``.
-        folder: holds the published files.
-        neutral: keep sentences of neutral opinions, a class of their own, as the paper (table 3); otherwise they are
-            left out and counted as ``neutral``.
-
-    Raises:
-        InputError: a file is missing, or a sentence cannot be used.
+    Neutral sentences are a class of their own, as in the paper (table 3); without `neutral` they are left out and
+    counted as ``neutral``.
     """
     train, *tests = SEMEVAL[name]
     root = find_folder(folder, ("semeval2016",), (train,), SEMEVAL_LAYOUT)
@@ -331,16 +302,7 @@ PLACES = {name: place for name, (place, *_) in _SETS.items()}
 
 
 def load(name: str, folder: str | Path, *, neutral: bool = True) -> SentenceData:
-    """Read a set and log what was read and left out.
-
-    Args:
-        name: of the set.
-        folder: that holds the files.
-        neutral: SemEval's neutral sentences are a third class, as in the paper; otherwise they are left out.
-
-    Raises:
-        InputError: a file is missing, or a row cannot be used.
-    """
+    """Read a set and log what was read and left out; `neutral`: see :func:`read_semeval`."""
     _, read, classes, note = _SETS[name]
     if name in SEMEVAL and not neutral:
         read, classes, note = partial(read, neutral=False), POLARITY, f"{note}; neutral ones left out"

@@ -1,4 +1,7 @@
-"""Reader of SQuAD questions: tokenised parallel lines with spans of words, and XQuAD's English JSON."""
+"""Reader of SQuAD questions: tokenised parallel lines with spans of words, and XQuAD's English JSON.
+
+What is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +47,7 @@ def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Rows[Questio
     XQuAD's passages come from SQuAD's dev set, and none of them is in the folders. Counts: ``unaligned``, answers left
     out, since they do not begin and end with a word.
 
-    Args:
-        folder: holds the files, or has the folder ``squad`` that does.
-        every: questions of each `every`-th passage of ``all_val`` are for validation, the same in every run.
-
-    Returns:
-        ``train``, ``validation`` and ``test`` (1,190 questions).
-
-    Raises:
-        InputError: a file is missing, or a line cannot be used.
+    Questions of each `every`-th passage of ``all_val`` are for validation, the same in every run.
     """
     root = inside(folder, "squad")
     if not root.is_dir():

@@ -61,17 +61,7 @@ Record = tuple[str, dict[str, Any] | UnusableRow]  # where it begins, its values
 
 
 def decode_text(path: Path, encoding: str, undecodable: str, expected: str = TABLES) -> tuple[str, int]:
-    """Return the text of a file, without a byte order mark, and the number of lines that were not in `encoding`.
-
-    Args:
-        path: of the file.
-        encoding: such as ``"utf-8"``.
-        undecodable: ``"refuse"``, ``"replace"`` their wrong bytes by U+FFFD, or read those lines as ``"latin-1"``.
-        expected: what to do where there is no such file.
-
-    Raises:
-        InputError: no such file, or as :func:`decode_bytes`.
-    """
+    """Return the text of a file: see :func:`decode_bytes`; `expected`: what to do where there is no such file."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -86,11 +76,13 @@ def read_utf8(path: Path, expected: str = TABLES) -> str:
 
 
 def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tuple[str, int]:
-    """Return what :func:`decode_text` does, of bytes; errors name them by `where`.
+    """Return the text of bytes, without a byte order mark, and the number of lines that were not in `encoding`.
+
+    Args:
+        undecodable: ``"refuse"``, ``"replace"`` their wrong bytes by U+FFFD, or read those lines as ``"latin-1"``.
 
     Raises:
-        InputError: they are empty or hold a NUL character, the encoding is unknown, or a line is not in it and is
-            refused.
+        InputError: they are empty or hold a NUL character, the encoding is unknown, or a line is not in it.
     """
     one_of("choice for undecodable lines", undecodable, ("refuse", "replace", "latin-1"))
     packed = next((name for start, name in PACKED.items() if raw.startswith(start)), None)
@@ -136,15 +128,7 @@ def _decodes(line: bytes, encoding: str) -> bool:
 
 
 def parse_json(text: str, where: str | Path, line: int | None = None) -> Any:
-    """Return the value that a JSON text of a data file holds.
-
-    Args:
-        text: the file, a line of it, or a part that `where` names.
-        where: what an error names.
-        line: number of the text's first line; None: `where` says it.
-
-    Raises:
-        InputError: it is malformed.
+    """Return the value that a JSON text holds, whose first line has the number `line` of what `where` names.
 
     Example:
         >>> parse_json("[1,\\n2", "a.json", line=1)
@@ -165,12 +149,7 @@ def parse_json(text: str, where: str | Path, line: int | None = None) -> Any:
 
 
 def json_lines(text: str, where: str | Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number from 1 and the JSON value of each line that is not empty.
-
-    Example:
-        >>> list(json_lines("[1]\\n\\n{}", "a.jsonl"))
-        [(1, [1]), (3, {})]
-    """
+    """Yield the number from 1 and the JSON value of each line that is not empty."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield number, parse_json(line, where, number)
@@ -195,14 +174,9 @@ def check_json(value: Any, schema: Any, where: str, layout: str) -> Any:
     """Return a JSON value whose types are those of a schema.
 
     Args:
-        value: any.
         schema: ``str`` or ``int``; ``[schema]`` for a list; ``{name: schema}`` for an object with these names, and
             perhaps others; ``(value, ...)`` for one of some texts or whole numbers.
-        where: file, and line or part of it.
-        layout: what the file must be.
-
-    Raises:
-        InputError: it is something else; the place within it is named.
+        layout: what the file `where` must be, for the error.
 
     Example:
         >>> check_json({"spans": [[0, 1.5]]}, {"spans": [[int]]}, "a.json, line 1", "lists of spans")
@@ -263,12 +237,7 @@ def read_records(
 ) -> Iterator[Record]:
     """Yield where each record of a file's text begins, and its values by column or why it cannot be used.
 
-    Args:
-        columns: that must be there; the others are those of :func:`read_texts`.
-
-    Raises:
-        InputError: a column is missing (the nearest is named), a wrong separator, a quote left open, or malformed
-            JSON, with file and line.
+    `columns` must be there; the others are those of :func:`read_texts`.
     """
     if file_format == "auto":
         file_format = _guess_format(path, text)
@@ -480,15 +449,7 @@ class Columns:
     ) -> TextSet:
         """Return the set of all rows that have a label, or of all rows where no label is read.
 
-        Args:
-            records: where each begins, and its values by column.
-            split: name of the set.
-            counts: what reading counted; rows left out are added.
-            files: the files read, with checksums.
-            unusable: ``"refuse"`` rows that cannot be used, or ``"skip"`` them.
-
-        Raises:
-            InputError: rows cannot be used (the first ones are named), or there is none.
+        `counts` of reading get those of rows left out; the first unusable rows are named in the error or a warning.
         """
         one_of("choice for unusable rows", unusable, ("refuse", "skip"))
         texts: list[list[str]] = []
