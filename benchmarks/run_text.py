@@ -27,7 +27,7 @@ from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import POLICIES
-from metapretrain.options import names
+from metapretrain.options import names, positive_int
 
 log = logging.getLogger("metapretrain.run_text")
 
@@ -73,6 +73,7 @@ STRONG = TextRecipe(
     query=SQUARED,
 )
 RECIPES = {"paper": PAPER, "strong": STRONG}
+NAMED = ("encoder", "pooling", "policy", "loss_weights", "sts_head", "updates")  # choices with an option of their own
 
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
@@ -101,6 +102,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--qqp", type=Path, metavar="DIR", help="more paraphrases for training: GLUE's QQP files")
     add("--encoder", metavar="NAME", help="minilm (default), bert-tiny, tiny, package:NAME, a folder or a hub model")
     add("--pooling", choices=("auto", "mean", "cls"), help="of the encoder's last states (default: its own)")
+    add("--updates", type=positive_int, metavar="N", help="of each row, in place of the recipe's epochs")
     add("--policy", choices=POLICIES, help="an epoch is the longest loader (default) or the shortest")
     add("--loss-weights", metavar="TASK=W,...", help="such as sst=1,para=0.5,sts=1, in all rows but weighted-*")
     add("--sts-head", choices=STS_HEADS, help="of weighted-* and proto-separate (default: cosine)")
@@ -126,7 +128,7 @@ def recipe_of(options: Namespace) -> TextRecipe:
             finetune=quick,
             frozen=quick,
         )
-    given = {name: getattr(options, name) for name in ("encoder", "pooling", "policy", "loss_weights", "sts_head")}
+    given = {name: getattr(options, name) for name in NAMED}
     given["scheduler"] = options.schedule
     given = {name: value for name, value in given.items() if value is not None}
     return override(replace(recipe, **given), options.changes)

@@ -396,9 +396,8 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
     def _choices(self) -> dict[str, Any]:
         recipe: Any = self.recipe
         found = asdict(recipe)
-        if not found.get("scheduler"):
-            found.pop("scheduler", None)  # runs without one may go on that began before there were any
-        return found
+        new = {"scheduler": ("", None), "updates": (None,)}  # runs without may go on that began before there were any
+        return {name: value for name, value in found.items() if name not in new or value not in new[name]}
 
     def _data(self) -> dict[str, Any]:
         data: Any = self.data

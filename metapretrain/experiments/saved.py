@@ -20,7 +20,8 @@ from metapretrain.experiments.text.objectives import Output, added, build_heads,
 from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import CheckpointError, check_sums, load_tensors, read_json
-from metapretrain.models.saved import SavedLearner, SavedModel
+from metapretrain.models.saved import ENCODER as IMAGE_ENCODER
+from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel
 from metapretrain.models.saved import load as load_images
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
@@ -207,6 +208,19 @@ def content_of(run: str | Path) -> str:
     return "texts" if isinstance(model, dict) and model.get("kind") == "text" else "images"
 
 
+def _refuse_trial(run: str | Path) -> None:
+    """Refuse a row of a table with --validate that keeps no model."""
+    folder = Path(run)
+    kept = (IMAGE_ENCODER, LEARNER, PROTOTYPES, PROMPTS)
+    if any((folder / name).exists() for name in kept):
+        return
+    if (read_json(folder / "result.json") or {}).get("kind") == "tuning":
+        raise InputError(
+            f"{folder} was run with --validate, which keeps no model of such a row; run it again without --validate, "
+            "with another --out or --tag"
+        )
+
+
 def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner | SavedTextModel:
     """Load the model of a finished run folder; no code from the folder is run (safetensors and JSON only).
 
@@ -225,6 +239,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     """
     if not isinstance(run, str | Path):
         raise InputError(f"a run is named by its folder, not by a {type(run).__name__}; name one below runs/")
+    _refuse_trial(run)
     return load_text_model(run, device) if content_of(run) == "texts" else load_images(run, device)
 
 
@@ -250,6 +265,7 @@ def predict_files(
         InputError: no model of texts there; a task that the run has not; a table that cannot be read (see
             :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
     """
+    _refuse_trial(run)
     if content_of(run) == "prompts":
         return predict_with_prompts(run, tables, out, device, model, table)
     if model is not None:

@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
+TOLD_SECONDS = 30.0
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -52,6 +54,26 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     if bad:
         _log.warning("%s: %d damaged lines are left out", file, bad)
     return lines
+
+
+class ProgressLine:
+    """Says every 30 seconds how far a training is, where no progress bar is shown.
+
+    Example:
+        >>> line = ProgressLine("train", total=10)
+        >>> line.at(3)  # nothing yet
+    """
+
+    def __init__(self, title: str, total: int, step: int = 0) -> None:
+        self.title, self.total, self.start = title, total, step
+        self.began = self.told = time.monotonic()
+
+    def at(self, step: int) -> None:
+        """Tell it, if it is time, after `step` updates."""
+        now = time.monotonic()
+        if now - self.told >= TOLD_SECONDS:
+            self.told, left = now, (now - self.began) / max(1, step - self.start) * (self.total - step)
+            _log.info("%s: %d of %d updates, about %.0f s left", self.title, step, self.total, left)
 
 
 class MetricsFile:

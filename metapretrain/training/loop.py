@@ -35,6 +35,7 @@ from metapretrain.training.engine import (
     over_ranks,
     refuse_bad_weights,
 )
+from metapretrain.training.logs import ProgressLine
 from metapretrain.training.run_folder import RunFolder
 from metapretrain.training.settings import TrainSettings, learning_rate
 
@@ -262,6 +263,8 @@ class _Loop:
             self._evaluate()
         hidden = None if accelerator.is_main_process else True  # None: shown on a terminal
         self.bar = tqdm(total=settings.steps, initial=self.step, desc=title, unit="step", disable=hidden, leave=False)
+        silent = self.bar.disable and accelerator.is_main_process
+        self.progress = ProgressLine(title, settings.steps, self.step) if silent else None
 
     def next_batches(self) -> list[dict[str, Any]]:
         """The batches of the next update, whose learning rate is set; none where training ends."""
@@ -280,6 +283,8 @@ class _Loop:
         self.engine.average_weights()
         self.step += 1
         self.bar.update()
+        if self.progress is not None:
+            self.progress.at(self.step)
         logged, last = self.step % self.settings.log_every == 0, self.step == self.settings.steps
         if logged or last:
             self._log(self.bar)

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import metapretrain
 from benchmarks import tune_text
 from benchmarks.run_text import METHODS, main, options_of, recipe_of
+from metapretrain.errors import InputError
 from metapretrain.experiments.recipe import Proto
+from metapretrain.experiments.saved import predict_files
 from metapretrain.report.results import collect
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
@@ -60,6 +63,29 @@ def test_validation_leaves_the_dev_parts_alone(run: Callable[..., int], tmp_path
     assert run("--validate", "--methods", "cosine", "--tag", "trial", "--set", "joint.lr=0.01") == 0
     result = json.loads((tmp_path / "runs/text/made-paper-trial-smoke/cosine-s0/result.json").read_text())
     assert result["kind"] == "tuning" and not any("dev" in name for name in result["counts"])
+
+
+def test_a_trial_keeps_no_model_and_predict_says_so(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run("--validate", "--methods", "cross") == 0
+    row = tmp_path / "runs/text/made-paper-smoke/cross-s0"
+    (tmp_path / "rows.csv").write_text("id,sentence\na,good\n")
+    for call in (lambda: metapretrain.load(row), lambda: predict_files(row, {"sst": tmp_path / "rows.csv"})):
+        with pytest.raises(InputError, match=r"run with --validate, which keeps no model.*without --validate"):
+            call()
+
+
+@pytest.mark.parametrize(("recipe", "updates"), [("paper", 11), ("strong", 8)])
+def test_the_budget_in_updates(run: Callable[..., int], tmp_path: Path, recipe: str, updates: int) -> None:
+    words = ["--recipe", recipe, "--updates", updates, "--set", "pretrain_share=0.25"]
+    assert run("--methods", "cross,proto", *words) == 0
+    (root,) = (tmp_path / "runs" / "text").iterdir()
+    budgets = [json.loads((root / f"{name}-s0/result.json").read_text())["budget"] for name in ("cross", "proto")]
+    assert [budget["updates"] for budget in budgets] == [updates, updates]
+    assert budgets[1]["pretrain_updates"] == round(updates / 4)
+
+
+def test_a_budget_of_too_few_updates_is_refused(refuse: Callable[..., str]) -> None:
+    assert "1 updates are too few" in refuse("--methods", "proto", "--updates", 1)
 
 
 @pytest.mark.parametrize("schedule", ["uniform", "fixed:sts", "utility:samples=1,updates=2", "exp3:updates=1"])

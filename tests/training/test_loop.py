@@ -12,7 +12,7 @@ from torch import nn
 
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError
-from metapretrain.training import KeepBest, RunFolder, TrainingError, TrainSettings, load_latest, train
+from metapretrain.training import KeepBest, RunFolder, TrainingError, TrainSettings, load_latest, logs, train
 from metapretrain.training.logs import read_metrics
 
 
@@ -67,6 +67,16 @@ def test_learns_and_reports():
     assert report.steps == 40 and report.batches == {"toy": 40}
     toy.eval()
     assert (toy.model(toy.x).argmax(1) == toy.y).float().mean() > 0.85
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+def test_a_training_without_a_terminal_tells_how_far_it_is(seconds, caplog, monkeypatch):
+    monkeypatch.setattr(logs, "TOLD_SECONDS", seconds)
+    with caplog.at_level("INFO", "metapretrain"):
+        train(Toy(), stream(), settings(), title="toy seed 0")
+    told = [line for line in caplog.messages if line.startswith("toy seed 0: ")]
+    assert len(told) == (40 if seconds == 0 else 0)
+    assert not told or (told[0].startswith("toy seed 0: 1 of 40 updates") and told[-1].endswith("about 0 s left"))
 
 
 def test_same_seed_same_bits_and_the_global_generator_is_left_alone():

@@ -22,6 +22,7 @@ from metapretrain.nests import map_tensors
 from metapretrain.prompts import PromptBatch, PromptedModel
 from metapretrain.training import KeepBest, TrainSettings, learning_rate, train
 from metapretrain.training.devices import mixed_precision
+from metapretrain.training.logs import ProgressLine
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,12 @@ class Stack:
     def run(self, on_validation: Callable[[Job, Progress], None] | None = None) -> dict[str, Progress]:
         """Tune all prompts; use `best` of each. `on_validation` is called after each validation of a job."""
         self._validate([job for job in self.jobs if not self.progress[job.name].history], on_validation)
+        done = sum(state.step for state in self.progress.values())
+        line = ProgressLine(f"{len(self.jobs)} prompts", sum(map(self.total, self.jobs)), done)
         while running := [job for job in self.jobs if not self.progress[job.name].done]:
             until = min(self._until_validation(job) for job in running)
             self._advance(running, until)
+            line.at(sum(state.step for state in self.progress.values()))
             self._validate([job for job in running if self._until_validation(job, now=True) == 0], on_validation)
         return self.progress
 

@@ -101,6 +101,7 @@ class TextRecipe:
 
     Args:
         epochs: the budget, pretraining and fine-tuning together, in epochs of the loading policy.
+        updates: the budget in updates, in place of epochs.
         joint, pretrain, finetune, frozen: the phase of rows without pretraining, of pretraining, of what follows it,
             and of heads over a frozen encoder.
         pretrain_share: share of the updates that pretraining gets, in (0, 1).
@@ -146,12 +147,15 @@ class TextRecipe:
     proto: Proto = field(default_factory=Proto)
     query: Proto = field(default_factory=Proto)
     ensemble_ema: float = 0.99
+    updates: int | None = None
 
     def __post_init__(self) -> None:
         lowest = {"epochs": 1, "batch_size": 2, "pool": 1, "multiple": 1, "max_length": 4, "validation": 0}
         for name, least in lowest.items():
             whole(name, getattr(self, name), least)
         whole("pool", self.pool, 1, MOST_SORTED)
+        if self.updates is not None:
+            whole("updates", self.updates, 1)
         for name in ("pretrain_share", "ensemble_ema"):
             number(name, getattr(self, name), above=0, below=1)
         one_of("policy", self.policy, POLICIES)
@@ -176,11 +180,14 @@ def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -
     """
     if not method.trained:
         return 0, 0
-    total = recipe.epochs * epoch_updates(recipe, tasks)
+    each = epoch_updates(recipe, tasks)
+    total = recipe.epochs * each if recipe.updates is None else recipe.updates
     before = round(recipe.pretrain_share * total) if method.pretraining is not None else 0
     if before >= total or (not before and method.pretraining is not None):
         share = recipe.pretrain_share
-        raise InputError(f"{total} updates are too few for pretrain_share {share}: give more epochs or smaller batches")
+        raise InputError(
+            f"{total} updates are too few for pretrain_share {share}: give more of them, or smaller batches"
+        )
     return before, total - before
 
 

@@ -28,6 +28,7 @@ from metapretrain.experiments.prompts.recipe import Tuning
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.training import logs
 
 SETS = ("sst5", "amazon2", "semeval-laptop")
 TUNING = Tuning(lr=0.3, batch_size=4, epochs=6, patience=2, warmup=3, weight_decay=0.1)
@@ -172,6 +173,15 @@ def test_it_stops_after_validations_without_a_better_one() -> None:
     kept = run(jobs()[:1], replace(TUNING, epochs=50, lr=1e-9, keep_start=True))["sst5"]
     assert (kept.validated.step, kept.step) == (0, 6)
     assert torch.equal(kept.best, jobs()[0].prompt)
+
+
+def test_without_a_terminal_it_tells_how_far_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "TOLD_SECONDS", 0.0)
+    with caplog.at_level("INFO", "metapretrain"):
+        run(jobs())
+    assert any(f"{len(jobs())} prompts: " in line and "updates, about" in line for line in caplog.messages)
 
 
 def test_given_steps_and_validations() -> None:
