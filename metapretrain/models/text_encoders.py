@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from metapretrain.checks import number, user_path, whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.files import write_sums
+from metapretrain.files import load_tensors, save_tensors, write_sums
 from metapretrain.models.hub import ALIASES, expand_mask, load_pretrained, mask_form, package_folder, quietly
 from metapretrain.models.language_models import tiny_model, tiny_tokenizer
 from metapretrain.nests import evaluation_mode
@@ -60,32 +60,87 @@ _MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_MODULES = {"": "sentence_transformers.models.Transformer", "1_Pooling": "sentence_transformers.models.Pooling"}
+_MODULE = "sentence_transformers.models."
+ACTIVATIONS = {kind.__name__: kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU)}
+
+
+class Normalize(nn.Module):
+    """Embeddings (B, D) of norm 1: the module of that name of sentence-transformers."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return F.normalize(z, dim=-1)
+
+
+class Dense(nn.Module):
+    """A linear layer and an activation over embeddings (B, D): the module of that name of sentence-transformers."""
+
+    def __init__(self, features: int, outputs: int, *, bias: bool = True, activation: str = "Tanh") -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, outputs, bias=bias)
+        self.activation: nn.Module = ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)]()
+
+    def forward(self, z: Tensor) -> Tensor:
+        found: Tensor = self.activation(self.linear(z))
+        return found
 
 
 class Settings(NamedTuple):
-    """How a folder of sentence-transformers pools, and the tokens that it takes; None where it does not say."""
+    """What a folder of sentence-transformers says; None where it says nothing."""
 
     pooling: str | None
-    max_length: int | None
+    max_length: int | None  # tokens that it takes
+    modules: list[nn.Module]  # what follows the pooling
 
 
 def read_settings(source: str) -> Settings:
     """Read them from a folder or the hub."""
-    pooling = _read(source, "1_Pooling/config.json")
+    found = _read(source, "modules.json", list) or []
+    if not all(isinstance(about, dict) and {"type", "path"} <= about.keys() for about in found):
+        raise InputError(f"modules.json of {source} must name the type and the path of each module")
+    kinds = [str(about["type"]).rpartition(".")[2] for about in found]
+    known = [("Transformer",), ("Pooling",), *[("Dense", "Normalize")] * len(kinds)]
+    wrong = [kind for kind, names in zip(kinds, known, strict=False) if kind not in names]
+    if wrong or len(kinds) == 1:
+        what = f"the module {wrong[0]}" if wrong else "a Transformer without a Pooling"
+        raise InputError(
+            f"{source} has {what}, which is not known here; known are sentence-transformers' Transformer, Pooling, then"
+            " Dense and Normalize"
+        )
+    pooling = _read(source, f"{found[1]['path'] if found else '1_Pooling'}/config.json") or {}
     mode = pooling.get("pooling_mode") or [name for key, name in _MODES.items() if pooling.get(key)]
     if not isinstance(mode, str):
         mode = "+".join(mode) or None
-    length = _read(source, "sentence_bert_config.json").get("max_seq_length")
+    length = (_read(source, "sentence_bert_config.json") or {}).get("max_seq_length")
     if length is not None and (type(length) is not int or length < 1):
         raise InputError(f"sentence_bert_config.json of {source}: max_seq_length must be 1 or more, got {length!r}")
-    return Settings(mode, length)
+    places = [(kind, str(about["path"])) for kind, about in zip(kinds[2:], found[2:], strict=True)]
+    return Settings(mode, length, [_dense(source, path) if kind == "Dense" else Normalize() for kind, path in places])
 
 
-def save_folder(
-    folder: Path, model: Any, tokenizer: Any, kept: Mapping[str, Tensor], pooling: str, max_length: int
-) -> None:
-    """Write a folder that `AutoModel`, `AutoTokenizer` and `SentenceTransformer` load; `kept` are weights beside it."""
+def _dense(source: str, path: str) -> Dense:
+    config = _read(source, f"{path}/config.json") or {}
+    usual = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
+    for name, value in (usual | {"use_residual": False}).items():
+        if config.get(name, value) not in (value, None):
+            raise InputError(f"{path} of {source} has {name}={config[name]!r}, which is not known here")
+    sizes = [config.get(name) for name in ("in_features", "out_features")]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise InputError(f"config.json in {path} of {source} must give in_features and out_features, got {sizes}")
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    layer = Dense(*sizes, bias=bool(config.get("bias", True)), activation=activation)
+    file = _file(source, f"{path}/model.safetensors")
+    if file is None:
+        raise InputError(f"{path} of {source} has no model.safetensors; save the model again with safe_serialization")
+    try:
+        layer.load_state_dict(load_tensors(file))
+    except RuntimeError as error:
+        raise InputError(f"{file} is not of {path}/config.json: {' '.join(str(error).split())}") from None
+    return layer
+
+
+def save_folder(encoder: TextEncoder, folder: Path) -> None:
+    """Write a folder that `AutoModel`, `AutoTokenizer` and `SentenceTransformer` load."""
+    model, tokenizer, kept = encoder.model, encoder.tokenizer, encoder.kept
     writing = folder / ".writing"  # libraries write in pieces: what a killed call has left there is removed by the next
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
@@ -93,13 +148,25 @@ def save_folder(
     with quietly():
         model.save_pretrained(writing, state_dict={**state, **{name: value.cpu() for name, value in kept.items()}})
         tokenizer.save_pretrained(writing)
+    places = {"": "Transformer", "1_Pooling": "Pooling"}
+    for row, module in enumerate(encoder.tail, start=2):
+        kind = type(module).__name__
+        places[f"{row}_{kind}"] = kind
+        if isinstance(module, Dense):
+            layer, activation = module.linear, type(module.activation)
+            about = {"in_features": layer.in_features, "out_features": layer.out_features}
+            about |= {"bias": layer.bias is not None}
+            about["activation_function"] = f"{activation.__module__}.{activation.__qualname__}"
+            _write(writing / f"{row}_Dense" / "config.json", about)
+            save_tensors(writing / f"{row}_Dense" / "model.safetensors", module.state_dict())
     modules = [
-        {"idx": row, "name": str(row), "path": path, "type": kind} for row, (path, kind) in enumerate(_MODULES.items())
+        {"idx": row, "name": str(row), "path": path, "type": _MODULE + kind}
+        for row, (path, kind) in enumerate(places.items())
     ]
     pool = {"word_embedding_dimension": model.config.hidden_size}
     _write(writing / "modules.json", modules)
-    _write(writing / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-    _write(writing / "1_Pooling" / "config.json", pool | {key: name == pooling for key, name in _MODES.items()})
+    _write(writing / "sentence_bert_config.json", {"max_seq_length": encoder.max_length, "do_lower_case": False})
+    _write(writing / "1_Pooling" / "config.json", pool | {key: name == encoder.pooling for key, name in _MODES.items()})
     write_sums(writing)
     for file in [path for path in writing.rglob("*") if path.is_file()]:
         target = folder / file.relative_to(writing)
@@ -108,22 +175,27 @@ def save_folder(
     shutil.rmtree(writing)
 
 
-def _read(source: str, file: str) -> dict[str, Any]:
+def _file(source: str, file: str) -> Path | None:
     from transformers.utils.hub import cached_file
 
     if Path(source).is_dir():
-        path: str | None = str(Path(source) / file) if (Path(source) / file).is_file() else None
-    else:
-        kinds = ("missing_entries", "gated_repo", "connection_errors")
-        path = cached_file(source, file, **{f"_raise_exceptions_for_{kind}": False for kind in kinds})
+        return Path(source) / file if (Path(source) / file).is_file() else None
+    kinds = ("missing_entries", "gated_repo", "connection_errors")
+    path = cached_file(source, file, **{f"_raise_exceptions_for_{kind}": False for kind in kinds})
+    return None if path is None else Path(path)
+
+
+def _read(source: str, file: str, kind: type = dict) -> Any:
+    """What stands in a JSON file, an object or a list; None if there is no file."""
+    path = _file(source, file)
     if path is None:
-        return {}
+        return None
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object")
+    if not isinstance(content, kind):
+        raise InputError(f"{path} is not a JSON {'object' if kind is dict else 'list'}")
     return content
 
 
@@ -143,6 +215,7 @@ class TextEncoder(nn.Module):
             it; :func:`save_text_encoder` writes it unchanged.
         pooling: `mean` of all tokens' states, or the first token's state (`cls`).
         max_length: tokens a row may have; None: as many as the model takes.
+        modules: what follows the pooling: :class:`Dense` and :class:`Normalize` of sentence-transformers.
 
     Raises:
         InputError: a model that is not an encoder, a tokenizer of another model, or a length that it does not take.
@@ -156,7 +229,14 @@ class TextEncoder(nn.Module):
 
     compilable = True  # the training loop compiles such modules when asked to
 
-    def __init__(self, model: Any, tokenizer: Any, pooling: str = "mean", max_length: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        pooling: str = "mean",
+        max_length: int | None = None,
+        modules: Sequence[nn.Module] = (),
+    ) -> None:
         super().__init__()
         self.pooling = one_of("pooling", pooling, POOLINGS)
         check_model(model, tokenizer)
@@ -167,6 +247,11 @@ class TextEncoder(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         self.features: int = model.config.hidden_size
+        self.tail = nn.Sequential(*modules)
+        for layer in (module.linear for module in modules if isinstance(module, Dense)):
+            if layer.in_features != self.features:
+                raise InputError(f"a Dense module takes {layer.in_features} features, but gets {self.features}")
+            self.features = layer.out_features
         self.max_length = check_length(max_length, longest(model, tokenizer))
         self.typed: bool = getattr(model.config, "type_vocab_size", 0) > 1
         self.form = mask_form(model)
@@ -181,7 +266,8 @@ class TextEncoder(nn.Module):
 
         Each is int64 (B, L).
         """
-        return self.pool(self.hidden(tokens), tokens["attention_mask"])
+        z: Tensor = self.tail(self.pool(self.hidden(tokens), tokens["attention_mask"]))
+        return z
 
     def hidden(self, tokens: Mapping[str, Tensor]) -> Tensor:
         """The last states (B, L, D) of all tokens of a padded batch; those of padding mean nothing."""
@@ -194,7 +280,7 @@ class TextEncoder(nn.Module):
         return states
 
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
-        """One embedding (B, D), float32, of states (B, L, D) whose tokens are 1 in `mask` (B, L)."""
+        """The pooled states (B, D), float32, of states (B, L, D) whose tokens are 1 in `mask` (B, L)."""
         if self.pooling == "cls":
             return states[:, 0].float()
         real = mask.unsqueeze(-1).float()
@@ -235,6 +321,7 @@ def build_text_encoder(
     seed: int = 0,
     dropout: float | None = None,
     max_length: int | None = None,
+    modules: bool = True,
 ) -> TextEncoder:
     """Build a text encoder by name.
 
@@ -245,9 +332,12 @@ def build_text_encoder(
         seed: of the weights of `tiny`.
         dropout: probability in 0..1 everywhere in the model; None keeps the model's own.
         max_length: tokens a row may have; None: as many as the model takes, or was saved with.
+        modules: False leaves out what sentence-transformers put behind the pooling (Dense, Normalize); the benchmarks
+            do so, to train the model itself.
 
     Raises:
-        InputError: an unknown name, a folder without a model, or a dropout or length that the model does not take.
+        InputError: an unknown name, a folder without a model or with a module that is not known, or a dropout or length
+            that the model does not take.
 
     Example:
         >>> build_text_encoder("tiny", pooling="cls").encode(["one text", "another"]).shape
@@ -268,7 +358,7 @@ def build_text_encoder(
         pooling = settings.pooling or "mean"
         if pooling not in POOLINGS:
             raise InputError(f"{name} was saved with pooling {pooling!r}; choose one: {', '.join(POOLINGS)}")
-    encoder = TextEncoder(model, tokenizer, pooling, max_length)
+    encoder = TextEncoder(model, tokenizer, pooling, max_length, settings.modules if modules else ())
     if max_length is None and settings.max_length:
         encoder.max_length = min(encoder.max_length, settings.max_length)
     return encoder
@@ -288,7 +378,7 @@ def save_text_encoder(encoder: TextEncoder, folder: str | Path) -> None:
         >>> torch.equal(loaded.encode(["a text"]), encoder.encode(["a text"]))
         True
     """
-    save_folder(Path(folder), encoder.model, encoder.tokenizer, encoder.kept, encoder.pooling, encoder.max_length)
+    save_folder(encoder, Path(folder))
 
 
 def load_text_encoder(folder: str | Path) -> TextEncoder:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -128,22 +129,31 @@ def shared(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -
 
 def encoder_decoder(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
     """The decoder is given the sentinel and answers with what follows it (T5)."""
-    from transformers.modeling_outputs import BaseModelOutput
-
     ids, real = words.padded(batch.answer.device)
     embeds, mask = _inputs(model, prompts, batch)
-    hidden = model.get_encoder()(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
+    encoded = model.get_encoder()(inputs_embeds=embeds, attention_mask=mask)
     sentinel = batch.input_ids.gather(1, batch.answer[:, None])
-    begin = torch.cat([torch.full_like(sentinel, model.config.decoder_start_token_id), sentinel], 1)
+    begin = torch.cat([torch.full_like(sentinel, _start_of(model)), sentinel], 1)
     rows, (classes, longest) = len(batch), ids.shape
     if longest > 1:
-        hidden, mask, begin = (t.repeat_interleave(classes, 0) for t in (hidden, mask, begin))
+        states, mask, begin = (t.repeat_interleave(classes, 0) for t in (encoded.last_hidden_state, mask, begin))
         begin = torch.cat([begin, ids[:, :-1].repeat(rows, 1)], 1)
-    encoded = BaseModelOutput(last_hidden_state=hidden)
+        encoded.last_hidden_state = states
     logits = model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=begin, use_cache=False).logits[:, 1:]
     if longest == 1:
         return _of_single(logits, ids)
     return _of_several(logits, ids.repeat(rows, 1), real.repeat(rows, 1)).reshape(rows, classes)
+
+
+def _start_of(model: Any) -> int:
+    """The token that the decoder begins with."""
+    configs = (model.config, getattr(model, "generation_config", None))
+    found = [start for config in configs if (start := getattr(config, "decoder_start_token_id", None)) is not None]
+    if not found:
+        raise InputError(
+            f"the config of {type(model).__name__} lacks decoder_start_token_id; set it to the model's own"
+        )
+    return int(found[0])
 
 
 def masked(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -> Tensor:
@@ -253,7 +263,8 @@ class PromptedModel(nn.Module):
         normalise: log-probabilities among all tokens ("vocabulary", section 3.2) or among the label words ("labels").
 
     Raises:
-        InputError: the model is of no such kind, or a value is not allowed.
+        InputError: the model is of no such kind, its answers change with padding or are not those of a plain pass over
+            the tokens, or a value is not allowed.
 
     Example:
         >>> from metapretrain.models.language_models import load_language_model
@@ -283,6 +294,7 @@ class PromptedModel(nn.Module):
         self.normalise = one_of("normalise", normalise, ["labels", "vocabulary"])
         self.tokens, self.features = (int(size) for size in model.get_input_embeddings().weight.shape)
         self.max_length = max_length
+        self._check_answers()
 
     def train(self, mode: bool = True) -> PromptedModel:
         """Set the mode of this wrapper; the model inside stays in evaluation mode."""
@@ -331,17 +343,21 @@ class PromptedModel(nn.Module):
                 f"the prompt is on {prompt.device} and the rows on {batch.answer.device}, but the model on {device};"
                 " move them with .to(device)"
             )
+        scores = self._scores(prompt, batch, self.verbalizer)
+        return scores.log_softmax(-1) if self.normalise == "labels" else scores
+
+    def _scores(self, prompt: Tensor, batch: PromptBatch, words: Any) -> Tensor:
         shape = batch.shape
         rows = right_padded(batch.flat())
         lead, own = prompt.shape[:-2], prompt.shape[-2:]
-        if self.kind == "decoder-only" and self.verbalizer.longest == 1 and self.model.config.model_type in SHARING:
+        if self.kind == "decoder-only" and words.longest == 1 and self.model.config.model_type in SHARING:
             prompts = prompt.reshape(math.prod(lead), *own)
             together = rows.take(torch.arange(len(rows), device=rows.answer.device).reshape(len(prompts), -1))
-            scores = shared(self.model, prompts, together, self.verbalizer)
+            scores = shared(self.model, prompts, together, words)
         else:
             each = prompt.reshape(*lead, *(1 for _ in shape[len(lead) :]), *own).expand(*shape, *own)
-            scores = PATHS[self.kind](self.model, each.reshape(len(rows), *own), rows, self.verbalizer)
-        return (scores.log_softmax(-1) if self.normalise == "labels" else scores).reshape(*shape, len(self.verbalizer))
+            scores = PATHS[self.kind](self.model, each.reshape(len(rows), *own), rows, words)
+        return scores.reshape(*shape, -1)
 
     def losses(self, prompt: Tensor, batch: PromptBatch) -> Tensor:
         """Negative log-probability of each row's label, (...)."""
@@ -392,6 +408,43 @@ class PromptedModel(nn.Module):
         except InputError as error:
             raise InputError(f"prompt.json of {folder}: {error}") from None
 
+    @torch.no_grad()
+    def _check_answers(self) -> None:
+        """Refuse a model whose answers change with padding, or are not those of a plain pass over the tokens."""
+        table = self.model.get_input_embeddings()
+        device = table.weight.device
+        padding = getattr(self.model.config, "pad_token_id", None)
+        own = [token % self.tokens for token in range(4, 16) if token != padding]
+        tokens = torch.tensor([own[:2], own[2:4], own[4:6], own[6:8]], device=device)
+        start, word, ids = tokens[0], tokens[1][:, None], torch.cat([tokens[2:], tokens[2:].flip(0)], 1)
+        lengths = torch.tensor([2, 4], device=device)
+        mask = (torch.arange(4, device=device) < lengths[:, None]).long()
+        words = SimpleNamespace(longest=1, tokens=word.tolist(), padded=lambda _: (word, word >= 0))
+        try:
+            plain = [self._plain(torch.cat([start, row[:length]])) for row, length in zip(ids, (2, 4), strict=True)]
+            found = [
+                self._scores(table(start), PromptBatch(given, mask, lengths - 1), words)
+                for given in (ids, ids.where(mask == 1, own[8]))
+            ]
+        except InputError:
+            raise
+        except Exception as error:  # each family of transformers raises its own
+            raise _unfit(self.model, f"cannot be given a soft prompt ({' '.join(str(error).split())[:200]})") from error
+        wanted = torch.stack(plain)[:, tokens[1]].to(found[0])
+        exact = table.weight.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(device.type)
+        exact = exact and torch.get_float32_matmul_precision() == "highest"
+        same, near = (1e-5, 1e-3) if exact else (0.1, 0.1)  # other padding has the same shape; a plain pass has not
+        alike = torch.allclose(*found, rtol=0, atol=same, equal_nan=True)
+        if not (alike and torch.allclose(found[0], wanted, rtol=0, atol=near, equal_nan=True)):
+            raise _unfit(self.model, "gives answers that change with padding or are not those of a plain pass over it")
+
+    def _plain(self, ids: Tensor) -> Tensor:
+        """Log-probabilities (V,) of the answer behind, or at, the last of some tokens (N,), by the model alone."""
+        given = {"input_ids": ids[None]}
+        if self.kind == "encoder-decoder":
+            given["decoder_input_ids"] = torch.stack([torch.full_like(ids[-1], _start_of(self.model)), ids[-1]])[None]
+        return _normalised(self.model(**given).logits[0, -1])
+
     def _check(self, prompt: Tensor, batch: PromptBatch) -> None:
         if not isinstance(prompt, Tensor):
             raise InputError(f"a prompt is a tensor (L, D), such as SoftPrompt(...)(), not {type(prompt).__name__}")
@@ -411,6 +464,16 @@ class PromptedModel(nn.Module):
                 f"{prompt.shape[-2]} prompt rows and {length - prompt.shape[-2]} tokens are more than the model's"
                 f" {most} positions; lower max_length or the prompt's length"
             )
+
+
+def _unfit(model: Any, what: str) -> InputError:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
+    name, kind = type(model).__name__, model.config.model_type
+    advice = "use a model of another kind, such as GPT-2, Llama, T5 or BERT"
+    if not getattr(model.config, "is_decoder", True) and kind in MASKED and MASKED[kind] != name:
+        advice = "load it with is_decoder=True, or with AutoModelForMaskedLM"
+    return InputError(f"{name} {what}; {advice}")
 
 
 def _check_finite(prompt: Tensor) -> None:

@@ -71,6 +71,84 @@ def test_sentence_transformers_gives_the_same_embeddings(pooling: str, tmp_path:
         assert torch.equal(again.encode(TEXTS), load_text_encoder(folder).encode(TEXTS))
 
 
+def library_folder(folder: Path, *more: Any, pooling: str = "mean") -> Any:
+    """A folder that sentence-transformers wrote, of a small BERT with more modules behind the pooling."""
+    library = pytest.importorskip("sentence_transformers")
+    save_text_encoder(small_encoder("bert", pooling), folder / "plain")
+    theirs = library.SentenceTransformer(str(folder / "plain"), device="cpu")
+    theirs = library.SentenceTransformer(modules=[*theirs, *more], device="cpu")
+    theirs.save(str(folder / "theirs"))
+    return theirs
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("kinds", ["N", "D", "DN", "DDN", "ND"])
+def test_modules_behind_the_pooling_are_honoured_and_kept(pooling: str, kinds: str, tmp_path: Path) -> None:
+    modules = pytest.importorskip("sentence_transformers.models")
+    sizes, more = 32, []
+    for place, kind in enumerate(kinds):
+        if kind == "N":
+            more.append(modules.Normalize())
+        else:
+            activation = torch.nn.Identity() if place else torch.nn.Tanh()
+            more.append(modules.Dense(sizes, sizes - 8, bias=place == 0, activation_function=activation))
+            sizes -= 8
+    theirs = library_folder(tmp_path, *more, pooling=pooling)
+    wanted = torch.from_numpy(theirs.encode(TEXTS))
+    encoder = load_text_encoder(tmp_path / "theirs")
+    assert encoder.features == sizes
+    torch.testing.assert_close(encoder.encode(TEXTS), wanted, rtol=1e-4, atol=1e-5)
+    if kinds[-1] == "N":
+        torch.testing.assert_close(encoder.encode(TEXTS).norm(dim=1), torch.ones(len(TEXTS)))
+    save_text_encoder(encoder, tmp_path / "ours")
+    assert torch.equal(load_text_encoder(tmp_path / "ours").encode(TEXTS), encoder.encode(TEXTS))
+    again = type(theirs)(str(tmp_path / "ours"), device="cpu")
+    torch.testing.assert_close(torch.from_numpy(again.encode(TEXTS)), wanted, rtol=1e-4, atol=1e-5)
+    plain = build_text_encoder(tmp_path / "theirs", modules=False)
+    torch.testing.assert_close(plain.encode(TEXTS), load_text_encoder(tmp_path / "plain").encode(TEXTS))
+
+
+def test_other_modules_are_refused_by_name(tmp_path: Path) -> None:
+    modules = pytest.importorskip("sentence_transformers.models")
+    library_folder(tmp_path, modules.Dense(32, 8), modules.Dropout(0.1))
+    folder = tmp_path / "theirs"
+    with pytest.raises(InputError, match=r"has the module Dropout, .*known are .* Transformer, Pooling, then Dense"):
+        load_text_encoder(folder)
+    for spoil, said in (
+        ([{"type": "a.Transformer", "path": ""}, {"type": "my.Own", "path": "1_Own"}], "has the module Own"),
+        ([{"type": "a.WordEmbeddings", "path": ""}], "has the module WordEmbeddings"),
+        ([{"type": "a.Transformer", "path": ""}], "has a Transformer without a Pooling"),
+        ([{"type": "a.Transformer"}], "must name the type and the path"),
+        ({}, "is not a JSON list"),
+    ):
+        (folder / "modules.json").write_text(json.dumps(spoil))
+        with pytest.raises(InputError, match=said):
+            load_text_encoder(folder)
+
+
+def test_a_dense_module_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
+    modules = pytest.importorskip("sentence_transformers.models")
+    library_folder(tmp_path, modules.Dense(32, 8))
+    folder = tmp_path / "theirs"
+    file = folder / "2_Dense" / "config.json"
+    about = json.loads(file.read_text())
+    for change, said in (
+        ({"in_features": None}, "must give in_features and out_features"),
+        ({"out_features": 9}, "is not of 2_Dense/config.json"),
+        ({"activation_function": "os.system"}, "unknown activation 'system'"),
+        ({"use_residual": True}, "has use_residual=True"),
+        ({"module_input_name": "token_embeddings"}, "has module_input_name='token_embeddings'"),
+    ):
+        file.write_text(json.dumps(about | change))
+        with pytest.raises(InputError, match=said) as error:
+            load_text_encoder(folder)
+        assert "\n" not in str(error.value)
+    file.write_text(json.dumps(about))
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"2_Dense of .* has no model.safetensors"):
+        load_text_encoder(folder)
+
+
 def test_the_model_s_own_pooler_is_kept_but_not_trained(tmp_path: Path) -> None:
     encoder = small_encoder("bert")
     assert not [name for name, _ in encoder.named_parameters() if "pooler" in name]
@@ -225,6 +303,9 @@ def test_real_weights_know_what_is_similar(alias: str, features: int, length: in
     assert (encoder.features, encoder.max_length, encoder.pooling) == (features, length, "mean")
     texts = ["A man plays the guitar.", "Somebody is playing a guitar.", "Share prices fell sharply on Monday."]
     z = encoder.encode(texts)
+    if alias == "minilm":  # its folder names Normalize
+        torch.testing.assert_close(z.norm(dim=1), torch.ones(3))
+        assert build_text_encoder(alias, modules=False).encode(texts).norm(dim=1).min() > 2
     near, far = torch.nn.functional.cosine_similarity(z[:1], z[1:])
     assert near > far + 0.1
     save_text_encoder(encoder, tmp_path)

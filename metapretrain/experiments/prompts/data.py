@@ -387,7 +387,7 @@ class PromptInputs:
     def _embedder(self) -> Any:
         from metapretrain.models.text_encoders import build_text_encoder
 
-        return build_text_encoder(self.recipe.embedder).to(self.machine.device)
+        return build_text_encoder(self.recipe.embedder, modules=False).to(self.machine.device)
 
     def _embedded(self, texts: Sequence[str]) -> Tensor:
         found: Tensor = self._embedder.encode(list(texts), batch_size=256).cpu()

@@ -106,7 +106,7 @@ class Encoders:
         """An encoder; only one from scratch depends on the seed."""
         if self.name in SIZES:
             return new_encoder(self.name, self.tokenizer, seed=seed)
-        return build_text_encoder(self.name, seed=seed)
+        return build_text_encoder(self.name, seed=seed, modules=False)
 
 
 ORDER = {"probe": ("validation", "train"), "report": ("test", "validation")}

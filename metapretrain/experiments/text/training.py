@@ -136,7 +136,8 @@ TextContext = Context[TextRecipe, TextData, Any]
 
 def new_encoder(recipe: TextRecipe, seed: int) -> TextEncoder:
     """Build the recipe's encoder; only one without pretrained weights depends on the seed."""
-    return build_text_encoder(recipe.encoder, pooling=recipe.pooling, seed=seed, dropout=recipe.dropout)
+    options = {"pooling": recipe.pooling, "seed": seed, "dropout": recipe.dropout}
+    return build_text_encoder(recipe.encoder, **options, modules=False)
 
 
 def pretraining(context: TextContext) -> tuple[TextEncoder, Training]:
