@@ -26,7 +26,14 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
 from metapretrain.experiments.fewshot.experiment import FewShotExperiment
-from metapretrain.experiments.fewshot.learning import HOLDERS, FewShotMethod, FewShotRecipe, SavedEncoder, held_by
+from metapretrain.experiments.fewshot.learning import (
+    HOLDERS,
+    WITHIN,
+    FewShotMethod,
+    FewShotRecipe,
+    SavedEncoder,
+    held_by,
+)
 from metapretrain.experiments.recipe import override
 from metapretrain.models.encoders import BACKBONES
 from metapretrain.options import option_type, pixels, positive_int
@@ -81,6 +88,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--queries", type=positive_int, default=15, help="query images a class in validation and test (default: 15)")
     add("--backbone", choices=BACKBONES, default="conv4", help="conv4 (default), or learn2learn's l2l-*")
     add("--holder", choices=HOLDERS, default="labels", help="what holds the classes; learn2learn: its MetaDataset")
+    add("--within", choices=WITHIN, help="episodes stay inside an alphabet (tests: of validation and test alone)")
     add("--encoder", type=Path, metavar="RUN", help="score the encoder of a finished run; alone unless --methods")
     add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
     add("--validation-episodes", type=positive_int, default=200, help="default: 200")
@@ -110,11 +118,15 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
     if options.encoder is not None:
         rows[ENCODER] = SavedEncoder(options.encoder)
     recipe = FewShotRecipe(
-        EpisodeSpec(ways, shots, options.queries), options.backbone, episodes["test"], episodes["validation"]
+        EpisodeSpec(ways, shots, options.queries),
+        options.backbone,
+        episodes["test"],
+        episodes["validation"],
+        options.within or "",
     )
     experiment = FewShotExperiment(
         "fewshot",
-        f"{options.dataset}-{setting}",
+        "-".join(filter(None, [options.dataset, options.within and f"within-{options.within}", setting])),
         recipe=recipe,
         data=data,
         machine=machine,

@@ -217,6 +217,7 @@ def few_shot_accuracy(
     distance: str = "euclidean",
     batch_size: int = 512,
     device: torch.device | str | None = None,
+    groups: Any = None,
 ) -> EpisodeResult:
     """Accuracy by nearest support prototype over random episodes of `images`, for example 5-way 1-shot.
 
@@ -225,6 +226,7 @@ def few_shot_accuracy(
     Args:
         encode: maps uint8 images (B, C, H, W) to embeddings (B, D), for example `load(run).encode`.
         images: labelled images; rows of label -1 are left out.
+        groups: one group per image (N,); an episode stays inside a group.
 
     Raises:
         InputError: no labelled image, too few classes or images for `spec`, embeddings with NaN.
@@ -244,6 +246,7 @@ def few_shot_accuracy(
     labelled = (images.labels >= 0).nonzero().flatten()
     if len(labelled) == 0:
         raise InputError(f"{images.name} {images.split} has no labelled image; few-shot accuracy needs labels")
-    sampler = EpisodeSampler(images.labels[labelled].cpu(), spec, episodes, seed=seed)
+    kept = None if groups is None else [groups[row] for row in labelled.tolist()]
+    sampler = EpisodeSampler(images.labels[labelled].cpu(), spec, episodes, seed=seed, groups=kept)
     z = embed(encode, images.images[labelled], batch_size, device)
     return evaluate_embeddings(z, sampler, distance=distance)

@@ -106,6 +106,7 @@ def test_an_encoder_that_knows_a_test_class_is_refused(
     config = json.loads((folder / "config.json").read_text())
     config["config"]["model"]["classes"][3] = "test glyph 7"
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "weights.sha256").unlink()
     assert "the encoder's training and test share 1 class(es), such as 'test glyph 7'" in refuse("--encoder", folder)
 
 

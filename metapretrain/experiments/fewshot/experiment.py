@@ -58,7 +58,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
             if isinstance(method, SavedEncoder):
                 lines.append(f"{_name(name, method)}: no training, {self.recipe.test_episodes:,} test episodes")
                 continue
-            spec = method.spec(self.recipe.tested, len(self.data.train.classes))
+            spec = self.recipe.training(method, self.data)
             (ways, _), (shots, _), (queries, _) = spec.ranges
             lines.append(
                 f"{name}: {method.updates:,} updates of {method.tasks} episodes ({ways}-way {shots}-shot, {queries} "
@@ -78,11 +78,14 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
 
     def _check_episodes(self, methods: Mapping[str, FewShotRow]) -> None:
         for part in (self.data.validation, self.data.test):
-            EpisodeSampler(part.labels, self.recipe.tested, 1, seed=0)
+            EpisodeSampler(part.labels, self.recipe.tested, 1, seed=0, groups=self.recipe.groups(part))
         for method in methods.values():
             if isinstance(method, FewShotMethod):
-                spec = method.spec(self.recipe.tested, len(self.data.train.classes))
-                TaskBatches(self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world)
+                spec = self.recipe.training(method, self.data)
+                groups = self.recipe.groups(self.data.train)
+                TaskBatches(
+                    self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world, groups=groups
+                )
 
     def context(self, name: str, method: FewShotRow, seed: int, shared: bool = False) -> FewShotContext:
         """The context of one row; that of a saved encoder is named after its run."""
@@ -93,7 +96,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         if isinstance(method, SavedEncoder):
             self._encoder(method)
             return
-        spec = method.spec(self.recipe.tested, len(self.data.train.classes))
+        spec = self.recipe.training(method, self.data)
         learner = build_learner(method, self.recipe.backbone, self.data, spec.ranges[0][1], 0)
         MetaStep(learner, self.data.train.images, compile=self.machine.compile)
         settings_of(method, 0, self.machine)
@@ -107,12 +110,13 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         return TrainedLearner(step, report)
 
     def score(self, context: FewShotContext, trained: TrainedLearner) -> EpisodeResult:
-        data, recipe = self.data, self.recipe
+        test, recipe = self.data.test, self.recipe
+        episodes, groups = (test, recipe.tested, recipe.test_episodes), recipe.groups(test)
         if isinstance(context.method, SavedEncoder):
             encode = self._encoder(context.method).encode
-            return few_shot_accuracy(encode, data.test, recipe.tested, recipe.test_episodes, FROZEN_SEED["test"])
+            return few_shot_accuracy(encode, *episodes, FROZEN_SEED["test"], groups=groups)
         assert trained.step is not None
-        return score_episodes(trained.step.learner, data.test, recipe.tested, recipe.test_episodes)
+        return score_episodes(trained.step.learner, *episodes, groups=groups)
 
     def outcome(self, context: FewShotContext, trained: TrainedLearner, scores: EpisodeResult) -> Outcome:
         metrics = {"test_accuracy": scores.mean, "test_ci95": scores.ci95, "test_sd": scores.sd}
@@ -120,7 +124,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         method, step, report = context.method, trained.step, trained.report
         if isinstance(method, SavedEncoder) or step is None or report is None:
             return Outcome(metrics, {}, {"transductive": False, **counts})
-        spec = method.spec(self.recipe.tested, len(self.data.train.classes))
+        spec = self.recipe.training(method, self.data)
         budget = {
             "encoder_passes": report.steps * method.encoder_passes(spec),
             "updates": report.steps,
@@ -160,6 +164,8 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
             "episodes": {"validation": self.recipe.validation_episodes, "test": self.recipe.test_episodes},
             "data": {"counts": data.counts, "files": self.files},
         }
+        if self.recipe.within:
+            config["within"] = self.recipe.within
         if isinstance(method, FewShotMethod):
             config |= {"choices": asdict(method), "backbone": self.recipe.backbone, "model": self.model(method)}
         return config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -46,6 +47,29 @@ def held_by(holder: str, data: FewShotData) -> FewShotData:
 def _held(images: ImageSet) -> ImageSet:
     classes = to_metadataset(images.images, images.labels).indices_to_labels
     return replace(images, labels=torch.tensor([classes[row] for row in range(len(images))]))
+
+
+WITHIN = ("tests", "all")  # which episodes stay inside a group of classes: those of validation and test, or all
+
+
+def groups_of(images: ImageSet) -> list[str]:
+    """The group of each image, such as an alphabet: what stands before the / in the name of its class.
+
+    Raises:
+        InputError: a class whose name has no group.
+
+    Example:
+        >>> two = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([1, 0]), ["Greek/alpha", "Latin/a"])
+        >>> groups_of(two)
+        ['Latin', 'Greek']
+    """
+    if alone := [name for name in images.classes if "/" not in name]:
+        raise InputError(
+            f"class {alone[0]!r} of the {images.split} part has no group, which --within needs: a name such as "
+            "Greek/character01; leave --within out"
+        )
+    groups = [name.partition("/")[0] for name in images.classes]
+    return [groups[label] for label in images.labels.tolist()]
 
 
 EPISODES = "episodes"  # the stream's only task
@@ -197,12 +221,31 @@ class FewShotRecipe:
         tested: ways, shots and queries of validation and test episodes.
         backbone: see :data:`metapretrain.models.encoders.BACKBONES`.
         test_episodes, validation_episodes: how many, the same ones for every run.
+        within: one of :data:`WITHIN`, or "" for episodes of any classes.
     """
 
     tested: EpisodeSpec
     backbone: str
     test_episodes: int = 600
     validation_episodes: int = 200
+    within: str = ""
+
+    def __post_init__(self) -> None:
+        if self.within:
+            one_of("within", self.within, WITHIN)
+
+    def groups(self, images: ImageSet) -> list[str] | None:
+        """The groups that episodes of these images stay inside, if they do."""
+        stay = self.within == "all" or (self.within and images.split != "train")
+        return groups_of(images) if stay else None
+
+    def training(self, method: FewShotMethod, data: FewShotData) -> EpisodeSpec:
+        """The training episodes of a method, of no more ways than a group, or all classes, can have."""
+        groups = self.groups(data.train)
+        most = len(data.train.classes)
+        if groups is not None:
+            most = max(Counter(name.partition("/")[0] for name in data.train.classes).values())
+        return method.spec(self.tested, most)
 
 
 FewShotContext = Context[FewShotRecipe, FewShotData, "FewShotMethod | SavedEncoder"]
@@ -238,12 +281,21 @@ class TaskBatches:
     """
 
     def __init__(
-        self, labels: Tensor, spec: EpisodeSpec, tasks: int, *, seed: int, rank: int = 0, world_size: int = 1
+        self,
+        labels: Tensor,
+        spec: EpisodeSpec,
+        tasks: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        groups: Any = None,
     ) -> None:
         if tasks % world_size:
             raise InputError(f"tasks={tasks} must be a multiple of the {world_size} processes")
         self.tasks = tasks // world_size
-        self.sampler = EpisodeSampler(labels, spec, None, seed=seed, rank=rank, world_size=world_size)
+        ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        self.sampler = EpisodeSampler(labels, spec, None, seed=seed, groups=groups, **ranks)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         return self.iter_from(0)
@@ -259,7 +311,7 @@ class TaskBatches:
 
 
 def score_episodes(
-    learner: Any, images: ImageSet, spec: EpisodeSpec, episodes: int, *, batch: int = 16
+    learner: Any, images: ImageSet, spec: EpisodeSpec, episodes: int, *, groups: Any = None, batch: int = 16
 ) -> EpisodeResult:
     """Accuracy over a part's frozen episodes (`images.split` chooses them), in evaluation mode.
 
@@ -270,12 +322,11 @@ def score_episodes(
     evaluated = learner
     if isinstance(learner, ProtoNet):
         if episodes * spec.longest > len(images):
-            return few_shot_accuracy(
-                learner.module, images, spec, episodes, seed, distance=learner.distance, device=device
-            )
+            how: dict[str, Any] = {"distance": learner.distance, "device": device, "groups": groups}
+            return few_shot_accuracy(learner.module, images, spec, episodes, seed, **how)
         evaluated = learner.clone()
         evaluated.ways = spec.ranges[0][1]  # trained with more ways than it is tested with
-    sampler = EpisodeSampler(images.labels, spec, episodes, seed=seed)
+    sampler = EpisodeSampler(images.labels, spec, episodes, seed=seed, groups=groups)
     return evaluate_episodes(evaluated, images.images.to(device), sampler, device=device, batch=batch)
 
 
@@ -300,17 +351,19 @@ def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
     method, recipe, data, seed, machine = context.method, context.recipe, context.data, context.seed, context.machine
     if not isinstance(method, FewShotMethod):
         raise TypeError(f"{context.name} trains nothing")
-    spec = method.spec(recipe.tested, len(data.train.classes))
+    spec = recipe.training(method, data)
     learner = build_learner(method, recipe.backbone, data, spec.ranges[0][1], seed)
     distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
     step = MetaStep(learner, data.train.images, distort, machine.compile)
 
     def evaluate(_: int) -> dict[str, float]:
-        result = score_episodes(learner, data.validation, recipe.tested, recipe.validation_episodes)
+        groups = recipe.groups(data.validation)
+        result = score_episodes(learner, data.validation, recipe.tested, recipe.validation_episodes, groups=groups)
         return {"accuracy": result.mean, "ci95": result.ci95}
 
     settings = settings_of(method, seed, machine)
-    batches = TaskBatches(data.train.labels, spec, method.tasks, seed=seed, rank=machine.rank, world_size=machine.world)
+    ranks: dict[str, Any] = {"rank": machine.rank, "world_size": machine.world}
+    batches = TaskBatches(data.train.labels, spec, method.tasks, seed=seed, groups=recipe.groups(data.train), **ranks)
     stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
     title = f"{method.learner} seed {seed}"
     return step, Training(step, stream, settings, evaluate, title, keep_best="accuracy")

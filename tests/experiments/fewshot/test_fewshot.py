@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_episodes
 from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.fewshot import learning
+from metapretrain.experiments.fewshot.experiment import FewShotExperiment, TrainedLearner
 from metapretrain.experiments.fewshot.learning import (
     EPISODES,
     FROZEN_SEED,
@@ -72,6 +74,56 @@ def test_batches_start_anywhere_and_hold_labelled_rows(data: FewShotData) -> Non
         assert not set(late["support"][task].tolist()) & set(late["query"][task].tolist())
     with pytest.raises(InputError, match="tasks=3 must be a multiple of the 2 processes"):
         batches(data, tasks=3, world_size=2)
+
+
+@pytest.mark.parametrize("within", ["", "tests", "all"])
+@pytest.mark.parametrize("learner", ["protonet", "maml"])
+def test_episodes_stay_inside_an_alphabet(
+    data: FewShotData, within: str, learner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rows of all episodes that training, validation and test look at; alphabets of ten characters each."""
+    parts = {name: getattr(data, name) for name in ("train", "validation", "test")}
+    named = {
+        name: replace(part, classes=[f"{name}{number // 10}/{number}" for number in range(len(part.classes))])
+        for name, part in parts.items()
+    }
+    seen: dict[str, set[int]] = {}
+    drawn = EpisodeSampler.__init__
+
+    def noted(self: EpisodeSampler, labels: Any, *rest: Any, **how: Any) -> None:
+        drawn(self, labels, *rest, **how)
+        part = next(name for name, part in named.items() if len(part) == len(labels))
+        several = [len({int(labels[row]) // 10 for row in self.plan(number)}) for number in range(10)]
+        seen.setdefault(part, set()).update(several)
+
+    monkeypatch.setattr(EpisodeSampler, "__init__", noted)
+    method = FewShotMethod(learner, updates=1, tasks=2, validations=1, ways=15 if within != "all" else None)
+    recipe = FewShotRecipe(SPEC, TINY, test_episodes=5, validation_episodes=5, within=within)
+    experiment = FewShotExperiment(
+        "fewshot", "made", "short", recipe, FewShotData.of(named), Machine(), Path(), figures=None
+    )
+    experiment.check({learner: method}, [0])
+    context = Context(learner, method, 0, recipe, FewShotData.of(named), Machine())
+    step, training = meta_training(context)
+    train(**vars(training))
+    experiment.score(context, TrainedLearner(step))
+    inside = {name for name, counts in seen.items() if counts == {1}}
+    assert inside == {"": set(), "tests": {"validation", "test"}, "all": set(named)}[within]
+
+
+def test_classes_without_a_group_are_refused(data: FewShotData) -> None:
+    recipe = FewShotRecipe(SPEC, TINY, within="tests")
+    with pytest.raises(InputError, match=r"class 'test glyph 0' of the test part has no group.*leave --within out"):
+        recipe.groups(data.test)
+    assert recipe.groups(data.train) is None
+
+
+def test_no_more_ways_than_a_group_has_classes(data: FewShotData) -> None:
+    classes = [f"{'big' if number < 12 else 'small'}/{number}" for number in range(len(data.train.classes))]
+    named = replace(data, train=replace(data.train, classes=classes))
+    method = FewShotMethod("protonet", updates=1, tasks=1, ways=60)
+    ways = {within: FewShotRecipe(SPEC, TINY, within=within).training(method, named).ways for within in ("", "all")}
+    assert ways == {"": 40, "all": 28}
 
 
 @pytest.mark.parametrize("compile", [False, True])
