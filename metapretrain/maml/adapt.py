@@ -354,8 +354,8 @@ def state_of(value: Any) -> tuple[Any, ...]:
 def _parts(one: Any) -> list[Any]:
     """What an object is compared by."""
     if isinstance(one, FunctionType):
-        if isinstance(module := getattr(one, "__wrapped__", None), nn.Module):  # of :func:`functional`
-            return [one.__code__, module]
+        if isinstance(getattr(one, "__wrapped__", None), nn.Module):  # of :func:`functional`
+            return [one.__code__, *vars(one).values()]
         cells = [cell.cell_contents for cell in one.__closure__ or () if _filled(cell)]
         if one.__module__ and one.__module__.startswith(OURS):
             return [one.__code__, *cells]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from metapretrain.errors import InputError
 from metapretrain.graphs import Recorder, add_gradients, own_gradients
 from metapretrain.maml import engines
-from metapretrain.maml.adapt import Options, build
+from metapretrain.maml.adapt import Options, build, state_of
 from metapretrain.maml.engines import sliced_patches
 from metapretrain.maml.inner import Inner, Named, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import MAML, pair
@@ -82,7 +82,7 @@ class CompiledMeta:
         learner, (support, query) = self.learner, (pair(support), pair(query))
         options = {**learner._options(support), "checkpoint": False}
         options.pop("chunk")
-        inner, named = build(learner._task_loss, learner._values(), support, Options(**options))
+        inner, named = build(learner._task_loss(), learner._values(), support, Options(**options))
         if len(inner.rates.by_step) > 1:
             raise InputError(BY_STEP)
         fast, frozen = inner.split(named)
@@ -100,14 +100,13 @@ class CompiledMeta:
 
     def _form(self, inner: Inner, support: Nest, query: Nest, others: Tensors) -> tuple[Any, ...]:
         """All that the pieces keep of a call."""
-        learner, device = self.learner, tensors(support)[0].device.type
+        device = tensors(support)[0].device.type
         numbers = [rate for _, rate in named_leaves(inner.rates.by_step) if not isinstance(rate, Tensor)]
         cast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        modes = tuple(part.training for part in learner.modules())
-        buffers = tuple(id(buffer) for buffer in learner.buffers())  # the pieces hold these, so no other gets the id
-        wanted = tuple(p.requires_grad for p in (*learner.parameters(), *others))
-        chosen = inner.steps, inner.order, inner.adapted, tuple(numbers), learner.batchnorm, cast
-        return layout((support, query)), chosen, modes, buffers, wanted
+        buffers = tuple(id(buffer) for buffer in self.learner.buffers())  # held by the pieces: no other gets the id
+        wanted = tuple(p.requires_grad for p in others)
+        chosen = inner.steps, inner.order, inner.adapted, tuple(numbers), cast
+        return layout((support, query)), chosen, buffers, wanted, state_of(inner.loss_fn)
 
     def _try(self, support: Nest, query: Nest, known: Tensors) -> None:
         """A meta-step that is not compiled, for what it raises; gradients are left alone."""
@@ -140,9 +139,9 @@ class CompiledMeta:
 class MetaGraph:
     """Records a learner's `backward` once for each shape of batch and replays it with a single launch.
 
-    On a CPU it is the learner's `backward` as it is. Steps, rates in numbers, the engine and the training mode are
-    those of the first call with a shape; weights and learned rates are read anew at each call. The learner's
-    parameters must stay where they are in memory, as optimizers and `load_state_dict` leave them.
+    On a CPU it is the learner's `backward` as it is. What decides a step beside weights, learned rates and data (steps,
+    modes, attributes of the module) is recorded anew when it changes. The learner's parameters must stay where they are
+    in memory, as optimizers and `load_state_dict` leave them.
 
     Args:
         learner: :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.protonet.learner.ProtoNet`.
@@ -180,7 +179,8 @@ class MetaGraph:
             losses: Tensor = self.step.backward(*batch)
             return losses
         learned = self._learned()
-        losses, gradients = self.recorder(*batch, [id(p) for p in learned])  # anew where others are learned
+        form = [*(id(p) for p in learned), state_of(self.learner)]  # recorded anew where it is another
+        losses, gradients = self.recorder(*batch, form)
         add_gradients(learned, gradients)
         return losses
 
@@ -194,7 +194,7 @@ class MetaGraph:
     def _buffers(self) -> Tensors:
         return list(self.learner.buffers())
 
-    def _gradients(self, support: Nest, query: Nest, _: list[int]) -> tuple[Tensor, list[Tensor | None]]:
+    def _gradients(self, support: Nest, query: Nest, _: Nest) -> tuple[Tensor, list[Tensor | None]]:
         with own_gradients(self._learned()) as found:
             losses = self.step.backward(support, query)
         return losses, found

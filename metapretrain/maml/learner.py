@@ -15,7 +15,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.maml.adapt import check_module_not_compiled, check_usable, choose_names
 from metapretrain.maml.inner import Named, check_operators, checked_rate, differentiable_twice, parse_rates, scalar
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
-from metapretrain.maml.normalisation import POLICIES, Functional, adaptable, copy_tree, functional
+from metapretrain.maml.normalisation import POLICIES, adaptable, copy_tree, functional
 from metapretrain.nests import Nest, evaluation_mode, map_tensors, tensors
 
 
@@ -163,9 +163,8 @@ class MAML(nn.Module):
         if not callable(loss):
             raise InputError(f"loss is {loss!r}; give a function of logits and labels, such as F.cross_entropy")
         self.optimizer, self.loss = optimizer, loss
-        self._made: tuple[int, Functional] | None = None
         if batchnorm == "per-step":
-            self.records = _Records(self._functional().buffers)
+            self.records = _Records(functional(model, batchnorm, steps=steps).buffers)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The module's output; of a clone that adapts in second order, differentiable twice."""
@@ -188,12 +187,12 @@ class MAML(nn.Module):
         `support` and `query` are pairs (x, y), or objects with `.x` and `.y`, of tensors (T, N, ...).
         """
         s, q = pair(support), pair(query)
-        return meta_loss(self._task_loss, self._values(), s, q, **self._options(s))
+        return meta_loss(self._task_loss(), self._values(), s, q, **self._options(s))
 
     def backward(self, support: Any, query: Any) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached."""
         s, q = pair(support), pair(query)
-        return meta_backward(self._task_loss, self._values(), s, q, **self._options(s))
+        return meta_backward(self._task_loss(), self._values(), s, q, **self._options(s))
 
     def logits(self, support: Any, query: Any) -> Tensor:
         """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
@@ -202,7 +201,7 @@ class MAML(nn.Module):
         options["lr"] = map_tensors(Tensor.detach, options["lr"])
         values = {name: value.detach() for name, value in self._values().items()}
         with evaluation_mode(self), torch.enable_grad():
-            outputs = meta_outputs(self._task_loss, values, s, x, self._outputs, **options)
+            outputs = meta_outputs(self._task_loss(), values, s, x, self._outputs(), **options)
         return outputs.detach()
 
     def predict(self, episode: Any) -> Tensor:
@@ -242,23 +241,24 @@ class MAML(nn.Module):
     def _values(self) -> Named:
         return dict(self.module.named_parameters())
 
-    def _functional(self) -> Functional:
-        # A deep copy of the learner has another module: the function is made again for it.
-        if self._made is None or self._made[0] != id(self.module):
-            self._made = (id(self.module), functional(self.module, self.batchnorm, steps=self.steps))
-        return self._made[1]
-
-    def _outputs(self, params: Nest, x: Any) -> Tensor:
-        made = self._functional()
-        buffers = {name: b for name, b in self.module.named_buffers() if name in made.buffers}
+    def _outputs(self) -> Callable[[Nest, Any], Tensor]:
+        """Logits of parameters and inputs, by the module and its attributes as they are now."""
+        apply, _, buffers = functional(self.module, self.batchnorm, steps=self.steps)
         if self.batchnorm == "per-step":
             buffers.update(self.records.named())
-        out = made.apply(params, buffers, **x) if isinstance(x, Mapping) else made.apply(params, buffers, x)
-        return logits_of(out)
 
-    def _task_loss(self, params: Nest, batch: tuple[Any, Tensor]) -> Tensor:
-        x, y = batch
-        return scalar(self.loss(self._outputs(params, x), y), "loss")
+        def outputs(params: Nest, x: Any) -> Tensor:
+            return logits_of(apply(params, buffers, **x) if isinstance(x, Mapping) else apply(params, buffers, x))
+
+        return outputs
+
+    def _task_loss(self) -> Callable[[Nest, tuple[Any, Tensor]], Tensor]:
+        outputs, loss = self._outputs(), self.loss
+
+        def task_loss(params: Nest, batch: tuple[Any, Tensor]) -> Tensor:
+            return scalar(loss(outputs(params, batch[0]), batch[1]), "loss")
+
+        return task_loss
 
     # One task at a time, as in learn2learn
 
@@ -273,7 +273,7 @@ class MAML(nn.Module):
             raise InputError('clone() and adapt() do not count steps; batchnorm="per-step" needs losses()')
         copied = clone_module(self.module, self.batchnorm)
         made = object.__new__(type(self))
-        made.__dict__ = {**self.__dict__, "_made": None, "_clone": True}
+        made.__dict__ = {**self.__dict__, "_clone": True}
         made.__dict__["_modules"] = {**self._modules, "module": copied}
         for name, value in (
             ("first_order", first_order),

@@ -81,14 +81,17 @@ def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None
     section 4): `buffers` then has running statistics (steps + 1, C), written in place.
 
     The module itself is not changed. `params` are its own tensors, by name, without those tied to another;
-    whatever is left out of a call is taken from the module. Training and evaluation mode follow the module.
+    whatever is left out of a call is taken from the module. Training and evaluation mode follow the module; its other
+    attributes (`net.scale`, `drop.p`, layers) are those of now, so call this again when they change. Rows of padding of
+    an `nn.Embedding`, and weight norm, are written out where torch is wrong (docs/maml.md).
 
     Args:
         steps: number of inner steps, for "per-step".
 
     Raises:
-        InputError: unknown policy, a compiled module, "frozen" for a layer without running statistics; and,
-            from `apply`, a module that changes one of its buffers in place.
+        InputError: unknown policy, a compiled module, "frozen" for a layer without running statistics, an embedding
+            with `max_norm`; and, from `apply`, unknown names, two values for one tied tensor, or a module that changes
+            one of its buffers in place.
 
     Example:
         >>> apply, params, buffers = functional(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
@@ -101,19 +104,25 @@ def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None
     check_module_not_compiled(module)
     if batchnorm == "per-step" and steps is None:
         raise InputError('batchnorm="per-step" keeps statistics for each inner step: give steps as well')
-    names = {id(part): name for name, part in module.named_modules()}
     made = copy_tree(module, replace=lambda part: adaptable(part, batchnorm, steps))
     if batchnorm == "frozen":
         _check_frozen(module)
-    pairs = [(made.get_submodule(name), module.get_submodule(name)) for name in names.values()]
-    following = [(ours, theirs) for ours, theirs in pairs if not _is_fixed(ours, batchnorm)]
-    recorded = set(_recorded(made))
+    pairs = zip(made.modules(), module.modules(), strict=True)
+    following = [(ours, theirs) for ours, theirs in pairs if batchnorm != "frozen" or not isinstance(ours, _NormBase)]
+    recorded, places = set(_recorded(made)), _places(made)
 
     def apply(params: Named, buffers: Named, *inputs: Any, **keywords: Any) -> Any:
         for ours, theirs in following:
             ours.__dict__["training"] = theirs.training
         versions = {name: _version(buffer) for name, buffer in buffers.items() if name not in recorded}
-        output = torch.func.functional_call(made, {**params, **buffers}, inputs, keywords)
+        # Not torch.func.functional_call: it leaves the last call's weights in shared modules (pytorch#164759).
+        before = [(tensors, key, tensors[key]) for slots in places.values() for tensors, key in slots]
+        try:
+            _fill(places, {**params, **buffers})
+            output = made(*inputs, **keywords)
+        finally:
+            for tensors, key, value in before:
+                tensors[key] = value
         changed = [name for name, version in versions.items() if _version(buffers[name]) != version]
         if changed:
             raise InputError(
@@ -122,16 +131,39 @@ def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None
             )
         return output
 
-    apply.__wrapped__ = module  # type: ignore[attr-defined]
+    apply.__dict__.update(__wrapped__=module, policy=batchnorm)  # its state, for the choice of an engine
     return Functional(apply, dict(module.named_parameters()), dict(made.named_buffers()))
+
+
+Places = dict[str, list[tuple[dict[str, Any], str]]]
+
+
+def _places(module: nn.Module) -> Places:
+    """Where each parameter and buffer stands, in the dicts of its modules; tied ones share their list."""
+    found: Places = {}
+    tied: Places = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for tensors in (part._parameters, part._buffers):
+            for key, value in tensors.items():
+                name = f"{prefix}.{key}" if prefix else key
+                slots = found[name] = tied.setdefault(name if value is None else str(id(value)), [])
+                slots.append((tensors, key))
+    return found
+
+
+def _fill(places: Places, values: Named) -> None:
+    filled: dict[int, Tensor] = {}
+    for name, value in values.items():
+        if name not in places:
+            raise InputError(f"the module has no parameter or buffer {name!r}; it has {', '.join(places)}")
+        if filled.setdefault(id(places[name]), value) is not value:
+            raise InputError(f"{name} is tied to another parameter that was given another value; give one of them")
+        for tensors, key in places[name]:
+            tensors[key] = value
 
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _is_fixed(module: nn.Module, policy: str) -> bool:
-    return policy == "frozen" and isinstance(module, _NormBase)
 
 
 def adaptable(module: nn.Module, policy: str, steps: int | None = None) -> nn.Module:
@@ -162,7 +194,8 @@ def adaptable(module: nn.Module, policy: str, steps: int | None = None) -> nn.Mo
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
     """Rows of padding as constants; by vmap, torch takes `padding_idx` for the first task only."""
     found = F.embedding(input, self.weight, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse)
-    return torch.where((input == self.padding_idx)[..., None], found.detach(), found)
+    padding = torch.eq(input, self.padding_idx)  # type: ignore[arg-type]  # not None here
+    return torch.where(padding[..., None], found.detach(), found)
 
 
 def _weight_norm(self: _WeightNorm, g: Tensor, v: Tensor) -> Tensor:

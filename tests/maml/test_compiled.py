@@ -119,6 +119,8 @@ def swap_frozen(maml: MAML) -> None:
         lambda maml: setattr(maml, "lr", 1.0),
         lambda maml: setattr(maml, "first_order", True),
         lambda maml: maml.module.eval(),
+        lambda maml: setattr(maml.module, "function", lambda output, module: 3 * output),
+        lambda maml: setattr(maml.module.get_submodule("net.1"), "eps", 0.5),
         swap_frozen,
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -305,3 +306,72 @@ def test_episodes_that_are_not_stacked_are_refused_with_what_to_do() -> None:
         maml.backward(parts, parts)
     with pytest.raises(InputError, match=r"a leading dimension of 2, one entry a task \(episodes: torch.stack\)"):
         maml.backward(*parts)
+
+
+class Adjustable(nn.Module):
+    """A network with state of every kind outside its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop, self.scale, self.options = nn.Linear(4, WAYS), nn.Dropout(0.0), 1.0, {"shift": 0.0}
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scale * self.drop(self.linear(x - self.mean)) + self.options["shift"]
+        return out.square()
+
+
+def replaced(net: Any) -> None:
+    torch.manual_seed(7)
+    net.linear = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, WAYS)).double()
+
+
+def hooked(net: Any) -> None:
+    net.linear.register_forward_hook(lambda module, inputs, output: output + 1)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "an attribute": lambda net: setattr(net, "scale", 3.0),
+    "an entry of a dict": lambda net: net.options.update(shift=1.0),
+    "a part's attribute": lambda net: setattr(net.drop, "p", 1.0),
+    "a layer": replaced,
+    "a layer without parameters": lambda net: setattr(net, "drop", nn.Tanh()),
+    "a buffer": lambda net: setattr(net, "mean", torch.ones(4, dtype=torch.float64)),
+    "a hook": hooked,
+    "a method": lambda net: setattr(net, "forward", lambda x: net.linear(x).cos()),
+    "a frozen part": lambda net: net.linear.bias.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_on_the_module_is_seen_at_the_next_call(change: str, engine: str) -> None:
+    torch.manual_seed(0)
+    net, batch = Adjustable().double(), (rows(4), Y)
+    maml = MAML(net, 0.1, steps=2, engine=engine, allow_nograd=True)
+    before = [maml.losses(batch, batch), maml.logits(batch, batch), maml.backward(batch, batch)]
+    CHANGES[change](net)
+    fresh = MAML(net, 0.1, steps=2, engine=engine, allow_nograd=True)
+    seen, expected = [], []
+    for found, learner in ((seen, maml), (expected, fresh)):
+        learner.zero_grad()
+        found += [learner.losses(batch, batch), learner.logits(batch, batch), learner.backward(batch, batch)]
+        found += [p.grad for p in learner.parameters() if p.grad is not None]
+    torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+    assert not torch.equal(before[0], seen[0])
+
+
+def test_a_learner_is_pickled_and_copied_before_and_after_use() -> None:
+    batch = (rows(4), Y)
+    for make in (
+        lambda: MAML(Adjustable().double(), 0.1),
+        lambda: MAML(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, WAYS)).double(), 0.1, batchnorm="per-step"),
+        lambda: MetaSGD(nn.Embedding(3, WAYS, padding_idx=0), 0.1),
+        lambda: ProtoNet(nn.Linear(4, 5).double()),
+    ):
+        torch.manual_seed(0)
+        learner = make()
+        data = (torch.arange(6).repeat(TASKS, 1) % 3, Y) if isinstance(learner, MetaSGD) else batch
+        for copied in (pickle.loads(pickle.dumps(learner)), copy.deepcopy(learner)):
+            torch.testing.assert_close(copied.eval().losses(data, data), learner.eval().losses(data, data))
+        assert copied is not learner

@@ -150,6 +150,56 @@ def test_tied_weights_stay_tied() -> None:
     torch.testing.assert_close(out, net.second.bias.expand(2, 3))
 
 
+class Shared(nn.Module):
+    """A layer that is used at two places, and a buffer with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.BatchNorm1d(4)
+        self.b = nn.Sequential(self.a, nn.Linear(4, 4))
+        self.alias = self.b[1].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.a(self.b(x)) + self.alias.sum()
+        return out
+
+
+@pytest.mark.parametrize("policy", ["batch", "frozen"])
+@pytest.mark.parametrize("make", [Shared, Tied, lambda: nn.LSTM(4, 3)])
+def test_what_is_left_out_of_a_call_is_the_modules_whatever_the_last_call_was(make: Any, policy: str) -> None:
+    net = make().eval()
+    x = torch.randn(2, 3 if make is Tied else 4)
+    apply, params, buffers = functional(net, policy)
+
+    def output(given: Any) -> Tensor:
+        out: Any = apply(given, buffers, x)
+        return out if isinstance(out, Tensor) else out[0]  # type: ignore[no-any-return]
+
+    expected = output(params)
+    for name, p in params.items():
+        changed = output({name: 2 * p.detach()})
+        assert torch.equal(output({}), expected), name
+        whole = {other: 2 * q.detach() if other == name else q for other, q in params.items()}
+        assert torch.equal(output(whole), changed), name
+        with pytest.raises((RuntimeError, TypeError, InputError)):
+            apply({name: 2 * p.detach()}, buffers, torch.ones(2, 9))
+        assert torch.equal(output({}), expected), name
+    fast = adapt(lambda p, b: output(p).square().mean(), params, torch.zeros(3, 1), tasks=3, lr=0.1, allow_unused=True)
+    assert len(fast) == len(params)
+    assert torch.equal(output({}), expected)
+
+
+def test_unknown_names_and_two_values_of_a_tied_weight_are_refused() -> None:
+    apply, params, buffers = functional(Tied())
+    with pytest.raises(InputError, match=r"no parameter or buffer 'third'; it has first\.weight, first\.bias, second"):
+        apply({"third": torch.zeros(1)}, buffers, torch.ones(2, 3))
+    w = params["first.weight"]
+    with pytest.raises(InputError, match=r"second\.weight is tied to another parameter that was given another value"):
+        apply({"first.weight": w, "second.weight": 2 * w}, buffers, torch.ones(2, 3))
+    out = apply({"first.weight": w, "second.weight": w}, buffers, torch.ones(2, 3))
+    torch.testing.assert_close(apply({"second.weight": w}, buffers, torch.ones(2, 3)), out)
+
+
 def test_recurrent_layers_use_the_weights_that_they_are_given() -> None:
     net = nn.LSTM(3, 2)
     apply, params, buffers = functional(net)

@@ -72,7 +72,7 @@ def test_features_are_what_the_head_sees(kind: str, batchnorm: str, tmp_path: Pa
         expected = learner.module(x)
     else:
         learner.module.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        learner._outputs({}, x)
+        learner._outputs()({}, x)
         expected = seen[0]
     torch.testing.assert_close(model.encode(x), expected.detach())
     alone = torch.cat([model.encode(one[None]) for one in x])
