@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from metapretrain.checks import user_path
 from metapretrain.data.image_folder import find_parts, load_image_folder
-from metapretrain.data.images import ImageSet
+from metapretrain.data.images import LIGHT_ON_DARK, ImageSet
 from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError, one_of
 
@@ -153,4 +153,5 @@ def made_glyphs(part: str, image_size: int = 28) -> ImageSet:
     images += 0.15 * torch.randn(images.shape, generator=random)
     pixels = (images * 255).round().clamp(0, 255).to(torch.uint8).flatten(0, 1)
     labels = torch.arange(count).repeat_interleave(20)
-    return ImageSet(pixels, labels, [f"{part} glyph {number}" for number in range(count)], "made", part)
+    classes = [f"{part} glyph {number}" for number in range(count)]
+    return ImageSet(pixels, labels, classes, "made", part, polarity=LIGHT_ON_DARK)

@@ -58,6 +58,7 @@ def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, 
 
 
 UNLABELLED = -1
+LIGHT_ON_DARK = "light-on-dark"  # the polarity of drawings whose ink is 255 and whose paper is 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class ImageSet:
     Attributes:
         images: uint8 (N, C, H, W).
         labels: int64 (N,), 0..len(classes)-1, or -1 for a row without label.
+        polarity: :data:`LIGHT_ON_DARK` for drawings that a model is to see so, whichever way they come at use; None: as
+            they are.
         files: ``{file name: {"bytes": int, "md5": str, "official": True | False | None}}``; None where there
             is no official checksum.
 
@@ -86,6 +89,7 @@ class ImageSet:
     name: str = "images"
     split: str = "train"
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    polarity: str | None = None
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
@@ -160,8 +164,21 @@ class ImageSet:
         return tuple(mean.tolist()), tuple(std.tolist())
 
 
+def light_on_dark(images: Tensor) -> Tensor:
+    """Images uint8 (N, C, H, W), those of dark ink on light paper inverted; paper is what most of the border shows.
+
+    Example:
+        >>> paper, ink = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8), torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
+        >>> light_on_dark(torch.cat([paper, ink])).unique().tolist()
+        [0]
+    """
+    border = torch.cat([images[..., 0, :], images[..., -1, :], images[..., 0], images[..., -1]], -1)
+    light = (border > 127).float().mean((1, 2)) > 0.5
+    return torch.where(light.view(-1, 1, 1, 1), 255 - images, images)
+
+
 def resize(images: Tensor, image_size: int) -> Tensor:
-    """Return uint8 images (N, C, H, W) resized to (N, C, image_size, image_size): bilinear, antialiased.
+    """Return uint8 images (N, C, H, W), cut to a square about the centre, at `image_size`: bilinear, antialiased.
 
     Raises:
         InputError: `image_size` is not a positive integer.
@@ -171,7 +188,13 @@ def resize(images: Tensor, image_size: int) -> Tensor:
         [7]
     """
     whole("image size", image_size, 1)
-    if images.shape[-2:] == (image_size, image_size):
+    height, width = images.shape[-2:]
+    if height == width == image_size:
+        return images
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    images = images[..., top : top + side, left : left + side]
+    if side == image_size:
         return images
     if not len(images):
         return images.new_empty((0, images.shape[1], image_size, image_size))
@@ -253,6 +276,6 @@ def load_digits_images(split: str) -> ImageSet:
     pixels = np.round(source.images * (255 / 16)).astype(np.uint8)[:, None]
     labels = torch.from_numpy(source.target.astype(np.int64))
     rows = validation_split(labels, DIGITS_TEST)[DIGITS_SPLITS.index(split)]
-    return ImageSet(
-        torch.from_numpy(pixels)[rows], labels[rows], [str(name) for name in source.target_names], "digits", split
-    )
+    classes = [str(name) for name in source.target_names]
+    images = torch.from_numpy(pixels)[rows]
+    return ImageSet(images, labels[rows], classes, "digits", split, polarity=LIGHT_ON_DARK)

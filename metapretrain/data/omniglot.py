@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metapretrain.checks import user_path
 from metapretrain.data.image_folder import decode
-from metapretrain.data.images import ImageSet
+from metapretrain.data.images import LIGHT_ON_DARK, ImageSet
 from metapretrain.data.tables import read_utf8
 from metapretrain.errors import InputError, one_of
 
@@ -56,7 +56,7 @@ def load_omniglot(data_dir: str | Path, split: str, image_size: int = 28, *, wor
     images = turned(ink[[place[name] for name, _ in lines]], torch.tensor([quarter for _, quarter in lines]))
     labels = torch.arange(len(lines)).repeat_interleave(DRAWINGS)
     classes = [f"{name}/rot{90 * quarter:03}" for name, quarter in lines]
-    return ImageSet(images.flatten(0, 1), labels, classes, "omniglot", split, files)
+    return ImageSet(images.flatten(0, 1), labels, classes, "omniglot", split, files, LIGHT_ON_DARK)
 
 
 def turned(images: Tensor, quarters: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def _joined(parts: list[ImageSet]) -> ImageSet:
     labelled = [part.subset(part.labels >= 0) for part in parts]
     images, labels = (torch.cat([getattr(part, what) for part in labelled]) for what in ("images", "labels"))
     files = {name: record for part in parts for name, record in part.files.items()}
-    return ImageSet(images, labels, parts[0].classes, parts[0].name, "all", files)
+    return replace(parts[0], images=images, labels=labels, split="all", files=files)
 
 
 def load_text_tasks(names: list[str], data_dir: Folder, validation: int = 500, **options: Any) -> list[TextTask]:

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.checks import check_device, whole
-from metapretrain.data.images import normalisation, normalize, resize
-from metapretrain.errors import InputError
+from metapretrain.data.images import LIGHT_ON_DARK, light_on_dark, normalisation, normalize, resize
+from metapretrain.errors import InputError, one_of
 from metapretrain.files import check_sums, load_tensors, save_tensors
 from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, functional
 from metapretrain.models.encoders import Backbone, build_backbone, build_encoder, build_head
 from metapretrain.protonet.learner import ProtoNet
 
 
-def as_uint8(images: Tensor, channels: int, image_size: int) -> Tensor:
-    """Images (N, 1 or 3, H, W), uint8 or float in 0..1, as uint8 (N, channels, image_size, image_size)."""
+def as_uint8(images: Tensor, channels: int, image_size: int, polarity: str | None = None) -> Tensor:
+    """Images (N, 1 or 3, H, W), uint8 or float in 0..1, as uint8 (N, channels, image_size, image_size).
+
+    They are cut to a square about the centre, and for a model of drawings have its polarity (:func:`light_on_dark`).
+    """
     if check_tensor(images).ndim != 4 or images.shape[1] not in (1, 3) or not min(images.shape[2:]):
         raise InputError(f"images must be (N, 1 or 3, H, W), got {tuple(images.shape)}")
     if images.is_floating_point():
@@ -32,7 +35,14 @@ def as_uint8(images: Tensor, channels: int, image_size: int) -> Tensor:
         raise InputError(f"images must be uint8 in 0..255 or float in 0..1, got {images.dtype}")
     if images.shape[1] != channels:
         images = images.expand(-1, 3, -1, -1) if channels == 3 else _grey(images)
-    return resize(images, image_size)
+    images = resize(images, image_size)
+    return images if polarity is None else light_on_dark(images)
+
+
+def _polarity(model: Mapping[str, Any], dataset: Any = None) -> str | None:
+    """How a model sees drawings; runs on Omniglot of older versions do not say so."""
+    found = model.get("polarity", LIGHT_ON_DARK if str(dataset).startswith("omniglot") else None)
+    return None if found is None else one_of("polarity", found, [LIGHT_ON_DARK])
 
 
 def check_tensor(images: Tensor) -> Tensor:
@@ -130,6 +140,7 @@ class SavedLearner(nn.Module):
         model, tested = config["model"], config["tested"]["ways"]
         self.classes: list[str] = list(model["classes"])
         self.channels, self.image_size = int(model["channels"]), int(model["image_size"])
+        self.polarity = _polarity(model, config.get("dataset"))
         self.mean, self.std = tuple(model["mean"]), tuple(model["std"])
         self.ways = min(tested if isinstance(tested, int) else tested[-1], len(self.classes))
         headless = config["choices"]["learner"] not in KINDS
@@ -147,7 +158,8 @@ class SavedLearner(nn.Module):
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images as :func:`as_uint8` makes them, on the model's device."""
-        return as_uint8(images, self.channels, self.image_size).to(next(self.learner.parameters()).device)
+        images = as_uint8(images, self.channels, self.image_size, self.polarity)
+        return images.to(next(self.learner.parameters()).device)
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
@@ -210,6 +222,7 @@ class SavedModel(nn.Module):
             raise InputError(f"classes must be a list of names, got {model['classes']!r}")
         self.classes: list[str] = list(model["classes"])
         self.channels, self.image_size = int(model["channels"]), int(model["image_size"])
+        self.polarity = _polarity(model)
         self.mean, self.std = tuple(model["mean"]), tuple(model["std"])
         normalisation(self.mean, self.std)
         if len(self.mean) != self.channels:
@@ -223,8 +236,8 @@ class SavedModel(nn.Module):
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images as :func:`as_uint8` makes them, normalised, on the model's device."""
-        images = as_uint8(images, self.channels, self.image_size).to(next(self.encoder.parameters()).device)
-        return normalize(images, self.mean, self.std)
+        images = as_uint8(images, self.channels, self.image_size, self.polarity)
+        return normalize(images.to(next(self.encoder.parameters()).device), self.mean, self.std)
 
     @torch.no_grad()  # not inference_mode: features may be put into a training of the caller's
     def encode(self, images: Tensor, batch_size: int = 256) -> Tensor:

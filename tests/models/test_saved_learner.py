@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
 from safetensors.torch import save_file
 from torch import Tensor
 
 from metapretrain import load
+from metapretrain.data.image_folder import read_images
+from metapretrain.data.images import LIGHT_ON_DARK, ImageSet, light_on_dark
+from metapretrain.data.registry import load_images
 from metapretrain.errors import InputError
+from metapretrain.experiments.images.data import describe
 from metapretrain.models import build_encoder
 from metapretrain.models.encoders import build_backbone
-from metapretrain.models.saved import LEARNER, SavedLearner, is_transductive, make_learner, save_model
+from metapretrain.models.saved import LEARNER, SavedLearner, as_uint8, is_transductive, make_learner, save_model
 
 MODEL = {"classes": ["a", "b", "c", "d"], "channels": 1, "image_size": 16, "mean": [0.4], "std": [0.2]}
 CHOICES = {"inner_lr": 0.2, "inner_steps": 1, "test_steps": 2, "batchnorm": "batch", "chunk": None}
 
 
-def write_run(folder: Path, kind: str, **changes: Any) -> Any:
+def write_run(folder: Path, kind: str, model: Any = None, dataset: str = "mine", **changes: Any) -> Any:
     """A run of a learner that has seen some images; returns the learner."""
     torch.manual_seed(0)
     choices = {**CHOICES, "learner": kind, **changes}
@@ -33,7 +40,13 @@ def write_run(folder: Path, kind: str, **changes: Any) -> Any:
     with torch.no_grad():
         for p in learner.parameters():
             p -= 0.1 * p.grad
-    config = {"model": MODEL, "choices": choices, "backbone": "conv4", "tested": {"ways": 3, "shots": 2, "queries": 1}}
+    config = {
+        "model": model or MODEL,
+        "dataset": dataset,
+        "choices": choices,
+        "backbone": "conv4",
+        "tested": {"ways": 3, "shots": 2, "queries": 1},
+    }
     (folder / "config.json").write_text(json.dumps({"config": config}))
     save_file(learner.state_dict(), folder / LEARNER)
     return learner.eval()
@@ -115,3 +128,89 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"does not describe a model \(KeyError\('inner_lr'\)\)"):
         load(tmp_path)
+
+
+def glyph(number: int) -> np.ndarray:
+    """A drawing as Omniglot publishes it: 105 x 105, dark strokes on white paper."""
+    image = Image.new("L", (105, 105), 255)
+    points = [tuple(xy) for xy in np.random.default_rng(number).integers(8, 97, (6, 2)).tolist()]
+    ImageDraw.Draw(image).line(points, fill=0, width=3)
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("bits", ["1", "L", "RGB"])
+@pytest.mark.parametrize("kind", ["protonet", "maml", "encoder"])
+def test_drawings_of_either_polarity_are_seen_as_in_training(kind: str, bits: str, tmp_path: Path) -> None:
+    paper = [tmp_path / f"{number}-paper.png" for number in range(6)]
+    for number, file in enumerate(paper):
+        Image.fromarray(glyph(number)).convert(bits).save(file)
+        Image.fromarray(255 - glyph(number)).convert(bits).save(tmp_path / f"{number}-board.png")
+    trained = 255 - read_images(paper, 16, channels=1)  # as the reader of Omniglot does
+    described = MODEL | {"polarity": LIGHT_ON_DARK}
+    if kind == "encoder":
+        write_images_run(tmp_path, described)
+        wanted = write_images_run(tmp_path / "as-is", MODEL)
+    else:
+        write_run(tmp_path, kind, model=described)
+        (tmp_path / "as-is").mkdir()
+        write_run(tmp_path / "as-is", kind)
+        wanted = load(tmp_path / "as-is")
+    model, labels = load(tmp_path), torch.tensor([0, 0, 1, 1, 2, 2])
+    board = read_images(sorted(tmp_path.glob("*-board.png")), 16, channels=1)
+    for images in (trained, read_images(paper, 16, channels=1), board, read_images(paper, 16)):
+        torch.testing.assert_close(model.encode(images), wanted.encode(trained), atol=1e-4, rtol=1e-4)
+        expected = wanted.adapt(trained, labels).logits(trained)
+        torch.testing.assert_close(model.adapt(images, labels).logits(images), expected, atol=1e-3, rtol=1e-3)
+
+
+def write_images_run(folder: Path, described: dict[str, Any]) -> Any:
+    """A run of an image encoder, loaded."""
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    about = described | {"encoder": "mlp", "stem": "standard", "head": None}
+    (folder / "config.json").write_text(json.dumps({"config": {"model": about}}))
+    save_model(folder, build_encoder("mlp", channels=1, image_size=16), None, torch.randn(4, 512))
+    return load(folder)
+
+
+@pytest.mark.parametrize("name", ["omniglot", "digits", "made"])
+def test_a_model_of_drawings_says_their_polarity(name: str, tmp_path: Path) -> None:
+    data = drawings(name, tmp_path)
+    described = describe(SimpleNamespace(train=data, mean=(0.0,), std=(1.0,)), "conv4", "standard", None)
+    assert described["polarity"] == LIGHT_ON_DARK
+    assert torch.equal(light_on_dark(data.images), data.images)
+    assert torch.equal(light_on_dark(255 - data.images), data.images)
+
+
+def drawings(name: str, folder: Path) -> ImageSet:
+    if name == "digits":
+        return load_images(name, None, "train")
+    if name == "made":
+        return load_images(name, None, "train")
+    (folder / "images_evaluation").mkdir()
+    for number in range(20):
+        place = folder / "images_background" / "Greek" / f"character{number // 10:02}"
+        for drawing in range(20):
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(glyph(number + drawing)).convert("1").save(place / f"{drawing:02}.png")
+    (folder / "splits").mkdir()
+    (folder / "splits" / "train.txt").write_text("Greek/character00/rot000\nGreek/character01/rot090\n")
+    return load_images("omniglot", folder, "train", 28)
+
+
+def test_an_older_run_on_omniglot_has_its_polarity(tmp_path: Path) -> None:
+    write_run(tmp_path, "protonet", dataset="omniglot-5w1s")
+    assert load(tmp_path).polarity == LIGHT_ON_DARK
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["config"]["model"]["polarity"] = "upside down"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="unknown polarity 'upside down'"):
+        load(tmp_path)
+
+
+def test_pictures_that_are_no_squares_are_cut_as_files_are(tmp_path: Path) -> None:
+    pixels = np.zeros((40, 90, 3), dtype=np.uint8)
+    pixels[:, 25:65] = np.random.default_rng(0).integers(0, 255, (40, 40, 3))
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    read, given = read_images([tmp_path / "x.png"], 20), torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    assert (as_uint8(given, 3, 20).int() - read.int())[..., 1:-1, 1:-1].abs().max() <= 1

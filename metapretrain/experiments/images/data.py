@@ -83,7 +83,8 @@ class ImageData:
 
 def describe(data: Any, encoder: str, stem: str, head: str | None) -> dict[str, Any]:
     """What a saved model of `data`, which has `train`, `mean` and `std`, is built again from."""
-    return {
+    polarity = {} if data.train.polarity is None else {"polarity": data.train.polarity}
+    return polarity | {
         "encoder": encoder,
         "stem": stem,
         "head": head,
