@@ -1,11 +1,13 @@
-"""`predictions.csv`: what a run predicted for each test image, to compare runs image by image."""
+"""`predictions.csv`: what a run predicted for each test image, to compare runs image by image and count again."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metapretrain.errors import InputError
+from metapretrain.evaluation.metrics import f1, pearson, spearman
 from metapretrain.files import sha256, write_file
 
 Classes = Sequence[int] | NDArray[np.int64] | Tensor
 HEADER = ("index", "label", "prediction")
+SAME = 1e-6  # figures that differ by less are the same
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,51 @@ def read_predictions(path: Path | str) -> Predictions:
     if len(np.unique(table[:, 0])) != len(table):
         raise InputError(f"{path}: an index appears twice; each image has one line")
     return Predictions(table[:, 0], table[:, 1], table[:, 2])
+
+
+def recounted(path: Path, metrics: Mapping[str, Any]) -> str | None:
+    """Say which of a run's `metrics` is not that of the predictions in a file of its folder `predictions`, or None.
+
+    These are `TASK.csv` of labelled test rows and `TASK-dev.csv`; accuracy, F1 and the correlations are looked at,
+    where `metrics` has them as `TASK_accuracy` and so on.
+
+    Raises:
+        InputError: the file cannot be read, or holds no numbers.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            table = csv.DictReader(file)
+            columns = table.fieldnames or ()
+            known = "label" in columns and ("index" in columns or path.stem.endswith("-dev"))  # else of own test rows
+            rows = [(row["label"], row["prediction"]) for row in table if known]
+        y, predicted = np.asarray_chkfinite(rows, dtype=np.float64).reshape(-1, 2).T
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"cannot read predictions {path}: {error}") from error
+    task = path.stem.removesuffix("-dev")
+    for name in ("accuracy", "f1", "pearson", "spearman") if len(y) else ():
+        stated = metrics.get(f"{task}_{name}")
+        if isinstance(stated, float) and math.isfinite(stated):
+            counted = _counted(name, y, predicted, stated)
+            if abs(counted - stated) > SAME:
+                return contradiction(f"{task}_{name}", stated, counted, f"predictions/{path.name}", len(y))
+    return None
+
+
+def contradiction(metric: str, stated: float, counted: float, file: str, rows: int) -> str:
+    """One line for a figure that is not that of a run's predictions."""
+    told = f"metrics.{metric} is {stated:.6g}, but counted again from the {rows:,} rows of {file} it is {counted:.6g}"
+    return f"{told}: left out; restore the file that was changed, or run it again"
+
+
+def _counted(name: str, y: NDArray[np.float64], predicted: NDArray[np.float64], stated: float) -> float:
+    if name == "accuracy":
+        return float((y == predicted).mean())
+    if name != "f1":
+        return (pearson if name == "pearson" else spearman)(y, predicted)
+    classes = max(2, 1 + int(max(y.max(), predicted.max())))
+    total = classes * f1(y, predicted, classes, macro=True)  # there may be further classes, without a row
+    found = [total / max(classes, round(total / stated) if stated else classes)]
+    return min(found + [f1(y, predicted)] * (classes == 2), key=lambda value: abs(value - stated))
 
 
 def confusion(y: Tensor, predicted: Tensor, classes: int) -> Tensor:

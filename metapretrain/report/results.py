@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.predictions import read_predictions
+from metapretrain.evaluation.metrics import main_scores
+from metapretrain.evaluation.predictions import SAME, contradiction, read_predictions, recounted
 from metapretrain.files import write_file
 from metapretrain.report.layout import FILE, Layout, Result
 
@@ -48,6 +49,8 @@ def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | N
     faults += [_fault_of_metrics(result["metrics"]), _fault_of_curve(result) if "curve" in result else None]
     if fault := next(filter(None, faults), None):
         return fault
+    if "correct" in result and (fault := _fault_of_predictions(result)):
+        return fault
     if result.get("kind") == "tuning":
         return "a tuning run: it has no test figures"
     if result.get("kind") == "pretraining":
@@ -55,9 +58,35 @@ def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | N
     known = {name for name, value in result["metrics"].items() if value is not None}
     if layout is None:
         return None if known else "it has no figure"
-    main = layout.measured(result["metrics"]).column(layout.main)  # of its parts a row may have some only
+    layout = layout.measured(result["metrics"])
+    main = layout.column(layout.main)  # of its parts a row may have some only
     enough = {main.metric, *(layout.column(part).metric for part in main.parts)}
-    return None if known & enough else f"metrics.{main.metric} is missing"
+    return _fault_of_means(result["metrics"], layout) if known & enough else f"metrics.{main.metric} is missing"
+
+
+def _fault_of_means(metrics: Mapping[str, Any], layout: Layout) -> str | None:
+    """A mean that is not that of its parts, where a row has them all."""
+    names = {column.name for column in layout.columns}
+    if layout.open and not main_scores(dict.fromkeys(metrics, 0.0)).keys() <= names:
+        return None  # it means over tasks that this layout does not know
+    for column in layout.all_columns:
+        parts, stated = [metrics.get(layout.column(part).metric) for part in column.parts], metrics.get(column.metric)
+        if parts and None not in (*parts, stated) and abs(sum(parts) / len(parts) - stated) > SAME:
+            told = f"metrics.{column.metric} is {stated:.6g}, but its parts mean {sum(parts) / len(parts):.6g}"
+            return f"{told}: left out; restore the file that was changed, or run it again"
+    return None
+
+
+def _fault_of_predictions(result: Mapping[str, Any]) -> str | None:
+    """An accuracy that is not that of the predictions; those of a pretraining are of the nearest prototype."""
+    try:
+        correct = unpack(result["correct"])
+    except InputError:  # which leaves the figures as they are
+        return None
+    metric = "nearest_prototype_accuracy" if result.get("kind") == "pretraining" else "test_accuracy"
+    stated, counted = result["metrics"].get(metric), float(correct.mean())
+    same = stated is None or abs(counted - stated) <= SAME
+    return None if same else contradiction(metric, stated, counted, "predictions.csv", correct.size)
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
@@ -249,6 +278,15 @@ def _read_run(folder: Path, problems: list[str], name: str) -> Result:
             problems.append(f"{name}: no comparison image by image: {str(error).replace(f'{folder}/', '')}")
         else:
             result["correct"] = pack(predictions.correct, predictions.images)
+    complete = result.get("status") == "complete" and isinstance(result.get("metrics"), dict)
+    files = folder.glob("predictions/*.csv") if complete else ()
+    for file in sorted(files):
+        try:
+            fault = recounted(file, result["metrics"])
+        except InputError as error:
+            fault = problems.append(f"{name}: {str(error).replace(f'{folder}/', '')}")
+        if fault:
+            raise InputError(f"{name}: {fault}")
     return result
 
 
@@ -308,14 +346,11 @@ def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
 
 
 def _disagreement(result: Result) -> str | None:
-    """Why the per-image part cannot belong to the result's own figures, or None."""
+    """Why the per-image part cannot belong to the result, or None."""
     try:
         correct = unpack(result["correct"])
     except InputError as error:
         return str(error)
-    stated = result["metrics"].get("test_accuracy")
-    if stated is not None and abs(float(correct.mean()) - stated) > 0.5 / correct.size:
-        return f"the predictions are right for {correct.mean():.4f} of the images, test_accuracy is {stated:.4f}"
     count = result.get("counts", {}).get("test")
     if count is not None and count != correct.size:
         return f"{correct.size} predictions for {count} test images"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import read_predictions, write_predictions
+from metapretrain.report.layout import Column, Layout, save_layout
 from metapretrain.report.results import Collection, bundle, collect, fold, pack, unfold, unpack
 from metapretrain.report.table import build_table
 
@@ -91,14 +93,92 @@ def test_impossible_results_are_left_out(
     assert match in found.problems[0]
 
 
-def test_predictions_of_another_run_are_not_paired(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_result_that_its_predictions_contradict_is_left_out(tmp_path: Path, make_run: MakeRun) -> None:
     make_run("simclr", 0, metrics={"test_accuracy": 0.5})
-    write_predictions(make_run("simclr", 1) / "predictions.csv", [1] * 4, [1, 1, 1, 0])
+    make_run("simclr", 1)
+    write_predictions(make_run("simclr", 2) / "predictions.csv", [1] * 4, [1, 1, 1, 0])
     found = collect(tmp_path / "runs")
-    assert len(found.results) == 2
-    assert all("correct" not in result for result in found.results)
-    assert "right for 0.7500 of the images, test_accuracy is 0.5000" in found.problems[0]
-    assert "4 predictions for 400 test images" in found.problems[1]
+    assert [(result["seed"], "correct" in result) for result in found.results] == [(1, True), (2, False)]
+    assert found.problems == [
+        "stl10-paper/simclr-s0: metrics.test_accuracy is 0.5, but counted again from the 400 rows of predictions.csv "
+        "it is 0.75: left out; restore the file that was changed, or run it again",
+        "stl10-paper/simclr-s2: no comparison image by image: 4 predictions for 400 test images",
+    ]
+    assert found.problems[0] in build_table(found).markdown()
+
+
+@pytest.mark.parametrize("kind", ["row", "pretraining"])
+def test_every_flipped_digit_of_an_accuracy_is_seen(tmp_path: Path, make_run: MakeRun, kind: str) -> None:
+    metric = "test_accuracy" if kind == "row" else "nearest_prototype_accuracy"
+    file = make_run("simclr", 0, 313, kind=kind, metrics={"nearest_prototype_accuracy": 313 / 400}) / "result.json"
+    good = file.read_text()
+    bundle(collect(tmp_path / "runs").results, tmp_path / "good.json")
+    for place, digit in product((0, 2, 3, 4, 5), "0123456789"):
+        changed = "0.7825"[:place] + digit + "0.7825"[place + 1 :]
+        file.write_text(good.replace(f'"{metric}": 0.7825', f'"{metric}": {changed}'))
+        problems = collect(tmp_path / "runs").problems
+        assert [metric in problem for problem in problems] == [True] * (changed != "0.7825")
+    text = (tmp_path / "good.json").read_text()
+    (tmp_path / "good.json").write_text(text.replace(f'"{metric}": 0.7825', f'"{metric}": 0.7835'))
+    assert "counted again" in collect(tmp_path / "good.json").problems[0]  # the bits of a bundle tell it too
+
+
+def text_run(folder: Path, metrics: dict[str, float], tables: dict[str, bytes]) -> None:
+    for name, content in {**tables, "config.json": b"{}"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    about = {"schema": 1, "status": "complete", "method": "m", "seed": 0, "metrics": metrics}
+    (folder / "result.json").write_text(json.dumps(about))
+
+
+TABLES = {
+    "predictions/sst-dev.csv": b"id,prediction,label\na,0,0\nb,1,2\nc,1,1\nd,0,0\n",
+    "predictions/sst.csv": b"id,prediction,label\na,0,1\n",  # a test part, whose figures no result states
+    "predictions/para-dev.csv": b"id,prediction,label\na,0,0\nb,1,1\nc,1,0\nd,1,1\n",
+    "predictions/sts-dev.csv": b"id,prediction,label\na,0.5,1\nb,1.25,2\nc,4.0,5\nd,3.5,2\n",
+    "predictions/amazon5.csv": b"index,label,prediction\n0,0,0\n1,1,1\n2,2,1\n",
+}
+METRICS = {
+    "sst_accuracy": 3 / 4,
+    "para_accuracy": 3 / 4,
+    "para_f1": 4 / 5,
+    "sts_pearson": float(np.corrcoef([1, 2, 5, 2], [0.5, 1.25, 4.0, 3.5])[0, 1]),
+    "sts_spearman": float(np.corrcoef([1, 2.5, 4, 2.5], [1, 2, 4, 3])[0, 1]),
+    "amazon5_accuracy": 2 / 3,
+    "amazon5_f1": (1 + 2 / 3) / 5,  # two of its five classes have no row here
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_figures_of_texts_are_counted_again(tmp_path: Path, metric: str) -> None:
+    text_run(tmp_path / "runs" / "m-s0", METRICS, TABLES)
+    assert len(collect(tmp_path / "runs").results) == 1
+    text_run(tmp_path / "runs" / "m-s0", METRICS | {metric: METRICS[metric] + 0.01}, TABLES)
+    found = collect(tmp_path / "runs")
+    (problem,) = found.problems
+    assert not found.results and f"m-s0: metrics.{metric} is {METRICS[metric] + 0.01:.6g}" in problem
+    assert metric == "amazon5_f1" or f"it is {METRICS[metric]:.6g}" in problem
+
+
+@pytest.mark.parametrize(
+    "content", [b"id,label\na,1", *(b"id,prediction,label\n" + row for row in (b"a,x,1", b"a", b"a,nan,1", b"\xff"))]
+)
+def test_damaged_predictions_of_texts_are_told_and_the_result_is_shown(tmp_path: Path, content: bytes) -> None:
+    text_run(tmp_path / "runs" / "m-s0", METRICS, {"predictions/sst-dev.csv": content})
+    found = collect(tmp_path / "runs")
+    (problem,) = found.problems
+    assert len(found.results) == 1 and problem.startswith("m-s0: cannot read predictions predictions/sst-dev.csv: ")
+
+
+def test_a_mean_that_is_not_that_of_its_parts_is_left_out(tmp_path: Path) -> None:
+    columns = [Column(name, f"{name}_accuracy", name) for name in ("a", "b")]
+    layout = Layout((*columns, Column("mean", "mean_accuracy", "mean", parts=("a", "b"))), "mean")
+    metrics = {"a_accuracy": 0.5, "b_accuracy": 0.7, "mean_accuracy": 0.6}
+    for stated, told in ((0.6, []), (0.8, ["m-s0: metrics.mean_accuracy is 0.8, but its parts mean 0.6: left out; "])):
+        text_run(tmp_path / "runs" / "m-s0", metrics | {"mean_accuracy": stated}, {})
+        save_layout(layout, tmp_path / "runs")
+        problems = collect(tmp_path / "runs").problems
+        assert [problem[: len(begin)] for problem, begin in zip(problems, told, strict=True)] == told
 
 
 def test_bundle_round_trip_from_file_and_folder(tmp_path: Path, make_run: MakeRun) -> None:

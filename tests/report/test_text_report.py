@@ -236,7 +236,7 @@ def test_which_encoders_have_seen_quora(encoder: str, seen: bool) -> None:
 
 
 def test_tasks_of_ones_own_get_columns(tmp_path: Path, make_text: MakeText) -> None:
-    extra = {"topic_accuracy": 0.9, "overall": 0.6, "majority_topic_accuracy": 0.5}
+    extra = {"topic_accuracy": 0.9, "overall": 0.7, "majority_topic_accuracy": 0.5}
     make_text("cross", 0, 0.4, None, 0.8, group="mine-strong", metrics=extra, counts={**COUNTS, "topic_dev": 50})
     make_text("proto", 0, 0.4, 0.7, 0.8, group="mine-strong")
     text = write(tmp_path / "runs")
