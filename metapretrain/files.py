@@ -75,7 +75,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, so that a reader sees the old bytes or the new ones and never a part."""
+    """Replace `path` by `data`, so that a reader sees the old bytes or the new ones and never a part.
+
+    What a process left in the folder that was killed here is removed.
+    """
+    for left in path.parent.glob(".*.tmp"):
+        if not _runs(left.name.split(".")[-2]):
+            left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_durably(temporary, data)
@@ -84,6 +90,16 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _runs(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (PermissionError, ValueError):  # another user's; a file that is not ours
+        pass
+    return True
 
 
 def write_file(path: Path, content: str | bytes) -> Path:

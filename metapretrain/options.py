@@ -13,7 +13,9 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -224,6 +226,7 @@ def add_int_list(parser: argparse.ArgumentParser, name: str, default: Sequence[i
 
 
 device_name = option_type(check_device_name)
+JOB = "METAPRETRAIN_JOB"  # set in the environment of a job, whose standard input is a pipe that ends with its parent
 INTERRUPTED = 130  # the shell's status of a process that Ctrl-C ended
 
 
@@ -313,6 +316,8 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
 
     @functools.wraps(main)
     def guarded(argv: Sequence[str] | None = None) -> int:
+        if os.environ.pop(JOB, ""):
+            threading.Thread(target=_end_with_parent, daemon=True).start()
         _log_to_stderr()
         _escape_what_cannot_be_shown()
         try:
@@ -342,6 +347,11 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
             return _failed(f"out of memory ({error}); take smaller images or batches")
 
     return guarded
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _failed(line: str) -> int:

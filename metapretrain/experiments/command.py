@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,11 @@ from metapretrain.checks import check_device, check_precision
 from metapretrain.errors import InputError
 from metapretrain.evaluation.robustness import corrupt_runs
 from metapretrain.experiments.base import Experiment, Machine
-from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.options import JOB, Parser, common_options, main_guard
 from metapretrain.report.figures import REDUCERS, check_reducer
 from metapretrain.training.logs import METRICS
 
-STOP_SECONDS = 10.0  # after Ctrl-C a job has this long to end by itself
+STOP_SECONDS = 10.0  # after Ctrl-C or a signal a job has this long to end by itself
 
 
 def slots(device: str, per_device: int) -> list[dict[str, str]]:
@@ -43,8 +44,33 @@ def slots(device: str, per_device: int) -> list[dict[str, str]]:
     return [{"OMP_NUM_THREADS": str(threads)} for _ in range(per_device)]
 
 
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, and the process then as they do, unless they are ignored."""
+    caught: list[int] = []
+
+    def interrupt(number: int, _: Any) -> None:
+        caught.append(number)
+        if len(caught) == 1:
+            raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(one) is signal.SIG_DFL]
+    try:
+        for one in taken:
+            signal.signal(one, interrupt)
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)
+        for number in caught:
+            signal.raise_signal(number)
+
+
 def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, str]], logs: Path) -> None:
     """Run the commands of `jobs` by name, in order, one at a time in each place; what they print goes to `logs`.
+
+    Ctrl-C, SIGTERM and SIGHUP end the jobs first. Scripts of ours end also with this process when it is killed.
 
     Raises:
         InputError: some jobs failed; each is named with the last line that it printed. The others are done first.
@@ -78,18 +104,20 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
             with log.open("wb") as file, lock:
                 if stopped.is_set():
                     return "not started"
-                process = subprocess.Popen(jobs[name], stdout=file, stderr=file, env={**os.environ, **place})
+                environment = {**os.environ, **place, JOB: "1"}
+                process = subprocess.Popen(jobs[name], stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment)
                 running.add(process)
         except OSError as error:
             return str(error)
         status = process.wait()
+        process.stdin.close()  # type: ignore[union-attr]  # open till then: its end is ours
         with lock:
             running.discard(process)
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return (lines[-1] if lines else f"exit status {status}") if status else None
 
     places = places[: len(jobs)]
-    with tqdm(total=len(jobs), desc="jobs", unit="job", disable=None) as bar:
+    with _signals_interrupt(), tqdm(total=len(jobs), desc="jobs", unit="job", disable=None) as bar:
         threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
         for thread in threads:
             thread.start()

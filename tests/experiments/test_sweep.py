@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,8 @@ def test_failures_are_named_with_their_last_line_and_the_others_are_done(tmp_pat
     assert (tmp_path / "logs" / "bad.log").read_text().startswith("first\nerror: no such data")
 
 
-def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_jobs_and_starts_no_more(tmp_path: Path, sent: signal.Signals) -> None:
     # A shell's background command ignores Ctrl-C, and what it starts would as well: the process asks for it again.
     code = f"""
         import signal, sys
@@ -86,14 +88,63 @@ def test_ctrl_c_ends_the_jobs_and_starts_no_more(tmp_path: Path) -> None:
         time.sleep(0.02)
     pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
     assert len(pids) == 2, process.communicate()
-    os.kill(process.pid, signal.SIGINT)  # to the parent alone: the jobs must be ended by it
+    os.kill(process.pid, sent)  # to the parent alone: the jobs must be ended by it
     _, told = process.communicate(timeout=120)
-    assert b"KeyboardInterrupt" in told
+    assert b"KeyboardInterrupt" in told if sent == signal.SIGINT else process.returncode == -sent
     left = sorted(path.name for path in tmp_path.glob("*-*"))
     assert left == ["ended-a", "ended-b", "pid-a", "pid-b"]  # each was asked to end, and no other began
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+SLEEPER = """
+import os, sys, time
+from metapretrain.options import main_guard
+@main_guard
+def main(argv):
+    print(os.getpid(), flush=True)
+    time.sleep(300)
+main([])
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_script_ends_with_the_process_that_runs_it_as_a_job(tmp_path: Path, sent: signal.Signals) -> None:
+    code = f"""
+        import sys
+        from pathlib import Path
+        from metapretrain.experiments.command import run_jobs
+        run_jobs(dict.fromkeys("ab", [sys.executable, "-c", {SLEEPER!r}]), [{{}}, {{}}], Path({str(tmp_path)!r}))
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=Path(__file__).parents[2])
+    logs = [tmp_path / "a.log", tmp_path / "b.log"]
+    wait_until(lambda: all(log.is_file() and log.read_text().endswith("\n") for log in logs))
+    process.send_signal(sent)
+    assert process.wait() == -sent
+    wait_until(lambda: not any(alive(int(log.read_text())) for log in logs))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that has ended but was not waited for does not."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return status != "Z"
+
+
+def test_a_script_that_is_no_job_does_not_wait_for_its_input(tmp_path: Path) -> None:
+    code = SLEEPER.replace("time.sleep(300)", "time.sleep(0.3)")
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0
 
 
 def test_slots_are_gpus_or_shares_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

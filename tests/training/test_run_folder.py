@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
+from metapretrain.files import write_file
 from metapretrain.training.run_folder import RunFolder
 from tests.training.run_files import CONFIG, figure, lines, one_line, scalars
 
@@ -338,3 +339,17 @@ def test_a_folder_whose_name_is_no_utf8_is_refused(tmp_path):
     with pytest.raises(InputError, match="no UTF-8"):
         RunFolder.open(tmp_path / "\udcff", {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["report/table.md", "predictions/sst.csv"])
+def test_what_a_killed_process_left_half_written_is_removed_by_the_next(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    code = "import os, signal, sys; from metapretrain.files import write_file; from pathlib import Path; "
+    code += "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL); write_file(Path(sys.argv[1]), 'new')"
+    killed = subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL and len(list(file.parent.glob(".*.tmp"))) == 1
+    of_others = [file.parent / f".other.csv.{os.getppid()}.tmp", file.parent / ".notes.tmp"]  # alive, and not ours
+    for other in of_others:
+        other.write_text("")
+    write_file(file, "whole")
+    assert sorted(file.parent.iterdir()) == sorted([file, *of_others]) and file.read_text() == "whole"
