@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from run_speed import surroundings
 from metapretrain.checks import check_device
 from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval, paired_interval
-from metapretrain.experiments.command import slots
+from metapretrain.experiments.command import run_jobs, slots
 from metapretrain.files import write_file
 from metapretrain.options import Parser, add_device_options, add_int_list, main_guard, names
 from metapretrain.report.markdown import markdown_table, shown
@@ -335,14 +334,13 @@ def start(
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(place["CUDA_VISIBLE_DEVICES"] for place in held)
     folder, command = folder_of(launch, options), command_of(launch, options)
     folder.mkdir(parents=True, exist_ok=True)
-    log, began = folder / "log.txt", time.monotonic()
-    with log.open("wb") as file:
-        status = subprocess.run(command, env=environment, stdout=file, stderr=file).returncode
+    log, began = folder / "launch.log", time.monotonic()
+    try:
+        run_jobs({"launch": command}, [environment], folder)
+    except InputError as failed:
+        told = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error:")]
+        return None, f"{told[0]} (log in {log})" if told else str(failed)
     took = time.monotonic() - began
-    if status:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        told = [line for line in lines if line.startswith("error:")] or lines[-1:] or [f"exit status {status}"]
-        return None, f"{told[0]} (log in {log})"
     batch = int(re.findall(r"\b(?:batch_size|tasks)=(\d+)", " ".join(command))[-1])
     about: dict[str, Any] = {"precision": options.precision if WORK[launch.work].mixed else "fp32"}
     about |= {} if options.resume else {"launch_s": round(took, 1)}  # finished runs take no time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from metapretrain.checks import number, whole
 from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError
-from metapretrain.files import check_sums, decode, encode, read_json, write_sums
+from metapretrain.files import check_sums, decode, encode, read_json, write_sums, write_whole
 from metapretrain.prompts.template import plain_ids
 
 CONFIG, WEIGHTS, OURS = "adapter_config.json", "adapter_model.safetensors", "prompt.json"
@@ -50,9 +49,7 @@ def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, not
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            temporary = folder / f".{name}.part"
-            temporary.write_bytes(data)
-            os.replace(temporary, folder / name)
+            write_whole(folder / name, data)
         write_sums(folder, files)
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}); name another folder") from None

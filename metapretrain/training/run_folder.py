@@ -306,11 +306,16 @@ class RunFolder:
         if not resume:
             raise InputError(f"{self.path} already holds a run; continue it with --resume or choose another --out")
         check_same(self.path, stored.get("config"), self.config, may_change)
+        if (self.path / _RESULT).exists():
+            return
         started = "%s was started with %s and goes on with %s: its end may differ in the last bits"
         about, before = flatten({"versions": versions(), "device": self.device}), flatten(stored)
         for key in ("versions.torch", "device"):  # the device's name has the number of threads
-            if before.get(key) != about[key] and not (self.path / _RESULT).exists():
+            if before.get(key) != about[key]:
                 _log.warning(started, self.path, f"{key} {before.get(key)}", about[key])
+        logged = any(self.path.glob("events.out.tfevents.*")) or (self.path / METRICS).exists()
+        if logged and not any(self.checkpoints.glob("step-*")):  # it begins anew, perhaps without a training
+            self.cut_back(-1)
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return one_line_errors(f"cannot write {what} in {self.path}", _ROOM)

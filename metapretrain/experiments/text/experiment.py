@@ -139,7 +139,6 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         method, start = context.method, context.start
         encoder = new_encoder(self.recipe, context.seed) if start is None else load_text_encoder(start / ENCODER)
         if not method.trained:
-            context.folder.cut_back(-1)
             heads = build_heads(self.data.tasks, method, self.recipe.sts_head, encoder.features)
             return TrainedText(encoder, heads, TextReport())
         heads, training = finetuning(context, encoder)
