@@ -309,7 +309,10 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
             # Read even where it was just written, so that a run that goes on later starts from the very same weights.
             before = {**done["budget"], "wall_s": done["wall_s"]}
             context = replace(context, start=self.written(plan[0], seed), before=before)
-        return replace(context, run=opened.enter_context(self.open(name, method, seed)))
+        run = opened.enter_context(self.open(name, method, seed))
+        if self.resume and not run.checkpoints.is_dir():  # it begins anew, perhaps without a training that cuts back
+            run.cut_back(-1)
+        return replace(context, run=run)
 
     def finished(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:
         """Return the result of a run that is done, or None; one of another configuration or kind is an InputError."""

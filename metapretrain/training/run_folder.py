@@ -313,9 +313,6 @@ class RunFolder:
         for key in ("versions.torch", "device"):  # the device's name has the number of threads
             if before.get(key) != about[key]:
                 _log.warning(started, self.path, f"{key} {before.get(key)}", about[key])
-        logged = any(self.path.glob("events.out.tfevents.*")) or (self.path / METRICS).exists()
-        if logged and not any(self.checkpoints.glob("step-*")):  # it begins anew, perhaps without a training
-            self.cut_back(-1)
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return one_line_errors(f"cannot write {what} in {self.path}", _ROOM)

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.training.checkpoint import save
 from metapretrain.training.logs import Tracker
 from metapretrain.training.run_folder import RunFolder
-from tests.training.run_files import CONFIG, events, figure, lines, projector, scalars
+from tests.training.run_files import CONFIG, events, figure, projector, scalars
 
 
 def test_a_figure_is_a_file_and_a_tensorboard_image(tmp_path: Path) -> None:
@@ -141,22 +140,3 @@ def test_without_tensorboard_one_line_says_how_to_get_it(tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match="pip install tensorboard"):
         _ = Tracker(tmp_path).writer
-
-
-@pytest.mark.parametrize("trained", [False, True])
-def test_what_was_logged_before_a_kill_without_a_result_is_there_once(tmp_path: Path, trained: bool) -> None:
-    """A run that trains by the loop is cut back by it; one that only measures has no checkpoint and begins anew."""
-    for session in range(3):
-        with RunFolder.open(tmp_path, CONFIG, resume=True) as run:
-            if trained and session == 0:
-                save(run.checkpoints, 1, {})
-            if trained and session:
-                run.cut_back(1)
-            for step in (1, 2) if not trained or session == 0 else (2,):
-                run.log(step, "test", {"accuracy": 0.5})
-            run.hparams(CONFIG, {"accuracy": 0.5})
-            if session == 2:
-                run.finish({})
-    RunFolder.open(tmp_path, CONFIG, resume=True).close()
-    assert scalars(tmp_path, "test/accuracy") == [(1, 0.5), (2, 0.5)] and len(lines(tmp_path)) == 2
-    assert len(scalars(tmp_path, "when_done/accuracy")) == 1

@@ -25,8 +25,9 @@ from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import PRETRAININGS, TextMethod, TextPhase, TextRecipe, updates
 from metapretrain.models.saved import load as load_image_model
 from metapretrain.report import figures
-from metapretrain.training import loop
+from metapretrain.training import RunFolder, loop
 from metapretrain.training.logs import read_metrics
+from tests.training.run_files import events
 
 PHASE = TextPhase(lr=3e-3)
 RECIPE = TextRecipe(2, PHASE, PHASE, PHASE, PHASE, batch_size=8, encoder="tiny", pool=2)
@@ -165,6 +166,24 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(
     ours, theirs = (weights(run) for run in runs)
     assert ours.keys() == theirs.keys() and all(torch.equal(value, theirs[key]) for key, value in ours.items())
     assert read_metrics(runs[0]) == read_metrics(runs[1])
+
+
+@pytest.mark.parametrize("name", ["cosine-untrained", "cosine"])
+def test_a_row_that_is_killed_before_its_result_logs_everything_once(
+    make: Make, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("whole").row(name, METHODS[name], 1)
+    with monkeypatch.context() as killed:
+        killed.setattr(RunFolder, "finish", lambda *_: [][0])
+        with pytest.raises(IndexError):
+            make("cut").row(name, METHODS[name], 1)
+    make("cut", resume=True).row(name, METHODS[name], 1)
+    runs = [make(out).path(name, 1) for out in ("whole", "cut")]
+    assert read_metrics(runs[0]) == read_metrics(runs[1])
+    ours, theirs = (events(run) for run in runs)
+    assert any(tag.startswith("when_done/") for tag in theirs.Tags()["scalars"])
+    for tag in ours.Tags()["scalars"]:
+        assert [(e.step, e.value) for e in ours.Scalars(tag)] == [(e.step, e.value) for e in theirs.Scalars(tag)], tag
 
 
 def test_predictions_of_a_run_and_of_its_saved_model(make: Make, tmp_path: Path) -> None:
