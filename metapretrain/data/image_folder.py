@@ -68,7 +68,8 @@ def load_image_folder(
     root = user_path(data_dir)
     check_classes(classes, root)
     images, files = decode(paths, split, image_size, channels, workers)
-    return ImageSet(images, labels, classes, root.resolve().name, split, files)
+    names = tuple(path.relative_to(root).as_posix() for path in paths)
+    return ImageSet(images, labels, classes, root.resolve().name, split, files, names=names)
 
 
 def read_images(

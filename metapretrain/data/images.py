@@ -70,6 +70,7 @@ class ImageSet:
         labels: int64 (N,), 0..len(classes)-1, or -1 for a row without label.
         polarity: :data:`LIGHT_ON_DARK` for drawings that a model is to see so, whichever way they come at use; None: as
             they are.
+        names: of the images' files below the folder; empty where there are none.
         files: ``{file name: {"bytes": int, "md5": str, "official": True | False | None}}``; None where there
             is no official checksum.
 
@@ -90,6 +91,7 @@ class ImageSet:
     split: str = "train"
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     polarity: str | None = None
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
@@ -132,7 +134,8 @@ class ImageSet:
         rows = torch.as_tensor(index, device=self.images.device)
         if rows.dtype != torch.bool:
             rows = rows.long()
-        return replace(self, images=self.images[rows], labels=self.labels[rows])
+        names = tuple(np.array(self.names)[rows.cpu().numpy()].tolist()) if self.names else ()
+        return replace(self, images=self.images[rows], labels=self.labels[rows], names=names)
 
     def require_labels(self) -> ImageSet:
         """Return the set itself, or raise InputError where a row has no label (-1)."""

@@ -155,7 +155,7 @@ def _joined(parts: list[ImageSet]) -> ImageSet:
     labelled = [part.subset(part.labels >= 0) for part in parts]
     images, labels = (torch.cat([getattr(part, what) for part in labelled]) for what in ("images", "labels"))
     files = {name: record for part in parts for name, record in part.files.items()}
-    return replace(parts[0], images=images, labels=labels, split="all", files=files)
+    return replace(parts[0], images=images, labels=labels, split="all", files=files, names=())
 
 
 def load_text_tasks(names: list[str], data_dir: Folder, validation: int = 500, **options: Any) -> list[TextTask]:

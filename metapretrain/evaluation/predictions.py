@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,17 +50,23 @@ def _integers(values: Classes, what: str) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def write_predictions(path: Path | str, labels: Classes, predictions: Classes, index: Classes | None = None) -> Path:
-    """Write one line per image: its index in the split (by default 0..N-1), its label and the predicted label.
+def write_predictions(
+    path: Path | str, labels: Classes, predictions: Classes, index: Classes | None = None, files: Sequence[str] = ()
+) -> Path:
+    """Write one line per image: its index in the split (by default 0..N-1), its label and the predicted one.
 
-    All are int (N,).
+    All are int (N,). `files`, where they are known, are a fourth column.
     """
     y, predicted = _integers(labels, "labels"), _integers(predictions, "predictions")
     rows = np.arange(len(y)) if index is None else _integers(index, "index")
     if not len(rows) == len(y) == len(predicted):
         raise InputError(f"{len(y)} labels, {len(predicted)} predictions and {len(rows)} indices: they must be as many")
-    lines = [",".join(HEADER), *(f"{i},{a},{b}" for i, a, b in zip(rows, y, predicted, strict=True))]
-    return write_file(Path(path), "\n".join(lines) + "\n")
+    names = [[name.encode(errors="backslashreplace").decode()] for name in files] or [[]] * len(y)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(HEADER + ("file",) * bool(files))
+    writer.writerows([*row, *name] for row, name in zip(np.stack([rows, y, predicted], 1).tolist(), names, strict=True))
+    return write_file(Path(path), table.getvalue())
 
 
 def read_predictions(path: Path | str) -> Predictions:
@@ -69,7 +76,9 @@ def read_predictions(path: Path | str) -> Predictions:
             header, *lines = list(csv.reader(file)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read predictions {path}: {error}") from error
-    if tuple(header) != HEADER:
+    if tuple(header) == (*HEADER, "file"):
+        lines = [line[:3] if len(line) == 4 else line[:2] for line in lines]
+    elif tuple(header) != HEADER:
         raise InputError(f"{path}: the first line must be {','.join(HEADER)!r}; got {','.join(header)!r}")
     for number, line in enumerate(lines, start=2):
         if len(line) != 3 or not all(field.removeprefix("-").isdecimal() for field in line):

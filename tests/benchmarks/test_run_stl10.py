@@ -158,6 +158,10 @@ def test_an_image_folder(run: Callable[..., int], tmp_path: Path, capsys: pytest
     results = {result["method"]: result for result in collect(root).results}
     assert results["supervised-mlp"]["metrics"]["test_accuracy"] == 1.0  # red and blue
     assert results["supervised-mlp"]["counts"] == {"train": 40, "validation": 8, "test": 12}
+    lines = (root / "supervised-mlp-s0" / "predictions.csv").read_text().splitlines()
+    assert lines[0] == "index,label,prediction,file" and all(
+        line.split(",")[3].split("/")[0] in ("red", "blue") for line in lines[1:]
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,9 @@ def test_train_and_test_folders_share_the_class_order(tmp_path: Path) -> None:
         for image, label in zip(rows.images, rows.labels.tolist(), strict=True):
             assert image[:, 3, 4].tolist() == list(COLORS[rows.classes[label]])
     assert train.images.shape == (6, 3, 8, 8)
+    assert train.names[:2] == ("train/blue/00.png", "train/blue/01.png") and len(test.names) == 3
+    assert train.subset([5, 0]).names == ("train/red/01.png", "train/blue/00.png")
+    assert train.subset(train.labels == 1).names == ("train/green/00.png",)
     assert check_image_folder(tmp_path) == "image-folder: 3 classes, 6 train images, 3 test images, 9 images in all"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,19 @@ def test_round_trip(tmp_path: Path) -> None:
     assert read.index.tolist() == [0, 1, 2]
     assert read.correct.tolist() == [True, False, True]
     assert [file.name for file in path.parent.iterdir()] == ["predictions.csv"]
+
+
+def test_names_of_files_are_a_column(tmp_path: Path) -> None:
+    names = ["cat/0.png", 'dog/a "b", c.png', "dog/two\nlines.png", "=dog/\udcff.png"]
+    path = write_predictions(tmp_path / "a", [0, 1, 1, 1], [0, 0, 1, 1], files=names)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == [*names[:3], "=dog/\\udcff.png"]
+    read = read_predictions(path)
+    assert read.labels.tolist() == [0, 1, 1, 1] and read.predictions.tolist() == [0, 0, 1, 1]
+    path.write_text("index,label,prediction,file\n0,1,1\n")
+    with pytest.raises(InputError, match="line 2 must be three whole numbers"):
+        read_predictions(path)
 
 
 def test_order_of_lines_does_not_matter(tmp_path: Path) -> None:

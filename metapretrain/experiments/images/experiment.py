@@ -151,7 +151,8 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         if len(self.data.test):
             if self.figures == context.seed and not context.shared:
                 self._draw_confusion(run, scores.test_predictions, steps)
-            write_predictions(run.path / "predictions.csv", self.data.test.labels, scores.test_predictions)
+            test = self.data.test
+            write_predictions(run.path / "predictions.csv", test.labels, scores.test_predictions, files=test.names)
         save_model(run.path, trained.encoder, trained.head, scores.prototypes)
 
     def _maps(self, when: str, encoder: Encoder) -> dict[str, tuple[Tensor, Tensor]]:
