@@ -1,7 +1,8 @@
-"""Several processes: rows gathered over ranks with gradients, and BatchNorm over the rows of all ranks."""
+"""Several processes: rows gathered over ranks with gradients, means over ranks, BatchNorm over the rows of all."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -57,6 +58,23 @@ def gather_rows(x: Tensor, group: Any = None) -> Tensor:
         return _all_rows(x, group)
     gathered: Tensor = _GatherRows.apply(x, group)
     return gathered
+
+
+def wait_for_all(world: int) -> None:
+    """Wait until every rank is here; does nothing for one process."""
+    if world > 1:
+        dist.barrier()
+
+
+def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the mean of each tensor over all processes, the same bits in each; one message for all of them."""
+    if not (dist.is_available() and dist.is_initialized()) or not tensors:
+        return list(tensors)
+    widest = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    flat = torch.cat([tensor.detach().reshape(-1).to(widest) for tensor in tensors])
+    dist.all_reduce(flat)
+    parts = (flat / dist.get_world_size()).split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 class _OverRanks(nn.modules.batchnorm._BatchNorm):

@@ -10,7 +10,6 @@ import atexit
 import functools
 import importlib.util
 import logging
-import math
 import os
 import re
 import signal
@@ -112,16 +111,6 @@ def _whole(text: str, lowest: int, most: int | None = None) -> int:
     return value
 
 
-def _real(text: str, expected: str, allowed: Callable[[float], bool]) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and allowed(value)):
-        raise InputError(f"expected {expected}, given {text!r}")
-    return value
-
-
 @option_type
 def positive_int(text: str) -> int:
     """Whole number of at least 1."""
@@ -132,18 +121,6 @@ def positive_int(text: str) -> int:
 def nonnegative_int(text: str) -> int:
     """Whole number of at least 0."""
     return _whole(text, 0)
-
-
-@option_type
-def positive_float(text: str) -> float:
-    """Finite number above 0."""
-    return _real(text, "a number above 0", lambda value: value > 0)
-
-
-@option_type
-def fraction(text: str) -> float:
-    """Number strictly between 0 and 1."""
-    return _real(text, "a number between 0 and 1, both excluded", lambda value: 0 < value < 1)
 
 
 @option_type
@@ -209,12 +186,6 @@ class _IntListAction(argparse.Action):
 
 
 @option_type
-def place_count(text: str) -> int:
-    """Whole number of 1 to 1000: jobs on one device."""
-    return _whole(text, 1, MOST_PLACES)
-
-
-@option_type
 def pixels(text: str) -> int:
     """Whole number of 8 to 4096: height and width of images."""
     return _whole(text, 8, MOST_PIXELS)
@@ -226,6 +197,7 @@ def add_int_list(parser: argparse.ArgumentParser, name: str, default: Sequence[i
 
 
 device_name = option_type(check_device_name)
+place_count = option_type(lambda text: _whole(text, 1, MOST_PLACES))
 JOB = "METAPRETRAIN_JOB"  # set in the environment of a job, whose standard input is a pipe that ends with its parent
 INTERRUPTED = 130  # the shell's status of a process that Ctrl-C ended
 

@@ -15,16 +15,7 @@ import torch
 
 from metapretrain.checks import check_device, check_precision
 from metapretrain.errors import InputError
-from metapretrain.options import (
-    Parser,
-    common_options,
-    fraction,
-    load_plugin,
-    main_guard,
-    names,
-    positive_float,
-    positive_int,
-)
+from metapretrain.options import Parser, common_options, load_plugin, main_guard, names, positive_int
 
 METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
 
@@ -33,8 +24,6 @@ def script() -> Parser:
     parser = Parser(prog="run_x.py")
     common_options(parser, "stl10", methods=METHODS, seeds=(0, 1, 2))
     parser.add_argument("--ways", type=positive_int, default=5)
-    parser.add_argument("--query-fraction", type=fraction, default=0.25)
-    parser.add_argument("--lr", type=positive_float, default=0.1)
     parser.add_argument("--recipe", choices=("paper", "strong"), default="paper")
     return parser
 
@@ -88,11 +77,6 @@ def test_all_methods_keep_their_order_and_repeats_are_dropped() -> None:
         (["--ways", "0"], ["--ways", "at least 1", "given 0"]),
         (["--ways", "two"], ["--ways", "'two'"]),
         (["--jobs-per-device", "0"], ["--jobs-per-device", "at least 1"]),
-        (["--query-fraction", "0"], ["--query-fraction", "between 0 and 1", "'0'"]),
-        (["--query-fraction", "1"], ["--query-fraction", "between 0 and 1"]),
-        (["--query-fraction", "nan"], ["--query-fraction", "'nan'"]),
-        (["--lr", "-1"], ["--lr", "above 0", "'-1'"]),
-        (["--lr", "inf"], ["--lr", "above 0"]),
         (["--recipe", "papper"], ["unknown recipe 'papper'", "did you mean 'paper'"]),
         (["--precision", "bf61"], ["unknown precision 'bf61'", "did you mean 'bf16'"]),
         (["--device", "gpu"], ["--device", "'gpu'", "did you mean 'cuda'"]),

@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
+from metapretrain.distributed import wait_for_all
 from metapretrain.errors import InputError
 from metapretrain.files import check_sums, write_sums
 from metapretrain.report.layout import Layout, save_layout
 from metapretrain.training import RunFolder, TrainSettings
-from metapretrain.training.devices import wait_for_all
 from metapretrain.training.settings import check_neighbours
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.checks import number, whole
+from metapretrain.distributed import mean_over_ranks
 from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import Recorder, add_gradients, own_gradients
 from metapretrain.maml import adapt
@@ -21,7 +22,6 @@ from metapretrain.prompts.model import PromptedModel
 from metapretrain.prompts.soft_prompt import SoftPrompt
 from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer, check_tasks
 from metapretrain.training import KeepBest, RunFolder, TrainReport, TrainSettings, train
-from metapretrain.training.devices import mean_over_ranks
 from metapretrain.training.engine import with_gradients
 
 TINY = 1e-30  # of a squared norm: where the gradient is 0, its norm still has a derivative

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from metapretrain.checks import check_device, check_precision
 from metapretrain.errors import InputError
@@ -19,9 +19,7 @@ def out_of_memory(where: str, step: int, free: int, total: int, reserved: int) -
 
     A process's CUDA context counts among the others' memory, so that less than 1 GiB of it is nobody else's.
 
-    Args:
-        step: updates done.
-        free, total, reserved: bytes that no process holds, that the device has (0: not known), that this process holds.
+    `free`, `total`, `reserved`: bytes that no process holds, that the device has (0: unknown), that this process holds.
 
     Example:
         >>> out_of_memory("cuda", 400, 1 * GIB, 80 * GIB, 19 * GIB).partition(":")[0]
@@ -54,15 +52,10 @@ def memory_held(device: torch.device) -> tuple[int, int, int]:
 def make_accelerator(device: str, precision: str, *, unused_parameters: bool = False) -> Any:
     """Return an `accelerate.Accelerator` for a device name (`auto`, `cpu`, `cuda`, `cuda:N`, `mps`) and a precision.
 
-    Args:
-        unused_parameters: some update leaves some parameters without a gradient (one task a step).
+    `unused_parameters`: some update leaves some parameters without a gradient (one task a step).
 
     Raises:
         InputError: a device that is not there, or a precision that it cannot compute in.
-
-    Example:
-        >>> make_accelerator("cpu", "fp32").device
-        device(type='cpu')
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState
@@ -77,7 +70,8 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     # accelerate keeps one state a process; a second phase may want another precision or device
-    AcceleratorState._reset_state(reset_partial_state=not _has_group())
+    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+    AcceleratorState._reset_state(reset_partial_state=not grouped)
     found = Accelerator(
         cpu=device == "cpu",
         mixed_precision="no" if precision == "fp32" else precision,
@@ -86,10 +80,6 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
     if device != "auto" and found.device.type != device.partition(":")[0]:
         raise InputError(f"the processes compute on {found.device.type} already; for {device} start them anew")
     return found
-
-
-def _has_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def mixed_precision(device: str | torch.device, precision: str) -> torch.autocast:
@@ -110,23 +100,6 @@ def compile_parts(module: nn.Module) -> int:
     for part in parts:
         part.compile()
     return len(parts)
-
-
-def wait_for_all(world: int) -> None:
-    """Wait until every rank is here; does nothing for one process."""
-    if world > 1:
-        torch.distributed.barrier()
-
-
-def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the mean of each tensor over all processes, the same bits in each; one message for all of them."""
-    if not _has_group() or not tensors:
-        return list(tensors)
-    widest = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-    flat = torch.cat([tensor.detach().reshape(-1).to(widest) for tensor in tensors])
-    torch.distributed.all_reduce(flat)
-    parts = (flat / torch.distributed.get_world_size()).split([tensor.numel() for tensor in tensors])
-    return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metapretrain.distributed import share_norms
+from metapretrain.distributed import mean_over_ranks, share_norms
 from metapretrain.errors import InputError
 from metapretrain.graphs import Recorder
 from metapretrain.nests import named_leaves
 from metapretrain.training.checkpoint import Checkpoint
-from metapretrain.training.devices import mean_over_ranks
 from metapretrain.training.settings import TrainSettings
 
 log = logging.getLogger(__name__)

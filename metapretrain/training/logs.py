@@ -104,7 +104,8 @@ class MetricsFile:
             for name, value in values.items()
         )
         if self._descriptor is None:
-            self._cut_torn_line()
+            if (self._run / METRICS).exists():  # a torn last line is cut
+                os.truncate(self._run / METRICS, (self._run / METRICS).read_bytes().rfind(b"\n") + 1)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self._run / METRICS, flags, 0o666)
         try:
@@ -125,11 +126,6 @@ class MetricsFile:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-    def _cut_torn_line(self) -> None:
-        file = self._run / METRICS
-        if file.exists():
-            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
 
 _HEADER = 8 + 4  # the length of the data and the checksum of the length

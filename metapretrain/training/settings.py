@@ -27,9 +27,6 @@ def learning_rate(
             decay over the last share `decay` of the steps (Hu et al., 2024, "MiniCPM").
         warmup: updates of linear warm-up.
 
-    Raises:
-        InputError: unknown schedule.
-
     Example:
         >>> [round(learning_rate(s, 10, peak=1.0, warmup=2), 2) for s in (0, 1, 2, 9)]
         [0.5, 1.0, 1.0, 0.04]

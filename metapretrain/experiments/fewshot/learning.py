@@ -16,6 +16,7 @@ from metapretrain.checks import number, whole
 from metapretrain.data.augment import BatchAugment
 from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
+from metapretrain.distributed import mean_over_ranks
 from metapretrain.draws import seeded
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream, to_metadataset
 from metapretrain.errors import InputError, one_of
@@ -27,7 +28,6 @@ from metapretrain.models.encoders import build_backbone
 from metapretrain.models.saved import KINDS, make_learner
 from metapretrain.protonet.learner import ProtoNet
 from metapretrain.training import TrainSettings
-from metapretrain.training.devices import mean_over_ranks
 from metapretrain.training.engine import with_gradients
 
 HOLDERS = ("labels", "learn2learn")

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens
+from metapretrain.distributed import mean_over_ranks
 from metapretrain.experiments.images.objectives import WeightedLosses
 from metapretrain.experiments.text.recipe import TextMethod
 from metapretrain.models.text_encoders import ClassHead, CosineHead, PairHead, share_hidden
 from metapretrain.nests import evaluation_mode
 from metapretrain.protonet import ProtoLoss
-from metapretrain.training.devices import mean_over_ranks
 
 
 def task_gradients(losses: Sequence[Tensor], shared: Sequence[Tensor]) -> list[list[Tensor]]:
