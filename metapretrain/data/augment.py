@@ -60,9 +60,8 @@ def saturation(x: Tensor, factor: Tensor) -> Tensor:
 def hue(x: Tensor, shift: Tensor) -> Tensor:
     """Turn the hue of each RGB image by shift (B,) full turns, -0.5..0.5, exactly as in HSV.
 
-    Value and saturation stay, so the channel minimum m and the chroma c = max - m stay, and each channel
-    becomes m + c * w, where w is a trapezoid of the new hue: 1 within 60 degrees of the channel's own hue
-    (red 0, green 120, blue 240), 0 beyond 120.
+    The channel minimum m and the chroma c = max - m stay, and each channel becomes m + c * w, where w is a trapezoid of
+    the new hue: 1 within 60 degrees of the channel's own hue (red 0, green 120, blue 240), 0 beyond 120.
     """
     red, green, blue = x.chunk(3, dim=1)
     low, high = torch.aminmax(x, dim=1, keepdim=True)
@@ -72,8 +71,7 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
         green - blue,
         torch.where(high == green, (blue - red).add_(chroma, alpha=2), (red - green).add_(chroma, alpha=4)),
     )
-    # A grey pixel has chroma 0 and numerator 0: any positive divisor gives hue 0, and c * w is 0 whatever
-    # the hue.
+    # A grey pixel has chroma 0 and numerator 0: any positive divisor will do, c * w is 0 whatever the hue.
     turned = torch.addcdiv(per_image(6 * shift), sextant, chroma.clamp_min(1e-6))
     own = torch.arange(0, 6, 2, device=x.device).view(1, 3, 1, 1)
     distance = (turned - own).remainder_(6).sub_(3).abs_()
@@ -88,8 +86,7 @@ def grayscale(x: Tensor, chosen: Tensor) -> Tensor:
 def gaussian_blur(x: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
     """Blur each image with a Gaussian of its own sigma (B,) in pixels, > 0, cut at an odd `kernel_size`.
 
-    The borders are reflected. Separable: a depthwise convolution along each axis. A sigma far below 1 (0.05,
-    say) leaves the image as it is.
+    The borders are reflected. A sigma far below 1 (0.05, say) leaves the image as it is.
     """
     batch, channels, height, width = x.shape
     reach = kernel_size // 2
@@ -104,11 +101,7 @@ def gaussian_blur(x: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
 
 
 def box_mask(start: Tensor, extent: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return a bool mask (B, 1, H, W), True inside each image's box as far as the image reaches.
-
-    Start and extent (B, 2) are (row, column) and (height, width) in pixels: the row with index i is inside
-    when start <= i < start + extent, and so is a column.
-    """
+    """Return a bool mask (B, 1, H, W), True where start <= row and column < start + extent, both (B, 2) in pixels."""
     index = torch.arange(max(shape), device=start.device)
     start, end = start.unsqueeze(2), (start + extent).unsqueeze(2)
     inside = (index >= start) & (index < end)
@@ -119,9 +112,8 @@ def box_mask(start: Tensor, extent: Tensor, shape: tuple[int, int]) -> Tensor:
 def crop_resize(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, size: int) -> Tensor:
     """Cut a box out of each image, mirror it where `flip` (B,) is True, resize it to (size, size), in one sampling.
 
-    Start and extent (B, 2) are (row, column) and (height, width) as shares 0..1 of the image's height and
-    width; a box lies inside the image, is at least a pixel wide, and need not end between pixels. Bilinear
-    without antialiasing, borders of the box replicated: torchvision's ``resized_crop(..., antialias=False)``.
+    Start and extent (B, 2) are (row, column) and (height, width) as shares 0..1 of the image's; a box lies inside the
+    image and is at least a pixel wide. As torchvision's ``resized_crop(..., antialias=False)``.
     """
     # Half a pixel of each axis, made on the device: copying two numbers to it would synchronise.
     inset = torch.linspace(0.5 / x.shape[2], 0.5 / x.shape[3], 2, device=x.device).view(2, 1)

@@ -75,10 +75,7 @@ def load_image_folder(
 def read_images(
     paths: Sequence[str | Path], image_size: int, *, channels: int = 3, workers: int | None = None
 ) -> Tensor:
-    """Read image files as :func:`load_image_folder` does.
-
-    Returns:
-        uint8 (N, channels, image_size, image_size) in the order of `paths`.
+    """Read image files as :func:`load_image_folder` does: uint8 (N, channels, image_size, image_size), in this order.
 
     Raises:
         InputError: a file cannot be decoded (named).
@@ -89,11 +86,7 @@ def read_images(
 def decode(
     paths: Sequence[Path], what: str, image_size: int, channels: int, workers: int | None
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
-    """Return the images uint8 (N, channels, image_size, image_size) and one record of the files together.
-
-    Raises:
-        InputError: a file cannot be decoded (named), or a bad size or number of channels.
-    """
+    """Return the images uint8 (N, channels, image_size, image_size) and one record of the files together."""
     whole("image size", image_size, 1)
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 or 3, got {channels!r}")
@@ -119,11 +112,7 @@ def decode(
 
 
 def find_parts(root: Path) -> dict[str, Path]:
-    """The folders of training, validation and test in a folder; empty where it holds class folders.
-
-    Raises:
-        InputError: there is no such folder, two folders are named as one part, or one so named has no class folders.
-    """
+    """The folders of training, validation and test in a folder, by part; empty where it holds class folders."""
     if not root.is_dir():
         what = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
         raise InputError(f"{what}: name a folder with one subfolder of images a class")
@@ -146,10 +135,8 @@ def find_parts(root: Path) -> dict[str, Path]:
         )
     beside = sorted(path.name for path in root.iterdir() if path not in parts.values())
     if parts and beside:
-        _tell(
-            root,
-            f"{', '.join(beside[:5])}{f' and {len(beside) - 5} more' if len(beside) > 5 else ''}, beside its parts",
-        )
+        more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
+        _tell(root, f"{', '.join(beside[:5])}{more}, beside its parts")
     return parts
 
 
@@ -162,10 +149,9 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
     one_of("split", split, (*SPLITS, ALL))
     root = user_path(data_dir)
     if split == UNLABELED and root.is_dir():
-        paths = _images_below(root, left := Counter())
+        left: Counter[str] = Counter()
+        paths = _images_below(root, left)
         _tell(root, _counted(left))
-        if not paths:
-            raise InputError(f"{root} has no images ({', '.join(sorted(SUFFIXES))})")
         return [], paths, torch.full((len(paths),), UNLABELLED)
     parts = find_parts(root)
     if not parts:
@@ -190,16 +176,12 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
         extra = sorted(set(known) - set(known := [folder.name for folder in _subfolders(parts["train"])]))
         if extra:
             raise InputError(f"{parts['test']} has the class {extra[0]!r}, which {parts['train']} has not")
-    labels = [torch.tensor([known.index(name) for name in classes])[labels] for classes, _, labels in read.values()]
-    return known, [path for _, paths, _ in read.values() for path in paths], torch.cat(labels)
+    numbers = [torch.tensor([known.index(name) for name in classes])[labels] for classes, _, labels in read.values()]
+    return known, [path for _, paths, _ in read.values() for path in paths], torch.cat(numbers)
 
 
 def check_image_folder(data_dir: str | Path) -> str:
-    """Read every image and return one line with the number of classes and images that each part of a folder has.
-
-    Raises:
-        InputError: the folder cannot be read as a training split, or an image cannot be decoded (named).
-    """
+    """Read every image and return one line with the number of classes and images that each part of a folder has."""
     classes, paths, _ = list_images(data_dir, "train")
     check_classes(classes, user_path(data_dir))
     try:
@@ -222,7 +204,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _images_below(folder: Path, left: Counter[str]) -> list[Path]:
-    """The image files below a folder, each linked folder once, by path; the suffixes of all others are counted."""
+    """The image files below a folder, each linked folder once, by path; all other files are counted in `left`."""
     found, seen = [], set()
 
     def refuse(error: OSError) -> None:
@@ -238,6 +220,8 @@ def _images_below(folder: Path, left: Counter[str]) -> list[Path]:
                 found.append(path)
             else:
                 left[_kind(path)] += 1
+    if not found:
+        raise InputError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))})")
     return sorted(found)
 
 
@@ -273,11 +257,8 @@ def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:
             f"{folder} has no class folders: put the images of each class in a subfolder of its name; images without "
             f"classes are the split {UNLABELED!r}"
         )
-    left = Counter(f"{_kind(path)} beside the class folders" for path in folder.iterdir() if not path.is_dir())
+    left = Counter(f"{_kind(path)} beside the class folders" for path in folder.iterdir() if path not in folders)
     images = [_images_below(place, left) for place in folders]
-    for place, found in zip(folders, images, strict=True):
-        if not found:
-            raise InputError(f"{place} has no images ({', '.join(sorted(SUFFIXES))})")
     _tell(folder, _counted(left))
     counts = torch.tensor([len(found) for found in images])
     labels = torch.arange(len(folders)).repeat_interleave(counts)
@@ -329,7 +310,7 @@ BITS, PHOTOMETRIC, SAMPLES, EXTRA = 258, 262, 277, 338  # tags of a TIFF
 
 def _check_channels(tags: Mapping[int, Any]) -> None:
     """Refuse a TIFF with channels beside colour and alpha: Pillow drops them, or takes one for alpha."""
-    colours = {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(PHOTOMETRIC), 1)
+    colours = {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(PHOTOMETRIC, 1), 1)
     extra = tags.get(SAMPLES, colours) - colours
     if extra > 0 and tags.get(EXTRA) not in ((1,), (2,)):  # the two kinds of alpha
         raise ValueError(

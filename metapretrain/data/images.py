@@ -168,7 +168,7 @@ class ImageSet:
 
 
 def light_on_dark(images: Tensor) -> Tensor:
-    """Images uint8 (N, C, H, W), those of dark ink on light paper inverted; paper is what most of the border shows.
+    """Images uint8 (N, C, H, W), those of dark ink on light paper inverted; paper is the median of the border.
 
     Example:
         >>> paper, ink = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8), torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
@@ -176,7 +176,8 @@ def light_on_dark(images: Tensor) -> Tensor:
         [0]
     """
     border = torch.cat([images[..., 0, :], images[..., -1, :], images[..., 0], images[..., -1]], -1)
-    light = (border > 127).float().mean((1, 2)) > 0.5
+    paper, mean = border.flatten(1).float().median(1).values, images.flatten(1).float().mean(1)
+    light = (paper > mean) | ((paper == mean) & (paper > 127))  # bright or dim, and blank paper too
     return torch.where(light.view(-1, 1, 1, 1), 255 - images, images)
 
 

@@ -182,6 +182,17 @@ def test_a_model_of_drawings_says_their_polarity(name: str, tmp_path: Path) -> N
     assert torch.equal(light_on_dark(255 - data.images), data.images)
 
 
+@pytest.mark.parametrize("paper", [0, 60, 128, 200, 255])
+def test_blank_and_dim_paper_is_dark(paper: int) -> None:
+    blank = torch.full((1, 1, 12, 12), paper, dtype=torch.uint8)
+    assert light_on_dark(blank).unique().tolist() == [min(paper, 255 - paper)]
+    for ink in {0, 60, 128, 200, 255} - {paper}:
+        drawn = blank.clone()
+        drawn[:, :, 2:9, 5:7] = ink
+        seen = light_on_dark(drawn)
+        assert seen[0, 0, 0, 0] < seen[0, 0, 4, 5] and torch.equal(seen, light_on_dark(seen))
+
+
 def drawings(name: str, folder: Path) -> ImageSet:
     if name == "digits":
         return load_images(name, None, "train")
