@@ -263,7 +263,7 @@ class _Sources(NamedTuple):
     def advance(self, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
         """The tasks' weights after one inner step."""
         inner = replace(self.inner, graph=False, order=1)
-        return [value.detach() for value in self._moved(inner, state, others, data)]
+        return [value.detach().contiguous() for value in self._moved(inner, state, others, data)]
 
     def pull(self, state: Tensors, others: Tensors, data: Tensors, gradients: Tensors) -> Tensors:
         """Gradients by the weights before a step, and by the others, of a function with `gradients` after it."""
@@ -298,4 +298,4 @@ class _Sources(NamedTuple):
         wanted = [*state, *(p for p in others if p.requires_grad)]
         with torch.enable_grad():
             found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True, materialize_grads=True)
-        return list(found)
+        return [gradient.contiguous() for gradient in found]  # the next piece was traced with these strides

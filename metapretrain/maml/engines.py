@@ -285,7 +285,7 @@ def descend_by_learn2learn(inner: Inner, params: Named, batch: Nest, tasks: None
     """As :func:`descend` for one task, by learn2learn's update of a module."""
     utils = import_learn2learn("engine 'learn2learn'").utils
     fast, frozen = inner.begin(params, tasks)
-    holder = utils.clone_module(_holder(fast))
+    holder = utils.clone_module(_holder(fast)) if inner.graph else _holder(fast)
     for step in range(inner.steps):
         fast = _weights(fast, holder)
         with at_step(step), differentiable_twice(inner.order):

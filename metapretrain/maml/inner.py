@@ -194,9 +194,9 @@ class Inner:
         return self.start(fast if tasks is None else {n: p.expand(tasks, *p.shape) for n, p in fast.items()}), frozen
 
     def start(self, fast: Named) -> Named:
-        """Weights that a gradient can be taken of: detached leaves where no graph is wanted."""
-        if self.graph:
-            return {n: p if p.requires_grad else p.detach().requires_grad_() for n, p in fast.items()}
+        """Weights that a gradient can be taken of, each by itself: detached leaves where no graph is wanted."""
+        if self.graph:  # a view each: one tensor may have two names, or be computed from another
+            return {n: p.view_as(p) if p.requires_grad else p.detach().requires_grad_() for n, p in fast.items()}
         return {n: p.detach().requires_grad_() for n, p in fast.items()}
 
     def call(self, function: LossFunction, params: Named, batch: Nest) -> Tensor:

@@ -217,3 +217,31 @@ def test_compiled_for_a_gpu_and_recorded() -> None:
         support, query = batch(seed, "cuda"), batch(seed + 10, "cuda")
         torch.testing.assert_close(graph.backward(support, query), eager.backward(support, query))
     assert_same(eager, learner)
+
+
+class Transposed(nn.Module):
+    """Weights that come back from a step with other strides than they went in; tied or not."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embed, self.out, self.tied = nn.Embedding(7, 6), nn.Linear(6, 7, bias=False), tied
+        self.inwards = nn.Parameter(torch.randn(6, 7))
+        if tied:
+            self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x).mean(1)
+        out: Tensor = self.out(z) + z @ self.inwards
+        return out
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_weights_come_back_from_a_step_as_they_were_laid_out(tied: bool, steps: int) -> None:
+    torch.manual_seed(0)
+    eager = MAML(Transposed(tied).double(), 0.1, steps=steps)
+    learner, x = copy.deepcopy(eager), torch.randint(0, 7, (2, 6, 5))
+    data = x, torch.arange(6).repeat(2, 1)
+    losses = CompiledMeta(learner, backend="aot_eager").backward(data, data)
+    torch.testing.assert_close(losses, eager.backward(data, data), rtol=1e-10, atol=1e-13)
+    assert_same(eager, learner)

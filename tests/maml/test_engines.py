@@ -258,3 +258,55 @@ def test_meta_backward_goes_back_through_what_params_and_rates_come_from() -> No
     expected = torch.autograd.grad(run(meta_loss).mean(), [base, log_rate])
     run(meta_backward)
     torch.testing.assert_close((base.grad, log_rate.grad), tuple(expected))
+
+
+SHARED: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "one tensor": lambda w: {"a": w, "b": w},
+    "views of one": lambda w: {"a": w.view(4, 4), "b": w.T},
+    "computed": lambda w: {"a": w, "b": 2 * w},
+    "computed from each other": lambda w: (lambda a: {"a": a, "b": a.sin()})(w.cos()),
+}
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "mixed", "auto"])
+@pytest.mark.parametrize("only", [None, "a", "b"])
+@pytest.mark.parametrize("kind", SHARED)
+def test_parameters_that_share_a_tensor_adapt_each_by_itself(kind: str, only: str | None, engine: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(4, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 6, 4, generator=generator, dtype=torch.float64)
+    names = ("a", "b") if only is None else (only,)
+
+    def loss(p: Any, x: Tensor) -> Tensor:
+        return (torch.tanh(x @ p["a"]) @ p["b"]).square().mean()
+
+    def by_hand(w: Tensor) -> Tensor:
+        losses = []
+        for one in x:
+            params = SHARED[kind](w)
+            for _ in range(STEPS):
+                given = {name: p + 0 for name, p in params.items()}  # each a tensor of its own
+                found = torch.autograd.grad(loss(given, one), [given[n] for n in names], create_graph=True)
+                params = {**params, **{n: params[n] - LR * g for n, g in zip(names, found, strict=True)}}
+            losses.append(loss(params, one))
+        return torch.stack(losses)
+
+    expected = by_hand(w)
+    options: Any = {"tasks": 2, "lr": LR, "steps": STEPS, "engine": engine, "only": only}
+    losses = meta_loss(loss, SHARED[kind](w), x, x, **options)
+    torch.testing.assert_close(losses, expected)
+    (wanted,) = torch.autograd.grad(expected.mean(), w)
+    torch.testing.assert_close(torch.autograd.grad(losses.mean(), w)[0], wanted)
+    torch.testing.assert_close(meta_backward(loss, SHARED[kind](w), x, x, **options), expected.detach())
+    torch.testing.assert_close(w.grad, wanted)
+    if engine in ("loop", "vmap", "mixed"):
+        again = meta_loss(loss, SHARED[kind](w), x, x, checkpoint=True, **options)
+        torch.testing.assert_close(torch.autograd.grad(again.mean(), w)[0], wanted)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_graph_is_kept_where_nothing_asks_for_a_gradient(engine: str) -> None:
+    w, x = torch.randn(3), torch.randn(5, 3)
+    fast = adapt(lambda p, x: (x @ p["w"]).square().mean(), {"w": w}, x, lr=0.1, steps=3, engine=engine)
+    assert fast["w"].grad_fn is None
+    assert not fast["w"].requires_grad
