@@ -57,7 +57,7 @@ def test_a_batch_that_is_no_pair_is_refused() -> None:
 def test_a_learner_names_the_part_that_is_compiled() -> None:
     net: Any = torch.compile(nn.Linear(4, 2))
     compiled = MAML(net, lr=0.1)
-    with pytest.raises(InputError, match="its part 'module' is compiled"):
+    with pytest.raises(InputError, match="the OptimizedModule is compiled"):
         compiled.backward((X, Y), (X, Y))
     with pytest.raises(InputError, match="is compiled"):
         CompiledMeta(compiled).backward((X, Y), (X, Y))
