@@ -137,6 +137,6 @@ def _row(item: dict[str, Any], where: str) -> RelationRow:
             raise InputError(
                 f"{where}: relation {kind!r} of entities {head} and {tail}; there are {len(entities)} entities"
             )
-    if not words or not all(words):
-        raise InputError(f"{where}: a sentence without words, or an empty word")
+    if not words:
+        raise InputError(f"{where}: a sentence without words")
     return RelationRow(words, entities, relations)

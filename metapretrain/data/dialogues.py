@@ -41,8 +41,8 @@ LAYOUTS = {
     "with adversarial_negative_responses and random_negative_responses",
     "mutual": "mutual.tar.gz, which holds data/mutual/{train,dev}/*.txt: JSON {article, options, answers}",
 }
-_RIGHT = {"context": [str], "positive_responses": [str]}
-_WRONG = {"adversarial_negative_responses": [str], "random_negative_responses": [str]}
+_RIGHT = {"context": [str | None], "positive_responses": [str | None]}
+_WRONG = {"adversarial_negative_responses": [str | None], "random_negative_responses": [str | None]}
 _MUTUAL = {"article": str, "options": [str], "answers": str}
 _TURN = re.compile(r"\s+(?=[mf] : )")
 
@@ -110,7 +110,7 @@ def _daily(file: Path, wrong: bool) -> list[Dialogue]:
     schema = _RIGHT | _WRONG if wrong else _RIGHT
     rows = []
     for where, item in read_json_lines(file, schema, LAYOUTS["dailydialog-pp"]):
-        context, right, *others = ([text for text in item[name] if text.strip()] for name in schema)
+        context, right, *others = ([text for text in item[name] if text and text.strip()] for name in schema)
         if not context or not right:
             raise InputError(f"{where}: a dialogue needs a context and a response")
         rows.append(Dialogue(context, right, [text for column in others for text in column]))
@@ -123,7 +123,5 @@ def _mutual(text: str, where: str) -> Dialogue:
     place = "ABCD".find(answer) if len(answer) == 1 else -1
     if not 0 <= place < len(options):
         raise InputError(f"{where}: the answer must be a letter of one of {len(options)} options, got {answer!r}")
-    if not article.strip():
-        raise InputError(f"{where}: an empty article")
     wrong = [option for number, option in enumerate(options) if number != place]
     return Dialogue(_TURN.split(article.strip()), [options[place]], wrong)

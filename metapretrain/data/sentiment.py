@@ -28,7 +28,7 @@ from metapretrain.data.published import (
     without_entities,
     without_escapes,
 )
-from metapretrain.data.tables import Record, decode_text, parse_json, read_utf8
+from metapretrain.data.tables import Record, decode_text, read_json
 from metapretrain.data.texts import SentenceData, TextSet
 from metapretrain.errors import InputError
 
@@ -227,23 +227,17 @@ def read_semeval(name: str, folder: str | Path, neutral: bool = True) -> Parts:
 
 
 def _sentihood(file: Path) -> TextSet:
-    items = parse_json(read_utf8(file), file, 1)
-    if not isinstance(items, list):
-        raise InputError(f"{file} must hold a JSON list of sentences, got {type(items).__name__}")
+    items = read_json(file, [{"id": int | str, "text": str, "opinions": [{"sentiment": str}]}], LAYOUTS["sentihood"])
     counts: dict[str, int] = {}
-    rows = collect_rows(_sentihood_records(file, items, counts), file, POLARITY, file.stem.split("-")[-1], counts)
+    rows = collect_rows(_sentihood_records(items, counts), file, POLARITY, file.stem.split("-")[-1], counts)
     return name_rows(rows, file.name)
 
 
-def _sentihood_records(file: Path, items: list[Any], counts: dict[str, int]) -> Iterator[Record]:
+def _sentihood_records(items: list[dict[str, Any]], counts: dict[str, int]) -> Iterator[Record]:
     for number, item in enumerate(items):
-        try:
-            name, text = item["id"], item["text"]
-            opinions = {opinion["sentiment"].lower() for opinion in item["opinions"]}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{file}, record {number}: must be {{id, text, opinions: [{{sentiment}}]}}") from error
+        opinions = {opinion["sentiment"].lower() for opinion in item["opinions"]}
         if _agree(opinions, counts):
-            yield f"record {number} (id {name})", {"text": text, "label": opinions.pop(), "id": name}
+            yield f"record {number} (id {item['id']})", {**item, "label": opinions.pop()}
 
 
 def _semeval(file: Path, split: str, neutral: bool) -> TextSet:

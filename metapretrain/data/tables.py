@@ -167,15 +167,17 @@ def read_json_lines(file: Path, schema: Any, layout: str) -> Iterator[tuple[str,
         yield where, check_json(item, schema, where, layout)
 
 
-_CALLED = {str: "a text", int: f"a whole number below {MOST}", list: "a list", dict: "an object"}
+_NUMBER = f"a whole number below {MOST}"
+_CALLED: dict[Any, str] = {str: "a text that is not blank", str | None: "a text or null", int: _NUMBER}
+_CALLED |= {int | str: f"a text or {_NUMBER}", list: "a list", dict: "an object"}
 
 
 def check_json(value: Any, schema: Any, where: str, layout: str) -> Any:
     """Return a JSON value whose types are those of a schema.
 
     Args:
-        schema: ``str`` or ``int``; ``[schema]`` for a list; ``{name: schema}`` for an object with these names, and
-            perhaps others; ``(value, ...)`` for one of some texts or whole numbers.
+        schema: ``str`` (not blank), ``str | None``, ``int`` or ``int | str``; ``[schema]`` for a list; ``{name:
+            schema}`` for an object with these names and perhaps others; ``(value, ...)`` for one of some values.
         layout: what the file `where` must be, for the error.
 
     Example:
@@ -194,7 +196,8 @@ def _check_json(value: Any, schema: Any, where: str, path: str, layout: str) -> 
         wrong = not isinstance(value, int | str) or value not in schema
         wanted = f"one of {', '.join(map(repr, schema))}"
     else:
-        wrong = not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or abs(value) >= MOST))
+        wrong = not isinstance(value, kind) or isinstance(value, bool)
+        wrong = wrong or (isinstance(value, int) and abs(value) >= MOST) or (kind is str and not value.strip())
         wanted = _CALLED[kind]
     if not wrong and isinstance(value, str) and not value.isascii():
         wrong, wanted = bool(_HALF.search(value)), "a text without halves of characters"
@@ -533,6 +536,8 @@ class Columns:
 
 
 def _float(value: Any) -> float:
+    if isinstance(value, str) and not re.fullmatch(r"[-+.\w]+", value.strip().replace("_", " "), re.ASCII):
+        return math.nan  # Python's float takes 1_0 and the digits of other scripts
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -556,9 +561,10 @@ def _sentence(column: str, value: Any) -> str:
 
 
 def _name(column: str, value: Any) -> str:
-    if isinstance(value, list | dict | set | tuple):
-        raise UnusableRow(f"{column} is {type(value).__name__}, not a text or a number", "other_id")
-    return str(value)
+    shown = str(value)
+    if isinstance(value, list | dict) or _HALF.search(shown):
+        raise UnusableRow(f"{column} is {_shorten(value)}, not a text or a number", "other_id")
+    return shown
 
 
 def read_texts(

@@ -135,8 +135,8 @@ def test_sentihood_keeps_sentences_whose_opinions_agree(tmp_path: Path) -> None:
     assert labels(data.test) == [0, 0] and data.test.ids[0] == "sentihood-test.json:6"
     for wrong, told in (
         (item(9, "sunny", "Great"), r"record 0 \(id 9\): label 'great'"),
-        ({"id": 9}, r"record 0: must be"),
-        (item(9, " ", "Positive"), r"record 0 \(id 9\): text is empty"),
+        ({"id": 9}, r"\[0\] has no 'text'"),
+        (item(9, " ", "Positive"), r"\[0\]\.text must be a text that is not blank"),
     ):
         write(tmp_path / "sentihood-test.json", [wrong])
         with pytest.raises(InputError, match=r"sentihood-test\.json.*" + told):
