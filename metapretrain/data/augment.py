@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from metapretrain.checks import whole
+from metapretrain.checks import number, whole
 from metapretrain.data.images import normalisation
 from metapretrain.errors import InputError, one_of
 
@@ -395,20 +395,14 @@ def _check(
     blur_sigma: Range,
     probabilities: Mapping[str, float],
 ) -> None:
-    def require(good: bool, what: str, given: object) -> None:
-        if not good:
-            raise InputError(f"augmentation: {what}, got {given!r}")
-
     whole("size", size, 1)
     whole("cutout", cutout)
-    if crop_scale is not None:
-        require(0 < crop_scale[0] <= crop_scale[1] <= 1, "crop_scale must be 0 < low <= high <= 1", crop_scale)
-    require(0 < crop_ratio[0] <= crop_ratio[1], "crop_ratio must be 0 < low <= high", crop_ratio)
-    require(0 < blur_sigma[0] <= blur_sigma[1], "blur_sigma must be 0 < low <= high", blur_sigma)
-    require(0 <= rotate <= 180, "rotate must be 0..180 degrees", rotate)
-    require(0 <= shift <= 1, "shift must be a share 0..1", shift)
-    if color_jitter is not None:
-        good = len(color_jitter) == 4 and min(color_jitter) >= 0 and color_jitter[3] <= 0.5
-        require(good, "color_jitter must be four strengths >= 0, hue <= 0.5", color_jitter)
-    for name, value in probabilities.items():
-        require(0 <= value <= 1, f"{name} must be 0..1", value)
+    number("rotate", rotate, least=0, most=180)
+    for name, share in {"shift": shift, **probabilities}.items():
+        number(name, share, least=0, most=1)
+    ranges = {"crop_scale": crop_scale or (1, 1), "crop_ratio": crop_ratio, "blur_sigma": blur_sigma}
+    for name, (low, high) in ranges.items():
+        number(f"{name}'s high", high, above=0, most=1 if name == "crop_scale" else math.inf)
+        number(f"{name}'s low", low, above=0, most=high)
+    if color_jitter is not None and not (len(color_jitter) == 4 and min(color_jitter) >= 0 and color_jitter[3] <= 0.5):
+        raise InputError(f"color_jitter is {color_jitter!r}; give four strengths of at least 0, hue at most 0.5")

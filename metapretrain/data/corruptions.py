@@ -22,11 +22,9 @@ from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError, one_of
 
 SEVERITIES = (1, 2, 3, 4, 5)
-CHUNK = 256
-"""Images corrupted at a time; a part of what the noise is a function of."""
+CHUNK = 256  # images corrupted at a time; the noise depends on it
 PAPER_SIZE = 224
-SMALLEST_SIZE = 32
-"""Blurs of smaller images are those of this size: shorter than a pixel they would do nothing."""
+SMALLEST_SIZE = 32  # blurs of smaller images are those of this size: shorter than a pixel they would do nothing
 
 
 def corrupt(images: Tensor, name: str, severity: int, seed: int = 0) -> Tensor:

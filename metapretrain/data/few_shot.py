@@ -64,10 +64,7 @@ class FewShotData:
 
 
 def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
-    """Refuse parts that share a class; turned copies of an Omniglot character count as the same.
-
-    Raises:
-        InputError: names the parts and the first classes that both have.
+    """Raise InputError where parts share a class; turned copies of an Omniglot character count as the same.
 
     Example:
         >>> one = ImageSet(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([0]), ["Greek/character01/rot090"])
@@ -110,11 +107,7 @@ def folder_parts(folder: str | Path, image_size: int | None = None) -> dict[str,
 
 
 def split_classes(images: ImageSet) -> dict[str, ImageSet]:
-    """Share the classes of a set out over training, validation and test, the same way every time.
-
-    Raises:
-        InputError: there are fewer than three classes.
-    """
+    """Share the classes of a set out over training, validation and test, the same way every time."""
     count = len(images.classes)
     held = {part: max(1, round(share * count)) for part, share in SHARES.items()}
     if count < 3:

@@ -148,11 +148,7 @@ class ImageSet:
         return self
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return (mean, std) of each channel in 0..1 units, over all pixels of all images.
-
-        Raises:
-            InputError: the set is empty.
-        """
+        """Return (mean, std) of each channel in 0..1 units, over all pixels of all images."""
         if not len(self):
             raise InputError(f"{self.name} {self.split}: an empty set has no mean")
         total = torch.zeros(self.channels, dtype=torch.float64, device=self.images.device)

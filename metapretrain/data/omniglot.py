@@ -74,11 +74,7 @@ def turned(images: Tensor, quarters: Tensor) -> Tensor:
 
 
 def find_characters(data_dir: str | Path) -> dict[str, list[Path]]:
-    """Return the image files of each character, by `alphabet/character`.
-
-    Raises:
-        InputError: there is no such folder, or a character has not 20 drawings.
-    """
+    """Return the 20 image files of each character, by `alphabet/character`."""
     root = _image_root(data_dir)
     found: dict[str, list[Path]] = {}
     for part in PARTS:
@@ -94,11 +90,7 @@ def find_characters(data_dir: str | Path) -> dict[str, list[Path]]:
 
 
 def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
-    """Return (character, quarter turns) of each class of a split.
-
-    Raises:
-        InputError: no split file, a malformed line, or a class that is named twice.
-    """
+    """Return (character, quarter turns) of each class of a split."""
     name = SPLIT_FILES[one_of("split", split, SPLITS)]
     root = user_path(data_dir)
     places = [place / folder for place in (root, root.parent) for folder in ("omniglot-splits", "splits")]
@@ -122,11 +114,7 @@ def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
 
 
 def check_omniglot(data_dir: str | Path) -> str:
-    """Read every drawing and return one line with the characters and the classes of each split.
-
-    Raises:
-        InputError: as :func:`load_omniglot`, or a character is in two splits.
-    """
+    """Read every drawing and return one line with the characters and the classes of each split."""
     characters = find_characters(data_dir)
     parts = {split: read_split(data_dir, split) for split in ("train", "validation", "test")}
     for split, lines in parts.items():

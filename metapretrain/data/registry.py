@@ -103,12 +103,7 @@ def register(info: DatasetInfo) -> DatasetInfo:
 
 
 def names_giving(*gives: str) -> list[str]:
-    """Names of the sets that give one of these.
-
-    Example:
-        >>> names_giving("text-tasks")
-        ['cs224n']
-    """
+    """Names of the sets that give one of these, such as ``"images"``."""
     return [name for name, info in DATASETS.items() if info.gives in gives]
 
 
@@ -180,12 +175,6 @@ def load_sentiment(name: str, folder: str | Path, **options: Any) -> SentenceDat
 
     Raises:
         InputError: an unknown name, a file is missing, or a row cannot be used (named by file and line).
-
-    Example:
-        >>> load_sentiment("sst2", "no-such-folder")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: no folder no-such-folder: it must hold ...
     """
     info = DATASETS[one_of("sentence data set", name, names_giving("sentences"))]
     found: SentenceData = info.load(info.require(folder), **options)
@@ -197,12 +186,6 @@ def load_plain(name: str, folder: str | Path) -> TextSet:
 
     Raises:
         InputError: an unknown name, or a file is missing or cannot be used.
-
-    Example:
-        >>> load_plain("wikitext", ".")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: unknown plain text 'wikitext'; ...
     """
     info = DATASETS[one_of("plain text", name, PLAIN)]
     found: TextSet = info.load(info.require(folder))

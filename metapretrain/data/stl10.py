@@ -40,12 +40,6 @@ def load_stl10(data_dir: str | Path, split: str) -> ImageSet:
 
     Raises:
         InputError: the folder or a file is missing, a file is truncated, X and y disagree, or a label is outside 1..10.
-
-    Example:
-        >>> load_stl10("no-such-folder", "train")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: no folder no-such-folder: name the folder that holds STL-10's ...
     """
     one_of("split", split, SPLITS)
     folder = find_folder(data_dir, split)
@@ -58,24 +52,14 @@ def load_stl10(data_dir: str | Path, split: str) -> ImageSet:
     files = {name: file_record(folder / name, OFFICIAL_MD5[name]) for name in names}
     for name, record in files.items():
         if not record["official"]:
-            logger.warning(
-                "%s is not the official STL-10 file (MD5 %s, official %s): %d of %d official %s images",
-                name,
-                record["md5"],
-                OFFICIAL_MD5[name],
-                len(images),
-                OFFICIAL_IMAGES[split],
-                split,
-            )
+            sums = f"MD5 {record['md5']}, official {OFFICIAL_MD5[name]}"
+            counts = f"{len(images)} of {OFFICIAL_IMAGES[split]} official {split} images"
+            logger.warning("%s is not the official STL-10 file (%s): %s", name, sums, counts)
     return ImageSet(images, labels, _classes(folder), "stl10", split, files)
 
 
 def find_folder(data_dir: str | Path, split: str = "train") -> Path:
-    """Return the folder that holds the split's files: `data_dir` or its ``stl10_binary``.
-
-    Raises:
-        InputError: it does not exist, is empty, or lacks a file of the split (named).
-    """
+    """Return the folder that holds the split's files: `data_dir` or its ``stl10_binary``."""
     given = user_path(data_dir)
     if not given.is_dir():
         what = "is a file, not a folder" if given.exists() else None
@@ -113,11 +97,7 @@ def download_stl10(data_dir: str | Path) -> Path:
 
 
 def check_stl10(data_dir: str | Path) -> str:
-    """Return one line that says which splits `data_dir` holds and whether their files are the official ones.
-
-    Raises:
-        InputError: no split is there, a file of a split is missing, or one is truncated or wrong.
-    """
+    """Return one line that says which splits `data_dir` holds and whether their files are the official ones."""
     found = []
     for split in SPLITS:
         try:

@@ -190,12 +190,12 @@ def test_normalize_is_torchvisions() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"crop_scale": (0.0, 1.0)}, "crop_scale must be 0 < low <= high <= 1"),
+        ({"crop_scale": (0.0, 1.0)}, r"crop_scale's low is 0.0; give a number above 0"),
         ({"crop_scale": (0.5, 1.5)}, "crop_scale"),
         ({"crop_ratio": (2.0, 1.0)}, "crop_ratio"),
-        ({"color_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue <= 0.5"),
+        ({"color_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue at most 0.5"),
         ({"color_jitter": (0.4, 0.4)}, "four strengths"),
-        ({"jitter_prob": 1.5}, "jitter_prob must be 0..1"),
+        ({"jitter_prob": 1.5}, "jitter_prob is 1.5; give a number"),
         ({"blur_prob": float("nan")}, "blur_prob"),
         ({"blur_sigma": (0.0, 1.0)}, "blur_sigma"),
         ({"cutout": -1}, "cutout"),
