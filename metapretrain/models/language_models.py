@@ -14,6 +14,7 @@ from typing import Any
 from metapretrain.checks import user_path
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
+from metapretrain.files import write_sums
 from metapretrain.models.hub import SAFE, first_sentence, package_folder, quietly, safe_config
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -216,6 +217,7 @@ def _convert(file: Path, folder: Path) -> None:
     writing = folder.with_name(f".writing-{os.getpid()}-{folder.name}")
     model.save_pretrained(writing)
     tokenizer.save_pretrained(writing)
+    write_sums(writing)
     if (folder / "config.json").is_file():  # another process was faster
         shutil.rmtree(writing)
     else:

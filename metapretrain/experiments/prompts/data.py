@@ -235,13 +235,13 @@ def kept_groups(folder: Path, texts: Sequence[str], k: int, seed: int, make: Cal
     digest = sha256("\0".join([version("scikit-learn"), *texts]).encode())[:16]
     file = folder / "groups" / f"lda-{k}-seed{seed}-{digest}.txt"
     if file.is_file():
-        known = {str(group): group for group in range(k)}
-        found = [known.get(word) for word in file.read_text(errors="replace").split()]
-        if len(found) == len(texts) and None not in found:
-            return torch.tensor(found)
-        log.warning("%s is damaged; its groups are found anew", file)
+        checksum, _, words = file.read_text(errors="replace").partition("\n")
+        if checksum == sha256(words.encode()):
+            return torch.tensor([int(word) for word in words.split()])
+        log.warning("%s is damaged, or of an older version; its groups are found anew", file)
     groups = make()
-    write_file(file, " ".join(map(str, groups.tolist())) + "\n")
+    words = " ".join(map(str, groups.tolist()))
+    write_file(file, f"{sha256(words.encode())}\n{words}")
     return groups
 
 

@@ -155,3 +155,16 @@ def test_tasks_of_lda_are_found_once(tmp_path: Path) -> None:
         file.write_bytes(bad)
         assert torch.equal(kept_groups(tmp_path / "cache", again.texts("labelled").first, 5, 0, lambda: found), found)
         assert file.read_text() == whole
+
+
+def test_kept_groups_with_a_flipped_bit_are_found_anew(tmp_path: Path) -> None:
+    def groups(*found: int) -> list[int]:
+        return kept_groups(tmp_path, ["a", "b"], 2, 0, lambda: torch.tensor(found)).tolist()
+
+    groups(0, 1)
+    (file,) = (tmp_path / "groups").iterdir()
+    whole = file.read_bytes()
+    assert groups(1, 1) == [0, 1]
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        assert groups(1, 1) == [1, 1]
