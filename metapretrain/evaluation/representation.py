@@ -63,8 +63,13 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
         )
     if y is None:
         return
-    if y.shape != z.shape[:1] or y.is_floating_point():
-        raise InputError(f"{what} {tuple(z.shape)} need integer labels ({len(z)},); got {y.dtype} {tuple(y.shape)}")
+    if not isinstance(y, Tensor) or y.shape != z.shape[:1] or y.is_floating_point():
+        given = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        raise InputError(f"{what} {tuple(z.shape)} need integer labels ({len(z)},) in a tensor; got {given}")
+    if unlabelled := int((y < 0).sum()):
+        raise InputError(
+            f"{what}: {unlabelled} of {len(y)} labels are negative, and -1 marks rows without one; leave them out"
+        )
 
 
 def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:

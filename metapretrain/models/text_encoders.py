@@ -409,6 +409,7 @@ def _columns(texts: Sequence[Any]) -> list[list[str]]:
     """One list of sentences, or two for pairs."""
     if isinstance(texts, str) or not hasattr(texts, "__len__") or not len(texts):
         raise InputError(f"texts must be a list of at least one text or pair of texts, got {texts!r}")
+    texts = list(texts)  # by position, whatever the index of a pandas Series
     pairs = not isinstance(texts[0], str)
     rows = [tuple(row) if pairs and isinstance(row, tuple | list) else (row,) for row in texts]
     for place, row in enumerate(rows):

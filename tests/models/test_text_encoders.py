@@ -192,3 +192,15 @@ def test_what_is_no_list_of_texts_is_refused(texts: Any) -> None:
         build_text_encoder("tiny").encode(texts)
     with pytest.raises(InputError, match=r"batch_size is .*; give a whole number"):
         build_text_encoder("tiny").encode(["a"], batch_size=0)
+
+
+def test_texts_are_read_by_position_whatever_their_index() -> None:
+    class Column(list[Any]):
+        """As a pandas Series whose index is reversed."""
+
+        def __getitem__(self, name: Any) -> Any:
+            return list(self)[-1 - name]
+
+    encoder = build_text_encoder("tiny").eval()
+    for texts in (["a", "quite long text", "b c"], [("a", "b"), ("c", "longer text d")]):
+        assert torch.equal(encoder.encode(Column(texts)), encoder.encode(texts))
