@@ -88,6 +88,7 @@ log = logging.getLogger(__name__)
 METRICS: Mapping[str, tuple[str, ...]] = {
     "classification": ("accuracy",),
     "pair-classification": ("accuracy", "f1"),
+    "regression": ("pearson", "spearman"),
     "pair-regression": ("pearson", "spearman"),
 }
 MAIN = {names[0] for names in METRICS.values()}
@@ -120,7 +121,7 @@ def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict
     labels, predicted = task.dev.require_labels().cpu().numpy(), _values(predictions)
     if predicted.shape != labels.shape:
         raise InputError(f"{task.name}: {len(labels)} dev rows need as many predictions (N,); got {predicted.shape}")
-    if kind != "pair-regression":
+    if not task.regression:
         classes = len(task.classes)
         wrong = ~np.isin(predicted, np.arange(classes))
         if wrong.any():
@@ -159,7 +160,7 @@ def majority(task: TextTask) -> dict[str, float]:
         {'majority_para_accuracy': 0.5, 'majority_para_f1': 0.0}
     """
     constant = 0.0
-    if task.kind != "pair-regression":
+    if not task.regression:
         constant = float(np.bincount(task.train.require_labels().cpu().numpy()).argmax())
     return score_task(task, np.full(len(task.dev), constant), prefix=MAJORITY)
 
@@ -170,7 +171,7 @@ def nearest_prototype_scores(task: TextTask, z_train: Tensor, z_dev: Tensor) -> 
     Embeddings are (N, D) of `task.train` and (M, D) of `task.dev`; `nearest_prototype_` stands before each name.
     """
     classes = nearest_prototype(z_train, task.class_labels(task.train).to(z_train.device), z_dev)
-    return score_task(task, classes.double() + (task.low if task.kind == "pair-regression" else 0), prefix=PROTOTYPE)
+    return score_task(task, classes.double() + (task.low if task.regression else 0), prefix=PROTOTYPE)
 
 
 def main_scores(scores: Mapping[str, float], prefix: str = "") -> dict[str, float]:

@@ -122,7 +122,7 @@ class Output:
 
     @property
     def regression(self) -> bool:
-        return self.kind == "pair-regression"
+        return self.kind.endswith("regression")
 
 
 class TextRows(nn.Module):
@@ -201,7 +201,7 @@ class TextLabels(TextObjective):
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
         outputs, labels = self.head(*z).float(), self.texts.labels[rows]
-        if self.texts.kind == "pair-regression":
+        if self.texts.kind.endswith("regression"):
             return F.mse_loss(outputs, labels)
         if outputs.ndim > 1:
             return F.cross_entropy(outputs, labels, label_smoothing=self.label_smoothing)
@@ -231,7 +231,7 @@ def build_heads(tasks: Sequence[TextTask | Output], method: TextMethod, sts_head
     for task in tasks:
         binary = task.kind == "pair-classification" and task.num_classes == 2
         outputs = 1 if task.regression or binary else task.num_classes
-        if task.kind == "classification" or method.joined:
+        if not task.kind.startswith("pair") or method.joined:
             heads[task.name] = ClassHead(features, outputs)
         elif task.regression and (method.sts or sts_head) == "cosine":
             heads[task.name] = CosineHead(task.low, task.high)

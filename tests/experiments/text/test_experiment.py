@@ -16,7 +16,10 @@ from safetensors.torch import load_file
 
 import metapretrain
 from benchmarks.run_text import METHODS, PAPER, STRONG
+from metapretrain import cli
 from metapretrain.data.made import made_tasks
+from metapretrain.data.tables import read_texts
+from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.saved import SavedTextModel, load_text_model, predict_files
@@ -314,3 +317,45 @@ def test_a_single_task_without_validation_rows(make: Make) -> None:
     task = replace(TASKS[0], validation=TASKS[0].validation.subset([]), test=None)
     result = make(data=TextData((task,))).row("unfrozen", TextMethod(), 0)
     assert result["metrics"]["overall"] == result["metrics"]["sst_accuracy"]
+
+
+def test_single_sentences_with_scores_are_trained_saved_and_predicted(make: Make, tmp_path: Path) -> None:
+    words = {"dreadful": 0.0, "dull": 1.25, "plain": 2.5, "good": 3.75, "superb": 5.0}
+    lines = [
+        f"{n},the {thing} is {word},{score}" for n, (word, score) in enumerate(words.items()) for thing in "abcdef"
+    ]
+    (tmp_path / "rows.csv").write_text("\n".join(["id,sentence,stars", *lines]) + "\n")
+    score: dict[str, Any] = {"kind": "regression", "low": 0.0, "high": 5.0}
+    rows = read_texts(tmp_path / "rows.csv", text="sentence", id="id", label="stars", **score)
+    task = TextTask("stars", train=rows, validation=rows.subset([]), dev=rows, **score)
+    recipe = replace(RECIPE, epochs=12)
+    for name, method in {"cross": TextMethod(joined=True), "proto": METHODS["proto"], "cosine": TextMethod()}.items():
+        experiment = make(recipe=recipe, data=TextData((task,)))
+        metrics = experiment.row(name, method, 0)["metrics"]
+        assert metrics["overall"] == metrics["stars_pearson"] > 0.5 and metrics["majority_stars_pearson"] == 0
+        (file,) = predict_files(experiment.path(name, 0), {"stars": tmp_path / "rows.csv"}, tmp_path / name)
+        predicted = torch.tensor([float(row["prediction"]) for row in rows_of(file)])
+        assert torch.corrcoef(torch.stack([predicted, rows.require_labels()]))[0, 1] > 0.5
+    with pytest.raises(InputError, match="pairs of sentences, which regression cannot use"):
+        replace(task, dev=replace(rows, second=rows.first))
+
+
+def test_tables_to_predict_are_read_as_the_caller_says(make: Make, tmp_path: Path) -> None:
+    experiment = make(data=TextData((TASKS[0],)))
+    experiment.row("cross", METHODS["cross"], 0)
+    run, mine = experiment.path("cross", 0), tmp_path / "mine.csv"
+    mine.write_text('review|nr\n"an open quote|7\n |8\n')
+    with pytest.raises(InputError, match=r"unknown column 'text'; .* a table for sst needs the columns nr, text$"):
+        predict_files(run, {"sst": mine}, tmp_path / "out", table={"id": "nr", "text": "text"})
+    table = {"id": "nr", "text": "review"}
+    with pytest.raises(InputError, match=r"a quote was left open .*; pass in table: quotes=False"):
+        predict_files(run, {"sst": mine}, tmp_path / "out", table=table)
+    given = ["--table", "id=nr", "--table", "text=review", "--out", str(tmp_path / "out")]
+    command = ["predict", str(run), "--sst", str(mine), *given, "--device", "cpu"]
+    with pytest.raises(InputError, match="; give --table quotes=False"):
+        cli.build_parser().parse_args(command).command(cli.build_parser().parse_args(command))
+    command += ["--table", "quotes=False"]
+    with pytest.raises(InputError, match=r"line 3: review is empty; give --table unusable='skip' to leave"):
+        cli.build_parser().parse_args(command).command(cli.build_parser().parse_args(command))
+    assert cli.main([*command, "--table", "unusable=skip"]) == 0
+    assert [row["id"] for row in rows_of(tmp_path / "out" / "sst.csv")] == ["7"]
