@@ -15,7 +15,17 @@ import numpy as np
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.experiment import downstream_column
 from metapretrain.options import Parser, main_guard
-from metapretrain.report.figures import COLOURS, INK, MARKERS, line_style, new_figure, panels, plain, save_figure
+from metapretrain.report.figures import (
+    COLOURS,
+    INK,
+    MARKERS,
+    line_style,
+    literal,
+    new_figure,
+    panels,
+    plain,
+    save_figure,
+)
 from metapretrain.report.layout import Column, Layout, Runs
 from metapretrain.report.notes import is_fixed
 from metapretrain.report.results import collect
@@ -114,7 +124,7 @@ def loss_figure(rows: Runs) -> Figure:
         axes.set_ylabel("target loss, mean over targets", color=INK)
         plain(axes)
     all_axes[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
-    return figure
+    return literal(figure)
 
 
 def shares_figure(rows: Runs) -> Figure:
@@ -139,7 +149,7 @@ def shares_figure(rows: Runs) -> Figure:
         plain(axes)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
-    return figure
+    return literal(figure)
 
 
 @main_guard

@@ -36,6 +36,7 @@ LAYOUT = replace(
     baselines=(("supervised-resnet18",), ("simclr", "simclr-frozen")),
     published={"stl10": POSTER},
     published_title="published test / train",
+    published_counts={"test": 8000},  # the official test part
     cited=("test", "train"),
     claims=(QUERY,),
 )

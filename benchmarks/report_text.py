@@ -92,6 +92,7 @@ LAYOUT = Layout(
     compared=(*NAMES, "overall", "overall_without_para"),
     published={"cs224n": PAPER, "cs224n-qqp": PAPER},  # qqp: more PARA pairs to train on, the same dev sets
     published_title="paper: SST / PARA / STS / overall",
+    published_counts={"sst_dev": 1101, "para_dev": 20_212, "sts_dev": 863},
     published_about="The paper: BERT-base, no seeds named, 141k PARA pairs to train on",
     published_count="para_train",
     cited=(*NAMES, "overall"),

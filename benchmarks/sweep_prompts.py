@@ -21,7 +21,7 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.recipe import PromptRecipe
 from metapretrain.files import read_json
 from metapretrain.options import Parser, folder_part, main_guard
-from metapretrain.report.figures import COLOURS, INK, MARKERS, new_figure, plain, save_figure
+from metapretrain.report.figures import COLOURS, INK, MARKERS, literal, new_figure, plain, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,7 +87,7 @@ def sweep_figure(values: Mapping[str, Mapping[float, Sequence[float]]], x_label:
     axes.set_ylabel(y_label, color=INK)
     plain(axes)
     axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
-    return figure
+    return literal(figure)
 
 
 @main_guard

@@ -44,6 +44,15 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def literal(figure: Figure) -> Figure:
+    """The figure with its texts as they are: a `$` in a name begins no formula."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    return figure
+
+
 def panels(count: int, most: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure of `count` panels of a size in inches, at most `most` beside each other."""
     columns = min(most, count)
@@ -149,7 +158,7 @@ def tsne_figure(
         measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}" if known is None else f"kNN {known:.1%}"
         axes.set_title(f"{name}\nsilhouette {tight}, {measured}", fontsize=10, color=INK)
     figure.supxlabel(f"{REDUCERS[reducer]} of at most {max_points:,} embeddings a panel", fontsize=8, color=INK)
-    return figure
+    return literal(figure)
 
 
 def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], classes: Sequence[str]) -> None:
@@ -213,7 +222,7 @@ def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title
     right = float(counts.diagonal().sum() / counts.sum().clamp(min=1))
     title = f"{title}: " if title else ""
     axes.set_title(f"{title}{right:.1%} of {len(y):,} right; cells in % of the row", fontsize=10)
-    return figure
+    return literal(figure)
 
 
 def comparison_figure(
@@ -252,7 +261,7 @@ def comparison_figure(
     note = "; diamond: published" if cited else ""
     axes.set_xlabel(f"{title}{', %' * percent}; dot: mean, line: 95% interval over seeds{note}", color=INK)
     plain(axes)
-    return figure
+    return literal(figure)
 
 
 DRAWN = 1e100  # of a diverged run: axes to the largest float64 have no ticks that could be computed
@@ -301,7 +310,7 @@ def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[st
     most = max(len(seeds) for seeds in read.values())
     told = f"line: mean over seeds (up to {most}); band: lowest to highest seed"
     figure.supxlabel(told if most > 1 else "one seed", fontsize=8, color=INK)
-    return figure
+    return literal(figure)
 
 
 def over_seeds(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -94,6 +94,7 @@ class Layout:
             one table, beside the difference over examples.
         published: data set to method to its published figures.
         published_title: heading of these; `cited` are the columns that they are of.
+        published_counts: numbers of "counts" that published figures are of; they are marked beside other runs.
         published_about: said of them below the table, with the number that `published_count` names of "counts".
         star: what the star at a published row means.
         aliases: method to another one that is the same by construction, so that one run makes two rows.
@@ -119,6 +120,7 @@ class Layout:
     compared: tuple[str, ...] = ()
     published: Mapping[str, Mapping[str, Published]] = field(default_factory=dict)
     published_title: str = "published"
+    published_counts: Mapping[str, int] = field(default_factory=dict)
     published_about: str = ""
     published_count: str = ""
     cited: tuple[str, ...] = ()
@@ -229,12 +231,13 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return kind(**{name: _read(kinds[name], one, f"{place}.{name}") for name, one in value.items()})  # type: ignore[operator]
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
         return float(value)
-    if kind in (str, bool) and type(value) is kind:
+    if kind in (str, bool, int) and type(value) is kind:
         return value
     raise InputError(f"{place} is {shortened(value)}; it must be {WORDS.get(origin or kind, 'a JSON object')}")
 
 
-WORDS = {tuple: "a list", Mapping: "a list of pairs", str: "text", bool: "true or false", float: "a number"}
+WORDS = {tuple: "a list", Mapping: "a list of pairs", str: "text", bool: "true or false"}
+WORDS |= {float: "a number", int: "a whole number"}
 
 
 def save_layout(layout: Layout, table: Path) -> Path:

@@ -12,7 +12,7 @@ from metapretrain.report.layout import BUDGET, Column, Layout
 from metapretrain.report.rows import Group, Row
 
 MARK = "†"
-STAR = " \\*"
+STAR, OTHER = " \\*", "‡"
 BAR = "\\|"
 
 
@@ -32,14 +32,14 @@ def shown(interval: Interval | None, percent: bool = True, sign: str = "") -> st
 
 
 def printable(line: str) -> str:
-    r"""One line of Markdown that a terminal and a browser show as it is: no control characters, no HTML.
+    r"""One line of Markdown that a terminal and a browser show as it is: no control characters, HTML or links.
 
     Example:
-        >>> printable("a\nb<script>"), printable("a < b")
-        ('a\\nb\\<script>', 'a < b')
+        >>> printable("a\nb<script>"), printable("a < b, [c](d)")
+        ('a\\nb\\<script>', 'a < b, [c]\\(d)')
     """
     whole = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
-    return re.sub(r"<(?=[A-Za-z/!?])", r"\<", whole)
+    return re.sub(r"<(?=[A-Za-z/!?])|(?<=\])[(\[]", r"\\\g<0>", whole)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -233,7 +233,7 @@ def _published(layout: Layout, row: Row) -> str:
     if not told or row.published is None:
         return "-"
     source = f" ({row.published.source})" if row.published.source else ""
-    return f"{' / '.join(told)}{source}{'' if row.published.comparable else STAR}"
+    return f"{' / '.join(told)}{source}{'' if row.published.comparable else STAR}{f' {OTHER}' * bool(row.other_data)}"
 
 
 def _further(group: Group) -> list[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from metapretrain.evaluation.metrics import main_scores
 from metapretrain.report.layout import Layout, Published, Result, Runs
-from metapretrain.report.markdown import figure_text, published_text
+from metapretrain.report.markdown import OTHER, figure_text, published_text
 from metapretrain.report.results import data_of, is_finite
-from metapretrain.report.rows import Row, by_seed, paired, setting_of
+from metapretrain.report.rows import Row, by_seed, counts_of, paired, setting_of
 
 
 def episode_notes(by_method: Runs) -> list[str]:
@@ -22,7 +22,7 @@ def episode_notes(by_method: Runs) -> list[str]:
     notes = []
     for method in sorted(by_method):
         runs = by_method[method].values()
-        if not (numbers := _counts(runs, "test_episodes")):
+        if not (numbers := counts_of(runs, "test_episodes")):
             continue
         known = [float(width) for run in runs if (width := run["metrics"].get("test_ci95")) is not None]
         told = f", \u00b1 {100 * sum(known) / len(known):.2f} points over episodes" if known else ""
@@ -30,11 +30,6 @@ def episode_notes(by_method: Runs) -> list[str]:
         kind = "some runs transductive" if len(kinds) > 1 else "transductive" if True in kinds else "not transductive"
         notes.append(f"{method}: {numbers} test episodes a run{told}; {kind}.")
     return notes
-
-
-def _counts(runs: Iterable[Result], name: str) -> str:
-    """The different values of an entry of "counts"."""
-    return " or ".join(f"{n:,}" for n in sorted({run.get("counts", {}).get(name) for run in runs} - {None}))
 
 
 def table_notes(layout: Layout, rows: Sequence[Row], by_method: Runs, baselines: Sequence[str]) -> list[str]:
@@ -99,14 +94,20 @@ def _pairing_notes(layout: Layout, rows: Sequence[Row], by_method: Runs, baselin
     return [*notes, *told]
 
 
-def published_notes(layout: Layout, by_method: Runs, published: Mapping[str, Published]) -> list[str]:
+def published_notes(
+    layout: Layout, rows: Sequence[Row], by_method: Runs, published: Mapping[str, Published]
+) -> list[str]:
     """What is to be known of the published rows, and their figures on test sets that no run here sees."""
     cited = [name for name in published if name in by_method]
     notes = []
     if cited and layout.published_about:
-        ours = _counts((run for seeds in by_method.values() for run in seeds.values()), layout.published_count)
+        ours = counts_of((run for seeds in by_method.values() for run in seeds.values()), layout.published_count)
         ours = f"; here: {ours}" if ours else ""
         notes.append(f"{layout.published_about}{ours}.")
+    for told in dict.fromkeys(row.other_data for row in rows if row.other_data):
+        names = [row.method for row in rows if row.other_data == told]
+        which = f": {', '.join(names)}" if len(names) < len(cited) else ""
+        notes.append(f"{OTHER} Published for other rows ({told}), so no comparison on the same ones{which}.")
     for name in cited:
         told = " / ".join(published_text(layout.column(key), value) for key, value in published[name].test.items())
         if told:

@@ -70,9 +70,10 @@ def _fault_of_means(metrics: Mapping[str, Any], layout: Layout) -> str | None:
     if layout.open and not main_scores(dict.fromkeys(metrics, 0.0)).keys() <= names:
         return None  # it means over tasks that this layout does not know
     for column in layout.all_columns:
-        parts, stated = [metrics.get(layout.column(part).metric) for part in column.parts], metrics.get(column.metric)
-        if parts and None not in (*parts, stated) and abs(sum(parts) / len(parts) - stated) > SAME:
-            told = f"metrics.{column.metric} is {stated:.6g}, but its parts mean {sum(parts) / len(parts):.6g}"
+        wanted = [column.metric, *(layout.column(part).metric for part in column.parts)]
+        known = [float(metrics[name]) for name in wanted if metrics.get(name) is not None]
+        if column.parts and len(known) == len(wanted) and abs(np.mean(known[1:]) - known[0]) > SAME:
+            told = f"metrics.{column.metric} is {known[0]:.6g}, but its parts mean {np.mean(known[1:]):.6g}"
             return f"{told}: left out; restore the file that was changed, or run it again"
     return None
 
@@ -90,12 +91,7 @@ def _fault_of_predictions(result: Mapping[str, Any]) -> str | None:
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
-    """Tell whether a value of JSON is a number that can be computed with.
-
-    Example:
-        >>> [is_finite(value) for value in (1, 0.5, True, "1", None, float("nan"), 10**400)]
-        [True, True, False, False, False, False, False]
-    """
+    """Whether a value of JSON is a number that can be computed with: no text, NaN or 10**400."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
 
 
@@ -284,9 +280,10 @@ def _read_run(folder: Path, problems: list[str], name: str) -> Result:
         try:
             fault = recounted(file, result["metrics"])
         except InputError as error:
-            fault = problems.append(f"{name}: {str(error).replace(f'{folder}/', '')}")
-        if fault:
-            raise InputError(f"{name}: {fault}")
+            problems.append(f"{name}: {str(error).replace(f'{folder}/', '')}")
+        else:
+            if fault:
+                raise InputError(f"{name}: {fault}")
     return result
 
 

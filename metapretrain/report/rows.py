@@ -48,6 +48,7 @@ class Row:
     setting: str = ""  # rows are paired within one
     tokens_per_s: float | None = None  # mean over seeds; padding left out
     padding_share: float | None = None  # likewise, 0..1
+    other_data: str = ""  # how the counts differ from those that the published figures are of
 
 
 def make_row(
@@ -72,9 +73,17 @@ def make_row(
         budget[name] = sorted(int(value) for value in {one.get(name) for one in budgets} - {None})
     devices = sorted({str(run["device"]) for run in runs.values() if run.get("device")})
     wall, speed, padding = (_mean_of(runs, name) for name in ("wall_s", "tokens_per_s", "padding_share"))
-    test_sets, setting = _test_sets(layout, scores, examples), setting_of(runs)
-    costs = (budget, wall, devices)
-    return Row(method, seeds, scores, examples, test_sets, differences, *costs, published, setting, speed, padding)
+    test_sets = _test_sets(layout, scores, examples)
+    costs = (budget, wall, devices, published, setting_of(runs), speed, padding)
+    here = {name: counts_of(runs.values(), name) or "not told" for name in layout.published_counts if published}
+    differ = {name: n for name, n in layout.published_counts.items() if name in here and here[name] != f"{n:,}"}
+    other = "; ".join(f"{name.replace('_', ' ')} {n:,}, here {here[name]}" for name, n in differ.items())
+    return Row(method, seeds, scores, examples, test_sets, differences, *costs, other)
+
+
+def counts_of(runs: Iterable[Result], name: str) -> str:
+    """The different values of an entry of "counts"."""
+    return " or ".join(f"{n:,}" for n in sorted({run.get("counts", {}).get(name) for run in runs} - {None}))
 
 
 def setting_of(runs: Seeds) -> str:
@@ -206,6 +215,6 @@ class Group:
         """The main figures by method, and the published ones of these methods that may be compared with them."""
         main = self.layout.main
         ours = {row.method: row.scores[main] for row in self.rows if main in row.scores}
-        rows = {row.method: row.published for row in self.rows if row.published and row.published.comparable}
-        theirs = {name: value for name, one in rows.items() if (value := one.scores.get(main)) is not None}
+        rows = {row.method: row.published for row in self.rows if row.published and not row.other_data}
+        theirs = {n: value for n, row in rows.items() if row.comparable and (value := row.scores.get(main)) is not None}
         return ours, {name: value for name, value in theirs.items() if name in ours}

@@ -56,8 +56,9 @@ def _json_row(group: Group, row: Row) -> dict[str, Any]:
 def _published(group: Group, row: Row) -> dict[str, Any] | None:
     if row.published is None:
         return None
-    about = {"source": row.published.source or "paper", "comparable": row.published.comparable}
-    return {**row.published.scores, **(about if group.layout.several else {})}
+    comparable = row.published.comparable and not row.other_data
+    about = {"source": row.published.source or "paper", "comparable": comparable} if group.layout.several else {}
+    return {**row.published.scores, **about, **({"other_data": row.other_data} if row.other_data else {})}
 
 
 def _json_group(group: Group) -> dict[str, Any]:
@@ -221,7 +222,7 @@ def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
     claims = [one for claim in layout.claims if (one := measure_claim(layout, claim, by_method, published)) is not None]
     notes = [f"{name} is {other} by construction: one run, two names." for name, other in aliases.items()]
     notes += table_notes(layout, rows, by_method, present)
-    notes += published_notes(layout, by_method, published)
+    notes += published_notes(layout, rows, by_method, published)
     for note in layout.notes:
         notes += NOTES[one_of("note of a layout", note, NOTES)](by_method, layout)
     majority = {}

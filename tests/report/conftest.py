@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         folder = tmp_path / "runs" / group / f"{method}-s{seed}"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
-        save_layout(LAYOUT, folder.parent)
+        save_layout(replace(LAYOUT, published_counts={"test": IMAGES}), folder.parent)
         result: dict[str, Any] = {
             "schema": 1,
             "benchmark": "stl10",

@@ -1,4 +1,4 @@
-"""Names of methods with line breaks, HTML, escape codes or formulas do no harm where reports are read."""
+"""Names with line breaks, HTML, links, escape codes or formulas do no harm where reports and figures are read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from report_schedule import loss_figure, shares_figure
+from sweep_prompts import sweep_figure
 
 from metapretrain.cli import main
+from metapretrain.evaluation.intervals import mean_interval
+from metapretrain.report.figures import comparison_figure, confusion_figure, curves_figure, save_figure, tsne_figure
 from metapretrain.report.markdown import printable
 from tests.report.conftest import MakeRun
 
@@ -38,3 +43,30 @@ def test_an_option_behind_two_dashes_is_told(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit, match="2"):
         main(["report", "x", "--", "--out", "y"])
     assert "leave the -- out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["[here](https://example.org)", "![x](y)", "[a][b]"])
+def test_a_name_is_no_link(name: str) -> None:
+    page = pytest.importorskip("markdown").markdown(printable(f"- {name}"))
+    assert "<a" not in page and "<img" not in page
+    assert printable(name).replace("\\", "") == name
+
+
+@pytest.mark.parametrize("name", ["$x_1^$", "a$b", r"$\frac$", "50 $ and 60 $"])
+def test_a_dollar_in_a_name_begins_no_formula(name: str, tmp_path: Path) -> None:
+    z, y = torch.eye(8), torch.arange(8) % 2
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "train", "name": "loss", "value": 1.0}\n')
+    curve = {"updates": [0, 1], "compute_units": [0, 3], "target_loss": [2.0, 1.0], f"share_{name}": [0.5, 0.5]}
+    rows = {name: {0: {"curve": curve}}}
+    figures = (
+        tsne_figure({name: (z, y)}, [name, "b"]),
+        confusion_figure(y, y, [name, "b"], name),
+        comparison_figure({name: mean_interval([0.5])}, title=name),
+        curves_figure({name: [tmp_path]}, ["train/loss"]),
+        loss_figure(rows),
+        shares_figure(rows),
+        sweep_figure({name: {1: [0.5]}}, name, name),
+    )
+    for number, figure in enumerate(figures):
+        file = save_figure(figure, tmp_path / f"{number}.png")
+        assert file.stat().st_size

@@ -294,3 +294,25 @@ def test_a_time_without_the_shared_pretraining_is_told_as_such(tmp_path: Path, m
     rows, pretraining = build_table(collect(tmp_path / "runs")).markdown().split("Pretraining only")
     assert "| wall time without pretraining |" in rows and "| wall time |" in pretraining
     assert "| encoder passes |" in rows and "fine-tuning" not in rows  # no run has any of the latter
+
+
+def test_published_figures_beside_runs_on_other_rows_are_marked_and_not_compared(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    make_run("simclr", 0)
+    make_run("supervised-resnet18", 0, counts={"test": 200}, predictions=False)
+    file = make_run("prl-query-frozen-mlp", 0, predictions=False) / "result.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "counts": {}}))
+    table = build_table(collect(tmp_path / "runs"))
+    (group,) = table.groups
+    assert {row.method: row.other_data for row in group.rows} == {
+        "supervised-resnet18": "test 400, here 200",
+        "simclr": "",
+        "prl-query-frozen-mlp": "test 400, here not told",
+    }
+    text = table.markdown()
+    assert "| 62.5 / 98.4 \u2021 |" in text and "| 64.6 / 96.5 |" in text
+    told = "\u2021 Published for other rows (test 400, here 200), so no comparison on the same ones: supervised-"
+    assert told in text and [*group.figures()[1]] == ["simclr"]
+    rows = {row["method"]: row["published"] for row in json.loads(table.json())["groups"][0]["rows"]}
+    assert "other_data" in rows["supervised-resnet18"] and "other_data" not in rows["simclr"]

@@ -28,7 +28,7 @@ from metapretrain.report.rows import Group
 from metapretrain.report.table import build_table, write
 
 MakeText = Callable[..., Path]
-COUNTS = {"sst_dev": 1101, "para_dev": 20000, "sts_dev": 863, "para_train": 22577}
+COUNTS = {"sst_dev": 1101, "para_dev": 20212, "sts_dev": 863, "para_train": 22577}
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_main_table(tmp_path: Path, make_text: MakeText) -> None:
         "method",
         "seeds",
         "SST accuracy % (n = 1,101)",
-        "PARA accuracy % † (n = 20,000)",
+        "PARA accuracy % † (n = 20,212)",
         "STS Pearson † (n = 863)",
         "overall †",
         "paper: SST / PARA / STS / overall",
@@ -156,7 +156,7 @@ def test_further_figures_and_intervals_over_examples(tmp_path: Path, make_text: 
     assert row["overall without PARA †"].startswith("0.645 ±")
     assert row["nearest prototype: PARA accuracy % †"] == "70.00 ± 0.00"
     assert "nearest prototype: overall †" not in row  # no row has it
-    wilson = [proportion_interval(0.45 * 1101, 1101), proportion_interval(0.83 * 20000, 20000)]
+    wilson = [proportion_interval(0.45 * 1101, 1101), proportion_interval(0.83 * 20212, 20212)]
     fisher = correlation_interval(0.84, 863)
     mean = independent_mean_interval([*wilson, fisher])
     row = cells(text, "95% over the dev examples", "cross")
@@ -241,7 +241,7 @@ def test_tasks_of_ones_own_get_columns(tmp_path: Path, make_text: MakeText) -> N
     make_text("proto", 0, 0.4, 0.7, 0.8, group="mine-strong")
     text = write(tmp_path / "runs")
     row = cells(text, "##", "cross")
-    assert row["TOPIC accuracy % (n = 50)"] == "90.00" and row["PARA accuracy % † (n = 20,000)"] == "-"
+    assert row["TOPIC accuracy % (n = 50)"] == "90.00" and row["PARA accuracy % † (n = 20,212)"] == "-"
     assert "paper" not in "".join(row)
     assert "means over different tasks. cross: sst sts topic; proto: para sst sts." in text
     assert cells(text, "Paired differences, less cross", "proto")["PARA accuracy % †"] == "-"
@@ -300,7 +300,7 @@ def test_the_same_from_a_bundle_in_all_formats_and_in_the_docs(
     row = stored["rows"][-1]
     assert float(record["sts"]) == row["scores"]["sts"]["mean"] == pytest.approx(0.85)
     assert float(record["overall_examples_low"]) == row["example_intervals"]["overall"]["low"]
-    assert int(record["para_examples_n"]) == row["examples"]["para"] == 20000
+    assert int(record["para_examples_n"]) == row["examples"]["para"] == 20212
     assert float(record["difference_1_para"]) == row["differences"][0]["columns"]["para"]["mean"]
     assert (record["published_overall"], record["published_source"]) == ("0.724", "paper")
     assert stored["majority"] == {"sst": 0.253}
