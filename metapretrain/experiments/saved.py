@@ -106,9 +106,11 @@ class SavedTextModel(nn.Module):
             if list(self.heads.parameters()):
                 self.heads.load_state_dict(load_tensors(folder / HEADS))
 
-    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], batch_size: int = 64) -> Tensor:
-        """Return embeddings float32 (N, D) of sentences, or of pairs as one sequence each."""
-        return self.encoder.encode(texts, batch_size)
+    def encode(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], batch_size: int = 64, *, progress: bool = False
+    ) -> Tensor:
+        """Return embeddings float32 (N, D) of sentences, or of pairs as one sequence each; `progress` shows a bar."""
+        return self.encoder.encode(texts, batch_size, progress=progress)
 
     @torch.no_grad()
     def predict(self, task: str, texts: TextSet) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from metapretrain.checks import check_device, whole
 from metapretrain.data.images import LIGHT_ON_DARK, light_on_dark, normalisation, normalize, resize
@@ -162,14 +163,15 @@ class SavedLearner(nn.Module):
         return images.to(next(self.learner.parameters()).device)
 
     @torch.no_grad()
-    def encode(self, images: Tensor) -> Tensor:
-        """Return features float32 (N, D) by the weights that adaptation starts from.
+    def encode(self, images: Tensor, *, progress: bool = False) -> Tensor:
+        """Return features float32 (N, D) by the weights that adaptation starts from; `progress` shows a bar.
 
         Where :func:`is_transductive`, batch normalisation takes the statistics of the images given.
         """
         net: Any = self.learner.module
         if isinstance(self.learner, ProtoNet):
-            return torch.cat([net(self.prepare(part)).flatten(1).float() for part in check_tensor(images).split(256)])
+            parts = tqdm(check_tensor(images).split(256), "encode", disable=not progress, leave=False)
+            return torch.cat([net(self.prepare(part)).flatten(1).float() for part in parts])
         body = Backbone(net.encoder, None, self.mean, self.std).to(net.scale.device)
         apply, params, buffers = functional(body, self.learner.batchnorm, steps=self.learner.steps)
         if self.learner.batchnorm == "per-step":
@@ -240,10 +242,11 @@ class SavedModel(nn.Module):
         return normalize(images.to(next(self.encoder.parameters()).device), self.mean, self.std)
 
     @torch.no_grad()  # not inference_mode: features may be put into a training of the caller's
-    def encode(self, images: Tensor, batch_size: int = 256) -> Tensor:
-        """Return features float32 `(N, D)`."""
+    def encode(self, images: Tensor, batch_size: int = 256, *, progress: bool = False) -> Tensor:
+        """Return features float32 `(N, D)`; with `progress`, a bar shows how far it is."""
         whole("batch_size", batch_size, 1)
-        return torch.cat([self.encoder(self.prepare(part)).float() for part in check_tensor(images).split(batch_size)])
+        parts = tqdm(check_tensor(images).split(batch_size), "encode", disable=not progress, leave=False)
+        return torch.cat([self.encoder(self.prepare(part)).float() for part in parts])
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from tqdm.auto import tqdm
 
 from metapretrain.checks import number, user_path, whole
 from metapretrain.errors import InputError, one_of
@@ -287,8 +288,10 @@ class TextEncoder(nn.Module):
         return (states.float() * real).sum(1) / real.sum(1).clamp(min=1)
 
     @torch.no_grad()  # not inference_mode: embeddings may be put into a training of the caller's
-    def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]], batch_size: int = 64) -> Tensor:
-        """Encode sentences, or pairs of sentences joined by the separator, without dropout.
+    def encode(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], batch_size: int = 64, *, progress: bool = False
+    ) -> Tensor:
+        """Encode sentences, or pairs of sentences joined by the separator, without dropout; `progress` shows a bar.
 
         Returns:
             float32 (N, D) on the encoder's device, in the order of `texts`; longer ones are cut to `max_length`.
@@ -299,7 +302,7 @@ class TextEncoder(nn.Module):
         device = next(self.parameters()).device
         parts = []
         with evaluation_mode(self):
-            for start in range(0, len(order), batch_size):
+            for start in tqdm(range(0, len(order), batch_size), "encode", disable=not progress, leave=False):
                 rows = order[start : start + batch_size]
                 batch = self.tokenizer(
                     *([column[row] for row in rows] for column in columns),

@@ -18,7 +18,7 @@ import metapretrain
 from metapretrain.data.images import normalize
 from metapretrain.errors import InputError
 from metapretrain.files import load_tensors, save_tensors
-from metapretrain.models import Encoder, build_encoder, build_head
+from metapretrain.models import Encoder, build_encoder, build_head, build_text_encoder
 from metapretrain.models.saved import ENCODER, HEAD, PROTOTYPES, load, save_model
 
 MODEL: dict[str, Any] = {
@@ -313,3 +313,17 @@ def test_what_is_no_batch_of_images_is_refused(tmp_path: Path) -> None:
     for size in (0, -1, 1.5, True):
         with pytest.raises(InputError, match="batch_size"):
             model.encode(torch.zeros(1, 1, 4, 4), size)  # type: ignore[arg-type]
+
+
+def test_encoding_shows_a_bar_where_it_is_asked_to(
+    tmp_path: Path, images: torch.Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path)
+    texts = build_text_encoder("tiny")
+    for encode in (
+        lambda **shown: metapretrain.load(tmp_path).encode(images, 2, **shown),
+        lambda **shown: texts.encode(["a", "b", "c"], 1, **shown),
+    ):
+        quiet = encode()
+        assert capsys.readouterr().err == ""
+        assert torch.equal(encode(progress=True), quiet) and "encode" in capsys.readouterr().err
