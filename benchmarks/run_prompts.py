@@ -21,6 +21,7 @@ from report_prompts import LAYOUT
 from metapretrain.data.made import made_sentiment
 from metapretrain.data.published import concatenate
 from metapretrain.data.registry import PLAIN, load_plain, load_sentiment, names_giving
+from metapretrain.data.texts import SentenceData
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import (
     Table,
@@ -34,6 +35,7 @@ from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.prompts.recipe import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override, refuse_two_schedules, schedule_names
+from metapretrain.experiments.text.data import add_table_options, own_tasks
 from metapretrain.options import names, positive_int
 
 log = logging.getLogger(__name__)
@@ -98,10 +100,10 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add(
         "--sets",
         type=names("set", known),
-        default=list(DOWNSTREAM),
         metavar="A,B|all",
-        help=f"{', '.join(known)} (default: those of one sentence)",
+        help=f"{', '.join(known)} (default: those of one sentence, or of --train)",
     )
+    add_table_options(parser, "test", "words=A,B: label words, by default the names of the classes")
     add(
         "--cache",
         type=Path,
@@ -117,6 +119,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--rows-per-pass", type=positive_int, default=64, metavar="N", help="rows through the model at once (64)")
     add("--tasks-per-pass", type=positive_int, metavar="N", help="meta tasks through the model at once (all)")
     options: Namespace = parser.parse_args(argv)
+    if options.sets is None:
+        options.sets = [] if options.train else list(DOWNSTREAM)
     if options.methods is None:  # pseudo labels need more data: only made ones are always there
         options.methods = [name for name, method in METHODS.items() if options.smoke or method.source == "labelled"]
     return options
@@ -135,7 +139,11 @@ def recipe_of(options: Namespace) -> PromptRecipe:
 
 
 def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
-    """Read the data sets, or make small ones for a smoke run."""
+    """Read the data sets, or make small ones for a smoke run; rows without pretraining need no data of others."""
+    own, words = own_tasks(options, "test")
+    mine = [SentenceData(one.name, one.classes, one.train, replace(one.dev, split="test")) for one in own]
+    words = {one.name: one.classes for one in own} | words
+    pretraining: SentenceData | None = None
     pseudo = any(METHODS[name].source == "pseudo" for name in options.methods)
     plain = NO_TEXTS
     if options.smoke:
@@ -143,22 +151,38 @@ def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
         pretraining = made[PRETRAINING]
         sets = [made.get(name) or load_sentiment(name, options.data_dir) for name in options.sets]
         plain = made_sentiment(seed=1, pretraining=400)[PRETRAINING].train  # a tiny encoder knows no other words
+    elif options.data_dir is None and not options.sets and not needs_pretraining(options):
+        sets = []
     elif options.data_dir is None:
-        raise InputError("--data-dir is needed: the folder that holds those of the data sets (docs/prompts.md)")
+        told = "; zero-shot, ft, pt and pt-vocab of your own tables need none" * bool(options.train)
+        raise InputError(f"--data-dir is needed: the folder that holds those of the data sets (docs/prompts.md){told}")
     else:
         pretraining, *sets = (load_sentiment(name, options.data_dir) for name in (PRETRAINING, *options.sets))
         if pseudo:
             plain = concatenate([load_plain(name, options.data_dir) for name in PLAIN], "plain")
-    for one in sets:
+    sets += mine
+    for one in (one for one in sets if one.note):
         log.info("%s: %s", one.name, one.note)
-    return PromptData.of(pretraining, sets, recipe, options.validate, plain)
+    return PromptData.of(pretraining, sets, recipe, options.validate, plain, words)
+
+
+def needs_pretraining(options: Namespace) -> bool:
+    """Whether a row that is asked for starts from a pretraining."""
+    return any(METHODS[name].objective is not None for name in options.methods)
+
+
+def dataset_of(options: Namespace) -> str:
+    """What the folder of the table is named after: what prompts are pretrained on, or one's own tables."""
+    if options.smoke:
+        return "made"
+    alone = options.data_dir is None and not options.sets
+    return "-".join(dict(options.train)) if alone else PRETRAINING
 
 
 def root_of(options: Namespace) -> Path:
     """The folder of a table."""
     out: Path = options.out
-    dataset = "made" if options.smoke else PRETRAINING
-    return out / "prompts" / f"{dataset}-{folder_name(options, *name_parts(recipe_of(options)))}"
+    return out / "prompts" / f"{dataset_of(options)}-{folder_name(options, *name_parts(recipe_of(options)))}"
 
 
 def name_parts(recipe: PromptRecipe) -> tuple[str, ...]:
@@ -171,7 +195,7 @@ def experiment_of(options: Namespace) -> PromptExperiment:
     machine, recipe = single_machine_of(options), recipe_of(options)
     return PromptExperiment(
         "prompts",
-        "made" if options.smoke else PRETRAINING,
+        dataset_of(options),
         recipe=recipe,
         data=data_of(options, recipe),
         machine=machine,

@@ -19,11 +19,11 @@ from pathlib import Path
 from report_text import LAYOUT
 
 from metapretrain.data.registry import load_text_tasks, names_giving
-from metapretrain.data.texts import TextTask
+from metapretrain.data.texts import TextTask, hold_out
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
 from metapretrain.experiments.recipe import Proto, override, refuse_two_schedules, schedule_names
-from metapretrain.experiments.text.data import TextData
+from metapretrain.experiments.text.data import TextData, add_table_options, own_tasks
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import POLICIES
@@ -95,10 +95,10 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add(
         "--tasks",
         type=names("set of text tasks", names_giving("text-tasks")),
-        default=["cs224n"],
         metavar="A,B|all",
-        help=f"sets that the tasks are from: {', '.join(names_giving('text-tasks'))} (default: cs224n)",
+        help=f"sets that the tasks are from: {', '.join(names_giving('text-tasks'))} (cs224n, unless --train is given)",
     )
+    add_table_options(parser, "dev", "kind=regression or pair-regression, low and high for scores")
     add("--qqp", type=Path, metavar="DIR", help="more paraphrases for training: GLUE's QQP files")
     add("--encoder", metavar="NAME", help="minilm (default), bert-tiny, tiny, package:NAME, a folder or a hub model")
     add("--pooling", choices=("auto", "mean", "cls"), help="of the encoder's last states (default: its own)")
@@ -107,6 +107,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--loss-weights", metavar="TASK=W,...", help="such as sst=1,para=0.5,sts=1, in all rows but weighted-*")
     add("--sts-head", choices=STS_HEADS, help="of weighted-* and proto-separate (default: cosine)")
     options: Namespace = parser.parse_args(argv)
+    if options.tasks is None:
+        options.tasks = [] if options.train else ["cs224n"]
     options.methods = list(dict.fromkeys(SAME.get(name, name) for name in options.methods))
     return options
 
@@ -147,23 +149,35 @@ def tasks_of(options: Namespace, recipe: TextRecipe) -> list[TextTask]:
         given.remove("cs224n")
     if "cs224n" in given and options.data_dir is None:
         raise InputError("--data-dir is needed: the folder of CS224N's files (metapretrain data says where they are)")
-    return made + load_text_tasks(given, options.data_dir, recipe.validation, qqp=options.qqp)
+    named = load_text_tasks(given, options.data_dir, recipe.validation, qqp=options.qqp) if given else []
+    own = []
+    for task in own_tasks(options, "dev")[0]:  # at most a fifth of its training rows are held back to choose by
+        train, held = hold_out(task.train, min(recipe.validation, len(task.train) // 5))
+        own.append(replace(task, train=train, validation=held))
+    return [*made, *named, *own]
 
 
 def tables_of(options: Namespace) -> list[Table]:
-    """Read the tasks; of all rows, one that needs all tasks in an update is left out where a scheduler takes one."""
+    """Read the tasks; of all rows, those are left out that need other tasks, or all of them in an update."""
     machine, recipe = machine_of(options), recipe_of(options)
-    if recipe.scheduler and set(options.methods) == set(METHODS):
-        left = [name for name in options.methods if METHODS[name].surgery]
-        options.methods = [name for name in options.methods if name not in left]
-        log.info("%s is left out: it needs a batch of each task in an update (--set scheduler=)", ", ".join(left))
+    tasks = tasks_of(options, recipe)
+    if set(options.methods) == set(METHODS):
+        known = {task.name for task in tasks}
+        away = [name for name in options.methods if METHODS[name].favoured not in {None, *known}]
+        left = [name for name in options.methods if METHODS[name].surgery and recipe.scheduler]
+        options.methods = [name for name in options.methods if name not in (*away, *left)]
+        if away:
+            log.info("%s are left out: there is no such task here", ", ".join(away))
+        if left:
+            log.info("%s is left out: it needs a batch of each task in an update (--set scheduler=)", ", ".join(left))
     sources = ["made" if options.smoke and name == "cs224n" else name for name in options.tasks]
+    sources += dict(options.train)
     dataset = "-".join([*sources, *["qqp"] * (options.qqp is not None and not options.smoke)])
     experiment = TextExperiment(
         "text",
         dataset,
         recipe=recipe,
-        data=TextData(tuple(tasks_of(options, recipe)), options.validate),
+        data=TextData(tuple(tasks), options.validate),
         machine=machine,
         layout=LAYOUT,
         **table_arguments(options, options.recipe, Path(options.encoder or "").name, options.schedule),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,3 +134,39 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], words: list[str], tol
 def test_data_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu"]) == 2
     assert "--data-dir is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("labels", [["yes", "no"], ["a", "b", "c", "d"], [f"kind{number}" for number in range(6)]])
+def test_a_table_of_ones_own_with_the_names_of_its_classes_as_words(
+    run: Callable[..., int], tmp_path: Path, labels: list[str]
+) -> None:
+    rows = [f"the {label} text {number},{label}" for number in range(15) for label in labels]
+    (tmp_path / "a.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
+    words = ["--methods", "pt,metapt-kmeans", "--train", f"topic={tmp_path / 'a.csv'}", "--set", "several=true"]
+    assert run(*words) == 0
+    root = next((tmp_path / "runs" / "prompts").iterdir())
+    result = json.loads((root / "metapt-kmeans-s0/result.json").read_text())
+    assert result["counts"]["topic_test"] == min(3 * len(labels), 20) and 0 <= result["metrics"]["topic_accuracy"] <= 1
+    saved = json.loads((root / "pt-s0/prompts/topic/prompt.json").read_text())
+    assert saved["words"] == sorted(labels)
+    assert "topic %" in (root / "report/table.md").read_text()
+
+
+def test_own_label_words_and_rows_without_data_of_others(tmp_path: Path, refuse: Callable[..., str]) -> None:
+    rows = [f"the {label} text {number},{label}" for number in range(30) for label in ("x", "y")]
+    (tmp_path / "a.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
+    own = ["--train", f"topic={tmp_path / 'a.csv'}", "--table", "words=bad,great"]
+    recipe = ["--model", "tiny", "--set", "length=3", "tune.epochs=1", "full.epochs=1", "examples=8", "validation=8"]
+    assert main([*own, *recipe, "--methods", "pt", "--out", str(tmp_path), "--device", "cpu", "--no-figures"]) == 0
+    row = tmp_path / "prompts/topic-equal-tiny/pt-s0"
+    assert json.loads((row / "config.json").read_text())["config"]["words"] == {"topic": ["bad", "great"]}
+    assert json.loads((row / "prompts/topic/prompt.json").read_text())["words"] == ["bad", "great"]
+    assert "topic has 2 classes and 3 words" in refuse(*own[:2], "--table", "words=bad,good,great")
+
+
+def test_pretrained_rows_of_own_tables_need_the_data_and_say_which_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("sentence,label\none,x\ntwo,y\nthree,x\nfour,y\n")
+    assert main(["--train", f"topic={tmp_path / 'a.csv'}", "--out", str(tmp_path)]) == 2
+    assert "zero-shot, ft, pt and pt-vocab of your own tables need none" in capsys.readouterr().err

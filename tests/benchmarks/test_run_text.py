@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +86,71 @@ def test_the_budget_in_updates(run: Callable[..., int], tmp_path: Path, recipe: 
 
 def test_a_budget_of_too_few_updates_is_refused(refuse: Callable[..., str]) -> None:
     assert "1 updates are too few" in refuse("--methods", "proto", "--updates", 1)
+
+
+def table(file: Path, columns: str, labels: Sequence[object], separator: str = ",", pairs: bool = False) -> Path:
+    """Five rows of each label; pairs have a second sentence."""
+    rows = [[f"the {label} text {n}", *["another one"] * pairs, str(label)] for n in range(5) for label in labels]
+    file.write_text("\n".join(separator.join(row) for row in [columns.split(), *rows]) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 11])
+def test_a_table_of_ones_own_with_any_number_of_classes(
+    run: Callable[..., int], tmp_path: Path, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = [f"class{number}" for number in range(count)]
+    given = [
+        "--train", f"topic={table(tmp_path / 'a.tsv', 'body mark', labels, ';')}",
+        "--dev", f"topic={table(tmp_path / 'b.tsv', 'body mark', labels[::-1], ';')}",
+        "--table", "text=body", "label=mark", "separator=;",
+    ]  # fmt: skip
+    with caplog.at_level("INFO", "metapretrain"):
+        assert run("--methods", "cross,proto", "--set", "batch_size=4", *given) == 0
+    assert f"topic: its classes, in label order, are {', '.join(sorted(labels))}" in caplog.text
+    root = tmp_path / "runs/text/topic-paper-smoke"
+    counts = json.loads((root / "cross-s0/result.json").read_text())["counts"]
+    assert (counts["topic_train"], counts["topic_validation"], counts["topic_dev"]) == (4 * count, count, 5 * count)
+    assert "topic_accuracy" in json.loads((root / "proto-s0/result.json").read_text())["metrics"]
+    (tmp_path / "new.csv").write_text("id,sentence\na,the class1 text\n")
+    (file,) = predict_files(root / "cross-s0", {"topic": tmp_path / "new.csv"}, out=tmp_path / "predicted")
+    assert 0 <= int(file.read_text().splitlines()[1].split(",")[1]) < count
+
+
+def test_tables_of_several_tasks_and_a_fifth_held_back(run: Callable[..., int], tmp_path: Path) -> None:
+    given = [
+        "--train", f"stars={table(tmp_path / 'a.csv', 'sentence label', [1, 2, 10])}",
+        "--train", f"alike={table(tmp_path / 'b.csv', 'one two score', [0.5, 2.5], pairs=True)}",
+        "--table", "alike.text=one", "alike.pair=two", "alike.label=score",
+        "--table", "alike.kind=pair-regression", "alike.high=5",
+    ]  # fmt: skip
+    assert run("--methods", "cross", "--set", "batch_size=4", *given) == 0
+    row = tmp_path / "runs/text/stars-alike-paper-smoke/cross-s0"
+    result = json.loads((row / "result.json").read_text())
+    assert (result["counts"]["stars_dev"], result["counts"]["alike_dev"]) == (3, 2)
+    assert {"stars_accuracy", "alike_pearson"} <= set(result["metrics"])
+    tasks = json.loads((row / "config.json").read_text())["config"]["model"]["tasks"]
+    assert [task["classes"] for task in tasks] == [["1", "2", "10"], []] and tasks[1]["high"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--table", "text=bdy", "label=mark"], "unknown column 'bdy'; did you mean 'body'?"),
+        (["--table", "lable=mark"], "unknown key of --table 'lable'; did you mean 'label'?"),
+        (["--table", "topik.label=mark"], "unknown task of --table 'topik'; did you mean 'topic'?"),
+        (["--table", "label"], "expected KEY=VALUE in --table, got 'label'"),
+        (["--table", "text=body"], "unknown column 'label'; allowed: body, mark; name it by --table"),
+        (["--table", "text=body", "label=mark", "classes=a,c"], "label 'b' is not one of 0..1 (a, c)"),
+        (["--table", "text=body", "label=mark", "kind=regresion"], "unknown kind of task 'regresion'"),
+        (["--dev", "topik=b.csv"], "unknown task of --dev 'topik'; did you mean 'topic'?"),
+        (["--train", "topic=b.csv"], "--train and --dev name each task once"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_one_line(
+    refuse: Callable[..., str], tmp_path: Path, more: list[str], told: str
+) -> None:
+    assert told in refuse("--train", f"topic={table(tmp_path / 'a.csv', 'body mark', ['a', 'b'])}", *more)
 
 
 @pytest.mark.parametrize("schedule", ["uniform", "fixed:sts", "utility:samples=1,updates=2", "exp3:updates=1"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,11 @@ from metapretrain.prompts import PromptBatch, PromptedModel, PromptTemplate, Sof
 from metapretrain.training.devices import mixed_precision
 
 NO_TEXTS = TextSet([])
+NO_ROWS = TextSet([], labels=torch.zeros(0, dtype=torch.int64))
+SENTIMENT = ("terrible", "bad", "maybe", "good", "great")
+WORDS = {2: ("bad", "good"), 3: ("bad", "maybe", "good"), 5: SENTIMENT}
+PAIR_WORDS = ("no", "yes")
+ALL_WORDS = SENTIMENT + PAIR_WORDS
 
 
 @dataclass(frozen=True)
@@ -46,44 +51,70 @@ class PromptData:
         tuning: the test parts are left alone: a recipe is chosen by validation.
         plain: sentences without labels, for pseudo labels; its count `in_downstream` tells how many more stand in a
             downstream set.
+        words: label words of sets, in label order; by default those of the paper for as many classes, else the names of
+            the classes.
     """
 
     pretraining: TextSet
     sets: tuple[SentenceData, ...]
     tuning: bool = False
     plain: TextSet = NO_TEXTS
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
-        pretraining: SentenceData,
+        pretraining: SentenceData | None,
         sets: Sequence[SentenceData],
         recipe: PromptRecipe,
         tuning: bool = False,
         plain: TextSet = NO_TEXTS,
+        words: Mapping[str, tuple[str, ...]] | None = None,
     ) -> PromptData:
         """Sample the pretraining and test rows, the same for all methods and seeds; drop and count known sentences.
 
+        Without a set for pretraining, only rows that start from no pretraining can be run.
+
         Raises:
-            InputError: no set, two of one name, or fewer rows left than are to be drawn.
+            InputError: no set, two of one name, fewer rows left than are to be drawn, or not a word for each class.
         """
         names = [one.name for one in sets]
         if not names or len(set(names)) < len(names):
             raise InputError(f"give downstream sets, each once; got {', '.join(names) or 'none'}")
-        known = known_texts(pretraining.train.first)
+        for one in sets:
+            given = (words or {}).get(one.name)
+            if given is not None and len(given) != one.num_classes:
+                raise InputError(f"{one.name} has {one.num_classes} classes and {len(given)} words; give one for each")
+        rows = NO_ROWS if pretraining is None else pretraining.train
+        known = known_texts(rows.first)
         kept = []
         for one in sets:
             train = without_known(one.train, known)
             test = fixed_sample(without_known(one.test, known), recipe.test_rows)
             few_shot_draw(train, recipe.examples, recipe.validation, seed=0, stratified=recipe.stratified)
             kept.append(replace(one, train=train, test=test))
-        rows = pretraining.train
-        if recipe.rows is not None:
+        if recipe.rows is not None and len(rows):
             rows = balanced_sample(rows, min(recipe.rows, len(rows)), seed=0)
         if len(plain):
             seen = known_texts(text for one in kept for part in (one.train, one.test) for text in part.first)
             plain = without_known(plain, seen, "in_downstream")
-        return cls(rows, tuple(kept), tuning, plain)
+        return cls(rows, tuple(kept), tuning, plain, dict(words or {}))
+
+    def words_of(self, one: SentenceData | None) -> tuple[str, ...]:
+        """The label words of a set, in label order; None: those of pretraining."""
+        if one is None:
+            return SENTIMENT
+        usual = {2: PAIR_WORDS} if one.pairs else WORDS
+        return self.words.get(one.name) or usual.get(one.num_classes) or one.classes
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The words of all sets, each once."""
+        return tuple(dict.fromkeys((*ALL_WORDS, *(word for one in self.sets for word in self.words_of(one)))))
+
+    def numbers_of(self, one: SentenceData | None) -> tuple[int, ...]:
+        """Numbers in `vocabulary` of the words of a set's classes."""
+        return tuple(map(self.vocabulary.index, self.words_of(one)))
 
     @property
     def test(self) -> tuple[TextSet, ...]:
@@ -113,22 +144,6 @@ class PromptData:
 def majority_class(one: SentenceData) -> int:
     """The most frequent class of the training part, the lowest of equals."""
     return int(torch.bincount(one.train.require_labels(), minlength=one.num_classes).argmax())
-
-
-SENTIMENT = ("terrible", "bad", "maybe", "good", "great")
-WORDS = {2: ("bad", "good"), 3: ("bad", "maybe", "good"), 5: SENTIMENT}
-PAIR_WORDS = ("no", "yes")
-ALL_WORDS = SENTIMENT + PAIR_WORDS
-
-
-def words_of(classes: int, pairs: bool) -> tuple[int, ...]:
-    """Numbers in `ALL_WORDS` of the words of a set's classes.
-
-    Example:
-        >>> [ALL_WORDS[word] for word in words_of(3, False)]
-        ['bad', 'maybe', 'good']
-    """
-    return tuple(ALL_WORDS.index(word) for word in (PAIR_WORDS if pairs else WORDS[classes]))
 
 
 @dataclass(frozen=True)
@@ -173,9 +188,9 @@ def side_by_side(batches: Sequence[PromptBatch]) -> PromptBatch:
     return replace(PromptBatch.of(*leaves), truncated=sum(batch.truncated for batch in batches))
 
 
-def allowed_words(words: Sequence[Sequence[int]], device: str) -> Tensor:
-    """Which words each of R sets uses, bool (R, number of words)."""
-    mask = torch.zeros(len(words), len(ALL_WORDS), dtype=torch.bool)
+def allowed_words(words: Sequence[Sequence[int]], total: int, device: str) -> Tensor:
+    """Which of the `total` words each of R sets uses, bool (R, total)."""
+    mask = torch.zeros(len(words), total, dtype=torch.bool)
     for row, own in enumerate(words):
         mask[row, list(own)] = True
     return mask.to(device)
@@ -205,7 +220,7 @@ def predict_rows(
 ) -> Tensor:
     """The class of each row under a prompt (L, D), int64 (N,) in 0..C-1, on the CPU."""
     order = torch.argsort(pool.lengths[rows], stable=True)
-    allowed = allowed_words([words], device)
+    allowed = allowed_words([words], len(model.verbalizer), device)
     found = torch.empty(len(rows), dtype=torch.int64)
     parts = []
     for part in order.split(batch_size):
@@ -330,7 +345,11 @@ class PromptInputs:
 
         r = self.recipe
         model, tokenizer = load_language_model(r.model, cache=self.cache)
-        words = Verbalizer(ALL_WORDS, tokenizer, several=r.several)
+        try:
+            words = Verbalizer(self.data.vocabulary, tokenizer, several=r.several)
+        except InputError as error:
+            told = "; in run_prompts.py, --table words=A,B names others, and --set several=true allows several tokens"
+            raise InputError(f"{error}{told}") from error
         # Frozen weights need no float32 copy: their casts would be most of a small pass.
         dtype = torch.bfloat16 if self.machine.precision == "bf16" else torch.float32
         model = model.to(self.machine.device, dtype)
@@ -338,9 +357,9 @@ class PromptInputs:
 
     def of_set(self, one: SentenceData | None = None) -> PromptedModel:
         """The model with words and template of one set, or those of pretraining, as a prompt is saved with."""
-        r, words = self.recipe, words_of(len(SENTIMENT), False) if one is None else words_of(one.num_classes, one.pairs)
+        r, words = self.recipe, self.data.words_of(one)
         model, tokenizer = self.prompted.model, self.prompted.verbalizer.tokenizer
-        verbalizer = Verbalizer([ALL_WORDS[word] for word in words], tokenizer, several=r.several)
+        verbalizer = Verbalizer(words, tokenizer, several=r.several)
         template, normalise = PromptTemplate(self._template(one)), r.normalise
         return PromptedModel(model, template, verbalizer, max_length=r.max_length, normalise=normalise)
 
@@ -356,7 +375,7 @@ class PromptInputs:
     def pretraining(self, source: str) -> Pool:
         """The rows that pretraining may read."""
         if source not in self._pools:
-            words, r = words_of(len(SENTIMENT), False), self.recipe
+            words, r = self.data.numbers_of(None), self.recipe
             batch = encode_rows(self.prompted, r.template, self.texts(source), words)
             log.info("%d of %d pretraining rows were cut to %d tokens", batch.truncated, len(batch), r.max_length)
             self._pools[source] = Pool.of(batch, self.machine.device)
@@ -427,7 +446,7 @@ class PromptInputs:
         return self._tests[one.name]
 
     def _encoded(self, one: SentenceData, rows: TextSet) -> PromptBatch:
-        return encode_rows(self.prompted, self._template(one), rows, words_of(one.num_classes, one.pairs))
+        return encode_rows(self.prompted, self._template(one), rows, self.data.numbers_of(one))
 
     def _template(self, one: SentenceData | None) -> str:
         return self.recipe.pair_template if one is not None and one.pairs else self.recipe.template

@@ -24,6 +24,7 @@ from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import accuracy
 from metapretrain.experiments.base import Context, Experiment, Outcome
 from metapretrain.experiments.prompts.data import (
+    ALL_WORDS,
     SENTIMENT,
     Places,
     Pool,
@@ -31,13 +32,13 @@ from metapretrain.experiments.prompts.data import (
     PromptInputs,
     majority_class,
     predict_rows,
-    words_of,
 )
 from metapretrain.experiments.prompts.pretraining import MetaRows, TrainedPrompt, train_meta, train_mixed
 from metapretrain.experiments.prompts.recipe import PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.files import check_sums, plain, read_json, write_file, write_sums
 from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
+from metapretrain.report.layout import Column, Layout
 from metapretrain.training import RunFolder
 from metapretrain.training.devices import mixed_precision
 from metapretrain.training.settings import flatten
@@ -188,12 +189,23 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             self._inputs.append(PromptInputs(self.recipe, self.data, self.machine, self.cache))
         return self._inputs[0]
 
+    @property
+    def table_layout(self) -> Layout | None:
+        """The layout with a column for each set."""
+        if self.layout is None:
+            return None
+        each = ((one.name, f"{one.name}_accuracy", f"{one.name} %", f"{one.name}_test") for one in self.data.sets)
+        columns = [Column(*names, True, True, part, "proportion") for *names, part in each]
+        return self.layout.with_tasks(columns)
+
     def pretraining_run(self, method: PromptMethod) -> tuple[str, PromptMethod] | None:
         return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)
 
     def check_row(self, name: str, method: PromptMethod) -> None:
         """Refuse a budget of less than one step, and fewer meta tasks than labels that they are to hold."""
         clusters = self.recipe.meta.clusters
+        if method.objective is not None and not len(self.data.pretraining):
+            raise InputError(f"{name} is pretrained, and there are no rows for that; leave it out, or give --data-dir")
         if method.grouping is not None:
             self.recipe.meta_steps(clusters)
         if method.grouping == "label" and clusters < len(SENTIMENT):
@@ -224,8 +236,12 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
 
     def config(self, method: PromptMethod) -> dict[str, Any]:
         """Return the choices, the model and the data of a row, and the files that only rows on pseudo labels read."""
-        plain_files = {} if method.source == "labelled" else {"plain": {"files": self.data.plain.files}}
-        return super().config(method) | plain_files
+        found = super().config(method)
+        if method.source != "labelled":
+            found["plain"] = {"files": self.data.plain.files}
+        words = {one.name: self.data.words_of(one) for one in self.data.sets}
+        own = {name: given for name, given in words.items() if not {*given} <= {*ALL_WORDS} or name in self.data.words}
+        return found | ({"words": own} if own else {})
 
     def batches(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> Iterable[list[PromptContext]]:
         """The seeds of a row, whose prompts are tuned in one batch."""
@@ -258,7 +274,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             starts = {one.seed: self._start(one) for one in contexts}
             make = partial(self.stack, self.inputs.pretraining(source), tuning=self._mixed_tuning())
             rows = len(self.inputs.texts(source))
-            done = train_mixed(make, starts, rows, self.recipe, words_of(len(SENTIMENT), False), runs)
+            done = train_mixed(make, starts, rows, self.recipe, self.data.numbers_of(None), runs)
             return [PromptRun(pretrained=done[one.seed]) for one in contexts]
         if not first.shared and first.method.tuned == "prompt":
             return self._tuned(contexts)
@@ -368,7 +384,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         starts = {one.seed: self._start(one) for one in contexts}
         pool, places = self.inputs.few_shot(list(starts))
         jobs = {
-            (seed, one.name): _job(f"{name} {seed} {one.name}", one, seed, prompt, places)
+            (seed, one.name): self._job(f"{name} {seed} {one.name}", one, seed, prompt, places)
             for seed, prompt in starts.items()
             for one in self.data.sets
         }
@@ -394,14 +410,18 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         state = Progress(nothing)
         if method.tuned == "model":
             pool, places = self.inputs.few_shot([seed])
-            job, r = _job(one.name, one, seed, nothing, places), self.recipe
+            job, r = self._job(one.name, one, seed, nothing, places), self.recipe
             model, state = tune_model(model, pool, job, r.full, normalise=r.normalise, **self._where)
         return replace(self._tested(state, one, model), seconds=time.monotonic() - began)
+
+    def _job(self, name: str, one: SentenceData, seed: int, prompt: Tensor, places: Places) -> Job:
+        train, validation = places[seed, one.name]
+        return Job(name, prompt, train, validation, self.data.numbers_of(one), seed)
 
     def _tested(self, state: Progress, one: SentenceData, model: PromptedModel) -> Tuned:
         predicted = None
         if not self.data.tuning:
-            pool, words, size = self.inputs.test(one), words_of(one.num_classes, one.pairs), 4 * self.rows_per_pass
+            pool, words, size = self.inputs.test(one), self.data.numbers_of(one), 4 * self.rows_per_pass
             rows = torch.arange(len(pool))
             predicted = predict_rows(model, state.best, pool, rows, words, **self._where, batch_size=size)
         return Tuned(state, predicted, 0.0)
@@ -441,11 +461,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
                 write_predictions(file, one.test.require_labels(), outcome.predicted)
             if context.method.tuned == "prompt" and not self.data.tuning:
                 self.inputs.of_set(one).save(run.path / "prompts" / one.name, outcome.progress.best)
-
-
-def _job(name: str, one: SentenceData, seed: int, prompt: Tensor, places: Places) -> Job:
-    train, validation = places[seed, one.name]
-    return Job(name, prompt, train, validation, words_of(one.num_classes, one.pairs), seed)
 
 
 def _histories(tuned: Mapping[str, Tuned]) -> dict[int, dict[str, float]]:

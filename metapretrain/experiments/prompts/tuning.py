@@ -166,7 +166,7 @@ class Stack:
     def _advance(self, jobs: list[Job], steps: int) -> None:
         """Take `steps` steps of these jobs."""
         states = [self.progress[job.name] for job in jobs]
-        allowed = allowed_words([job.words for job in jobs], self.device)
+        allowed = allowed_words([job.words for job in jobs], len(self.model.verbalizer), self.device)
         for _ in range(steps):
             prompts = torch.stack([state.prompt.detach() for state in states])
             rows, weight = self._rows(jobs, [state.step for state in states])
@@ -241,7 +241,7 @@ class Stack:
             same, together = [job for job in jobs if len(job.validation) == count], max(1, most // count)
             for part in (same[first : first + together] for first in range(0, len(same), together)):
                 prompts = torch.stack([self.progress[job.name].prompt for job in part])
-                allowed = allowed_words([job.words for job in part], self.device)
+                allowed = allowed_words([job.words for job in part], len(self.model.verbalizer), self.device)
                 rows = torch.stack([job.validation for job in part])
                 hits = [self._hits(prompts, some, allowed) for some in rows.split(most, 1)]
                 right, known = (torch.cat(parts, 1) for parts in zip(*hits, strict=True))
@@ -308,7 +308,7 @@ def tune_model(
     own = copy.deepcopy(model.model).float()
     tuned = PromptedModel(own, model.template, model.verbalizer, max_length=model.max_length)
     tuned.model.requires_grad_(True)
-    allowed, prompt = allowed_words([job.words], device), job.prompt[None].to(device)
+    allowed, prompt = allowed_words([job.words], len(tuned.verbalizer), device), job.prompt[None].to(device)
 
     def loss(rows: Tensor) -> Tensor:
         batch = pool.gather(rows[None].cpu())

@@ -17,12 +17,13 @@ from metapretrain.data.made import made_sentiment
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import (
     ALL_WORDS,
+    PAIR_WORDS,
+    WORDS,
     Pool,
     allowed_words,
     encode_rows,
     predict_rows,
     side_by_side,
-    words_of,
 )
 from metapretrain.experiments.prompts.recipe import Tuning
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
@@ -48,6 +49,10 @@ def pool() -> Pool:
         encode_rows(model(), "It was <X>.", made[name].train, words_of(made[name].num_classes, False)) for name in SETS
     ]
     return Pool.of(side_by_side(parts), "cpu")
+
+
+def words_of(classes: int, pairs: bool) -> tuple[int, ...]:
+    return tuple(map(ALL_WORDS.index, PAIR_WORDS if pairs else WORDS[classes]))
 
 
 def jobs() -> list[Job]:
@@ -254,7 +259,7 @@ def test_a_model_that_diverged_is_given_back_as_it_began(caplog: pytest.LogCaptu
 
 
 def test_words_of_other_sets_are_never_predicted() -> None:
-    assert allowed_words([words_of(2, False), words_of(2, True)], "cpu").sum(1).tolist() == [2, 2]
+    assert allowed_words([words_of(2, False), words_of(2, True)], len(ALL_WORDS), "cpu").sum(1).tolist() == [2, 2]
     rows = predict_rows(
         model(), jobs()[1].prompt, pool(), jobs()[1].train, jobs()[1].words, device="cpu", precision="fp32"
     )
