@@ -67,7 +67,7 @@ def load_dailydialog_pp(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     }
     held = {tuple(row.context) for split in ("validation", "test") for row in parts[split].rows}
     kept = [row for row in parts["train"].rows if tuple(row.context) not in held]
-    return parts | {"train": Rows(kept, "train", files=parts["train"].files)}
+    return parts | {"train": Rows(kept, "train", {"in_test": len(parts["train"]) - len(kept)}, parts["train"].files)}
 
 
 def dailydialog_sentences(folder: str | Path) -> TextSet:

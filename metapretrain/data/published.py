@@ -131,7 +131,10 @@ def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
         for what, number in part.counts.items():
             counts[what] = counts.get(what, 0) + number
     labels = [part.labels for part in parts if part.labels is not None]
-    classes = {part.classes for part in parts if part.classes}
+    classes = list(dict.fromkeys(part.classes for part in parts if part.classes))
+    if len(classes) > 1:
+        told = " and ".join(", ".join(names) for names in classes)
+        raise InputError(f"{split}: sets to join were read with the classes {told}; read them with the same ones")
     return TextSet(
         [text for part in parts for text in part.first],
         [text for part in parts for text in part.second or ()] if parts[0].pairs else None,
@@ -140,7 +143,7 @@ def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
         split,
         counts,
         files,
-        classes.pop() if len(classes) == 1 else (),
+        classes[0] if classes else (),
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -12,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from metapretrain.data.published import read_file
+from metapretrain.data.published import concatenate, read_file
 from metapretrain.data.tables import from_dataset, read_texts, table_options
 from metapretrain.data.texts import SentenceData, TextSet, TextTask
 from metapretrain.errors import InputError
@@ -458,3 +462,47 @@ def test_what_holds_no_columns_is_one_line(data: Any, told: str) -> None:
     with pytest.raises(InputError, match=told) as refused:
         from_dataset(data, **COLUMNS)
     assert "\n" not in str(refused.value)
+
+
+LETTERS = ["a", "b", "é", "\u2028", " ", '"', "'", ",", ";", "|", "\t", "#", "\\", "0"]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_generated_tables_are_read_as_they_were_written(tmp_path: Path, seed: int) -> None:
+    drawn = random.Random(seed)
+    separator, encoding = drawn.choice(",;|\t~"), drawn.choice(["utf-8", "utf-8-sig", "utf-16"])
+    names, extra = ["label", "text", "id"], drawn.randrange(3)
+    names += [f"more {n}" for n in range(extra)]
+    drawn.shuffle(names)
+    expected, lines = [], io.StringIO(newline="")
+    table = csv.writer(lines, delimiter=separator, lineterminator=drawn.choice(["\n", "\r\n"]))
+    headed = drawn.random() < 0.5
+    if headed:
+        table.writerow(names)
+    kinds = ["good"] * 4 + ["empty_text", "other_fields", "other_label", "unlabelled"]
+    counts = dict.fromkeys(kinds, 0)
+    for number in range(20):
+        kind = drawn.choice(kinds) if number else "good"
+        counts[kind] += 1
+        text = "x" + "".join(drawn.choices(LETTERS, k=drawn.randrange(9))) + "y"
+        row = dict.fromkeys(names, "-") | {"label": str(number % 2), "text": text, "id": f"r{number}"}
+        row |= {"empty_text": {"text": " "}, "other_label": {"label": "2"}, "unlabelled": {"label": ""}}.get(kind, {})
+        fields = [row[name] for name in names]
+        table.writerow([*fields, "z"] if kind == "other_fields" else fields)
+        if kind == "good":
+            expected.append((text, number % 2, f"r{number}"))
+    path = write(tmp_path, lines.getvalue().encode(encoding), "t.csv")
+    options = {"header": None if headed else names, "encoding": encoding, "id": "id", "separator": separator}
+    rows = read_texts(path, unusable="skip", **options, **COLUMNS)
+    assert list(zip(rows.first, rows.require_labels().tolist(), rows.ids, strict=True)) == expected
+    assert rows.counts == {kind: count for kind, count in counts.items() if count and kind != "good"}
+    wrong = sum(counts.values()) - counts["good"] - counts["unlabelled"]
+    if wrong:
+        refused(f"{wrong} of 20 rows cannot be used", path, **options)
+
+
+def test_sets_read_with_other_classes_are_not_joined() -> None:
+    rows = TextSet(["a", "b"], labels=torch.tensor([0, 1]), classes=("x", "y"))
+    assert concatenate([rows, replace(rows, classes=())], "train").classes == ("x", "y")
+    with pytest.raises(InputError, match="read with the classes x, y and y, x"):
+        concatenate([rows, replace(rows, classes=("y", "x"))], "train")
