@@ -1,12 +1,12 @@
-"""Accuracy over episodes with its interval: of any predict function, of frozen embeddings, of an image encoder."""
+"""Scores over episodes with their interval: of any predict function, of frozen embeddings, of an image encoder."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 Predict = Callable[["Episode"], Tensor]
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """Accuracy over `n` episodes: `mean` with `ci95`, the half-width of Student's t interval, both fractions.
+    """Accuracy, or another `metric`, over `n` episodes: `mean` with `ci95`, the half-width of Student's t interval.
 
-    `sd` is the standard deviation over episodes and `values` the accuracy of each; `ci95` and `sd` are NaN
-    for a single episode.
+    `sd` is the standard deviation over episodes and `values` the score of each; `ci95` and `sd` are NaN for a single
+    episode. Accuracies are fractions.
     """
 
     mean: float
@@ -38,41 +39,57 @@ class EpisodeResult:
     sd: float
     n: int
     values: list[float]
+    metric: str = "accuracy"
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> EpisodeResult:
-        """Summarise the accuracies of episodes.
+    def of(cls, values: Sequence[float], metric: str = "accuracy") -> EpisodeResult:
+        """Summarise the scores of episodes.
 
         Example:
             >>> print(EpisodeResult.of([0.8, 0.6, 0.7]))
             70.00% +- 24.84% (3 episodes)
+            >>> print(EpisodeResult.of([0.8, 0.6, 0.7], "mse"))
+            mse 0.7 +- 0.2484 (3 episodes)
         """
         interval = mean_interval(values)
-        return cls(interval.mean, interval.half_width, interval.sd, interval.n, list(values))
+        return cls(interval.mean, interval.half_width, interval.sd, interval.n, list(values), metric)
 
     def __str__(self) -> str:
-        width = f" +- {self.ci95:.2%}" if math.isfinite(self.ci95) else ""
-        return f"{self.mean:.2%}{width} ({self.n:,} episode{'s' if self.n != 1 else ''})"
+        share = self.metric == "accuracy"
+        mean, width = (f"{value:.2%}" if share else f"{value:.4g}" for value in (self.mean, self.ci95))
+        told = f"{'' if share else f'{self.metric} '}{mean}{f' +- {width}' * math.isfinite(self.ci95)}"
+        return f"{told} ({self.n:,} episode{'s' if self.n != 1 else ''})"
+
+
+ERRORS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "mse": lambda error: (error**2).mean(),
+    "rmse": lambda error: (error**2).mean().sqrt(),
+    "mae": lambda error: error.abs().mean(),
+}
 
 
 def evaluate_episodes(
     predict: Any,
     dataset: Any,
-    sampler: Iterable[EpisodePlan],
+    sampler: Iterable[EpisodePlan | Episode],
     *,
     device: torch.device | str | None = None,
     batch: int = 1,
+    metric: str | Callable[[Tensor, Tensor], Any] = "accuracy",
 ) -> EpisodeResult:
-    """Accuracy of `predict` over the sampler's episodes; only a number is kept of each.
+    """Accuracy, or another metric, of `predict` over the sampler's episodes; only a number is kept of each.
 
     Args:
         predict: maps an Episode to logits (queries, ways) or to labels int (queries,), 0..W-1. It may adapt a
             copy of a model with gradients: what it returns is detached at once. It must not look at
             `episode.query.y`. Or a learner (MAML and its kin), whose `predict` is used. A module, or the module
             whose method it is, is in evaluation mode meanwhile; a function of yours calls `.eval()` itself.
-        dataset: any map-style data set of (x, label).
-        sampler: plans, for example an EpisodeSampler with a number of episodes.
+        dataset: any map-style data set of (x, label); None where the sampler gives episodes.
+        sampler: plans, for example an EpisodeSampler with a number of episodes; or episodes of yours, whose targets
+            may be numbers.
         batch: how many episodes a learner adapts to at a time, by its `logits`; they must be of one shape.
+        metric: `accuracy`; of regression `mse`, `rmse` or `mae`, of outputs of the targets' shape; or a function of
+            what `predict` returns and of `episode.query.y` to a number.
 
     Raises:
         InputError: the sampler is endless or empty, or `predict` returns NaN or another shape; or episodes of
@@ -88,21 +105,36 @@ def evaluate_episodes(
         >>> print(evaluate_episodes(nearest, torch.utils.data.TensorDataset(torch.eye(6)[y], y), sampler))
         100.00% +- 0.00% (100 episodes)
     """
-    from metapretrain.episodes import EpisodeDataset
+    from metapretrain.episodes import Episode, EpisodeDataset
 
     if batch < 1:
         raise InputError(f"batch must be 1 episode or more; got {batch}")
     if batch > 1 and not hasattr(predict, "logits"):
         raise InputError(f"batch={batch} needs a learner with `logits`; a function takes one episode at a time")
+    if not callable(metric):
+        one_of("metric", metric, ("accuracy", *ERRORS))
     one: Predict = getattr(predict, "predict", predict)
-    episodes = EpisodeDataset(dataset)
+    episodes = EpisodeDataset(() if dataset is None else dataset)
     values: list[float] = []
     with evaluation_mode(predict):
         for plans in _chunks(_finite(sampler), batch):
-            group = [episodes[plan] if device is None else episodes[plan].to(device) for plan in plans]
+            group = [plan if isinstance(plan, Episode) else episodes[plan] for plan in plans]
+            group = group if device is None else [episode.to(device) for episode in group]
             answers = [one(group[0])] if batch == 1 else _stacked_logits(predict, group)
-            values += [_accuracy(answer, e.query.y) for answer, e in zip(answers, group, strict=True)]
-    return EpisodeResult.of(values)
+            values += [_measured(answer, e.query.y, metric) for answer, e in zip(answers, group, strict=True)]
+    return EpisodeResult.of(values, metric if isinstance(metric, str) else getattr(metric, "__name__", "metric"))
+
+
+def _measured(answer: Tensor, y: Tensor, metric: str | Callable[[Tensor, Tensor], Any]) -> float:
+    if metric == "accuracy":
+        return _accuracy(answer, y)
+    answer = answer.detach() if isinstance(answer, Tensor) else answer
+    if callable(metric):
+        return float(metric(answer, y))
+    if not isinstance(answer, Tensor) or answer.shape != y.shape:
+        got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise InputError(f"predict must return the targets' shape {tuple(y.shape)} for metric {metric!r}; got {got}")
+    return float(ERRORS[metric](answer.double() - y.to(answer.device).double()))
 
 
 def _stacked_logits(learner: Any, group: Sequence[Episode]) -> Sequence[Tensor]:
@@ -113,7 +145,7 @@ def _stacked_logits(learner: Any, group: Sequence[Episode]) -> Sequence[Tensor]:
     return answers.unbind()
 
 
-def _finite(sampler: Iterable[EpisodePlan]) -> Iterable[EpisodePlan]:
+def _finite(sampler: Iterable[Plan]) -> Iterable[Plan]:
     if getattr(sampler, "episodes", 0) is None:
         raise InputError("this sampler is endless: an evaluation needs EpisodeSampler(..., episodes=600) or so")
     return sampler
@@ -170,7 +202,7 @@ def evaluate_embeddings(
     return EpisodeResult.of(values)
 
 
-def _chunks(sampler: Iterable[EpisodePlan], size: int) -> Iterator[list[EpisodePlan]]:
+def _chunks(sampler: Iterable[Plan], size: int) -> Iterator[list[Plan]]:
     iterator = iter(sampler)
     while plans := list(islice(iterator, size)):
         yield plans

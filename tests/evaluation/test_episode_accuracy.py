@@ -17,9 +17,10 @@ from torch.utils.data import TensorDataset
 
 from metapretrain.data.images import ImageSet
 from metapretrain.episodes import EpisodePlan, EpisodeSampler, EpisodeSpec
-from metapretrain.episodes.dataset import Episode
+from metapretrain.episodes.dataset import Batch, Episode
 from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_embeddings, evaluate_episodes, few_shot_accuracy
+from metapretrain.maml import MAML
 from metapretrain.protonet.prototypes import proto_logits, prototypes
 
 CLASSES = 8
@@ -216,3 +217,57 @@ def test_what_is_no_answer_is_refused(answer: Any) -> None:
     sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(2, 1, 1), 3, seed=0)
     with pytest.raises(InputError, match="predict must return"):
         evaluate_episodes(lambda episode: answer, torch.zeros(4, 2), sampler)
+
+
+def waves(tasks: int, shots: int = 5, queries: int = 7) -> list[Episode]:
+    """Sinusoids of several amplitudes and phases, as in Finn et al. (2017), section 5.1."""
+    draw = torch.Generator().manual_seed(0)
+    episodes = []
+    for index in range(tasks):
+        amplitude, phase = torch.rand(2, generator=draw).tolist()
+        x = 10 * torch.rand(shots + queries, 1, generator=draw) - 5
+        y = (0.1 + amplitude) * torch.sin(x - phase)
+        episodes.append(Episode(Batch(x[:shots], y[:shots]), Batch(x[shots:], y[shots:]), (), index))
+    return episodes
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("mse", "y2"), ("rmse", "root"), ("mae", "abs"), (None, "y2")])
+def test_regression_is_scored_by_name_or_by_a_function(metric: str | None, expected: str) -> None:
+    def squares(answer: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((answer - y) ** 2).mean()
+
+    episodes = waves(20)
+    result = evaluate_episodes(lambda e: torch.zeros_like(e.query.y), None, episodes, metric=metric or squares)
+    y = [episode.query.y.double() for episode in episodes]
+    values = {
+        "y2": [float((one**2).mean()) for one in y],
+        "root": [float((one**2).mean().sqrt()) for one in y],
+        "abs": [float(one.abs().mean()) for one in y],
+    }[expected]
+    assert result.values == pytest.approx(values) and result.n == 20
+    assert str(result).startswith(f"{metric or 'squares'} {result.mean:.4g} +- {result.ci95:.4g} (20")
+
+
+def test_a_learner_of_regression_is_scored_one_by_one_and_in_batches() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    learner = MAML(net, lr=0.05, steps=3, loss=torch.nn.functional.mse_loss)
+    alone = evaluate_episodes(learner, None, waves(8), metric="mse")
+    together = evaluate_episodes(learner, None, iter(waves(8)), metric="mse", batch=3)
+    assert together.values == pytest.approx(alone.values, rel=1e-4)
+    untouched = evaluate_episodes(lambda e: net(e.query.x), None, waves(8), metric="mse")
+    assert alone.mean < untouched.mean
+
+
+@pytest.mark.parametrize(
+    ("answer", "metric", "match"),
+    [
+        (lambda e: e.query.y[:, 0], "mse", r"the targets' shape \(7, 1\) for metric 'mse'; got \(7,\)"),
+        (lambda e: [0.0] * 7, "mae", "got list"),
+        (lambda e: e.query.y * torch.nan, "mse", "every value must be finite"),
+        (lambda e: e.query.y, "msee", "unknown metric 'msee'"),
+    ],
+)
+def test_what_is_no_regression(answer: Any, metric: str, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        evaluate_episodes(answer, None, waves(2), metric=metric)
