@@ -122,7 +122,7 @@ def check_stacked(what: str, batch: Nest, tasks: int) -> None:
         beside = f" (beside {', '.join(good)})" if good else ""
         raise InputError(
             f"tasks={tasks}, but {what} has {', '.join(bad)}{beside}; "
-            f"every tensor needs a leading dimension of {tasks}, one entry a task (episodes: torch.stack)"
+            f"every tensor needs a leading dimension of {tasks}, one entry a task (episodes: metapretrain.stack)"
         )
 
 

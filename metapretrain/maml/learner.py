@@ -340,7 +340,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     if len(batch) != 2 or hasattr(batch[0], "y"):
         raise InputError(
             f"support and query are (x, y) each, not a {type(batch).__name__} of {len(batch)}; "
-            "of several episodes give (torch.stack of their x, torch.stack of their y)"
+            "several episodes become one batch of tasks by metapretrain.stack(episodes)"
         )
     x, y = batch
     return _with_rows(x, y)

@@ -302,9 +302,14 @@ def encoder() -> nn.Module:
 def test_episodes_that_are_not_stacked_are_refused_with_what_to_do() -> None:
     maml = MAML(nn.Linear(3, 2), lr=0.1)
     parts = [Batch(torch.randn(2, 3), torch.tensor([0, 1])), Batch(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
-    with pytest.raises(InputError, match=r"\(x, y\) each, not a list of 2; of several episodes give \(torch.stack"):
+    with pytest.raises(
+        InputError,
+        match=r"\(x, y\) each, not a list of 2; several episodes become one batch of tasks by metapretrain.stack",
+    ):
         maml.backward(parts, parts)
-    with pytest.raises(InputError, match=r"a leading dimension of 2, one entry a task \(episodes: torch.stack\)"):
+    with pytest.raises(
+        InputError, match=r"a leading dimension of 2, one entry a task \(episodes: metapretrain.stack\)"
+    ):
         maml.backward(*parts)
 
 

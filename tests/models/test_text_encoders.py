@@ -196,10 +196,10 @@ def test_what_is_no_list_of_texts_is_refused(texts: Any) -> None:
 
 def test_texts_are_read_by_position_whatever_their_index() -> None:
     class Column(list[Any]):
-        """As a pandas Series whose index is reversed."""
+        """As a pandas Series whose index names no position."""
 
         def __getitem__(self, name: Any) -> Any:
-            return list(self)[-1 - name]
+            raise KeyError(name)
 
     encoder = build_text_encoder("tiny").eval()
     for texts in (["a", "quite long text", "b c"], [("a", "b"), ("c", "longer text d")]):
