@@ -232,10 +232,8 @@ def check_sums(folder: Path) -> None:
     file = folder / SUMS
     sums = _listed(file) if file.is_file() else {}
     if (folder / "result.json").is_file() and "config.json" not in sums:
-        covered = "weights alone" if sums else "nothing"
-        _log.warning(
-            "%s is of an older version, whose checksums cover %s: damage to the rest is not seen", folder, covered
-        )
+        told = "%s is of an older version, whose checksums cover %s: damage to %s is not seen"
+        _log.warning(told, folder, *(("weights alone", "other files") if sums else ("nothing", "its files")))
     for name in _deciding(folder) if file.is_file() else ():
         if name not in sums and "/" not in name and name.endswith(".safetensors"):  # folders may be put in afterwards
             raise InputError(f"{file} is damaged: it has no {name}; remove it if the weights are right")
