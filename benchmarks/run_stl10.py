@@ -17,7 +17,8 @@ from dataclasses import replace
 import torch
 from report_stl10 import LAYOUT
 
-from metapretrain.data.images import resized
+from metapretrain.data.image_folder import UNLABELED, load_image_folder
+from metapretrain.data.images import ImageSet, resized
 from metapretrain.data.registry import DATASETS, load_images, names_giving
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
@@ -113,6 +114,13 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--dataset", type=dataset_of, default="stl10", metavar="NAME", help=f"{known} (default: stl10)")
     add("--image-folder", metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="resize to this height and width")
+    add(
+        "--unlabelled",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="train SimCLR on the images below DIR, or on the unlabelled part of stl10",
+    )
     add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--local-batchnorm", action="store_true", help="several processes: BatchNorm of each one's rows, not of all")
@@ -142,13 +150,25 @@ def data_of(options: Namespace, recipe: ImageRecipe) -> ImageData:
         load_images(options.dataset, options.data_dir, split, options.image_size)
         for split in ("train", "test")[: 1 if options.validate else 2]
     ]
+    if options.unlabelled is not None:
+        parts.append(unlabelled_of(options, parts[0]))
     if options.smoke:
         some = [torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:400] for part in parts]
         small = [options.image_size or min(32, part.image_size) for part in parts]
         parts = [resized(part.subset(rows), size) for part, rows, size in zip(parts, some, small, strict=True)]
-    train = parts[0]
+    train, more = parts[0], parts.pop() if options.unlabelled is not None else None
     test = replace(train.subset([]), split="test", files={}) if options.validate else parts[1]
-    return ImageData.of(train, test, 0 if options.train_on_all else recipe.validation)
+    return ImageData.of(train, test, 0 if options.train_on_all else recipe.validation, more)
+
+
+def unlabelled_of(options: Namespace, train: ImageSet) -> ImageSet:
+    """The images of `--unlabelled`, of the size and the channels of the training images."""
+    size = options.image_size or train.image_size
+    if options.unlabelled:
+        return load_image_folder(options.unlabelled, UNLABELED, size, channels=train.channels)
+    if options.dataset != "stl10":
+        raise InputError(f"{options.dataset} has no unlabelled part; name a folder of images: --unlabelled DIR")
+    return load_images("stl10", options.data_dir, UNLABELED, options.image_size)
 
 
 def recipe_of(options: Namespace) -> ImageRecipe:
@@ -167,7 +187,7 @@ def tables_of(options: Namespace) -> list[Table]:
         "stl10",
         recipe=recipe,
         data=data_of(options, recipe),
-        dataset=options.dataset,
+        dataset=options.dataset + "-unlabelled" * (options.unlabelled is not None),
         machine=machine,
         map_points=200 if options.smoke else 1000,
         layout=LAYOUT,

@@ -50,6 +50,25 @@ def test_the_posters_eleven_rows_are_there() -> None:
     assert paper.proto.temperature == 1 and paper.prl.augment == paper.supervised.augment == "none"
 
 
+def test_simclr_on_unlabelled_images(
+    stl10: Path, refuse: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = np.random.default_rng(1).integers(0, 256, 40 * 27648, dtype=np.uint8)
+    images.tofile(stl10 / "unlabeled_X.bin")
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number in range(30):
+        Image.fromarray(images[number * 27648 :][:27648].reshape(96, 96, 3)).save(flat / f"{number}.png")
+    for dataset, given, count in (("stl10", [], 40), ("stl10", [flat], 30), ("digits", [flat], 30)):
+        out, words = tmp_path / f"{dataset}{count}", ["--smoke", "--methods", "simclr", "--unlabelled", *given]
+        words += ["--set", "batch_size=16", "validation=10", "--data-dir", tmp_path, "--dataset", dataset]
+        assert main([*TINY, "--out", str(out), *map(str, words)]) == 0
+        row = json.loads((out / f"stl10/{dataset}-unlabelled-paper-smoke/simclr-s0/result.json").read_text())
+        assert row["counts"]["unlabelled"] == count
+    capsys.readouterr()
+    assert "digits has no unlabelled part; name a folder" in refuse("--dataset", "digits", "--unlabelled")
+
+
 def test_all_rows_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--dataset", "digits", "--smoke", "--no-figures", "--device", "cpu", "--out", str(tmp_path)]) == 0
     shown, root = capsys.readouterr().out, tmp_path / "stl10" / "digits-paper-smoke"

@@ -45,20 +45,24 @@ class Images(nn.Module):
 
 @dataclass(frozen=True)
 class ImageData:
-    """Training, validation and test part with the normalisation of the training part."""
+    """Training, validation and test part with the normalisation of the training part.
+
+    `unlabelled`: what objectives that read no labels are trained on, in place of the training part.
+    """
 
     train: ImageSet
     validation: ImageSet
     test: ImageSet
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    unlabelled: ImageSet | None = None
 
     @classmethod
-    def of(cls, train: ImageSet, test: ImageSet, validation: int) -> ImageData:
+    def of(cls, train: ImageSet, test: ImageSet, validation: int, unlabelled: ImageSet | None = None) -> ImageData:
         """Hold `validation` images of the training set back, the same ones for every seed.
 
         Raises:
-            InputError: no images, unlabelled rows, another image size in the test set, or nothing left to train on.
+            InputError: no images, unlabelled rows, another image size in a part, or nothing left to train on.
         """
         train.require_labels()
         test.require_labels()
@@ -67,6 +71,11 @@ class ImageData:
                 f"training images {tuple(train.images.shape[1:])} with {len(train.classes)} classes, but test images "
                 f"{tuple(test.images.shape[1:])} with {len(test.classes)}: they must agree"
             )
+        if unlabelled is not None and unlabelled.images.shape[1:] != train.images.shape[1:]:
+            raise InputError(
+                f"training images {tuple(train.images.shape[1:])}, but unlabelled ones "
+                f"{tuple(unlabelled.images.shape[1:])}: give --image-size, or images of as many channels"
+            )
         if not 0 <= validation < len(train):
             raise InputError(
                 f"{validation} validation images of {len(train)} training images leave none to train on; lower the "
@@ -74,11 +83,16 @@ class ImageData:
             )
         rows, held = validation_split(train.labels, validation)
         part = train.subset(rows)
-        return cls(part, train.subset(held), test, *part.statistics())
+        return cls(part, train.subset(held), test, *part.statistics(), unlabelled)
+
+    def seen(self, labelled: bool) -> ImageSet:
+        """What an objective is trained on that reads labels, or none."""
+        return self.train if labelled or self.unlabelled is None else self.unlabelled
 
     @property
     def counts(self) -> dict[str, int]:
-        return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
+        parts = {"train": self.train, "validation": self.validation, "test": self.test, "unlabelled": self.unlabelled}
+        return {name: len(part) for name, part in parts.items() if part is not None}
 
 
 def describe(data: Any, encoder: str, stem: str, head: str | None) -> dict[str, Any]:
@@ -96,9 +110,9 @@ def describe(data: Any, encoder: str, stem: str, head: str | None) -> dict[str, 
     }
 
 
-def images_of(data: ImageData, phase: ImagePhase, machine: Machine) -> Images:
-    """Return the training images, augmented as the phase says."""
-    train = data.train
+def images_of(data: ImageData, phase: ImagePhase, machine: Machine, labelled: bool = True) -> Images:
+    """Return the images that are trained on, augmented as the phase says."""
+    train = data.seen(labelled)
     changes: dict[str, bool] = {"channels_last": machine.device != "cpu"}
     if train.channels == 1:  # digits are not mirrored
         changes["flip"] = False

@@ -92,7 +92,8 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
 
     @property
     def files(self) -> dict[str, Any]:
-        return {**self.data.train.files, **self.data.test.files}
+        more = {} if self.data.unlabelled is None else self.data.unlabelled.files
+        return {**self.data.train.files, **self.data.test.files, **more}
 
     def plan(self, methods: Mapping[str, ImageMethod]) -> list[str]:
         lines = []

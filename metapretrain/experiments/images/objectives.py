@@ -288,7 +288,8 @@ def build_objectives(
     with seeded(seed + 1):
         for name in names:
             phase = getattr(recipe, OBJECTIVES[name].phase)
-            images, classes = images_of(data, phase, machine), len(data.train.classes)
+            labelled, classes = OBJECTIVES[name].kind.labelled, len(data.train.classes)
+            images = images_of(data, phase, machine, labelled)
             parts = Parts(images, encoder.features, classes, recipe, phase, seed, machine.world > 1)
             built[name] = OBJECTIVES[name].build(parts)
     return built

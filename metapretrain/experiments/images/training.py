@@ -174,13 +174,16 @@ def _stream(context: ImageContext, name: str, task: Objective, steps: int) -> Ta
             f"batch_size {recipe.batch_size} must give each of {machine.world} process(es) the same number of images, "
             "2 or more"
         )
+    seen = data.seen(task.labelled)
+    if batch > len(seen):
+        raise InputError(f"batch_size {recipe.batch_size} is more than the {len(seen)} images of {name}; lower it")
     rows = ShuffledBatches(
-        len(data.train),
+        len(seen),
         batch,
         seed=context.seed,
         rank=machine.rank,
         world_size=machine.world,
-        labels=data.train.labels if recipe.balanced else None,
+        labels=seen.labels if recipe.balanced and seen is data.train else None,
     )
     task.check_batch(next(iter(rows)))
     return TaskStream({name: rows}, "longest", seed=context.seed, steps=steps)
@@ -237,16 +240,15 @@ def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
     step = ImageStep(encoder, objectives)
     sizes = {name: recipe.batch_size // objective.views for name, objective in objectives.items()}
 
-    rows = len(data.train)
-    drawn = {name: (rows, size) for name, size in sizes.items()}
+    drawn = {name: (len(data.seen(objectives[name].labelled)), size) for name, size in sizes.items()}
     probes = row_probes(drawn, lambda name, some: step({name: some.to(machine.device)})[name], machine)
     schedule = parse_schedule(recipe.scheduler, names)
-    scheduler = build_scheduler(schedule, dict.fromkeys(names, rows), probes, step, seed=seed)
+    scheduler = build_scheduler(schedule, {name: rows for name, (rows, _) in drawn.items()}, probes, step, seed=seed)
     loaders = {
         name: ShuffledBatches(
             rows, size, seed=seed, labels=data.train.labels if recipe.balanced and objectives[name].labelled else None
         )
-        for name, size in sizes.items()
+        for name, (rows, size) in drawn.items()
     }
     count, _ = updates(recipe, data, ImageMethod(SCHEDULED))
     stream = TaskStream(loaders, scheduler, seed=seed, steps=count)

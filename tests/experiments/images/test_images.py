@@ -89,6 +89,31 @@ def test_validation_images_are_the_same_for_every_seed_and_never_trained_on() ->
     assert (once.mean, once.std) == once.train.statistics() != marked.statistics()
 
 
+@pytest.mark.parametrize("objective", ["prl-query", "simclr"])
+def test_what_reads_no_labels_is_trained_on_unlabelled_images(
+    recipe: ImageRecipe, data: ImageData, objective: str
+) -> None:
+    """SimCLR sees them and nothing of the training part; what reads labels does not see them."""
+    more = dataclasses.replace(make_images(200, seed=5), labels=torch.full((200,), -1), split="unlabeled")
+    dark = dataclasses.replace(data.train, images=data.train.images // 3)
+
+    def end(**parts: ImageSet) -> dict[str, torch.Tensor]:
+        encoder, _ = pretrain(objective, dataclasses.replace(data, **parts), recipe, 0, Machine())
+        return encoder.state_dict()
+
+    alone, both, other = end(), end(unlabelled=more), end(unlabelled=more, train=dark)
+    same = all(torch.equal(alone[name], both[name]) for name in alone)
+    assert same == (objective == "prl-query")
+    same = all(torch.equal(both[name], other[name]) for name in both)
+    assert same == (objective == "simclr")
+    assert dataclasses.replace(data, unlabelled=more).counts == {**data.counts, "unlabelled": 200}
+
+
+def test_unlabelled_images_of_another_shape_are_refused() -> None:
+    with pytest.raises(InputError, match="unlabelled ones"):
+        ImageData.of(make_images(72), make_images(30), 12, make_images(20, size=8))
+
+
 @pytest.mark.parametrize("objective", ["prl-query", "simclr", "supervised"])
 def test_training_reads_the_training_part_alone(recipe: ImageRecipe, data: ImageData, objective: str) -> None:
     def end(held: ImageSet, test: ImageSet) -> dict[str, torch.Tensor]:
