@@ -394,6 +394,7 @@ class Columns:
         where: file or data set, as errors name it.
         text, pair, label, id, kind, classes, low, high: as in :func:`read_texts`.
         missing: numbers that mean that a row has no label.
+        sort: the classes are the labels that there are, numbers in their order and then names.
         own: names of classes by number, where the data says them itself: a label is then such a number. Otherwise,
             where classes are called by numbers, a label is one of these: 4.0 is the class "4".
 
@@ -417,6 +418,7 @@ class Columns:
     high: float
     own: tuple[str, ...] = ()
     missing: tuple[int, ...] = ()
+    sort: bool = False
 
     def __post_init__(self) -> None:
         one_of("kind of task", self.kind, KINDS)
@@ -455,6 +457,12 @@ class Columns:
         `counts` of reading get those of rows left out; the first unusable rows are named in the error or a warning.
         """
         one_of("choice for unusable rows", unusable, ("refuse", "skip"))
+        if self.sort and self.label is not None and not self.classes:
+            kept = list(records)
+            every = [record[self.label] for _, record in kept if isinstance(record, dict)]
+            shown = {_label(value) for value in every if not self._is_missing(value)}
+            called = tuple(sorted(shown, key=_by_number))
+            return replace(self, classes=called).collect(kept, split, counts, files, unusable)
         texts: list[list[str]] = []
         labels: list[float] = []
         ids: list[str] = []
@@ -517,7 +525,7 @@ class Columns:
 
     def _number(self, value: Any) -> float:
         """Return the class number or the score of a label's value."""
-        shown = value.strip() if isinstance(value, str) else str(value)
+        shown = _label(value)
         if shown in self.classes and (isinstance(value, str) or not self.own):
             return self.classes.index(shown)
         number = _float(value)
@@ -533,6 +541,15 @@ class Columns:
             what = "a score in" if self.regression else "one of"
             raise UnusableRow(f"label {_shorten(shown)} is not {what} {low}..{high}{names}", "other_label")
         return self.classes.index(self.own[int(number)]) if self.own else number
+
+
+def _label(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
+def _by_number(label: str) -> tuple[bool, float, str]:
+    number = _float(label)
+    return math.isnan(number), 0.0 if math.isnan(number) else number, label
 
 
 def _float(value: Any) -> float:
@@ -575,7 +592,7 @@ def read_texts(
     label: str | None = None,
     id: str | None = None,
     kind: str = "classification",
-    classes: Sequence[str] = (),
+    classes: Sequence[str] | None = (),
     low: float = 0.0,
     high: float = 1.0,
     format: str = "auto",
@@ -600,7 +617,8 @@ def read_texts(
             score; None for an unlabelled split.
         id: column of the rows' names; None: their number in the file from 0.
         kind: one of :data:`~metapretrain.data.texts.KINDS`.
-        classes: names in label order, for classification with labels.
+        classes: names in label order, for classification with labels; None: the labels that there are, sorted (their
+            names are those of the set that is returned).
         low, high: range of scores, for regression.
         format: one of :data:`FORMATS`; ``"json"`` is a list or an object of records, ``"auto"`` goes by the suffix.
             Parquet and the first sheet of an Excel file are read through pandas, where it is installed.
@@ -629,7 +647,8 @@ def read_texts(
     one_of("format", format, FORMATS)
     if separator is not None and (len(separator) != 1 or separator in '"\r\n'):
         raise InputError(f"a separator is one character and no quote, such as ';'; got {separator!r}")
-    columns = Columns(str(file), text, pair, label, id, kind, tuple(classes), low, high)
+    sort = classes is None and not kind.endswith("regression")
+    columns = Columns(str(file), text, pair, label, id, kind, tuple(classes or ()), low, high, sort=sort)
     if header is not None:
         header = [header] if isinstance(header, str) else list(header)
         for name in columns.names:

@@ -76,6 +76,9 @@ class TextSet:
                 raise InputError(f"{self.split}: {name} must be a list of texts, got {type(texts).__name__}")
             if texts is not None and not isinstance(texts, list):
                 object.__setattr__(self, name, list(texts))
+            wrong = next((text for text in getattr(self, name) or () if not isinstance(text, str)), None)
+            if wrong is not None:
+                raise InputError(f"{self.split}: {name} must be texts, got a {type(wrong).__name__}")
         if not self.ids:
             object.__setattr__(self, "ids", [str(row) for row in range(len(self.first))])
         labels = self.labels

@@ -436,7 +436,7 @@ def test_columns_with_an_index_are_read_by_position() -> None:
     columns = {"text": Labelled(texts), "label": Labelled([1, 0, 1])}
     read = from_dataset(columns, **COLUMNS)
     assert read.first == texts and read.require_labels().tolist() == [1, 0, 1]
-    for wrong in ({"first": "abc"}, {"first": texts, "labels": [0, 1, 2]}, {"first": texts, "ids": 3}):
+    for wrong in ({"first": "abc"}, {"first": texts, "labels": [0, 1, 2]}, {"first": texts, "ids": 3}, {"first": [3]}):
         with pytest.raises(InputError, match="must be"):
             TextSet(**wrong)
 
@@ -499,6 +499,18 @@ def test_generated_tables_are_read_as_they_were_written(tmp_path: Path, seed: in
     wrong = sum(counts.values()) - counts["good"] - counts["unlabelled"]
     if wrong:
         refused(f"{wrong} of 20 rows cannot be used", path, **options)
+
+
+def test_classes_may_be_the_labels_that_there_are(tmp_path: Path) -> None:
+    for content, classes in (
+        ('[{"text": "a", "label": 10}, {"text": "b", "label": 2.0}, {"text": "c", "label": null}]', ("2", "10")),
+        ('[{"text": "a", "label": "b"}, {"text": "b", "label": 3}, {"text": "c", "label": " a "}]', ("3", "a", "b")),
+    ):
+        rows = read_texts(write(tmp_path, content, "a.json"), text="text", label="label", classes=None)
+        found = [str(row["label"]).strip().removesuffix(".0") for row in json.loads(content) if row["label"]]
+        assert rows.classes == classes and [classes[label] for label in rows.require_labels().tolist()] == found
+    with pytest.raises(InputError, match="needs two classes or more"):
+        read_texts(write(tmp_path, "text,label\na,1\n"), text="text", label="label", classes=None)
 
 
 def test_sets_read_with_other_classes_are_not_joined() -> None:

@@ -148,20 +148,20 @@ def _own_task(name: str, file: Path, other: Path | None, given: Mapping[str, str
     kind = one_of(
         "kind of task", given.get("kind", "pair-classification" if "pair" in how else "classification"), KINDS
     )
-    known: dict[str, Any] = {"classes": tuple(filter(None, given.get("classes", "").split(",")))}
+    known: dict[str, Any] = {}
     usual = {"text": "sentence1", "pair": "sentence2"} if kind.startswith("pair") else {"text": "sentence"}
     label, ends = given.get("label", "label"), ("low", "high")
     try:
         if kind.endswith("regression"):
             known |= {key: parse_value(given[key], float) for key in ends if key in given}
-        elif not known["classes"]:
-            reading = {key: value for key, value in how.items() if key not in ("text", "pair", "id")}
-            found = read_texts(file, text=label, **{**reading, "unusable": "skip"}).first
-            known["classes"] = tuple(sorted(set(found), key=_by_number))
-            log.info("%s: its classes, in label order, are %s", name, ", ".join(known["classes"]))
-        columns = {**usual, **how, **known, "label": label, "kind": kind}
-        train = read_texts(file, **columns)
-        held = None if other is None else read_texts(other, **columns)
+        else:
+            known["classes"] = tuple(filter(None, given.get("classes", "").split(","))) or None
+        columns = {**usual, **how, "label": label, "kind": kind}
+        train = read_texts(file, **columns, **known)
+        if "classes" in known and known["classes"] is None:
+            known["classes"] = train.classes
+            log.info("%s: its classes, in label order, are %s", name, ", ".join(train.classes))
+        held = None if other is None else read_texts(other, **columns, **known)
     except TableError as error:
         raise InputError(f"{error.plain}; give {error.as_arguments('--table')}") from error
     except InputError as error:
@@ -170,14 +170,6 @@ def _own_task(name: str, file: Path, other: Path | None, given: Mapping[str, str
     if held is None:
         train, held = hold_out(train, max(1, len(train) // 5))
     return TextTask(name, kind, replace(train, split="train"), train.subset([]), replace(held, split="dev"), **known)
-
-
-def _by_number(label: str) -> tuple[bool, float, str]:
-    """Numbers in their order, then other names."""
-    try:
-        return False, float(label), label
-    except ValueError:
-        return True, 0.0, label
 
 
 def write_table(path: Path, rows: TextSet, predicted: Tensor) -> Path:
