@@ -170,6 +170,8 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
     wanted = list(parts) if split == ALL else [split]
     if not set(wanted) <= set(parts):
         raise InputError(f"{root} has a {next(iter(parts))} folder but no {split} folder; add it, or leave both out")
+    if split in SPLITS and "validation" in parts:
+        _tell(root, f"{parts['validation'].name}: training holds images of the train part back for validation")
     read = {part: _scan(parts[part]) for part in wanted}
     known = sorted({name for classes, *_ in read.values() for name in classes})
     if split == "test" and "train" in parts:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from metapretrain.checks import number
 from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler, read_labels
 from metapretrain.errors import InputError
-from metapretrain.nests import map_tensors
+from metapretrain.nests import map_tensors, named_leaves
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
     What a learner's `losses`, `backward` and `logits` take: ``maml.backward(*stack(episodes))``.
 
     Raises:
-        InputError: there are none, or they differ in shape.
+        InputError: there are none, they differ in shape, or hold texts in place of tensors.
 
     Example:
         >>> half = Batch(torch.zeros(2, 3), torch.tensor([0, 1]))
@@ -144,6 +144,8 @@ def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
     if not episodes:
         raise InputError("there are no episodes to stack; give a list of at least one")
     support, query = ([(e.support.x, e.support.y) for e in episodes], [(e.query.x, e.query.y) for e in episodes])
+    if not all(isinstance(leaf, torch.Tensor) for _, leaf in named_leaves((support, query))):
+        raise InputError("stack takes episodes of tensors; encode or tokenise texts first")
     try:
         return Batch(*default_collate(support)), Batch(*default_collate(query))
     except RuntimeError:

@@ -42,7 +42,8 @@ def as_uint8(images: Tensor, channels: int, image_size: int, polarity: str | Non
 
 def _polarity(model: Mapping[str, Any], dataset: Any = None) -> str | None:
     """How a model sees drawings; runs on Omniglot of older versions do not say so."""
-    found = model.get("polarity", LIGHT_ON_DARK if str(dataset).startswith("omniglot") else None)
+    older = str(dataset).startswith("omniglot") and model["channels"] == 1
+    found = model.get("polarity", LIGHT_ON_DARK if older else None)
     return None if found is None else one_of("polarity", found, [LIGHT_ON_DARK])
 
 

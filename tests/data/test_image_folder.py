@@ -149,6 +149,9 @@ def test_what_stands_beside_the_parts_is_told(tmp_path: Path, caplog: Any) -> No
     (tmp_path / "labels.csv").touch()
     list_images(tmp_path, "train")
     assert "left out extra, labels.csv, beside its parts" in caplog.text
+    _fill(tmp_path / "val", {"red": 1, "blue": 1})
+    list_images(tmp_path, "train")
+    assert "left out val: training holds images of the train part back" in caplog.text
 
 
 def test_images_without_classes_are_a_split(tmp_path: Path) -> None:

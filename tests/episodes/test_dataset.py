@@ -199,6 +199,7 @@ def test_pinning_asks_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: EpisodeDataset([object()] * 30)[sampler().plan(0)], "cannot be put side by side"),
         (lambda: EpisodeDataset([torch.zeros(i) for i in range(30)])[sampler().plan(0)], "cannot be put side by side"),
         (lambda: stack([]), "no episodes"),
+        (lambda: stack([EpisodeDataset(["text"] * 30)[sampler().plan(0)]] * 2), "takes episodes of tensors"),
         (
             lambda: stack([EpisodeDataset(ROWS)[sampler(spec).plan(0)] for spec in (SPEC, EpisodeSpec(2, 1, 2))]),
             "differ",
