@@ -223,7 +223,7 @@ HEADER = (
 )
 LEGEND = (
     "One batch an update (in brackets: images, tasks, rows; the precision), shared by the processes. Trained a second: "
-    "mean over seeds; times one process: with a CUDA graph where it has one. Seconds a run: training, "
+    "mean over seeds; times one process: that of most seeds, if alike with a CUDA graph. Seconds a run: training, "
     "evaluation and scoring, without the start. Reached: mean ± half-width of the 95% interval over seeds (Student t); "
     "less one process: over the same seeds, in points of an accuracy."
 )
@@ -244,7 +244,8 @@ def scaling_table(measured: Mapping[str, Any]) -> str:
         | maml (8) | 2 | no | 75 tasks | 1.50 | 2.0 | test accuracy, %: 85.00 ± 63.53 | 2 | +0.00 ± 127.06 | yes |
     """
     rows = sorted(measured["rows"], key=lambda row: (row["row"], row["processes"], not row["cuda_graph"]))
-    alone = {row["row"]: row for row in reversed(rows) if row["processes"] == 1}  # with a graph, where there is one
+    single = [row for row in rows if row["processes"] == 1]
+    alone = {row["row"]: row for row in sorted(single, key=lambda row: (len(row["seeds"]), row["cuda_graph"]))}
     lines = markdown_table(HEADER, [_cells(row, alone.get(row["row"])) for row in rows])
     about = f"{LEGEND} {measured['hardware']}; {measured['versions']}."
     return "\n".join([*lines, about])

@@ -30,37 +30,42 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-def outcome(norm: nn.Module, shape: tuple[int, ...], rows: slice) -> dict[str, Tensor]:
+def outcome(norm: nn.Module, shape: tuple[int, ...], rows: slice, device: str = "cpu") -> dict[str, Tensor]:
     """Two steps on these rows: the last values and gradients, gradients of weights, and the state."""
     generator = torch.Generator().manual_seed(1)
     norm.double()
     for value in norm.parameters():
         nn.init.normal_(value, generator=generator)
+    norm.to(device)
     found: dict[str, Tensor] = {}
     for _ in range(2):
-        x = (3 + 2 * torch.randn(shape, dtype=torch.float64, generator=generator))[rows].requires_grad_()
-        weights = torch.randn(shape, dtype=torch.float64, generator=generator)[rows]
+        drawn = torch.randn(2, *shape, dtype=torch.float64, generator=generator)[:, rows].to(device)
+        x, weights = (3 + 2 * drawn[0]).requires_grad_(), drawn[1]
         norm.zero_grad()
         y = norm(x)
         (y.sin() * weights).sum().backward()
         assert x.grad is not None
         found |= {"y": y.detach(), "x.grad": x.grad}
     found |= {f"{name}.grad": value.grad for name, value in norm.named_parameters() if value.grad is not None}
-    return found | {name: value.clone() for name, value in norm.state_dict().items()}
+    found |= {name: value.clone() for name, value in norm.state_dict().items()}
+    return {name: value.cpu() for name, value in found.items()}
 
 
-def worker(rank: int, folder: str) -> None:
+def worker(rank: int, folder: str, device: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     found = {}
     for name, (make, shape) in CASES.items():
         first = 6 if name == "unlike-counts" else shape[0] // 2
         norm = share_norms(make())
-        found[name] = outcome(norm, shape, slice(first, None) if rank else slice(first))
-        norm.eval()
+        found[name] = outcome(norm, shape, slice(first, None) if rank else slice(first), device)
+        norm.cpu().eval()
         found[f"{name} evaluated"] = {"y": norm(torch.ones(shape, dtype=torch.float64)).detach()}
     wrong = share_norms(nn.BatchNorm2d(3))
-    for shape in ((4, 3), (4, 1, 2, 2)):
+    for shape in ((4, 3), (4, 1, 2, 2)) if device == "cpu" else ():
         with pytest.raises(ValueError, match="expected"):
             wrong(torch.ones(shape))
     torch.save(found, f"{folder}/{rank}.pt")
@@ -68,12 +73,15 @@ def worker(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("gloo")
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def ranks(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    folder: Path = tmp_path_factory.mktemp("ranks")
     env = {**os.environ, "PYTHONPATH": str(Path(metapretrain.__file__).parents[1])}
+    command = [sys.executable, __file__]
     processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env=env, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(rank), str(folder), request.param], env=env, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     for process in processes:
@@ -105,7 +113,7 @@ def test_names_values_and_types_stay() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.GroupNorm(1, 3))
     kept = copy.deepcopy(net.state_dict())
     assert share_norms(net) is net and list(net.state_dict()) == list(kept)
-    assert isinstance(net[1], SharedBatchNorm2d) and isinstance(net[1], nn.BatchNorm2d)
+    assert type(net[1]) is SharedBatchNorm2d and issubclass(SharedBatchNorm2d, nn.BatchNorm2d)
     assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
     assert type(share_norms(net)[1]) is SharedBatchNorm2d  # once is enough
 
@@ -124,4 +132,4 @@ def test_a_norm_that_computes_more_is_left_alone() -> None:
 
 
 if __name__ == "__main__":
-    worker(int(sys.argv[1]), sys.argv[2])
+    worker(int(sys.argv[1]), *sys.argv[2:])
