@@ -14,7 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from metapretrain.errors import InputError, one_of
+from metapretrain.errors import InputError, brief, one_of
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
     if found is None or not least <= found <= most:
         open_ended = most >= 2**31 - 1 and (found or 0) <= most
         limits = f"of at least {least}" if open_ended else f"from {least} to {most}"
-        raise InputError(f"{name} is {value!r}; give a whole number {limits}")
+        raise InputError(f"{name} is {brief(value)}; give a whole number {limits}")
     return found
 
 
@@ -97,7 +97,7 @@ def number(
     if not (real and least <= value <= most and above < value < below):
         limits = {"of at least": least, "above": above, "at most": most, "below": below}
         said = " and ".join(f"{words} {limit}" for words, limit in limits.items() if math.isfinite(limit))
-        raise InputError(f"{name} is {value!r}; give a {f'number {said}' if said else 'finite number'}")
+        raise InputError(f"{name} is {brief(value)}; give a {f'number {said}' if said else 'finite number'}")
     return float(value)
 
 

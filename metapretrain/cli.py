@@ -7,7 +7,7 @@ from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from metapretrain import __version__
 from metapretrain.checks import check_device
@@ -164,14 +164,12 @@ def run_predict(options: Namespace) -> int:
     if bool(tables) == bool(options.files):
         raise InputError("give image files, or texts such as --sst FILE or --texts TASK=FILE")
     if tables:
-        from metapretrain.data.tables import TableError, table_options
+        from metapretrain.data.tables import table_options
         from metapretrain.experiments.saved import predict_files
 
         device, how = check_device(options.device), table_options(options.table)
-        try:
+        with _table_options_told():
             written = predict_files(options.run, tables, options.out, device, model=options.model, table=how)
-        except TableError as error:
-            raise InputError(f"{error.plain}; give {error.as_arguments('--table')}") from error
         print(*written, sep="\n")
         return 0
     from metapretrain.data.image_folder import read_images
@@ -185,19 +183,44 @@ def run_predict(options: Namespace) -> int:
 
 
 def run_few_shot(options: Namespace) -> int:
-    """Show the k-shot accuracy of a run's encoder on a folder of images."""
-    from metapretrain import EpisodeSpec
-    from metapretrain.data.image_folder import load_image_folder
-    from metapretrain.evaluation.episodes import few_shot_accuracy
-    from metapretrain.models.saved import load
+    """Show the k-shot accuracy of a run's encoder on a folder of images, or on a table of texts."""
+    from metapretrain import EpisodeSampler, EpisodeSpec
+    from metapretrain.evaluation.episodes import evaluate_embeddings, few_shot_accuracy
+    from metapretrain.experiments.saved import content_of, load, read_classes
 
-    model = load(options.run, device=check_device(options.device))
-    images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
-    for shots in options.shots:
-        spec = EpisodeSpec(options.ways, shots, options.queries)
-        result = few_shot_accuracy(model.encode, images, spec, options.episodes, options.seed)
+    of_texts = content_of(options.run) == "texts"
+    if of_texts != (options.texts is not None):
+        said = "is a run of texts: give --texts FILE" if of_texts else "is no run of texts: give --image-folder DIR"
+        raise InputError(f"{options.run} {said}")
+    model: Any = load(options.run, device=check_device(options.device))
+    specs = [EpisodeSpec(options.ways, shots, options.queries) for shots in options.shots]
+    if of_texts:
+        from metapretrain.data.tables import table_options
+
+        with _table_options_told():
+            rows = read_classes(options.texts, options.label, table_options(options.table))
+        z = model.encode(rows.first if rows.second is None else list(zip(rows.first, rows.second, strict=True)))
+        samplers = [EpisodeSampler(rows.labels, spec, options.episodes, seed=options.seed) for spec in specs]
+        results = (evaluate_embeddings(z, sampler) for sampler in samplers)
+    else:
+        from metapretrain.data.image_folder import load_image_folder
+
+        images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
+        results = (few_shot_accuracy(model.encode, images, spec, options.episodes, options.seed) for spec in specs)
+    for shots, result in zip(options.shots, results, strict=True):
         print(f"{options.ways}-way {shots}-shot  {result}")
     return 0
+
+
+@contextmanager
+def _table_options_told() -> Iterator[None]:
+    """Errors of tables name options of the command line."""
+    from metapretrain.data.tables import TableError
+
+    try:
+        yield
+    except TableError as error:
+        raise InputError(f"{error.plain}; give {error.as_arguments('--table')}") from error
 
 
 REDUCERS = ("tsne", "umap")  # as in evaluation.figures
@@ -212,7 +235,7 @@ OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
   metapretrain corrupt runs/stl10 --data-dir DIR   accuracy of its models on corrupted test images
   metapretrain predict RUN image.png ...    classify your own images with a run's model
   metapretrain predict RUN --sst FILE ...   predict your own texts with a run's model (--texts TASK=FILE: other tasks)
-  metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of a run's encoder on your own classes
+  metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of a run's encoder on your own classes (--texts FILE)
   metapretrain doctor                       versions, devices and what is missing
 
 Each has --help. RUN is a run's folder, such as runs/demo/digits-demo/prl-query-s0. In a checkout there are also
@@ -251,7 +274,10 @@ EXAMPLES = {
         "predict runs/prompts/yelp5-equal-smollm2/metapt-kmeans-s0 --texts sst2=reviews.csv",
         "predict runs/text/mine-short/cross-s0 --texts topic=new.csv",
     ),
-    "few-shot": ("few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5",),
+    "few-shot": (
+        "few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5",
+        "few-shot runs/text/cs224n-strong/proto-s0 --texts news.csv --label topic --ways 3 --shots 5",
+    ),
     "doctor": ("doctor",),
 }
 
@@ -285,7 +311,7 @@ def build_parser() -> Parser:
     corrupt.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add_device_options(corrupt, precision=False)
     _predict(subcommand("predict", run_predict, "classify images or texts with a run's model"))
-    _few_shot(subcommand("few-shot", run_few_shot, "k-shot accuracy of a run's encoder on your images"))
+    _few_shot(subcommand("few-shot", run_few_shot, "k-shot accuracy of a run's encoder on your images or texts"))
     subcommand("doctor", run_doctor, "versions, devices and what is missing")
     return parser
 
@@ -346,7 +372,11 @@ def _predict(parser: Parser) -> None:
 def _few_shot(parser: Parser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a finished run")
-    add("--image-folder", type=Path, required=True, metavar="DIR", help="images in one subfolder a class")
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument("--image-folder", type=Path, metavar="DIR", help="images in one subfolder a class")
+    data.add_argument("--texts", type=Path, metavar="FILE", help="a table with the columns sentence and label")
+    add("--label", default="label", metavar="COLUMN", help="column of the classes' names in --texts (default: label)")
+    add("--table", action="append", default=[], metavar="KEY=VALUE", help="how --texts is read: text=COLUMN, ...")
     add("--ways", type=positive_int, default=5, help="classes in an episode (default: 5)")
     add_int_list(parser, "--shots", (1, 5), "support images a class, one or more numbers (default: 1 5)")
     add("--queries", type=positive_int, default=15, help="query images a class (default: 15)")

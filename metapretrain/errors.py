@@ -19,6 +19,17 @@ class InputError(ValueError):
     """
 
 
+def brief(value: object) -> str:
+    """A value as an error shows it: its repr, or its type where that is more than a line of 80 characters.
+
+    Example:
+        >>> brief(0.5), brief(list(range(1000)))
+        ('0.5', 'a list')
+    """
+    shown = repr(value)
+    return shown if len(shown) <= 80 and "\n" not in shown else f"a {type(value).__name__}"
+
+
 def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     """Return `given` if it is one of `allowed`.
 
@@ -38,4 +49,6 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
         return given
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
-    raise InputError(f"unknown {what} {given!r}{hint} allowed: {', '.join(names)}")
+    raise InputError(
+        f"unknown {what} {repr(given) if isinstance(given, str) else brief(given)}{hint} allowed: {', '.join(names)}"
+    )

@@ -72,15 +72,25 @@ def load_image_folder(
     return ImageSet(images, labels, classes, root.resolve().name, split, files, names=names)
 
 
-def read_images(
-    paths: Sequence[str | Path], image_size: int, *, channels: int = 3, workers: int | None = None
-) -> Tensor:
-    """Read image files as :func:`load_image_folder` does: uint8 (N, channels, image_size, image_size), in this order.
+def read_images(images: Any, image_size: int, *, channels: int = 3, workers: int | None = None) -> Tensor:
+    """Read an image file or a PIL image, or a list of either, as :func:`load_image_folder` does: uint8 (N, C, H, W).
 
     Raises:
-        InputError: a file cannot be decoded (named).
+        InputError: a file cannot be decoded (named), or something that is neither a path nor a PIL image.
     """
-    return decode([Path(path) for path in paths], "given", image_size, channels, workers)[0]
+    from PIL.Image import Image
+
+    given = list(images) if isinstance(images, list | tuple) else [images]
+    if given and all(isinstance(image, Image) for image in given):
+        try:
+            pixels = [_pixels(image, image_size, channels, b"")[0] for image in given]
+        except (ValueError, OSError, TypeError, SyntaxError) as error:
+            raise InputError(f"cannot read a PIL image: {' '.join(str(error).split())}") from error
+        return torch.from_numpy(np.stack(pixels)).contiguous()
+    wrong = [type(image).__name__ for image in given if not isinstance(image, str | Path)]
+    if wrong:
+        raise InputError(f"images must be a tensor (N, 1 or 3, H, W), paths or PIL images, got {wrong[0]}")
+    return decode([Path(path) for path in given], "given", image_size, channels, workers)[0]
 
 
 def decode(
@@ -269,31 +279,14 @@ def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:
 
 def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any, Any], bytes, int, int | None]:
     """The square image, the file's MD5 and bytes, and the brightest level (0..255) of a picture of 16 bits."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         content = path.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image: Any = Image.open(io.BytesIO(content), formats=FORMATS)
-            tags = getattr(image, "tag_v2", {})  # of a TIFF
-            _check_channels(tags)
-            grey16 = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
-            bits = 16 if image.format == "PNG" and content[24] == 16 else max(tags.get(BITS, (16 if grey16 else 8,)))
-            image = ImageOps.exif_transpose(image)
-            if grey16:  # Pillow would clip the levels to 8 bits; keep the upper 8 of those that the file states
-                image = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
-            if image.mode in ("I", "F"):  # Pillow would clip them to 0..255
-                raise ValueError(
-                    f"its pixels are of {'32 bits' if image.mode == 'I' else 'floating point'}; save it "
-                    "with 8 or 16 bits a channel"
-                )
-            if image.has_transparency_data:
-                rgba = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-            brightest = image.convert("L").getextrema()[1] if bits > 8 else None
-            image = image.convert("RGB" if channels == 3 else "L")
-            image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
+            pixels, brightest = _pixels(image, image_size, channels, content)
     except Exception as error:  # Pillow raises any type on damaged files, struct.error and TypeError among them
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, FileNotFoundError):
@@ -303,8 +296,32 @@ def _decode(path: Path, image_size: int, channels: int) -> tuple[np.ndarray[Any,
         if isinstance(error, IsADirectoryError):
             raise InputError(f"{path} is a folder, not an image; name the files in it") from error
         raise InputError(f"cannot read the image {path}: {reason}; repair or remove it") from error
-    pixels = np.asarray(image).reshape(image_size, image_size, channels).transpose(2, 0, 1)
     return pixels, hashlib.md5(content, usedforsecurity=False).digest(), len(content), brightest
+
+
+def _pixels(image: Any, image_size: int, channels: int, content: bytes) -> tuple[np.ndarray[Any, Any], int | None]:
+    """The square image (C, H, W) of an opened one, and its brightest level (0..255) if it has 16 bits."""
+    from PIL import Image, ImageOps
+
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    _check_channels(tags)
+    grey16 = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+    bits = 16 if image.format == "PNG" and content[24:25] == b"\x10" else max(tags.get(BITS, (16 if grey16 else 8,)))
+    image = ImageOps.exif_transpose(image)
+    if grey16:  # Pillow would clip the levels to 8 bits; keep the upper 8 of those that the file states
+        image = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
+    if image.mode in ("I", "F"):  # Pillow would clip them to 0..255
+        raise ValueError(
+            f"its pixels are of {'32 bits' if image.mode == 'I' else 'floating point'}; save it "
+            "with 8 or 16 bits a channel"
+        )
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    brightest = image.convert("L").getextrema()[1] if bits > 8 else None
+    image = image.convert("RGB" if channels == 3 else "L")
+    image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(image_size, image_size, channels).transpose(2, 0, 1), brightest
 
 
 BITS, PHOTOMETRIC, SAMPLES, EXTRA = 258, 262, 277, 338  # tags of a TIFF

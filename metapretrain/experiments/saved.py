@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.checks import check_device
+from metapretrain.data.tables import read_texts
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.data.tokens import tokenize
 from metapretrain.errors import InputError, one_of
@@ -21,12 +23,14 @@ from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, Te
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import CheckpointError, check_sums, load_tensors, read_json
 from metapretrain.models.saved import ENCODER as IMAGE_ENCODER
-from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel
+from metapretrain.models.saved import LEARNER, FewShotClassifier, SavedLearner, SavedModel, by_prototypes
 from metapretrain.models.saved import load as load_images
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.soft_prompt import CONFIG, OURS
 from metapretrain.prompts.template import SECOND
+
+logger = logging.getLogger(__name__)
 
 PROMPTS = "prompts"  # the folder of a run that holds an adapter for each set
 
@@ -111,6 +115,10 @@ class SavedTextModel(nn.Module):
     ) -> Tensor:
         """Return embeddings float32 (N, D) of sentences, or of pairs as one sequence each; `progress` shows a bar."""
         return self.encoder.encode(texts, batch_size, progress=progress)
+
+    def adapt(self, texts: Sequence[str] | Sequence[tuple[str, str]], labels: Any) -> FewShotClassifier:
+        """Classify into new classes, by the prototypes of a few support texts and their labels, integers (S,)."""
+        return by_prototypes(self.encode, texts, labels)
 
     @torch.no_grad()
     def predict(self, task: str, texts: TextSet) -> Tensor:
@@ -273,3 +281,24 @@ def predict_files(
     if model is not None:
         raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
     return predict_texts(run, tables, out, device, table)
+
+
+def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None = None) -> TextSet:
+    """Read texts of the classes that the column `label` names, in sorted order; rows that name none are left out.
+
+    Args:
+        table: options of :func:`metapretrain.data.tables.read_texts`; the column of the texts is `sentence` otherwise.
+
+    Raises:
+        InputError: as there, or no row names a class.
+    """
+    rows = read_texts(file, **{"text": "sentence", **(table or {}), "id": label})
+    kept = [row for row, name in enumerate(rows.ids) if name.strip()]
+    if not kept:
+        raise InputError(f"{file}: no row names a class in column {label!r}")
+    if len(kept) < len(rows):
+        logger.warning("%s: %d rows name no class and are left out", file, len(rows) - len(kept))
+    rows = rows.subset(kept)
+    classes = tuple(sorted({name.strip() for name in rows.ids}))
+    codes = torch.tensor([classes.index(name.strip()) for name in rows.ids])
+    return replace(rows, labels=codes, classes=classes)

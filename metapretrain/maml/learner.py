@@ -12,8 +12,16 @@ from torch.nn import functional as F
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.adapt import check_module_not_compiled, check_usable, choose_names
-from metapretrain.maml.inner import Named, check_operators, checked_rate, differentiable_twice, parse_rates, scalar
+from metapretrain.maml.adapt import adapt, check_module_not_compiled, check_usable, choose_names
+from metapretrain.maml.inner import (
+    Named,
+    at_step,
+    check_operators,
+    checked_rate,
+    differentiable_twice,
+    parse_rates,
+    scalar,
+)
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, adaptable, copy_tree, functional
 from metapretrain.nests import Nest, evaluation_mode, map_tensors, tensors
@@ -197,12 +205,32 @@ class MAML(nn.Module):
     def logits(self, support: Any, query: Any) -> Tensor:
         """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
         s, (x, _) = pair(support), pair(query)
-        options = {**self._options(s), "order": 1, "steps": self.test_steps, "checkpoint": False}
-        options["lr"] = map_tensors(Tensor.detach, options["lr"])
-        values = {name: value.detach() for name, value in self._values().items()}
+        options, values = self._at_evaluation(s)
         with evaluation_mode(self), torch.enable_grad():
             outputs = meta_outputs(self._task_loss(), values, s, x, self._outputs(), **options)
         return outputs.detach()
+
+    def adapted(self, support: Any) -> Callable[[Any], Tensor]:
+        """Adapt to one task's support rows, and return what then maps x (Q, ...) to logits (Q, W)."""
+        s = pair(support)
+        options, values = self._at_evaluation(s)
+        options = {name: value for name, value in options.items() if name not in ("tasks", "chunk")}
+        with evaluation_mode(self), torch.enable_grad():
+            fast = map_tensors(Tensor.detach, adapt(self._task_loss(), values, s, **options))
+        apply = self._outputs()
+
+        @torch.no_grad()
+        def outputs(x: Any) -> Tensor:
+            with evaluation_mode(self), at_step(self.test_steps):
+                return apply(fast, x)
+
+        return outputs
+
+    def _at_evaluation(self, support: tuple[Any, Tensor]) -> tuple[dict[str, Any], Named]:
+        """The options of :func:`adapt` without a graph, and the values to start from."""
+        options = {**self._options(support), "order": 1, "steps": self.test_steps, "checkpoint": False}
+        options["lr"] = map_tensors(Tensor.detach, options["lr"])
+        return options, {name: value.detach() for name, value in self._values().items()}
 
     def predict(self, episode: Any) -> Tensor:
         """Logits (Q, W) of one episode's queries, for `evaluate_episodes`."""

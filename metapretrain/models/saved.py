@@ -18,7 +18,9 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.files import check_sums, load_tensors, save_tensors
 from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, functional
 from metapretrain.models.encoders import Backbone, build_backbone, build_encoder, build_head
+from metapretrain.nests import evaluation_mode
 from metapretrain.protonet.learner import ProtoNet
+from metapretrain.protonet.prototypes import proto_logits, prototypes
 
 
 def as_uint8(images: Tensor, channels: int, image_size: int, polarity: str | None = None) -> Tensor:
@@ -26,7 +28,7 @@ def as_uint8(images: Tensor, channels: int, image_size: int, polarity: str | Non
 
     They are cut to a square about the centre, and for a model of drawings have its polarity (:func:`light_on_dark`).
     """
-    if check_tensor(images).ndim != 4 or images.shape[1] not in (1, 3) or not min(images.shape[2:]):
+    if images.ndim != 4 or images.shape[1] not in (1, 3) or not min(images.shape[2:]):
         raise InputError(f"images must be (N, 1 or 3, H, W), got {tuple(images.shape)}")
     if images.is_floating_point():
         if not bool(((images >= 0) & (images <= 1)).all()):
@@ -45,13 +47,6 @@ def _polarity(model: Mapping[str, Any], dataset: Any = None) -> str | None:
     older = str(dataset).startswith("omniglot") and model["channels"] == 1
     found = model.get("polarity", LIGHT_ON_DARK if older else None)
     return None if found is None else one_of("polarity", found, [LIGHT_ON_DARK])
-
-
-def check_tensor(images: Tensor) -> Tensor:
-    """Return `images`, which must be a tensor."""
-    if not isinstance(images, Tensor):
-        raise InputError(f"images must be a torch tensor (N, 1 or 3, H, W), got {type(images).__name__}")
-    return images
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -93,57 +88,114 @@ def is_transductive(learner: nn.Module) -> bool:
     return normalised and isinstance(learner, MAML) and learner.batchnorm == "batch"
 
 
+BATCH = 256  # images that go through a model at once
+
+
 @dataclass(frozen=True)
 class FewShotClassifier:
-    """A learner with the support examples that it goes by: what `load(run).adapt(images, labels)` returns.
+    """A classifier of new classes: what `load(run).adapt(images or texts, labels)` returns.
 
-    `classes` (W,) are the labels that were given, in sorted order. The inner loop of MAML runs in every call.
+    `outputs` maps rows to logits (N, W); `classes` (W,) are the labels that were given, in sorted order.
     """
 
-    learner: Any
-    prepare: Callable[[Tensor], Tensor]
-    support: Tensor
-    codes: Tensor
+    outputs: Callable[[Any], Tensor]
     classes: Tensor
 
-    def logits(self, images: Tensor) -> Tensor:
+    @torch.no_grad()
+    def logits(self, rows: Any) -> Tensor:
         """Return logits (N, W), in the order of `classes`."""
-        x = self.prepare(images)
-        query = x[None], torch.zeros(1, len(x), dtype=torch.int64, device=x.device)
-        logits: Tensor = self.learner.logits((self.support[None], self.codes[None]), query)[0]
-        return logits[:, : len(self.classes)]
+        return self.outputs(rows)
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Return the label of each image, (N,)."""
-        return self.classes[self.logits(images).argmax(1)]
+    def probabilities(self, rows: Any) -> Tensor:
+        """Return the softmax of the logits, (N, W)."""
+        return self.logits(rows).softmax(1)
 
-
-def few_shot_classifier(
-    learner: Any, prepare: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor
-) -> FewShotClassifier:
-    """Note the support examples: images (S, C, H, W) and their labels, integers (S,)."""
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1 or not len(labels):
-        raise InputError("labels must be a tensor of integers (S,), one for each support image")
-    x = prepare(images)
-    if len(x) != len(labels):
-        raise InputError(f"got {len(x)} support images and {len(labels)} labels; give one label for each image")
-    classes, codes = labels.to(x.device).unique(return_inverse=True)
-    return FewShotClassifier(learner, prepare, x, codes, classes)
+    def predict(self, rows: Any) -> Tensor:
+        """Return the label of each row, (N,)."""
+        return self.classes[self.logits(rows).argmax(1)]
 
 
-class SavedLearner(nn.Module):
-    """A few-shot learner with its weights, as :func:`metapretrain.load` returns it; for images see :func:`as_uint8`.
+def support_classes(labels: Any, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The classes (W,) of support labels in sorted order, and the place of each label among them (S,)."""
+    try:
+        y = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        y = torch.zeros(())
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.ndim != 1 or not len(y):
+        raise InputError("labels must be a tensor or list of integers (S,), one for each support row")
+    if rows != len(y):
+        raise InputError(f"got {rows} support rows and {len(y)} labels; give one label for each row")
+    classes, codes = y.to(device).unique(return_inverse=True)
+    return classes, codes
+
+
+@torch.no_grad()
+def by_prototypes(encode: Callable[[Any], Tensor], rows: Any, labels: Any) -> FewShotClassifier:
+    """Classify by the squared distance to the mean embedding of each class's support rows (Snell et al., 2017)."""
+    z = encode(rows)
+    classes, codes = support_classes(labels, len(z), z.device)
+    centres, _ = prototypes(z, codes, len(classes))
+    return FewShotClassifier(lambda queries: proto_logits(encode(queries), centres, "sqeuclidean"), classes)
+
+
+class _Images(nn.Module):
+    """What saved models of images share.
+
+    Images are a tensor (see :func:`as_uint8`), a path or a PIL image, or a list of paths or of PIL images.
+    """
+
+    def __init__(self, model: Mapping[str, Any], dataset: Any = None) -> None:
+        super().__init__()
+        if not isinstance(model["classes"], list):
+            raise InputError(f"classes must be a list of names, got {model['classes']!r}")
+        self.classes: list[str] = list(model["classes"])
+        self.channels, self.image_size = int(model["channels"]), int(model["image_size"])
+        self.polarity = _polarity(model, dataset)
+        self.mean, self.std = tuple(model["mean"]), tuple(model["std"])
+        normalisation(self.mean, self.std)
+        if len(self.mean) != self.channels:
+            raise InputError(f"mean and std must have {self.channels} values, one a channel, got {len(self.mean)}")
+
+    def read(self, images: Any) -> Tensor:
+        """A tensor of images as it is; files and PIL images as :func:`metapretrain.data.image_folder.read_images`."""
+        if isinstance(images, Tensor):
+            return images
+        from metapretrain.data.image_folder import read_images
+
+        return read_images(images, self.image_size, channels=self.channels)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Images as :func:`as_uint8` makes them, on the model's device."""
+        images = as_uint8(images, self.channels, self.image_size, self.polarity)
+        return images.to(next(self.parameters()).device)
+
+    def logits(self, images: Any) -> Tensor:
+        """Return logits (N, classes)."""
+        raise NotImplementedError
+
+    def probabilities(self, images: Any) -> Tensor:
+        """Return the softmax of the logits, (N, classes)."""
+        return self.logits(images).softmax(1)
+
+    def predict(self, images: Any) -> Tensor:
+        """Return the predicted classes int64 (N,), indices into `classes`."""
+        return self.logits(images).argmax(1)
+
+    def classify(self, images: Any) -> list[tuple[str, float]]:
+        """Return the name of each image's most probable class, and its probability."""
+        best = self.probabilities(images).max(1)
+        return [(self.classes[c], p) for c, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+
+
+class SavedLearner(_Images):
+    """A few-shot learner with its weights, as :func:`metapretrain.load` returns it.
 
     `classes` are those that it was trained on: new ones come by :meth:`adapt`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__()
-        model, tested = config["model"], config["tested"]["ways"]
-        self.classes: list[str] = list(model["classes"])
-        self.channels, self.image_size = int(model["channels"]), int(model["image_size"])
-        self.polarity = _polarity(model, config.get("dataset"))
-        self.mean, self.std = tuple(model["mean"]), tuple(model["std"])
+        super().__init__(config["model"], config.get("dataset"))
+        tested = config["tested"]["ways"]
         self.ways = min(tested if isinstance(tested, int) else tested[-1], len(self.classes))
         headless = config["choices"]["learner"] not in KINDS
         net = build_backbone(
@@ -155,43 +207,49 @@ class SavedLearner(nn.Module):
             std=self.std,
         )
         self.learner = make_learner(config["choices"], net, self.ways)
-        if isinstance(self.learner, ProtoNet):
-            self.learner.ways = None  # of any number of classes
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """Images as :func:`as_uint8` makes them, on the model's device."""
-        images = as_uint8(images, self.channels, self.image_size, self.polarity)
-        return images.to(next(self.learner.parameters()).device)
 
     @torch.no_grad()
-    def encode(self, images: Tensor, *, progress: bool = False) -> Tensor:
+    def encode(self, images: Any, *, progress: bool = False) -> Tensor:
         """Return features float32 (N, D) by the weights that adaptation starts from; `progress` shows a bar.
 
         Where :func:`is_transductive`, batch normalisation takes the statistics of the images given.
         """
         net: Any = self.learner.module
         if isinstance(self.learner, ProtoNet):
-            parts = tqdm(check_tensor(images).split(256), "encode", disable=not progress, leave=False)
-            return torch.cat([net(self.prepare(part)).flatten(1).float() for part in parts])
+            parts = tqdm(self.read(images).split(BATCH), "encode", disable=not progress, leave=False)
+            with evaluation_mode(net):
+                return torch.cat([net(self.prepare(part)).flatten(1).float() for part in parts])
         body = Backbone(net.encoder, None, self.mean, self.std).to(net.scale.device)
         apply, params, buffers = functional(body, self.learner.batchnorm, steps=self.learner.steps)
         if self.learner.batchnorm == "per-step":
             buffers = {**buffers, **self.learner.records.named()}
-        z: Tensor = apply(params, buffers, self.prepare(images))
+        z: Tensor = apply(params, buffers, self.prepare(self.read(images)))
         return z.flatten(1).float()
 
-    def adapt(self, images: Tensor, labels: Tensor) -> FewShotClassifier:
-        """Learn new classes from support images (S, C, H, W) and their labels, any integers (S,)."""
-        found = few_shot_classifier(self.learner, self.prepare, images, labels)
-        if isinstance(self.learner, MAML) and len(found.classes) > self.ways:
-            raise InputError(f"labels have {len(found.classes)} classes; this run has learned {self.ways}-way tasks")
-        return found
+    def adapt(self, images: Any, labels: Any) -> FewShotClassifier:
+        """Learn new classes, once, from support images and their labels, any integers (S,).
 
-    def logits(self, images: Tensor) -> Tensor:
+        The classifier takes any number of images in batches; where :func:`is_transductive`, all of a call at once, as
+        their predictions depend on each other.
+        """
+        if isinstance(self.learner, ProtoNet):
+            return by_prototypes(self.encode, images, labels)
+        x = self.prepare(self.read(images))
+        classes, codes = support_classes(labels, len(x), x.device)
+        if len(classes) > self.ways:
+            raise InputError(f"labels have {len(classes)} classes; this run has learned {self.ways}-way tasks")
+        outputs = self.learner.adapted((x, codes))
+
+        def logits(queries: Any) -> Tensor:
+            given = self.read(queries)
+            size = max(len(given), 1) if is_transductive(self.learner) else BATCH
+            return torch.cat([outputs(self.prepare(part)) for part in given.split(size)])[:, : len(classes)]
+
+        return FewShotClassifier(logits, classes)
+
+    def logits(self, images: Any) -> Tensor:
         """Refuse: there are no classes before :meth:`adapt`."""
         raise InputError("a few-shot learner has no classes yet: load(run).adapt(images, labels).predict(images)")
-
-    predict = logits
 
 
 ENCODER, HEAD, PROTOTYPES = "encoder.safetensors", "head.safetensors", "prototypes.safetensors"
@@ -214,22 +272,13 @@ def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototy
         save_tensors(folder / name, state)
 
 
-class SavedModel(nn.Module):
-    """An encoder with its head or its prototypes, as :func:`load` returns it; for images see :func:`as_uint8`."""
+class SavedModel(_Images):
+    """An encoder with its head or its prototypes, as :func:`load` returns it."""
 
     prototypes: Tensor
 
     def __init__(self, model: Mapping[str, Any]) -> None:
-        super().__init__()
-        if not isinstance(model["classes"], list):
-            raise InputError(f"classes must be a list of names, got {model['classes']!r}")
-        self.classes: list[str] = list(model["classes"])
-        self.channels, self.image_size = int(model["channels"]), int(model["image_size"])
-        self.polarity = _polarity(model)
-        self.mean, self.std = tuple(model["mean"]), tuple(model["std"])
-        normalisation(self.mean, self.std)
-        if len(self.mean) != self.channels:
-            raise InputError(f"mean and std must have {self.channels} values, one a channel, got {len(self.mean)}")
+        super().__init__(model)
         self.encoder = build_encoder(
             model["encoder"], channels=self.channels, image_size=self.image_size, stem=model["stem"]
         )
@@ -239,32 +288,39 @@ class SavedModel(nn.Module):
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images as :func:`as_uint8` makes them, normalised, on the model's device."""
-        images = as_uint8(images, self.channels, self.image_size, self.polarity)
-        return normalize(images.to(next(self.encoder.parameters()).device), self.mean, self.std)
+        return normalize(super().prepare(images), self.mean, self.std)
 
     @torch.no_grad()  # not inference_mode: features may be put into a training of the caller's
-    def encode(self, images: Tensor, batch_size: int = 256, *, progress: bool = False) -> Tensor:
-        """Return features float32 `(N, D)`; with `progress`, a bar shows how far it is."""
+    def encode(self, images: Any, batch_size: int = BATCH, *, progress: bool = False) -> Tensor:
+        """Return features float32 (N, D); `progress` shows a bar."""
         whole("batch_size", batch_size, 1)
-        parts = tqdm(check_tensor(images).split(batch_size), "encode", disable=not progress, leave=False)
-        return torch.cat([self.encoder(self.prepare(part)).float() for part in parts])
+        parts = tqdm(self.read(images).split(batch_size), "encode", disable=not progress, leave=False)
+        with evaluation_mode(self):
+            return torch.cat([self.encoder(self.prepare(part)).float() for part in parts])
+
+    def torchvision_state(self) -> dict[str, Tensor]:
+        """The weights of a ResNet-18 under the names of `torchvision.models.resnet18` and timm, a linear head as `fc`.
+
+        With the stem `3x3`, their `conv1` and `maxpool` have to be replaced first: see docs/own-images.md.
+        """
+        if not hasattr(self.encoder.backbone, "layer4"):
+            raise InputError("torchvision has no network like this encoder; only resnet18 has its names")
+        head = self.head.state_dict() if isinstance(self.head, nn.Linear) else {}
+        return self.encoder.backbone.state_dict() | {f"fc.{name}": value for name, value in head.items()}
 
     @torch.no_grad()
-    def logits(self, images: Tensor) -> Tensor:
-        """Return logits `(N, classes)`: of the head, or minus the distance to each prototype."""
+    def logits(self, images: Any) -> Tensor:
+        """Return logits (N, classes): of the head, or minus the distance to each prototype."""
         z = self.encode(images)
-        if self.head is not None:
+        if self.head is None:
+            return -torch.cdist(z, self.prototypes.to(z.device))
+        with evaluation_mode(self):
             scores: Tensor = self.head(z)
-            return scores
-        return -torch.cdist(z, self.prototypes.to(z.device))
+        return scores
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Return the predicted classes int64 `(N,)`, indices into `classes`."""
-        return self.logits(images).argmax(1)
-
-    def adapt(self, images: Tensor, labels: Tensor) -> FewShotClassifier:
-        """Classify into new classes, by the prototypes of a few support images and their labels, integers `(S,)`."""
-        return few_shot_classifier(ProtoNet(self.encoder), self.prepare, images, labels)
+    def adapt(self, images: Any, labels: Any) -> FewShotClassifier:
+        """Classify into new classes, by the prototypes of a few support images and their labels, integers (S,)."""
+        return by_prototypes(self.encode, images, labels)
 
 
 def _benchmark(config: Path) -> Any:

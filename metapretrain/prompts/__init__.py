@@ -1,6 +1,6 @@
 """Soft prompts for frozen language models, and their initialisation learned by MAML."""
 
-from metapretrain.prompts.learner import OuterStep, PromptMAML
+from metapretrain.prompts.learner import OuterStep, PromptMAML, tune
 from metapretrain.prompts.model import PromptedModel
 from metapretrain.prompts.soft_prompt import SoftPrompt, read_adapter, write_adapter
 from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer
@@ -14,5 +14,6 @@ __all__ = [
     "SoftPrompt",
     "Verbalizer",
     "read_adapter",
+    "tune",
     "write_adapter",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from metapretrain.checks import number, whole
 from metapretrain.distributed import mean_over_ranks
+from metapretrain.draws import generator
 from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import Recorder, add_gradients, own_gradients
 from metapretrain.maml import adapt
@@ -20,7 +21,7 @@ from metapretrain.maml.adapt import Options
 from metapretrain.maml.inner import differentiable_twice, parse_rates
 from metapretrain.prompts.model import PromptedModel
 from metapretrain.prompts.soft_prompt import SoftPrompt
-from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer, check_tasks
+from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer, check_batch, check_tasks
 from metapretrain.training import KeepBest, RunFolder, TrainReport, TrainSettings, train
 from metapretrain.training.engine import with_gradients
 
@@ -64,15 +65,6 @@ class OuterStep:
         InputError: no PromptMAML, or one without anything to learn; inner rates that come from further computations,
             which a recorded step would miss; when called, rows that :meth:`PromptMAML.backward` refuses.
 
-    Example:
-        >>> from metapretrain import PromptTemplate, SoftPrompt, Verbalizer
-        >>> from metapretrain.models.language_models import load_language_model
-        >>> model, tokenizer = load_language_model("tiny-masked")
-        >>> words = Verbalizer(["bad", "good"], tokenizer)
-        >>> maml = PromptMAML(model, SoftPrompt.random(5, 32), PromptTemplate("It is <X>."), words)
-        >>> data = maml.encode(["a film", "a plot", "a song", "a book"], labels=[0, 1, 1, 0])
-        >>> OuterStep(maml)(data.take(torch.tensor([[0], [1]])), data.take(torch.tensor([[2], [3]]))).shape
-        torch.Size([2])
     """
 
     def __init__(self, learner: PromptMAML, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
@@ -204,8 +196,8 @@ class PromptMAML(nn.Module):
         >>> maml = PromptMAML(model, SoftPrompt.random(5, 32), PromptTemplate("It is <X>."), words)
         >>> data = maml.encode(["a film", "a plot", "a song", "a book"], labels=[0, 1, 1, 0])
         >>> support, query = data.take(torch.tensor([[0], [1]])), data.take(torch.tensor([[2], [3]]))
-        >>> maml.losses(support, query).shape  # of each of K = 2 tasks
-        torch.Size([2])
+        >>> maml.losses(support, query).shape, OuterStep(maml)(support, query).shape  # of each of K = 2 tasks
+        (torch.Size([2]), torch.Size([2]))
     """
 
     def __init__(
@@ -410,3 +402,45 @@ class PromptMAML(nn.Module):
             return [(support, query)]
         rows = torch.arange(tasks, device=support.answer.device).split(self.chunk)
         return [(support.take(part), query.take(part)) for part in rows]
+
+
+def tune(
+    model: PromptedModel,
+    prompt: SoftPrompt,
+    rows: PromptBatch,
+    held_out: PromptBatch | None = None,
+    *,
+    lr: float = 3e-3,
+    batch_size: int = 4,
+    epochs: int = 20,
+    patience: int | None = 5,
+    seed: int = 0,
+    run: RunFolder | None = None,
+) -> TrainReport:
+    """Train a prompt on labelled rows with AdamW (Lester et al., 2021), as :meth:`PromptMAML.fit` without inner steps.
+
+    Args:
+        rows: labelled, as `model.encode(texts, labels=...)` gives them, on the model's device.
+        held_out: such rows that judge the prompt after each epoch: it ends as it was best. None: `rows` do.
+        patience: epochs without a better accuracy after which training ends; None: it does not.
+        run: see :meth:`PromptMAML.fit`.
+
+    Raises:
+        InputError: rows without labels, a number that is out of range, or as :meth:`PromptMAML.fit`.
+    """
+    for name, count in (("batch_size", batch_size), ("epochs", epochs)):
+        whole(name, count, 1)
+    judges = rows if held_out is None else held_out
+    for name, batch in (("rows", rows), ("held_out", judges)):
+        check_batch(name, batch)
+        if len(batch.shape) != 1 or batch.labels is None:
+            raise InputError(f"{name} of tune must be labelled rows (B,): model.encode(texts, labels=...)")
+    options = {"max_length": model.max_length, "normalise": model.normalise}
+    learner = PromptMAML(model.model, prompt, model.template, model.verbalizer, inner_steps=0, **options)
+    parts = torch.arange(len(judges)).tensor_split(-(-len(judges) // 64))
+    orders = (torch.randperm(len(rows), generator=generator(seed, "tune", epoch)) for epoch in range(epochs))
+    batches = (rows.take(part[None]) for order in orders for part in order.split(batch_size))
+    every = -(-len(rows) // batch_size)
+    pairs = [(part, part) for part in (judges.take(own[None]) for own in parts)]
+    counts: dict[str, Any] = {"most": epochs * every, "every": every, "patience": patience}
+    return learner.fit(((batch, batch) for batch in batches), pairs, lr=lr, **counts, run=run)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from metapretrain.checks import number, whole
 from metapretrain.draws import torch_generator
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, brief
 from metapretrain.files import check_sums, decode, encode, read_json, write_sums, write_whole
 from metapretrain.prompts.template import plain_ids
 
@@ -132,9 +132,6 @@ class SoftPrompt(nn.Module):
     def random(cls, length: int, features: int, *, spread: float = 0.5, seed: int = 0) -> SoftPrompt:
         """Uniform in (-spread, spread); 0.5 is that of Lester et al., 2021, section 3.2.
 
-        Raises:
-            InputError: a size below 1, a spread that is not above 0 and finite, a seed below 0.
-
         Example:
             >>> SoftPrompt.random(5, 3, spread=0.1)().abs().max().item() < 0.1
             True
@@ -146,25 +143,29 @@ class SoftPrompt(nn.Module):
 
     @classmethod
     def from_vocabulary(
-        cls, model: Any, length: int, *, seed: int = 0, among: Sequence[int] | Tensor | None = None
+        cls, model: Any, length: Any, *, seed: int = 0, among: Sequence[int] | Tensor | None = None
     ) -> SoftPrompt:
         """The model's embeddings of `length` tokens drawn at random, different ones while there are enough.
 
         Args:
+            model, length: in either order: `from_vocabulary(20, model)` reads as `random(20, features)` does.
             among: token ids to draw from, for example the most frequent ones; None: the whole vocabulary.
 
         Raises:
             InputError: `length` is below 1, or `among` is empty or holds ids that the model does not have.
         """
+        if isinstance(model, int):
+            model, length = length, model
         whole("length of a soft prompt", length, 1)
-        table = _embeddings(model)
-        ids = torch.arange(len(table)) if among is None else _token_ids(among)
-        if ids.ndim != 1 or not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= len(table):
-            raise InputError(f"among must hold token ids in 0..{len(table) - 1}, at least one")
+        table = _table(model)
+        count = table.weight.shape[0]
+        ids = torch.arange(count) if among is None else _token_ids(among)
+        if ids.ndim != 1 or not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= count:
+            raise InputError(f"among must hold token ids in 0..{count - 1}, at least one")
         generator = _generator(seed)
         rounds = -(-length // len(ids))
         drawn = torch.cat([torch.randperm(len(ids), generator=generator) for _ in range(rounds)])[:length]
-        return cls(table[ids[drawn]])
+        return cls(_embedded(table, ids[drawn]))
 
     @classmethod
     def from_text(cls, model: Any, tokenizer: Any, text: str, length: int | None = None) -> SoftPrompt:
@@ -174,7 +175,7 @@ class SoftPrompt(nn.Module):
             raise InputError(f"the text {text!r} has no tokens; a soft prompt needs at least one row")
         length = len(ids) if length is None else length
         whole("length of a soft prompt", length, 1)
-        return cls(_embeddings(model)[ids.repeat(-(-length // len(ids)))[:length]])
+        return cls(_embedded(_table(model), ids.repeat(-(-length // len(ids)))[:length]))
 
     @classmethod
     def from_adapter(cls, folder: str | Path) -> SoftPrompt:
@@ -188,15 +189,21 @@ def _token_ids(given: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         ids = torch.zeros(())
     if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
-        raise InputError(f"among must be a list of token ids, whole numbers, not {given!r}")
+        raise InputError(f"among must be a list of token ids, whole numbers, not {brief(given)}")
     return ids.long()
 
 
-def _embeddings(model: Any) -> Tensor:
+def _table(model: Any) -> Any:
     if not hasattr(model, "get_input_embeddings"):
         raise InputError(f"give a language model of transformers, not a {type(model).__name__}")
-    table: Tensor = model.get_input_embeddings().weight.detach().cpu()
-    return table
+    return model.get_input_embeddings()
+
+
+@torch.no_grad()
+def _embedded(table: Any, ids: Tensor) -> Tensor:
+    """The embeddings (L, D) on the CPU as the model sees them: some families scale those of the table."""
+    found: Tensor = table(ids.to(table.weight.device)).detach().cpu()
+    return found
 
 
 def _generator(seed: int) -> torch.Generator:

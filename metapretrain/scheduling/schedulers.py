@@ -206,17 +206,22 @@ class Uniform(BlockScheduler):
 
 
 class Proportional(BlockScheduler):
-    """Each source with probability proportional to its size: a number of 0 or more, not all 0.
+    """Each source with probability proportional to size ** (1 / temperature): a size is 0 or more, not all 0.
+
+    Temperature 1 goes by size, above 1 small sources are drawn more often (Raffel et al., 2020, section 3.5.2).
 
     Example:
         >>> Proportional({"mlm": 900, "order": 0}, seed=0).choose().source
         'mlm'
     """
 
-    def __init__(self, sizes: Mapping[str, float], *, updates: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, sizes: Mapping[str, float], *, temperature: float = 1.0, updates: int = 1, seed: int = 0
+    ) -> None:
         if not isinstance(sizes, Mapping):
             raise InputError(f"sizes is a {type(sizes).__name__}; give {{source: size}}")
         super().__init__(sizes, updates=updates, seed=seed)
+        self.temperature = number("temperature", temperature, above=0)
         self.sizes = {name: number(f"size of {name!r}", size, least=0) for name, size in sizes.items()}
         self._require_active()
 
@@ -225,8 +230,15 @@ class Proportional(BlockScheduler):
         if not any(self.sizes[name] for name in self.active):
             raise InputError(f"the sizes of {', '.join(self.active)} are all 0; give one above 0")
 
+    def _identity(self) -> dict[str, Any]:
+        told = {} if self.temperature == 1 else {"temperature": self.temperature}
+        return {**super()._identity(), **told}
+
     def _decide(self) -> Choice:
         left = {name: self.sizes[name] for name in self.active}
+        if self.temperature != 1:
+            most = max(left.values())  # shares of the largest stay finite
+            left = {name: (size / most) ** (1 / self.temperature) for name, size in left.items()}
         return Choice(pick_by_size(left, self.seed, self.decisions), self.updates)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import metapretrain
@@ -38,7 +40,7 @@ def write_run(folder: Path, **changes: Any) -> tuple[Encoder, torch.nn.Module | 
     model = MODEL | changes
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    encoder = build_encoder(model["encoder"], channels=model["channels"], image_size=model["image_size"])
+    encoder = build_encoder(model["encoder"], **{name: model[name] for name in ("channels", "image_size", "stem")})
     encoder.train()(torch.randn(32, model["channels"], 8, 8))
     head = build_head(model["head"], encoder.features, 3) if model["head"] else None
     (folder / "config.json").write_text(json.dumps({"config": {"model": model}}))
@@ -107,6 +109,34 @@ def test_grey_colour_float_and_other_sizes(tmp_path: Path, images: torch.Tensor)
     large = images.repeat_interleave(3, 2).repeat_interleave(3, 3)[:, :, :20]
     assert colour.prepare(large).shape == (9, 3, 8, 8)
     assert colour.encode(images[:0]).shape == (0, 128) and colour.predict(images[:0]).shape == (0,)
+
+
+def test_files_and_pil_images_are_read_as_tensors_are(tmp_path: Path, images: torch.Tensor) -> None:
+    write_run(tmp_path)
+    model, files = load(tmp_path), [tmp_path / f"{row}.png" for row in range(len(images))]
+    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
+    for picture, file in zip(pictures, files, strict=True):
+        picture.save(file)
+    wanted = model.predict(images)
+    for given in (files, [str(file) for file in files], pictures, [picture.convert("RGBA") for picture in pictures]):
+        assert torch.equal(model.predict(given), wanted)
+        assert torch.equal(model.encode(given), model.encode(images))
+    assert torch.equal(model.predict(pictures[0]), wanted[:1]) and torch.equal(model.predict(files[0]), wanted[:1])
+    assert model.predict([]).shape == (0,)
+    shares = model.probabilities(files)
+    torch.testing.assert_close(shares, model.logits(images).softmax(1))
+    names = [(model.classes[row.argmax()], float(row.max())) for row in shares]
+    assert model.classify(files) == names
+    classifier = model.adapt(files[:4], [0, 1, 1, 0])
+    assert torch.equal(classifier.predict(pictures), model.adapt(images[:4], [0, 1, 1, 0]).predict(images))
+    for bad, said in (
+        ([files[0], 7], "paths or PIL images, got int"),
+        (images.numpy(), "paths or PIL images, got ndarray"),
+        ([tmp_path / "none.png"], "there is no image"),
+        ([Image.new("F", (8, 8))], "cannot read a PIL image: its pixels are of floating point"),
+    ):
+        with pytest.raises(InputError, match=said):
+            model.predict(bad)
 
 
 def test_features_can_enter_a_training_of_ones_own(tmp_path: Path, images: torch.Tensor) -> None:
@@ -327,3 +357,29 @@ def test_encoding_shows_a_bar_where_it_is_asked_to(
         quiet = encode()
         assert capsys.readouterr().err == ""
         assert torch.equal(encode(progress=True), quiet) and "encode" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stem", ["standard", "3x3"])
+@pytest.mark.parametrize("head", ["linear", None])
+def test_torchvision_loads_a_resnet18(tmp_path: Path, stem: str, head: str | None) -> None:
+    write_run(tmp_path, encoder="resnet18", stem=stem, head=head, image_size=32)
+    model = load(tmp_path)
+    net = torchvision.models.resnet18(num_classes=3)
+    if head is None:
+        net.fc = torch.nn.Identity()
+    if stem == "3x3":
+        with pytest.raises(RuntimeError, match=r"size mismatch for conv1\.weight"):
+            net.load_state_dict(model.torchvision_state())
+        net.conv1 = torch.nn.Conv2d(3, 64, 3, stride=2, padding=1, bias=False)
+        net.maxpool = torch.nn.Identity()
+    net.load_state_dict(model.torchvision_state())
+    x = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = net.eval()(normalize(x, model.mean, model.std))
+    torch.testing.assert_close(found, model.logits(x) if head else model.encode(x), rtol=1e-4, atol=1e-5)
+
+
+def test_other_encoders_have_no_names_of_torchvision(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    with pytest.raises(InputError, match="only resnet18 has its names"):
+        load(tmp_path).torchvision_state()

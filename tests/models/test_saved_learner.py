@@ -22,7 +22,7 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.images.data import describe
 from metapretrain.models import build_encoder
 from metapretrain.models.encoders import build_backbone
-from metapretrain.models.saved import LEARNER, SavedLearner, as_uint8, is_transductive, make_learner, save_model
+from metapretrain.models.saved import BATCH, LEARNER, SavedLearner, as_uint8, is_transductive, make_learner, save_model
 
 MODEL = {"classes": ["a", "b", "c", "d"], "channels": 1, "image_size": 16, "mean": [0.4], "std": [0.2]}
 CHOICES = {"inner_lr": 0.2, "inner_steps": 1, "test_steps": 2, "batchnorm": "batch", "chunk": None}
@@ -106,14 +106,54 @@ def test_an_encoder_with_other_classes_takes_new_ones_by_their_prototypes(tmp_pa
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("batchnorm", ["frozen", "per-step"])
+@pytest.mark.parametrize("kind", ["maml", "anil", "metasgd", "protonet"])
+def test_many_images_go_in_batches_and_the_support_is_learned_once(
+    kind: str, batchnorm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, kind, batchnorm=batchnorm)
+    model, sizes = load(tmp_path), []
+    prepare = model.prepare
+    monkeypatch.setattr(model, "prepare", lambda x: sizes.append(len(x)) or prepare(x))
+    classifier, many = model.adapt(images(6, 1), [0, 1, 2] * 2), images(2 * BATCH + 3, 2)
+    found = classifier.logits(many)
+    assert sizes == [6, BATCH, BATCH, 3]
+    each = torch.cat([classifier.logits(part) for part in many.split(100)])
+    torch.testing.assert_close(found, each, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(classifier.probabilities(many[:4]).sum(1), torch.ones(4))
+
+
+def test_the_inner_loop_runs_once_and_in_evaluation_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, "maml", batchnorm="frozen")
+    model, rows = load(tmp_path), []
+    encoder = model.learner.module.encoder
+    forward = type(encoder).forward
+    monkeypatch.setattr(type(encoder), "forward", lambda self, x: rows.append(len(x)) or forward(self, x))
+    classifier = model.adapt(images(6, 1), torch.tensor([0, 1, 2] * 2))
+    assert rows.count(6) >= 2  # two inner steps, and the engine's look at the first
+    rows.clear()
+    model.train()  # as a caller may have left it
+    first = classifier.predict(images(BATCH + 4, 2))
+    assert rows == [BATCH, 4]
+    model.eval()
+    assert torch.equal(first, classifier.predict(images(BATCH + 4, 2)))
+
+
+def test_queries_that_share_batch_statistics_stay_together(tmp_path: Path) -> None:
+    learner = write_run(tmp_path, "maml", batchnorm="batch")
+    support, codes, many = images(6, 1), torch.tensor([0, 1, 2] * 2), images(BATCH + 9, 2)
+    expected = learner.logits((support[None], codes[None]), (many[None], torch.zeros(1, len(many)).long()))[0]
+    torch.testing.assert_close(load(tmp_path).adapt(support, codes).logits(many), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
     write_run(tmp_path, "maml")
     model, x = load(tmp_path), images(4, 1)
     with pytest.raises(InputError, match="has no classes yet"):
         model.predict(x)
-    with pytest.raises(InputError, match="got 4 support images and 3 labels"):
+    with pytest.raises(InputError, match="got 4 support rows and 3 labels"):
         model.adapt(x, torch.tensor([0, 1, 2]))
-    with pytest.raises(InputError, match="labels must be a tensor of integers"):
+    with pytest.raises(InputError, match="labels must be a tensor or list of integers"):
         model.adapt(x, torch.ones(4))
     with pytest.raises(InputError, match="labels have 4 classes; this run has learned 3-way tasks"):
         model.adapt(x, torch.arange(4))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metapretrain.errors import InputError
-from metapretrain.prompts import PromptBatch, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.prompts import PromptBatch, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer, tune
 from metapretrain.training import RunFolder, TrainReport
 from tests.prompts.tiny import WORDS, model_of, tokenizer_of
 
@@ -301,3 +301,45 @@ def test_errors_are_clear() -> None:
     for call, message in cases:
         with pytest.raises(InputError, match=message):
             call()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_prompt_of_ones_own_is_tuned_on_rows(name: str) -> None:
+    model = learner(name).prompted
+    rows = model.encode(SOME, labels=[4, 1, 2, 3, 4, 1, 0])
+    start = SoftPrompt.random(4, 16, seed=1).double()
+
+    def tuned(**options: Any) -> tuple[Tensor, TrainReport]:
+        prompt = SoftPrompt(start.weight.detach())
+        return prompt().detach(), tune(model, prompt, rows, lr=0.05, batch_size=3, **options)
+
+    before = float(model.losses(start(), rows).mean())
+    prompt, report = tuned(epochs=6, patience=None)
+    assert report.steps == 18 and report.best is not None
+    assert float(model.losses(prompt, rows).mean()) < before
+    right = (model.classify(prompt, SOME).argmax(1) == rows.labels).double().mean()
+    assert float(right) == pytest.approx(report.best.value)
+    assert torch.equal(prompt, tuned(epochs=6, patience=None)[0])
+    assert not torch.equal(prompt, tuned(epochs=6, patience=None, seed=1)[0])
+    judged = model.encode(["great", "bad"], labels=[4, 1])
+    assert tuned(epochs=2, held_out=judged)[1].steps == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": None}, "rows must be a PromptBatch"),
+        ({"rows": "unlabelled"}, "rows of tune must be labelled rows"),
+        ({"held_out": "tasks"}, "held_out of tune must be labelled rows"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"epochs": 1.5}, "epochs is 1.5"),
+        ({"lr": 0}, "lr of fit is 0"),
+    ],
+)
+def test_what_cannot_be_tuned_is_told(options: dict[str, Any], message: str) -> None:
+    model = learner("bert").prompted
+    labelled = model.encode(["great", "bad"], labels=[4, 1])
+    kinds = {"unlabelled": model.encode(["great"]), "tasks": labelled.take(torch.tensor([[0], [1]]))}
+    given = {name: kinds.get(value, value) if isinstance(value, str) else value for name, value in options.items()}
+    with pytest.raises(InputError, match=message):
+        tune(model, SoftPrompt.random(4, 16).double(), **{"rows": labelled, **given})

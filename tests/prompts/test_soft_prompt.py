@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 
 from metapretrain.errors import InputError
 from metapretrain.prompts import SoftPrompt
@@ -29,6 +30,19 @@ def test_vocabulary_rows_are_different_tokens() -> None:
     assert len(set(ids.tolist())) == 20
     few = SoftPrompt.from_vocabulary(model, 5, among=[7, 8]).weight
     assert {int((row == table).all(-1).nonzero()) for row in few} == {7, 8}
+    assert torch.equal(SoftPrompt.from_vocabulary(20, model, seed=3).weight, rows)
+    assert torch.equal(SoftPrompt.from_vocabulary(model=model, length=20, seed=3).weight, rows)
+
+
+def test_embeddings_are_those_that_the_model_sees() -> None:
+    """Gemma multiplies those of its table by the root of their size."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, head_dim=8
+    )
+    model = transformers.Gemma3ForCausalLM(config)
+    found = SoftPrompt.from_vocabulary(1, model, among=[7]).weight
+    assert torch.equal(found, model.get_input_embeddings()(torch.tensor([7])))
+    assert not torch.allclose(found, model.get_input_embeddings().weight[[7]])
 
 
 def test_text_is_repeated_or_cut() -> None:
@@ -69,8 +83,14 @@ def test_a_prompt_owns_its_values() -> None:
         (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=["a"]), "whole numbers"),  # type: ignore[list-item]
         (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=5), "at least one"),  # type: ignore[arg-type]
         (lambda: SoftPrompt.from_vocabulary(torch.nn.Linear(2, 2), 3), "not a Linear"),
+        (lambda: SoftPrompt.from_vocabulary(3, torch.nn.Linear(2, 2)), "not a Linear"),
+        (lambda: SoftPrompt.from_vocabulary(model_of("t5"), model_of("t5")), "soft prompt is a T5For"),
+        (lambda: SoftPrompt.random(model_of("t5"), 3), "length of a soft prompt is a T5For"),
+        (lambda: SoftPrompt.random(4, 16, spread=model_of("t5")), "spread of a soft prompt is a T5For"),
+        (lambda: SoftPrompt.from_vocabulary(model_of("gpt2"), 3, among=torch.rand(500)), "whole numbers, not a Tensor"),
     ],
 )
 def test_errors_are_clear(call: Callable[[], SoftPrompt], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         call()
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200

@@ -23,6 +23,8 @@ from metapretrain.scheduling import (
     RoundRobin,
     Uniform,
     agreement,
+    build_scheduler,
+    parse_schedule,
 )
 from tests.scheduling import slow
 
@@ -179,3 +181,24 @@ def test_no_agreement_with_equal_utilities_and_no_warning(equal: list[float]) ->
         for pair in ((equal, other), (other, equal)):
             exact, approximate = ({str(row): value for row, value in enumerate(values)} for values in pair)
             assert math.isnan(agreement(exact, approximate).rank_correlation)
+
+
+@pytest.mark.parametrize(("temperature", "wanted"), [(0.5, 16 / 17), (1.0, 4 / 5), (2.0, 2 / 3), (1e6, 1 / 2)])
+def test_temperature_flattens_the_shares_of_sizes(temperature: float, wanted: float) -> None:
+    scheduler = Proportional({"large": 4e300, "small": 1e300}, temperature=temperature, seed=3)
+    chosen = [scheduler.choose().source for _ in range(2000)]
+    assert abs(chosen.count("large") / 2000 - wanted) < 0.03
+    plain = Proportional({"large": 4e300, "small": 1e300}, seed=3)
+    assert (chosen == [plain.choose().source for _ in range(2000)]) == (temperature == 1)
+    assert scheduler.state_dict().get("temperature", 1.0) == temperature
+
+
+def test_temperature_is_an_option_of_schedules() -> None:
+    schedule = parse_schedule("proportional:temperature=2", ["a", "b"])
+    assert schedule.options == {"temperature": 2.0}
+    with pytest.raises(InputError, match=r"temperature is 0.0; give a number above 0"):
+        parse_schedule("proportional:temperature=0", ["a", "b"])
+    never = build_scheduler(schedule, {"a": 5, "b": 0}, {}, [])
+    assert {never.choose().source for _ in range(50)} == {"a"}
+    with pytest.raises(InputError, match=r"temperature None, this one has 2.0"):
+        Proportional({"a": 1}, temperature=2).load_state_dict(Proportional({"a": 1}).state_dict())

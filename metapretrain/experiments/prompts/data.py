@@ -369,7 +369,7 @@ class PromptInputs:
         if kind == "none":
             return torch.zeros(0, features)
         if kind == "vocabulary":
-            return SoftPrompt.from_vocabulary(self.prompted.model, r.length, seed=seed).weight.detach().float()
+            return SoftPrompt.from_vocabulary(r.length, self.prompted.model, seed=seed).weight.detach().float()
         return SoftPrompt.random(r.length, features, spread=r.spread, seed=seed).weight.detach()
 
     def pretraining(self, source: str) -> Pool:
