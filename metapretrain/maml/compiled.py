@@ -79,7 +79,7 @@ class CompiledMeta:
             InputError: what the learner's `backward` refuses; random numbers, a module that asks for `current_step`, or
                 gradients of other tensors than the module's parameters and rates.
         """
-        learner, (support, query) = self.learner, (pair(support), pair(query))
+        learner, (support, query) = self.learner, self.learner._stacked(support, query)
         options = {**learner._options(support), "checkpoint": False}
         options.pop("chunk")
         inner, named = build(learner._task_loss(), learner._values(), support, Options(**options))

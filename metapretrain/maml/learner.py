@@ -123,7 +123,7 @@ class MAML(nn.Module):
         test_steps: inner steps at evaluation; None: the same.
         batchnorm: policy while adapting, see :func:`metapretrain.maml.functional`.
         engine, only, checkpoint, chunk, optimizer: as for :func:`metapretrain.maml.meta_loss`.
-        loss: of logits and labels, a scalar.
+        loss: of logits and labels, a scalar; for regression `F.mse_loss`.
 
     Raises:
         InputError: bad values, at once or when they are first used.
@@ -193,18 +193,21 @@ class MAML(nn.Module):
         """Query loss of each task after adapting to its support, (T,), with its meta-gradient.
 
         `support` and `query` are pairs (x, y), or objects with `.x` and `.y`, of tensors (T, N, ...).
+
+        Raises:
+            InputError: one episode in place of tasks; numbers as labels of cross entropy; what `meta_loss` refuses.
         """
-        s, q = pair(support), pair(query)
+        s, q = self._stacked(support, query)
         return meta_loss(self._task_loss(), self._values(), s, q, **self._options(s))
 
     def backward(self, support: Any, query: Any) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached."""
-        s, q = pair(support), pair(query)
+        s, q = self._stacked(support, query)
         return meta_backward(self._task_loss(), self._values(), s, q, **self._options(s))
 
     def logits(self, support: Any, query: Any) -> Tensor:
         """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
-        s, (x, _) = pair(support), pair(query)
+        s, (x, _) = self._stacked(support, query)
         options, values = self._at_evaluation(s)
         with evaluation_mode(self), torch.enable_grad():
             outputs = meta_outputs(self._task_loss(), values, s, x, self._outputs(), **options)
@@ -240,6 +243,14 @@ class MAML(nn.Module):
     def meta_parameters(self) -> Named:
         """Everything that the outer loop learns, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def _stacked(self, support: Any, query: Any) -> tuple[tuple[Any, Tensor], tuple[Any, Tensor]]:
+        parts = pair(support), pair(query)
+        for name, (x, y) in zip(("support", "query"), parts, strict=True):
+            check_tasks(name, x, y)
+        if self.loss is F.cross_entropy or isinstance(self.loss, nn.CrossEntropyLoss):
+            check_classes(parts[0][1])
+        return parts
 
     def _rates(self) -> Any:
         return self.lr
@@ -380,6 +391,30 @@ def _with_rows(x: Any, y: Any) -> tuple[Any, Any]:
     if empty:
         raise InputError(f"support and query need rows and tasks, but one of their tensors is empty: {empty[0]}")
     return x, y
+
+
+def check_tasks(name: str, x: Any, y: Any) -> None:
+    """Raise InputError for one episode where tasks are wanted: labels (N,), or numbers (N, 1) of numbers (N, D)."""
+    scalars = isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point()
+    if isinstance(y, Tensor) and (y.ndim < 2 or (scalars and y.shape[1] == 1)):
+        given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(
+            f"{name} is x {given} and y {tuple(y.shape)}, which is one episode; give tasks of them, x (T, N, ...) and "
+            "y (T, N, ...): of one episode x[None] and y[None]"
+        )
+
+
+def check_classes(y: Any) -> None:
+    """Raise InputError for labels that cross entropy would take for the probabilities that they are not."""
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        return
+    if y.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # the calls before the recording were looked at
+    if y.ndim < 3 or y.shape[-1] == 1 or bool((y < 0).any()) or not bool(((y.sum(-1) - 1).abs() < 1e-2).all()):
+        raise InputError(
+            f"labels are {y.dtype} {tuple(y.shape)} and no probabilities, as cross entropy needs them: for regression "
+            "give loss=F.mse_loss, for classes whole numbers (T, N), for example y.long()"
+        )
 
 
 def logits_of(output: Any) -> Tensor:

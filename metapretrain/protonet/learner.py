@@ -87,6 +87,7 @@ class ProtoNet(nn.Module):
 
     def adapt(self, x: Any, y: Tensor) -> None:
         """Set the prototypes from one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
+        _check_whole(y)
         self.centres = _centres(self._embed(x)[None], y[None], self.ways)[0]
 
     def forward(self, x: Any) -> Tensor:
@@ -129,6 +130,12 @@ def _check_rows(name: str, x: Any, y: Any, tasks: int) -> None:
     shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in (first, y)]
     if not isinstance(y, Tensor) or y.dim() != 2 or shapes[0][:2] != shapes[1] or len(y) != tasks:
         raise InputError(f"{name} is x {shapes[0]} and y {shapes[1]}; give ({tasks}, N, ...) and ({tasks}, N)")
+    _check_whole(y)
+
+
+def _check_whole(y: Tensor) -> None:
+    if y.is_floating_point():
+        raise InputError(f"labels are {y.dtype}; give whole numbers 0..W-1, for example y.long()")
 
 
 def _rows(x: Any) -> int:

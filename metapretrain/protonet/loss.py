@@ -16,6 +16,7 @@ from metapretrain.draws import split_keys
 from metapretrain.errors import InputError, one_of
 from metapretrain.protonet.prototypes import (
     DISTANCES,
+    IGNORED,
     check_num_classes,
     check_shapes,
     check_temperature,
@@ -24,6 +25,7 @@ from metapretrain.protonet.prototypes import (
     dense_ids,
     masked,
     result_dtype,
+    unlabelled,
     wide_dtype,
     wide_logits,
 )
@@ -43,7 +45,7 @@ def check_labels(y: Tensor | Sequence[int] | Any, *, mode: str = "standard", num
         num_classes: the loss's num_classes; when given, labels are 0..num_classes-1.
 
     Raises:
-        InputError: not one-dimensional, empty, not whole numbers, not on the CPU, outside 0..num_classes-1;
+        InputError: not one-dimensional, empty, not whole numbers, not on the CPU, -1 or -100, outside 0..num_classes-1;
             in query mode, fewer than 2 rows or no class with 2 examples (no query could have a prototype).
 
     Example:
@@ -67,13 +69,14 @@ query mode no query has a prototype; use larger or class-balanced batches, or mo
     if labels.is_floating_point() or labels.is_complex():
         raise InputError(f"labels are {labels.dtype}; give whole numbers, for example y.long()")
     labels = labels.long()
-    if num_classes is not None:
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= num_classes:
-            raise InputError(
-                f"labels run from {low} to {high} but num_classes={num_classes} allows 0 to "
-                f"{num_classes - 1}; raise num_classes, or leave unlabelled rows (-1) out"
-            )
+    low, high = int(labels.min()), int(labels.max())
+    if num_classes is not None and (low < 0 or high >= num_classes):
+        raise InputError(
+            f"labels run from {low} to {high} but num_classes={num_classes} allows 0 to "
+            f"{num_classes - 1}; raise num_classes, or leave unlabelled rows (-1) out"
+        )
+    if (none := int(unlabelled(labels).sum())) > 0:
+        raise InputError(f"{none} of {len(labels)} labels are -1 or {IGNORED} (no label); leave these rows out")
     if mode == "query":
         classes = int(torch.unique(labels).numel())
         if classes == len(labels):
@@ -123,7 +126,6 @@ def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor
 
 
 _MEMORY = ("memory_sums", "memory_counts")
-IGNORED = -100  # the label of a row without a loss
 
 
 class ProtoLoss(nn.Module):
@@ -139,9 +141,9 @@ class ProtoLoss(nn.Module):
     sequence, and evaluation does not disturb it.
 
     On a GPU the forward pass has static shapes and reads nothing back: it can be captured in a CUDA graph and
-    compiled. Rows with NaN or infinity, and labels outside 0..num_classes-1, are left out of prototypes and
-    loss; the first such call, or one in which nothing could be scored (loss 0), is kept on the device until
-    :meth:`check`.
+    compiled. Rows with NaN or infinity (or whose squares would be), and labels -1 or -100 (no label) or outside
+    0..num_classes-1, are left out of prototypes and loss; the first such call, or one in which nothing could be
+    scored (loss 0), is kept on the device until :meth:`check`.
 
     Args:
         mode: ``"standard"`` or ``"query"``.
@@ -150,7 +152,7 @@ class ProtoLoss(nn.Module):
         distance: one of :data:`DISTANCES`.
         temperature: above 0; the start value if learned.
         learn_temperature: learn the logarithm of the temperature (parameter `log_temperature`).
-        num_classes: C; labels are then 0..C-1. None: labels are any whole numbers. On a GPU, C is then the batch
+        num_classes: C; labels are then 0..C-1. None: labels are any other whole numbers. On a GPU, C is then the batch
             size (absent classes take no part), which costs more when there are few classes.
         memory: ``"epoch"`` adds the sums of the epoch's earlier prototype rows, without gradient: a
             prototype is the mean over the epoch so far and only the batch's share carries gradient. Needs
@@ -228,7 +230,7 @@ class ProtoLoss(nn.Module):
         if self.mode == "query" and len(z) < 2:
             raise InputError(f"query mode splits the batch but it has {len(z)} row; give at least 2")
         dtype, wide = result_dtype(z), wide_dtype(z)
-        finite = _finite_rows(z)
+        finite = _finite_rows(z, self.distance)
         z = (z if finite is None else torch.where(finite[:, None], z, 0)).to(wide)
         ids, valid, classes = self._class_ids(y)
         ids = ids if finite is None else torch.where(finite, ids, classes)
@@ -248,10 +250,14 @@ class ProtoLoss(nn.Module):
         """Ids 0..C, where C belongs to no class; which labels are valid, or None if all are; and C."""
         y = y.long()
         if self.num_classes is None and _is_readable(y):  # C need not be as large as the batch
-            labels, ids = torch.unique(y, return_inverse=True)
-            return ids, None, len(labels)
+            known = ~unlabelled(y)
+            labels, ids = torch.unique(y[known], return_inverse=True)
+            if len(ids) == len(y):
+                return ids, None, len(labels)
+            classes = max(1, len(labels))
+            return torch.full_like(y, classes).masked_scatter(known, ids), known, classes
         if self.num_classes is None:
-            return dense_ids(y), None, len(y)
+            return torch.where(unlabelled(y), len(y), dense_ids(y)), ~unlabelled(y), len(y)
         if _is_readable(y):
             low, high = torch.aminmax(y)
             if low >= 0 and high < self.num_classes:
@@ -315,9 +321,10 @@ class ProtoLoss(nn.Module):
             return
         parts = []
         if rows:
-            parts.append(f"{rows} embedding rows with NaN or infinity (lower the learning rate or clip)")
+            parts.append(f"{rows} embedding rows with NaN or infinity, or too large (lower the learning rate or clip)")
         if labels:
-            parts.append(f"{labels} labels outside 0..{(self.num_classes or 1) - 1} (see check_labels)")
+            known = f"-1 or {IGNORED}" if self.num_classes is None else f"outside 0..{self.num_classes - 1}"
+            parts.append(f"{labels} labels {known} (see check_labels)")
         if empty:
             parts.append(f"{empty} calls in which no example had a prototype (use larger batches)")
         first = int(self.first_bad)
@@ -351,10 +358,13 @@ def _is_readable(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _finite_rows(z: Tensor) -> Tensor | None:
-    """Which rows have neither NaN nor infinity (B,), or None if none has and it costs nothing to know."""
-    z = z.detach()
-    if _is_readable(z) and math.isfinite(z.sum(dtype=result_dtype(z)).item()):
+def _finite_rows(z: Tensor, distance: str) -> Tensor | None:
+    """Which rows have distances that are finite (B,), or None if all have and it costs nothing to know."""
+    z, dtype = z.detach(), result_dtype(z)
+    if distance == "sqeuclidean" or dtype == torch.float64:
+        fits = z.to(wide_dtype(z)).square().sum(1) < torch.finfo(dtype).max / 4  # |a - b| is at most |a| + |b|
+        return None if _is_readable(z) and bool(fits.all()) else fits
+    if _is_readable(z) and math.isfinite(z.sum(dtype=dtype).item()):
         return None
     return z.sum(1, dtype=wide_dtype(z)).isfinite()  # float64 sums of float32 numbers cannot overflow
 

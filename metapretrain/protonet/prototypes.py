@@ -18,9 +18,7 @@ from metapretrain.errors import InputError, one_of
 
 DISTANCES = ("euclidean", "sqeuclidean", "cosine")
 
-# Relative squared distance below which two float32 rows are one point: above the float64 rounding of the
-# product form (about 1e-14), below what one float32 step in every coordinate amounts to.
-_COINCIDENT = 1e-13
+COINCIDENT = 4  # times the rounding of the product form, eps sqrt(D): one to three float32 steps in every coordinate
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
@@ -37,7 +35,8 @@ def _squared(queries: Tensor, centres: Tensor) -> Tensor:
     """Squared distance of each pair (B, C) by the product form, 0 where rounding is all that is left of it."""
     norms = torch.linalg.vecdot(queries, queries)[:, None] + torch.linalg.vecdot(centres, centres)
     squared = torch.addmm(norms.T, centres, queries.T, alpha=-2).T  # this order is the faster one
-    return torch.where(squared > _COINCIDENT * norms, squared, 0)
+    rounding = torch.finfo(squared.dtype).eps * queries.shape[1] ** 0.5
+    return torch.where(squared > COINCIDENT * rounding * norms, squared, 0)
 
 
 class _Distance(torch.autograd.Function):
@@ -87,7 +86,10 @@ def _safe_sqrt(squared: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / _safe_sqrt(x.square().sum(1, keepdim=True)).clamp_min(1e-12)
+    """Rows over their norms; a row without direction is 0 and gets no gradient."""
+    norm = _safe_sqrt(x.square().sum(1, keepdim=True))
+    none = norm < 1e-12
+    return torch.where(none, 0, x / torch.where(none, 1, norm))
 
 
 def wide_logits(
@@ -126,7 +128,8 @@ def proto_logits(
     The softmax of the logits is the probability of each class (Snell et al., 2017, equation 2; steps 3 and 4
     of the vision paper). ``"euclidean"`` is the plain norm of both pretraining papers, ``"sqeuclidean"`` its
     square (Snell et al.), ``"cosine"`` the similarity itself, in [-1, 1], over the temperature. The gradient
-    of the norm is 0 where a query equals a centre.
+    of the norm is 0 where a query equals a centre (to within a few steps of float32), of the cosine where a
+    row is 0.
 
     Args:
         queries: (B, D) floating point.
@@ -184,6 +187,14 @@ def check_shapes(z: Tensor, y: Tensor) -> None:
         raise InputError(f"embeddings are {z.dtype}; give floating point numbers")
     if y.is_floating_point() or y.is_complex():
         raise InputError(f"labels are {y.dtype}; give whole numbers, for example y.long()")
+
+
+IGNORED = -100  # the label of a row without a loss, in torch
+
+
+def unlabelled(y: Tensor) -> Tensor:
+    """Which rows have no label: the package's mark is -1, torch's is -100."""
+    return (y == -1) | (y == IGNORED)
 
 
 def dense_ids(y: Tensor) -> Tensor:

@@ -111,3 +111,68 @@ def test_a_loss_is_a_function() -> None:
 def test_protonet_names_the_part_that_does_not_fit(support: Any, query: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ProtoNet(nn.Linear(4, 2)).losses(support, query)
+
+
+REGRESSION: list[tuple[Any, tuple[int, ...]]] = [
+    (torch.randn, (3, 6, 1)),
+    (torch.randn, (3, 6, 2)),
+    (torch.rand, (3, 6, 2)),
+    (torch.randn, (3, 6)),
+]
+
+
+@pytest.mark.parametrize(("draw", "shape"), REGRESSION)
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()])
+@pytest.mark.parametrize("way", ["losses", "backward", "logits", "compiled"])
+def test_regression_without_its_loss_is_refused_with_what_to_give(draw: Any, shape: Any, loss: Any, way: str) -> None:
+    x, y = torch.randn(3, 6, 4), draw(*shape)
+    maml = MAML(nn.Linear(4, 2 if shape[-1] == 2 else 1), lr=0.1, **({} if loss is None else {"loss": loss}))
+    call = CompiledMeta(maml, backend="eager").backward if way == "compiled" else getattr(maml, way)
+    with pytest.raises(InputError, match=r"labels are torch.float32 .* for regression give loss=F.mse_loss"):
+        call((x, y), (x, y))
+    if len(shape) == 3:
+        learned = MAML(maml.module, lr=0.1, loss=nn.functional.mse_loss)
+        assert learned.backward((x, y), (x, y)).shape == (3,)
+        assert learned.module.weight.grad.abs().sum() > 0
+
+
+def test_probabilities_are_labels_of_cross_entropy() -> None:
+    x, y = torch.randn(3, 6, 4), torch.rand(3, 6, 5).softmax(-1)
+    found = [MAML(nn.Linear(4, 5), lr=0.1, engine=engine) for engine in ("loop", "auto")]
+    found[1].load_state_dict(found[0].state_dict())
+    torch.testing.assert_close(*(maml.losses((x, y), (x, y)) for maml in found))
+
+
+EPISODES: dict[str, tuple[Any, Any]] = {
+    "images": (torch.randn(6, 1, 4, 4), torch.arange(2).repeat(3)),
+    "vectors": (torch.randn(6, 4), torch.arange(2).repeat(3)),
+    "words": (torch.randint(0, 9, (6, 5)), torch.arange(2).repeat(3)),
+    "named inputs": ({"ids": torch.randint(0, 9, (6, 5))}, torch.arange(2).repeat(3)),
+    "regression": (torch.randn(6, 4), torch.randn(6, 1)),
+    "regression of numbers": (torch.randn(6, 1), torch.randn(6, 1)),
+    "regression, labels (N,)": (torch.randn(6, 4), torch.randn(6)),
+    "a number": (torch.randn(4), torch.tensor(1)),
+}
+
+
+@pytest.mark.parametrize("way", ["losses", "backward", "logits", "compiled"])
+@pytest.mark.parametrize("name", EPISODES)
+def test_one_episode_in_place_of_tasks_is_refused_in_one_line(name: str, way: str) -> None:
+    part, functional = EPISODES[name], nn.functional
+    loss = functional.mse_loss if "regression" in name else functional.cross_entropy
+    maml = MAML(nn.Linear(4, 2), lr=0.1, loss=loss)
+    call = CompiledMeta(maml, backend="eager").backward if way == "compiled" else getattr(maml, way)
+    with pytest.raises(InputError, match=r"is one episode; .* of one episode x\[None\] and y\[None\]"):
+        call(part, part)
+    if way != "compiled":
+        with pytest.raises(InputError, match=r"give \(|give whole numbers"):
+            getattr(ProtoNet(nn.Linear(4, 2)), way)(part, part)
+
+
+def test_labels_in_numbers_are_no_classes_of_a_prototypical_network() -> None:
+    x, y = torch.randn(3, 6, 4), torch.rand(3, 6)
+    for way in ("losses", "backward", "logits"):
+        with pytest.raises(InputError, match=r"labels are torch.float32; give whole numbers 0..W-1"):
+            getattr(ProtoNet(nn.Linear(4, 2)), way)((x, y), (x, y))
+    with pytest.raises(InputError, match="give whole numbers"):
+        ProtoNet(nn.Linear(4, 2)).adapt(x[0], y[0])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metapretrain.errors import InputError
-from metapretrain.protonet import DISTANCES, proto_logits
+from metapretrain.protonet import DISTANCES, ProtoLoss, proto_logits
 from metapretrain.protonet.prototypes import wide_logits
 from tests.protonet import slow
 
@@ -176,3 +176,36 @@ def test_shapes_that_do_not_match_are_shown() -> None:
 def test_a_temperature_must_be_above_zero(temperature: float) -> None:
     with pytest.raises(InputError, match=r"temperature is .*; give a number above 0"):
         proto_logits(rows(2), rows(2), temperature=temperature)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 8, 32])
+@pytest.mark.parametrize("steps", [1, 2, 3, 8])
+def test_rows_a_step_of_float32_apart_are_apart_and_equal_rows_are_not(dim: int, steps: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.rand(50, dim, generator=generator) + 1  # in [1, 2): steps of 2^-23
+    b = a + steps * 2.0**-23
+    near = -proto_logits(a, b).diagonal()
+    exact = (a.double() - b.double()).norm(dim=1)
+    torch.testing.assert_close(near.double(), exact, rtol=0.1 if dim < 8 or steps > 1 else 1.0, atol=0)
+    for size in (1, 64, 512, 4096):
+        rows = torch.randn(20, size, generator=generator) * 100 + 7
+        logits = proto_logits(rows, rows)
+        assert not logits.diagonal().any()
+        assert torch.equal(logits, proto_logits(rows, (3 * rows.double() / 3).float()))
+
+
+@pytest.mark.parametrize("way", ["zero row", "zero mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_and_centres_without_direction_have_no_gradient(way: str, dtype: torch.dtype) -> None:
+    z = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    z[0] = 0 if way == "zero row" else -z[1]
+    z.requires_grad_()
+    loss = ProtoLoss(distance="cosine")(z, torch.tensor([0, 0, 1, 1]))
+    (gradient,) = torch.autograd.grad(loss, z, create_graph=True)
+    assert loss.isfinite()
+    assert gradient.norm() < 10
+    (second,) = torch.autograd.grad(gradient.square().sum(), z)
+    assert second.isfinite().all()
+    torch.testing.assert_close(
+        proto_logits(z, torch.zeros(2, 3, dtype=dtype), "cosine"), torch.zeros(4, 2, dtype=dtype)
+    )

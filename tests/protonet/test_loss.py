@@ -51,7 +51,7 @@ def test_standard_mode_equals_the_papers_pseudocode(distance: str, smoothing: fl
 
 @settings(max_examples=50)
 @given(
-    y=st.lists(st.integers(-3, 3), min_size=2, max_size=16),
+    y=st.lists(st.sampled_from([-3, -2, 0, 1, 2, 3, 4]), min_size=2, max_size=16),
     seed=st.integers(0, 99),
     call=st.integers(0, 5),
     stratified=st.booleans(),
@@ -102,7 +102,7 @@ def test_row_order_and_label_names_do_not_matter(y: list[int], order: Any) -> No
     value, gradient = value_and_gradient(ProtoLoss(), z, y)
     other = value_and_gradient(ProtoLoss(), z[shuffled], torch.tensor(y)[shuffled])
     torch.testing.assert_close(other, (value, gradient[shuffled]))
-    names = order.sample(range(-1000, 1000), 5)
+    names = order.sample([name for name in range(-1000, 1000) if name not in (-1, -100)], 5)
     renamed = value_and_gradient(ProtoLoss(), z, [names[label] for label in y])
     torch.testing.assert_close(renamed, (value, gradient))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.protonet import ProtoLoss, prototypes
+from metapretrain.protonet import ProtoLoss, check_labels, prototypes
 from tests.protonet import slow
 
 VARIANTS: list[dict[str, Any]] = [
@@ -96,6 +96,49 @@ def test_labels_outside_num_classes_are_left_out_and_named() -> None:
     torch.testing.assert_close(loss(torch.cat([z, z[:3]]), other), ProtoLoss(num_classes=3)(z, y))
     with pytest.raises(InputError, match=r"first bad call 0, 1 in all: 3 labels outside 0\.\.2"):
         loss.check()
+
+
+@pytest.mark.parametrize("mark", [-1, -100])
+@pytest.mark.parametrize("mode", ["standard", "query"])
+@pytest.mark.parametrize("num_classes", [None, 8])
+def test_rows_without_a_label_are_no_class(mark: int, mode: str, num_classes: int | None) -> None:
+    z, y = batch(n=40, classes=3)
+    marked = y.clone()
+    marked[torch.randperm(40, generator=torch.Generator().manual_seed(0))[:13]] = mark
+    known = marked != mark
+    loss = ProtoLoss(mode, num_classes=num_classes)
+    if mode == "standard":
+        torch.testing.assert_close(loss(z, marked), ProtoLoss()(z[known], y[known]))
+    moved = torch.where(known[:, None], z, 1e6).requires_grad_()
+    torch.testing.assert_close(ProtoLoss(mode, num_classes=num_classes)(moved, marked), ProtoLoss(mode)(moved, marked))
+    (gradient,) = torch.autograd.grad(loss(moved, marked), moved)
+    assert not gradient[~known].any()
+    with pytest.raises(
+        InputError, match=rf"{13 * (2 if mode == 'standard' else 1)} labels (-1 or -100|outside 0\.\.7)"
+    ):
+        loss.check()
+    nothing = ProtoLoss(mode, num_classes=num_classes)
+    assert nothing(z, torch.full_like(y, mark)).item() == 0
+    with pytest.raises(InputError, match="no example had a prototype"):
+        nothing.check()
+    with pytest.raises(InputError, match=r"13 of 40 labels are -1 or -100|num_classes=8 allows"):
+        check_labels(marked, mode=mode, num_classes=num_classes)
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float32, 1e20), (torch.float64, 1e160)])
+@pytest.mark.parametrize("distance", ["sqeuclidean", "euclidean", "cosine"])
+def test_rows_whose_distances_overflow_are_left_out_and_named(distance: str, dtype: torch.dtype, large: float) -> None:
+    z, y = batch(n=20, classes=3)
+    z, broken = z.to(dtype), z.to(dtype)
+    broken[[4, 11]] *= large
+    keep = torch.tensor([row for row in range(20) if row not in (4, 11)])
+    loss = ProtoLoss(distance=distance)
+    value = loss(broken, y)
+    assert value.isfinite()
+    if distance == "sqeuclidean" or dtype == torch.float64:
+        torch.testing.assert_close(value, ProtoLoss(distance=distance)(z[keep], y[keep]))
+        with pytest.raises(InputError, match="2 embedding rows with NaN or infinity, or too large"):
+            loss.check()
 
 
 def test_a_batch_with_nothing_to_score_gives_zero_and_is_named() -> None:
