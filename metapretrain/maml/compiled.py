@@ -1,28 +1,35 @@
 """Meta-steps whose pieces are compiled: one inner step, the way back through it, and the outer loss.
 
 torch.compile has no second order, and a meta-step traced as one graph takes minutes to compile with five inner steps.
-These pieces are traced with the derivatives in them, compiled once and used for every step. The way back computes a
-step anew from the weights that it began with; of each step only these are kept.
+These pieces are traced with the derivatives in them, compiled once and used for every step. The way back is the
+derivative of the inner gradient along one direction (forward over reverse: Pearlmutter, 1994), which takes as many
+kernels as the gradient itself; what it needs of the step's own products and sums is kept.
+
+In the pieces images lie channels last, convolutions are products of patches, and normalisation is written out with
+sums image by image: memory is read in order, and neighbours fuse.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import Recorder, add_gradients, own_gradients
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build, state_of
-from metapretrain.maml.engines import sliced_patches
-from metapretrain.maml.inner import Inner, Named, any_step, at_step, differentiable_twice, leaves_of
+from metapretrain.maml.inner import Inner, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import MAML, pair
+from metapretrain.maml.meta import meta_loss
 from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
 
 logger = logging.getLogger(__name__)
@@ -31,6 +38,9 @@ Tensors = list[Tensor]
 GRAPH_WARMUPS = 3  # before recording: the engine's probe, lazy buffers and autotuning have to settle
 BY_STEP = "inner rates by step cannot be compiled; give one rate, or leave compile out"
 ALLOWED = {"batchnorm": ("batch", "frozen"), "optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
+PRODUCTS = ("tf32x3", "ieee")
+# Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
+INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
 
 
 class CompiledMeta:
@@ -42,7 +52,9 @@ class CompiledMeta:
 
     Args:
         learner: :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap).
-        backend: of `torch.compile`.
+        backend: "inductor", or "eager" to run the pieces as they are traced.
+        products: of float32 on a GPU: "ieee", or "tf32x3" for three TF32 products each, which err less than "ieee" by
+            cuBLAS and are faster (docs/maml.md); other dtypes, CPUs and small products are as torch has them.
 
     Raises:
         InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of
@@ -55,7 +67,7 @@ class CompiledMeta:
         torch.Size([3])
     """
 
-    def __init__(self, learner: Any, backend: str = "inductor") -> None:
+    def __init__(self, learner: Any, backend: str = "inductor", products: str = "tf32x3") -> None:
         if not isinstance(learner, MAML):
             raise InputError(f"only MAML and its kin can be compiled, not {type(learner).__name__}; leave compile out")
         for name, allowed in ALLOWED.items():
@@ -66,7 +78,8 @@ class CompiledMeta:
             raise InputError(BY_STEP)
         if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in learner.modules()):
             raise InputError("a learner with dropout cannot be compiled; leave compile out")
-        self.learner, self.backend = learner, backend
+        self.learner, self.backend = learner, one_of("backend", backend, ("inductor", "eager"))
+        self.products = one_of("products", products, PRODUCTS)
         self._pieces: dict[Any, _Pieces] = {}
 
     def backward(self, support: Any, query: Any) -> Tensor:
@@ -88,14 +101,20 @@ class CompiledMeta:
         fast, frozen = inner.split(named)
         others = [*frozen.values(), *inner.rates.tensors()]
         key = self._form(inner, support, query, others)
+        expected = None
         if key not in self._pieces:
             self._try(support, query, [*named.values(), *others])
-        state = [p.detach().expand(options["tasks"], *p.shape).contiguous() for p in fast.values()]
+            losses = meta_loss(inner.loss_fn, learner._values(), support, query, **{**options, "steps": 1})
+            expected = _gradients_of(losses.mean(), [*fast.values(), *others])
+        state = [_stacked(p.detach(), options["tasks"]) for p in fast.values()]
         with torch.no_grad():
-            if key not in self._pieces:
-                self._pieces[key] = self._compile(inner, state, others, support, query)
+            if expected is not None:
+                pieces = self._compile(inner, state, others, support, query)
+                _, by_state, by_others = _meta_step(pieces, state, others, support, query, steps=1)
+                _check_same(_wanted([*fast.values(), *others], [*_summed(by_state), *by_others]), expected)
+                self._pieces[key] = pieces
             losses, by_state, by_others = _meta_step(self._pieces[key], state, others, support, query, inner.steps)
-            _add([*fast.values(), *others], [*(grad.sum(0) for grad in by_state), *by_others])
+            _add([*fast.values(), *others], [*_summed(by_state), *by_others])
         return losses
 
     def _form(self, inner: Inner, support: Nest, query: Nest, others: Tensors) -> tuple[Any, ...]:
@@ -121,19 +140,37 @@ class CompiledMeta:
             )
 
     def _compile(self, inner: Inner, state: Tensors, others: Tensors, support: Nest, query: Nest) -> _Pieces:
-        begin = time.perf_counter()
-        sources = _Sources(inner, [p.requires_grad for p in others], support, query)
+        begin, wanted = time.perf_counter(), [p.requires_grad for p in others]
         given, s, q = [p.detach() for p in others], tensors(support), tensors(query)
-        traced = (
-            _traced(sources.advance, state, given, s),
-            _traced(sources.pull, state, given, s, state),
-            _traced(sources.outer, state, given, q),
-        )
-        pieces = _Pieces(*(torch.compile(graph, backend=self.backend, dynamic=False) for graph in traced))
-        _meta_step(pieces, state, others, support, query, steps=1)
+        sources = _Sources(inner, wanted, support, query)
+        gradient = _traced(sources.gradient, state, given, s, decompose=True)
+        both = _traced(sources.both(gradient), state, given, s, state, decompose=True, pure=True)
+        first, second = _parted(both, len(state) + len(given) + len(s), len(state))
+        traced = first, second, _traced(sources.outer, state, given, q)
+        found: list[Any] = []
+
+        def compiled(graph: torch.fx.GraphModule, *parts: Sequence[Tensor]) -> Tensors:
+            found.append(self._run(graph, [tensor for part in parts for tensor in part]))
+            return _call(found[-1], *parts)
+
+        count = len(state)
+        advanced = compiled(traced[0], state, given, s)
+        moved, kept = advanced[:count], advanced[count:]
+        gradients = compiled(traced[2], moved, given, q)[1 : count + 1]
+        compiled(traced[1], state, given, s, gradients, kept)
+        pieces = _Pieces(*(found[number] for number in (0, 2, 1)))
         sizes, seconds = [len(graph.graph.nodes) for graph in traced], time.perf_counter() - begin
         logger.info("compiled a meta-step in %.0f s: pieces of %s operations", seconds, sizes)
         return pieces
+
+    def _run(self, graph: torch.fx.GraphModule, given: Tensors) -> Callable[..., Any]:
+        if given[0].is_cuda and given[0].dtype == torch.float32 and self.products == "tf32x3":
+            _use_products(graph)
+        if self.backend == "eager":
+            return graph
+        from torch import _inductor
+
+        return _inductor.compile(graph, given, options=INDUCTOR)  # type: ignore[no-any-return]
 
 
 class MetaGraph:
@@ -201,11 +238,15 @@ class MetaGraph:
 
 
 class _Pieces(NamedTuple):
-    """Functions of a list: the tasks' weights, what all tasks share (frozen parameters, rates), data, gradients."""
+    """Functions of tensors: the tasks' weights, what all tasks share, data; gradients after a step, what was kept."""
 
-    advance: Callable[..., Tensors]
-    pull: Callable[..., Tensors]
-    outer: Callable[..., Tensors]
+    advance: Callable[..., Any]
+    pull: Callable[..., Any]
+    outer: Callable[..., Any]
+
+
+def _call(piece: Callable[..., Any], *parts: Sequence[Tensor]) -> Tensors:
+    return list(piece(*(tensor for part in parts for tensor in part)))
 
 
 def _meta_step(
@@ -213,22 +254,72 @@ def _meta_step(
 ) -> tuple[Tensor, Tensors, Tensors]:
     """Losses (T,), and the gradients of their mean by the weights of each task and by what they share."""
     given, s, count = [p.detach() for p in others], tensors(support), len(state)
-    states = [state]
+    passed: list[tuple[Tensors, Tensors]] = []
     with torch.autocast(state[0].device.type, enabled=False):  # the traced pieces hold their casts
         for _ in range(steps):
-            states.append(pieces.advance([states[-1], given, s]))
-        losses, *found = pieces.outer([states.pop(), given, tensors(query)])
+            found = _call(pieces.advance, state, given, s)
+            passed.append((state, found[count:]))
+            state = found[:count]
+        losses, *found = _call(pieces.outer, state, given, tensors(query))
         by_state, by_others = found[:count], found[count:]
-        while states:
-            found = pieces.pull([states.pop(), given, s, by_state])
+        while passed:
+            before, kept = passed.pop()
+            found = _call(pieces.pull, before, given, s, by_state, kept)
             by_state, more = found[:count], found[count:]
             by_others = [a + b for a, b in zip(by_others, more, strict=True)]
     return losses, by_state, by_others
 
 
+LAST = 0, 3, 4, 2, 1  # filters (T, O, C, h, w) lie as (T, h, w, C, O), as products of patches want them
+
+
+def _laid(stack: Tensor) -> Tensor:
+    """The stack as all pieces take it and give it: each is compiled for these strides."""
+    return stack.permute(LAST).contiguous().permute(0, 4, 3, 1, 2) if stack.ndim == 5 else stack.contiguous()
+
+
+def _stacked(p: Tensor, tasks: int) -> Tensor:
+    """The weights of each task, (T, ...), from those that all begin with."""
+    return _laid(p.expand(tasks, *p.shape))
+
+
+def _summed(gradients: Tensors) -> Tensors:
+    """Their sums over tasks, by one kernel for all."""
+    if not gradients:
+        return []
+    laid = [g.permute(LAST) if g.ndim == 5 else g for g in gradients]
+    total = torch.cat([g.flatten(1) if g.ndim > 1 else g[:, None] for g in laid], 1).sum(0)
+    parts = [part.view(g.shape[1:]) for part, g in zip(total.split([g[0].numel() for g in laid]), laid, strict=True)]
+    return [p.permute(3, 2, 0, 1).contiguous() if g.ndim == 5 else p for p, g in zip(parts, gradients, strict=True)]
+
+
+def _wanted(parameters: Tensors, gradients: Tensors) -> list[tuple[Tensor, Tensor]]:
+    """The parameters that ask for a gradient, each with its own."""
+    return list(zip([p for p in parameters if p.requires_grad], gradients, strict=True))
+
+
+def _gradients_of(loss: Tensor, parameters: Tensors) -> Tensors:
+    wanted = [p for p in parameters if p.requires_grad]
+    return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+
+
+def _check_same(found: list[tuple[Tensor, Tensor]], expected: Tensors) -> None:
+    gap = (
+        sum(float((mine - own).double().square().sum()) for (_, mine), own in zip(found, expected, strict=True)) ** 0.5
+    )
+    size = sum(float(own.double().square().sum()) for own in expected) ** 0.5
+    exact = all(p.dtype == torch.float64 for p, _ in found)
+    cast = any(torch.is_autocast_enabled(p.device.type) for p, _ in found)
+    if not gap <= (1e-8 if exact else 0.5 if cast else 2e-2) * size:
+        raise InputError(
+            f"the compiled gradient differs by {gap / size:.0e} from that of backward, as where a loss cuts gradients "
+            "off by no_grad(); leave compile out"
+        )
+
+
 def _add(parameters: Tensors, gradients: Tensors) -> None:
     computed = []
-    for p, grad in zip([p for p in parameters if p.requires_grad], gradients, strict=True):
+    for p, grad in _wanted(parameters, gradients):
         if p.is_leaf:
             p.grad = grad if p.grad is None else p.grad.add_(grad)
         else:
@@ -237,19 +328,96 @@ def _add(parameters: Tensors, gradients: Tensors) -> None:
         torch.autograd.backward([p for p, _ in computed], [grad for _, grad in computed])
 
 
-def _traced(function: Callable[..., Tensors], *given: Tensors) -> torch.fx.GraphModule:
+def _traced(
+    function: Callable[..., Tensors], *given: Sequence[Tensor], decompose: bool = False, pure: bool = False
+) -> torch.fx.GraphModule:
+    """The graph of a function of lists of tensors, which takes the tensors one after the other.
+
+    With `decompose` its operations are few and simple, each with a derivative along a direction; `pure` changes nothing
+    in place, and takes no function that asks for gradients.
+    """
+    from torch._decomp import core_aten_decompositions, get_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def run(given: list[Tensors]) -> Tensors:
-        return function(*given)
+    def run(*flat: Tensor) -> Tensors:
+        rest = iter(flat)
+        return function(*([next(rest) for _ in part] for part in given))
 
-    copies = [[tensor.clone() for tensor in part] for part in given]  # tracing knows tensors by identity
-    with any_step(), sliced_patches():
-        graph: torch.fx.GraphModule = make_fx(run)(copies)
+    aten = torch.ops.aten
+    statistics = [aten.native_batch_norm, aten.native_layer_norm, aten.native_group_norm]  # theirs have no derivative
+    table = {**core_aten_decompositions(), **get_decompositions(statistics)} if decompose else None
+    copies = [tensor.clone() for part in given for tensor in part]  # tracing knows tensors by identity
+    with any_step(), engines.written(_Written):
+        graph = make_fx(torch.func.functionalize(run) if pure else run, decomposition_table=table)(*copies)
     tags = [tag for node in graph.graph.nodes for tag in getattr(node.target, "tags", ())]
     if torch.Tag.nondeterministic_seeded in tags:
         raise InputError("a step that draws random numbers, as dropout does, cannot be compiled; leave compile out")
-    return graph
+    return _without_repeats(graph)
+
+
+def _without_repeats(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    graph.graph.eliminate_dead_code()
+    return torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
+
+
+def _parted(
+    graph: torch.fx.GraphModule, inputs: int, outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Two graphs: of the first `outputs`, which need the first `inputs` alone; and of the others.
+
+    The first returns what the second needs of its products and sums as well, the second takes it as its last inputs.
+    Cheaper operations are done in both.
+    """
+    *nodes, last = graph.graph.nodes
+    late = set([node for node in nodes if node.op == "placeholder"][inputs:])
+    for node in nodes:  # in the order in which they are computed
+        if not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    kept, seen, waiting = [], set(), list(last.args[0][outputs:])
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in late or _is_cheap(node):
+            waiting += node.all_input_nodes
+        else:
+            kept.append(node.name)
+    kept = [node.name for node in nodes if node.name in set(kept)]
+    halves = []
+    for second in (False, True):
+        half = copy.deepcopy(graph)
+        by_name = {node.name: node for node in half.graph.nodes}
+        end = by_name[last.name]
+        found = list(end.args[0])
+        end.args = (found[outputs:],) if second else ([*found[:outputs], *(by_name[name] for name in kept)],)
+        if second:
+            place = next(node for node in half.graph.nodes if node.op != "placeholder")
+            for name in kept:
+                with half.graph.inserting_before(place):
+                    by_name[name].replace_all_uses_with(half.graph.placeholder(f"kept_{name}"))
+        half.graph.eliminate_dead_code()
+        for node in [node for node in half.graph.nodes if node.op == "placeholder"][inputs:] * (not second):
+            half.graph.erase_node(node)
+        half.recompile()
+        halves.append(half)
+    return halves[0], halves[1]
+
+
+CHEAP = ("constant_pad_nd", "full", "full_like", "scalar_tensor", "_to_copy", "zeros_like", "ones_like", "arange")
+
+
+def _is_cheap(node: torch.fx.Node) -> bool:
+    """Inputs, views and what is computed number by number."""
+    if node.op in ("placeholder", "get_attr"):
+        return True
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    views = any(returned.alias_info is not None for returned in target._schema.returns)
+    return views or torch.Tag.pointwise in target.tags or target.overloadpacket.__name__ in CHEAP
 
 
 class _Sources(NamedTuple):
@@ -260,42 +428,390 @@ class _Sources(NamedTuple):
     support: Nest
     query: Nest
 
-    def advance(self, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
-        """The tasks' weights after one inner step."""
-        inner = replace(self.inner, graph=False, order=1)
-        return [value.detach().contiguous() for value in self._moved(inner, state, others, data)]
-
-    def pull(self, state: Tensors, others: Tensors, data: Tensors, gradients: Tensors) -> Tensors:
-        """Gradients by the weights before a step, and by the others, of a function with `gradients` after it."""
+    def gradient(self, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
+        """Gradients of the tasks' summed support losses by their weights, and by the others."""
         state, others = self._leaves(state, others)
-        moved = self._moved(replace(self.inner, graph=True), state, others, data)
-        return self._gradients(moved, gradients, state, others)
+        with torch.enable_grad(), at_step(0):
+            losses = self._losses(state, others, self.support, data)
+            return self._gradients(losses.sum(), state, others)
+
+    def both(self, gradient: Callable[..., Any]) -> Callable[..., Tensors]:
+        """The weights after an inner step; and gradients before it of what has gradients `after` it."""
+        inner, twice = self.inner, self.inner.order == 2
+
+        def step(state: Tensors, others: Tensors, data: Tensors, after: Tensors) -> Tensors:
+            rates = self._rates(others)
+            uniform = inner.rates.uniform(0)
+            scaled = after if uniform else [r * g for r, g in zip(rates, after, strict=True)]
+
+            def of(*weights: Tensor) -> tuple[Tensor, ...]:
+                return tuple(gradient(*weights, *others, *data))
+
+            if twice:
+                found, along = torch.func.jvp(of, tuple(state), tuple(scaled))
+            else:
+                found = of(*state)
+                along = tuple(torch.zeros_like(g) for g in found)
+            moved = [_laid(p - r * g) for p, r, g in zip(state, rates, found, strict=False)]
+            back = [-(uniform or 1.0) * g for g in along] if twice else list(along)
+            before = [_laid(g + b) for g, b in zip(after, back, strict=False)] if twice else [g.clone() for g in after]
+            frozen = back[len(state) :]
+            products = [-(g * d) for g, d in zip(after, found, strict=False)]
+            return [*moved, *before, *frozen, *self._by_rates(products, others)]
+
+        return step
 
     def outer(self, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
         """The query losses (T,), and the gradients of their mean."""
         state, others = self._leaves(state, others)
-        inner, fast, frozen = self._named(self.inner, state, others)
-        with torch.enable_grad(), at_step(inner.steps):
-            losses = engines.over_tasks(inner.loss, fast, frozen, rebuild(self.query, iter(data)))
-            return [losses.detach(), *self._gradients([losses.mean()], [torch.ones_like(losses[0])], state, others)]
+        with torch.enable_grad(), at_step(self.inner.steps):
+            losses = self._losses(state, others, self.query, data)
+            frozen = self._gradients(losses.mean(), state, others)
+            rates = [torch.zeros_like(p) for p in others[self._frozen :] if p.requires_grad]
+            return [losses.detach(), *frozen, *rates]
 
-    def _moved(self, inner: Inner, state: Tensors, others: Tensors, data: Tensors) -> Tensors:
-        inner, fast, frozen = self._named(inner, state, others)
-        with torch.enable_grad(), differentiable_twice(inner.order):
-            batch = rebuild(self.support, iter(data))
-            return list(engines.ENGINES["vmap"](inner, {**frozen, **fast}, batch, steps=range(1))[0].values())
+    @property
+    def _frozen(self) -> int:
+        """How many of the others are parameters that do not adapt; the rest are rates."""
+        return len(self.inner.names) - len(self.inner.adapted)
 
-    def _named(self, inner: Inner, state: Tensors, others: Tensors) -> tuple[Inner, Named, Named]:
-        rest = iter(others)
-        frozen = {name: next(rest) for name in inner.names if name not in set(inner.adapted)}
-        return replace(inner, rates=inner.rates.replaced(rest)), dict(zip(inner.adapted, state, strict=True)), frozen
+    def _losses(self, state: Tensors, others: Tensors, batch: Nest, data: Tensors) -> Tensor:
+        inner = self.inner
+        fast = dict(zip(inner.adapted, state, strict=True))
+        frozen = dict(zip([name for name in inner.names if name not in fast], others, strict=False))
+        with differentiable_twice(2):
+            return engines.over_tasks(inner.loss, fast, frozen, rebuild(batch, iter(data)))
 
     def _leaves(self, state: Tensors, others: Tensors) -> tuple[Tensors, Tensors]:
         others = [p.detach().requires_grad_(wanted) for p, wanted in zip(others, self.wanted, strict=True)]
         return [p.detach().requires_grad_() for p in state], others
 
-    def _gradients(self, outputs: Tensors, gradients: Tensors, state: Tensors, others: Tensors) -> Tensors:
-        wanted = [*state, *(p for p in others if p.requires_grad)]
-        with torch.enable_grad():
-            found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True, materialize_grads=True)
-        return [gradient.contiguous() for gradient in found]  # the next piece was traced with these strides
+    def _gradients(self, output: Tensor, state: Tensors, others: Tensors) -> Tensors:
+        wanted = [*state, *(p for p in others[: self._frozen] if p.requires_grad)]
+        found = torch.autograd.grad(output, wanted, allow_unused=True, materialize_grads=True)
+        return [*map(_laid, found[: len(state)]), *found[len(state) :]]
+
+    def _rates(self, others: Tensors) -> list[Any]:
+        rates = self.inner.rates.replaced(iter(others[self._frozen :]))
+        return [rates.at(0, name) for name in self.inner.adapted]
+
+    def _by_rates(self, products: Tensors, others: Tensors) -> Tensors:
+        """Gradients by the rates that ask for one, from those by each task's own rates."""
+        found = []
+        for number in range(self._frozen, len(others)):
+            if self.wanted[number]:
+                rate = others[number]
+                uses = [p for p, own in zip(products, self._rates(others), strict=True) if own is rate]
+                found.append(torch.stack([use.sum_to_size(rate.shape) for use in uses]).sum(0))
+        return found
+
+
+class _Written(TorchFunctionMode):
+    """Within it convolutions, batch normalisation and ReLU are written for images that lie channels last."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace what is possible; everything else runs as it is."""
+        kwargs = kwargs or {}
+        if func in CUTS:
+            raise InputError("a loss that cuts its gradient off, by detach(), cannot be compiled; leave compile out")
+        write = WRITTEN.get(func)
+        found = None if write is None else write(*args, **kwargs)
+        return func(*args, **kwargs) if found is None else found
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    pair_of = engines._pair
+    if groups != 1 or isinstance(padding, str) or pair_of(dilation) != (1, 1) or x.ndim != 4:
+        return None
+    if x.shape[-1] * x.shape[-2] > engines.LARGEST:
+        return None
+    if torch.is_autocast_enabled(x.device.type):
+        x, weight = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (x, weight))
+        bias = None if bias is None else bias.to(weight.dtype)
+    out, _, height, width = weight.shape
+    patches = _Patches.apply(x.permute(0, 2, 3, 1), (height, width), pair_of(stride), pair_of(padding))
+    images, rows, columns = patches.shape[:3]
+    inputs = patches.reshape(images, rows * columns, -1)
+    filters = weight.permute(2, 3, 1, 0).reshape(-1, out)
+    y = (_few if len(filters) <= FEW and inputs.shape[:2].numel() <= SHORT else _many)(inputs, filters)
+    if bias is not None:
+        y = _Shifted.apply(y, bias)
+    return y.reshape(images, rows, columns, out).permute(0, 3, 1, 2)
+
+
+FEW, SHORT = 32, 4096  # inputs of a filter, and positions, up to which sums are as fast as products
+LONG, PART = 1300, 600  # rows of a product that is taken in parts, and of a part at least
+
+
+def _few(x: Tensor, w: Tensor) -> Tensor:
+    found: Tensor = _Taps.apply(x, w)
+    return found
+
+
+def _many(x: Tensor, w: Tensor) -> Tensor:
+    images, positions, inputs = x.shape
+    if spare := -inputs % 4:  # kernels read four numbers at a time
+        x, w = F.pad(x, (0, spare)), F.pad(w, (0, 0, 0, spare))
+    parts = [n for n in range(1, images + 1) if images % n == 0 and images * positions // n >= PART]
+    count = max(parts, default=1) if images * positions > LONG else 1
+    return _Product.apply(x.flatten(0, 1), w, count).reshape(images, positions, -1)
+
+
+def _normalised(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    if running_mean is not None or running_var is not None or not training or x.ndim != 4:
+        return None
+    images, channels, height, width = x.shape
+    exact = torch.promote_types(x.dtype, torch.float32)
+    laid = x.permute(0, 2, 3, 1).reshape(images, height * width, channels).to(exact)
+    weight = laid.new_ones(channels) if weight is None else weight
+    bias = laid.new_zeros(channels) if bias is None else bias
+    y = _Normalised.apply(laid, weight, bias, eps)[0].to(x.dtype)
+    return y.reshape(images, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _rectified(x: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace or x.ndim != 4 else torch.relu(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+WRITTEN: dict[Any, Callable[..., Tensor | None]] = {
+    F.conv2d: _convolution,
+    torch.conv2d: _convolution,
+    F.batch_norm: _normalised,
+    F.relu: _rectified,
+}
+CUTS: Iterable[Any] = (Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
+
+
+class _Once(torch.autograd.Function):
+    """A function with a first derivative of its own; that of the derivative is taken of the traced graph."""
+
+    generate_vmap_rule = True
+
+
+class _Patches(_Once):
+    """The patches (N, H', W', h, w, C) of x (N, H, W, C)."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+        x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
+        return x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1]).permute(0, 1, 2, 4, 5, 3)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.size, ctx.stride, ctx.padding = inputs[0].shape[1:3], *inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        """Sum what overlaps, as many shifted blocks of the stride's size as one patch touches."""
+        (down, right), (above, left), (height, width) = ctx.stride, ctx.padding, ctx.size
+        n, _, _, h, w, c = g.shape
+        a, b = -(-h // down), -(-w // right)
+        g = F.pad(g, (0, 0, 0, b * right - w, 0, a * down - h)).reshape(*g.shape[:3], a, down, b, right, c)
+        blocks = [
+            F.pad(g[:, :, :, i, :, j], (0, 0, 0, 0, 0, 0, j, b - 1 - j, i, a - 1 - i))
+            for i in range(a)
+            for j in range(b)
+        ]
+        x = sum(blocks[1:], blocks[0])
+        rows, columns = x.shape[1] * down, x.shape[2] * right
+        x = x.permute(0, 1, 3, 2, 4, 5).reshape(n, rows, columns, c)
+        x = F.pad(x, (0, 0, 0, max(0, left + width - columns), 0, max(0, above + height - rows)))
+        return x[:, above : above + height, left : left + width], None, None, None
+
+
+class _Product(_Once):
+    """x (R, K) @ w (K, O), whose gradient by w is summed over `parts` of the rows."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, parts: int) -> Tensor:
+        return x @ w
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.parts = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        a, b = (tensor.reshape(ctx.parts, -1, tensor.shape[-1]) for tensor in (x, g))
+        by_w = x.T @ g if ctx.parts == 1 else (a.transpose(1, 2) @ b).sum(0)
+        return (g @ w.T if ctx.needs_input_grad[0] else None), by_w, None
+
+
+class _Taps(_Once):
+    """x (N, R, K) @ w (K, O) as a sum over K."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        terms = [x[..., k, None] * w[k] for k in range(len(w))]
+        return sum(terms[1:], terms[0])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        by_w = torch.stack([(x[..., k, None] * g).sum(1) for k in range(len(w))], 1).sum(0)
+        return (g @ w.T if ctx.needs_input_grad[0] else None), by_w
+
+
+class _Shifted(_Once):
+    """x (N, R, O) + bias (O,)."""
+
+    @staticmethod
+    def forward(x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is needed."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, g.sum(1).sum(0)
+
+
+class _Normalised(_Once):
+    """x (N, R, C) by the mean and variance of each channel: algorithm 1 of Ioffe and Szegedy, 2015."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        within, means = torch.var_mean(x, 1, correction=0)
+        among, mean = torch.var_mean(means, 0, correction=0)
+        scale = (within.mean(0) + among + eps).rsqrt()
+        return (x - mean) * (scale * weight) + bias, mean, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2], *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Any) -> Any:
+        x, weight, mean, scale = ctx.saved_tensors
+        z = (x - mean) * scale
+        by_bias, by_weight = g.sum(1).sum(0), (g * z).sum(1).sum(0)
+        share = 1 / (x.shape[0] * x.shape[1])
+        return (g - by_bias * share - z * (by_weight * share)) * (scale * weight), by_weight, by_bias, None
+
+
+def _use_products(graph: torch.fx.GraphModule) -> None:
+    """Take batched products of float32 as three TF32 products each."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.bmm.default:
+            node.target = _product_operator()
+    graph.recompile()
+
+
+@cache
+def _product_operator() -> Any:
+    name, flexible = "metapretrain::products", (torch.Tag.flexible_layout,)
+    torch.library.define(name, "(Tensor a, Tensor b) -> Tensor", tags=flexible)
+    torch.library.impl(name, "default", _products)
+    torch.library.register_fake(name, lambda a, b: a.new_empty(a.shape[0], a.shape[1], b.shape[2]))
+    return torch.ops.metapretrain.products.default
+
+
+tl: Any = None
+LEAST = 16  # rows, columns and inputs of a product that the kernel is made for
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a (T, M, K) @ b (T, K, N)."""
+    batch, rows, inputs, columns = *a.shape, b.shape[2]
+    if min(rows, inputs, columns) < LEAST or torch.cuda.get_device_capability(a.device) < (8, 0):
+        return torch.bmm(a, b)
+    size = _blocks(batch, rows, columns, inputs)
+    out = a.new_empty(batch, rows, columns)
+    grid = -(-rows // size[0]) * -(-columns // size[1]), batch
+    places = *a.stride(), *b.stride(), *out.stride()[:2]
+    sizes = *size, inputs % size[2] == 0
+    _product_kernel()[grid](a, b, out, rows, columns, inputs, *places, *sizes, num_warps=4, num_stages=3)
+    return out
+
+
+def _blocks(batch: int, rows: int, columns: int, inputs: int) -> tuple[int, int, int]:
+    """Rows, columns and inputs of a block: the fastest measured on an H200 for the products of a CNN4."""
+
+    def count(height: int, width: int) -> int:
+        return batch * -(-rows // height) * -(-columns // width)
+
+    if count(128, 64) >= 400:
+        return 128, 64, 32
+    if inputs <= 64 and rows > 32:
+        return 64, 64, 32
+    if count(64, 32) >= 600:
+        return 64, 32, 32
+    return (32, 16, 64) if count(32, 64) < 64 else (32, 64, 32)
+
+
+@cache
+def _product_kernel() -> Any:
+    global tl  # triton looks for it among the names of the module
+    import triton  # type: ignore[import-untyped]
+    import triton.language as tl  # type: ignore[import-untyped,no-redef]
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def kernel(  # type: ignore[no-untyped-def]
+        a,
+        b,
+        out,
+        rows,
+        columns,
+        inputs,
+        a_task,
+        a_row,
+        a_input,
+        b_task,
+        b_input,
+        b_column,
+        out_task,
+        out_row,
+        HEIGHT: tl.constexpr,
+        WIDTH: tl.constexpr,
+        DEPTH: tl.constexpr,
+        WHOLE: tl.constexpr,
+    ):
+        block, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
+        across = tl.cdiv(columns, WIDTH)
+        row = (block // across) * HEIGHT + tl.arange(0, HEIGHT)
+        column = (block % across) * WIDTH + tl.arange(0, WIDTH)
+        depth = tl.arange(0, DEPTH)
+        left = a + task * a_task + (row % rows)[:, None] * a_row + depth[None, :] * a_input
+        right = b + task * b_task + depth[:, None] * b_input + (column % columns)[None, :] * b_column
+        total = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+        for first in range(0, inputs, DEPTH):
+            if WHOLE:
+                x, y = tl.load(left), tl.load(right)
+            else:
+                x = tl.load(left, mask=depth[None, :] < inputs - first, other=0.0)
+                y = tl.load(right, mask=depth[:, None] < inputs - first, other=0.0)
+            total = tl.dot(x, y, total, input_precision="tf32x3")
+            left += DEPTH * a_input
+            right += DEPTH * b_input
+        place = out + task * out_task + row[:, None] * out_row + column[None, :]
+        tl.store(place, total, mask=(row[:, None] < rows) & (column[None, :] < columns))
+
+    return kernel

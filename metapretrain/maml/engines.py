@@ -4,9 +4,7 @@ There pooling is many times faster so, and convolutions somewhat. Sums over imag
 second derivative of batch normalisation has many: the inner loop keeps its layout.
 
 Under vmap a convolution whose weights differ between tasks becomes a grouped one, for which cuDNN has slow kernels
-only. Its patches laid side by side (im2col) and one batched matrix product do the same work with fast ones. Run as they
-are, patches are cheapest as a strided view that is copied once; in a graph that will be compiled, as a slice for each
-weight of the filter: the derivative of a view is scattered memory, that of slices is fused with what surrounds it.
+only. Its patches laid side by side (im2col) and one batched matrix product do the same work with fast ones.
 
 ``vmap(grad(...))`` differentiated once more is silently wrong through BatchNorm, LayerNorm and InstanceNorm
 with adapted weights (functorch#534). So only the forward pass is mapped. A task's loss depends on its own
@@ -69,7 +67,6 @@ def _laid_out(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if _is_image(x) else x
 
 
-_sliced: ContextVar[bool] = ContextVar("patches as slices", default=False)
 LARGEST = 32 * 32  # pixels: above, writing the patches costs more than the grouped convolution (docs/maml.md)
 
 
@@ -131,7 +128,8 @@ def matmul_conv2d(
     """
     out, _, height, width = weight.shape
     padded = F.pad(x.transpose(0, 1), (padding[1], padding[1], padding[0], padding[0]))
-    patches = (_slices if _sliced.get() else _windows)(padded, height, width, stride)
+    windows = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])
+    patches = windows.permute(0, 4, 5, 1, 2, 3)  # (C, h, w, N, H', W')
     _, _, _, images, rows, columns = patches.shape
     result = weight.reshape(out, -1) @ patches.reshape(-1, images * rows * columns)
     if bias is not None:
@@ -139,25 +137,12 @@ def matmul_conv2d(
     return result.reshape(out, images, rows, columns).transpose(0, 1)
 
 
-def _windows(x: Tensor, height: int, width: int, stride: tuple[int, int]) -> Tensor:
-    """The patches of x (C, N, H, W): (C, h, w, N, H', W')."""
-    return x.unfold(2, height, stride[0]).unfold(3, width, stride[1]).permute(0, 4, 5, 1, 2, 3)
+_written: ContextVar[Callable[[], AbstractContextManager[object]] | None] = ContextVar("written", default=None)
 
 
-def _slices(x: Tensor, height: int, width: int, stride: tuple[int, int]) -> Tensor:
-    """The same as :func:`_windows`."""
-    down, right = stride
-    rows, columns = (x.shape[2] - height) // down * down + 1, (x.shape[3] - width) // right * right + 1
-    found = [
-        torch.stack([x[:, :, i : i + rows : down, j : j + columns : right] for j in range(width)], 1)
-        for i in range(height)
-    ]
-    return torch.stack(found, 1)
-
-
-def sliced_patches() -> AbstractContextManager[None]:
-    """Take patches as slices inside the block, for a graph that will be compiled."""
-    return holding(_sliced, True)
+def written(mode: Callable[[], AbstractContextManager[object]]) -> AbstractContextManager[None]:
+    """Let the tasks' forward pass run in this mode inside the block: for a graph that will be compiled."""
+    return holding(_written, mode)
 
 
 Loss = Callable[[Inner, Named, Named, Nest], Tensor]
@@ -221,6 +206,8 @@ def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> T
 
 def _convolutions(fast: Named, on_cpu: bool) -> AbstractContextManager[object]:
     """Matrix products on a GPU, if filters (T, O, C, h, w) are among the weights of each task's own."""
+    if (mode := _written.get()) is not None:
+        return mode()
     return nullcontext() if on_cpu or all(p.ndim != 5 for p in fast.values()) else MatmulConvolutions()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -205,6 +208,86 @@ def test_what_would_be_wrong_is_refused_and_gradients_are_left_alone() -> None:
         with pytest.raises(InputError, match=words):
             CompiledMeta(learner, backend="eager").backward(batch(0), batch(1))
         assert [p.grad is None for p in learner.parameters()].count(False) == 1 and bool((first.grad == 1).all())
+
+
+def odd_convolutions() -> nn.Sequential:
+    first = nn.Conv2d(1, 2, (3, 2), (2, 1), (0, 1)), nn.BatchNorm2d(2, affine=False), nn.ReLU(inplace=True)
+    second = (
+        nn.Conv2d(2, 4, 3, 3, 2, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 1, groups=2),
+        nn.Conv2d(4, 3, 2, dilation=1),
+    )
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.LazyLinear(3))
+
+
+def pooled() -> nn.Sequential:
+    block = nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*block, nn.Conv2d(3, 2, 3, padding="same"), nn.GELU(), nn.Flatten(), nn.LazyLinear(3))
+
+
+def normalised(layer: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 6), layer, nn.Softmax(1), nn.Linear(6, 3))
+
+
+NETWORKS: dict[str, Any] = {
+    "odd convolutions": odd_convolutions,
+    "pooling": pooled,
+    "BatchNorm1d": lambda: normalised(nn.BatchNorm1d(6)),
+    "LayerNorm": lambda: normalised(nn.LayerNorm(6)),
+    "GroupNorm": lambda: normalised(nn.GroupNorm(2, 6)),
+        nn.Conv2d(1, 40, 3, padding=1), nn.Conv2d(40, 2, 3), nn.Flatten(), nn.LazyLinear(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_many_layers(name: str) -> None:
+    torch.manual_seed(0)
+    made = NETWORKS[name]()
+    made.double()(batch(0)[0][0])  # lazy layers
+    eager = MAML(made, 0.1, steps=2, engine="auto")
+    learner = copy.deepcopy(eager)
+    losses = CompiledMeta(learner, backend="eager").backward(batch(0), batch(1))
+    eager.engine = "loop"
+    torch.testing.assert_close(losses, eager.backward(batch(0), batch(1)), rtol=1e-10, atol=1e-13)
+    assert_same(eager, learner)
+
+
+def cut(out: Tensor, module: nn.Module) -> Tensor:
+    with torch.no_grad():
+        scale = out.std()
+    return out * scale
+
+
+@pytest.mark.parametrize(
+    ("function", "words"), [(lambda out, _: out * out.detach(), "detach"), (cut, "compiled gradient differs")]
+)
+def test_losses_that_cut_their_gradient_off_are_refused(function: Any, words: str) -> None:
+    torch.manual_seed(0)
+    maml = MAML(Changed(function), 0.5)
+    with pytest.raises(InputError, match=words):
+        CompiledMeta(maml, backend="eager").backward(batch(0), batch(1))
+    assert all(p.grad is None for p in maml.parameters())
+
+
+PRODUCTS = """
+import torch
+from metapretrain.maml import compiled
+torch.cuda.get_device_capability = lambda device: (9, 0)
+for tasks, rows, inputs, columns in [(2, 20, 48, 17), (1, 130, 32, 64), (3, 64, 75, 16), (2, 5, 3, 4)]:
+    for turned in (False, True):
+        a, b = torch.randn(tasks, rows, inputs), torch.randn(tasks, inputs, columns)
+        if turned:
+            a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
+        torch.testing.assert_close(compiled._products(a, b), a @ b)
+"""
+
+
+def test_products_by_the_kernel() -> None:
+    pytest.importorskip("triton")
+    found = subprocess.run([sys.executable, "-c", PRODUCTS], env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)
+    assert found.returncode == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
