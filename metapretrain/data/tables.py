@@ -127,7 +127,7 @@ def _decodes(line: bytes, encoding: str) -> bool:
     return True
 
 
-def parse_json(text: str, where: str | Path, line: int | None = None) -> Any:
+def parse_json(text: str, where: str | Path = "", line: int | None = None) -> Any:
     """Return the value that a JSON text holds, whose first line has the number `line` of what `where` names.
 
     Example:
@@ -145,14 +145,7 @@ def parse_json(text: str, where: str | Path, line: int | None = None) -> Any:
     except ValueError:  # Python reads 4,300 digits at most
         number, reason = 1, "a number of too many digits"
     place = where if line is None else f"{where}, line {line + number - 1}"
-    raise InputError(f"{place}: malformed JSON: {reason}")
-
-
-def json_lines(text: str, where: str | Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number from 1 and the JSON value of each line that is not empty."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield number, parse_json(line, where, number)
+    raise InputError(f"{place}: malformed JSON: {reason}" if place else f"malformed JSON: {reason}")
 
 
 def read_json(file: Path, schema: Any, layout: str) -> Any:
@@ -162,9 +155,10 @@ def read_json(file: Path, schema: Any, layout: str) -> Any:
 
 def read_json_lines(file: Path, schema: Any, layout: str) -> Iterator[tuple[str, Any]]:
     """Yield file and line of each JSON value of a UTF-8 file, and the value: see :func:`check_json`."""
-    for number, item in json_lines(read_utf8(file, f"expected {layout}"), file):
+    for number, line in enumerate(read_utf8(file, f"expected {layout}").split("\n"), 1):
         where = f"{file}, line {number}"
-        yield where, check_json(item, schema, where, layout)
+        if line.strip():
+            yield where, check_json(parse_json(line, where), schema, where, layout)
 
 
 _NUMBER = f"a whole number below {MOST}"
@@ -247,8 +241,9 @@ def read_records(
     if file_format == "json":
         yield from _json_records(path, text, columns)
     elif file_format == "jsonl":
-        for number, item in json_lines(text, path):
-            yield f"line {number}", _json_object(path, f"line {number}", item, columns)
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield f"line {number}", _json_line(line, columns)
     else:
         separator = separator or SEPARATORS.get(file_format) or _guess_separator(text, columns, header)
         yield from _table_records(path, text, separator, columns, header, quotes)
@@ -342,15 +337,24 @@ def _json_records(path: Path, text: str, columns: Sequence[str]) -> Iterator[Rec
         raise InputError(f"{path}: a JSON file must hold a list or an object of records, got {type(loaded).__name__}")
     items = loaded.items() if isinstance(loaded, dict) else enumerate(loaded)
     for key, item in items:
-        where = f"record {_shorten(key)}"
-        yield where, _json_object(path, where, item, columns)
+        yield f"record {_shorten(key)}", _json_object(item, columns)
 
 
-def _json_object(path: Path, where: str, item: Any, columns: Sequence[str]) -> dict[str, Any]:
+def _json_line(line: str, columns: Sequence[str]) -> dict[str, Any] | UnusableRow:
+    try:
+        return _json_object(parse_json(line), columns)
+    except InputError as error:
+        return UnusableRow(str(error), "malformed")
+
+
+def _json_object(item: Any, columns: Sequence[str]) -> dict[str, Any] | UnusableRow:
     if not isinstance(item, dict):
-        raise InputError(f"{path}, {where}: expected a JSON object of columns, got {type(item).__name__}")
-    for name in columns:
-        find_column(name, list(item), f"{path}, {where}")
+        return UnusableRow(f"expected a JSON object of columns, got {type(item).__name__}", "malformed")
+    try:
+        for name in columns:
+            one_of("column", name, item)
+    except InputError as error:
+        return UnusableRow(str(error), "no_column")
     return item
 
 
@@ -460,9 +464,10 @@ class Columns:
         if self.sort and self.label is not None and not self.classes:
             kept = list(records)
             every = [record[self.label] for _, record in kept if isinstance(record, dict)]
-            shown = {_label(value) for value in every if not self._is_missing(value)}
-            called = tuple(sorted(shown, key=_by_number))
-            return replace(self, classes=called).collect(kept, split, counts, files, unusable)
+            names = {_label(value) for value in every if not self._is_missing(value)}
+            return replace(self, classes=tuple(sorted(names, key=_by_number))).collect(
+                kept, split, counts, files, unusable
+            )
         texts: list[list[str]] = []
         labels: list[float] = []
         ids: list[str] = []
@@ -521,7 +526,7 @@ class Columns:
     def _is_missing(self, value: Any) -> bool:
         if _is_absent(value) or (isinstance(value, str) and not value.strip()):
             return True
-        return not self.regression and not isinstance(value, str) and value in self.missing
+        return not self.regression and not isinstance(value, str) and _is_scalar(value) and value in self.missing
 
     def _number(self, value: Any) -> float:
         """Return the class number or the score of a label's value."""
@@ -567,6 +572,10 @@ def _is_absent(value: Any) -> bool:
     return absent or (isinstance(value, Real) and value != value)
 
 
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, list | dict) and getattr(value, "ndim", 0) == 0
+
+
 def _sentence(column: str, value: Any) -> str:
     if _is_absent(value) or (isinstance(value, str) and not value.strip()):
         raise UnusableRow(f"{column} is empty", "empty_text")
@@ -579,7 +588,7 @@ def _sentence(column: str, value: Any) -> str:
 
 def _name(column: str, value: Any) -> str:
     shown = str(value)
-    if isinstance(value, list | dict) or _HALF.search(shown):
+    if not _is_scalar(value) or _HALF.search(shown):
         raise UnusableRow(f"{column} is {_shorten(value)}, not a text or a number", "other_id")
     return shown
 
@@ -630,7 +639,8 @@ def read_texts(
             as ``undecodable``.
         quotes: whether ``"`` quotes the fields of a table.
         unusable: ``"refuse"`` a file with rows that cannot be used, or ``"skip"`` and count them: ``empty_text``,
-            ``no_text``, ``other_fields`` (more or fewer than columns), ``other_label``, ``other_id``.
+            ``no_text``, ``other_fields`` (more or fewer than columns), ``other_label``, ``other_id``; in JSON
+            ``no_column`` and ``malformed``.
 
     Raises:
         InputError: the file or a column is missing, or rows cannot be used; options that may help are named.

@@ -296,6 +296,10 @@ def test_columns_of_numpy_and_of_a_file_are_the_same(tmp_path: Path) -> None:
         ("label\ttext\n1\tnice\n0\tpoor\n0\tlicence\tMIT\n1\n", {"other_fields": 2}),
         ("label\ttext\n1\tnice\n0\tpoor\n7\tx\nmaybe\ty\n\tz\n", {"other_label": 2, "unlabelled": 1}),
         ('{"label": 1, "text": "nice"}\n{"label": 0, "text": "poor"}\n{"label": 0, "text": ["x"]}\n', {"no_text": 1}),
+        (
+            '{"label": 1, "text": "nice"}\n{"label": 0, "text": "poor"}\n{"text": "x"}\n{"te',
+            {"no_column": 1, "malformed": 1},
+        ),
     ],
 )
 def test_rows_that_cannot_be_used_are_left_out_counted_and_told_where_that_is_asked_for(
@@ -456,6 +460,8 @@ def test_columns_called_by_numbers(names: tuple[Any, Any]) -> None:
         ({"text": ["a"], "label": 1}, "column 'label': expected a value a row, got 1"),
         ({"text": ["a", "b"], "label": [1]}, "different lengths"),
         ({"text": ["a"], "label": [10**400]}, "label '1000.*is not one of"),
+        ({"text": ["a"], "label": [np.zeros((9, 9))]}, "label .* is not one of"),
+        ({"text": [np.zeros(3)], "label": [1]}, "text is ndarray, not text"),
     ],
 )
 def test_what_holds_no_columns_is_one_line(data: Any, told: str) -> None:
