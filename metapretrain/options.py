@@ -24,7 +24,6 @@ from metapretrain.checks import PRECISIONS, check_device_name, leave_ranks, user
 from metapretrain.errors import InputError, one_of
 
 Value = TypeVar("Value")
-MOST_PLACES, MOST_PIXELS = 1000, 4096
 
 
 class Parser(argparse.ArgumentParser):
@@ -111,16 +110,10 @@ def _whole(text: str, lowest: int, most: int | None = None) -> int:
     return value
 
 
-@option_type
-def positive_int(text: str) -> int:
-    """Whole number of at least 1."""
-    return _whole(text, 1)
-
-
-@option_type
-def nonnegative_int(text: str) -> int:
-    """Whole number of at least 0."""
-    return _whole(text, 0)
+positive_int = option_type(lambda text: _whole(text, 1))
+nonnegative_int = option_type(lambda text: _whole(text, 0))
+place_count = option_type(lambda text: _whole(text, 1, 1000))
+pixels = option_type(lambda text: _whole(text, 8, 4096))  # height and width of images
 
 
 @option_type
@@ -185,19 +178,12 @@ class _IntListAction(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from None
 
 
-@option_type
-def pixels(text: str) -> int:
-    """Whole number of 8 to 4096: height and width of images."""
-    return _whole(text, 8, MOST_PIXELS)
-
-
 def add_int_list(parser: argparse.ArgumentParser, name: str, default: Sequence[int], help: str) -> None:
     """Add an option that takes whole numbers between spaces or commas, such as ``--seeds 0 1 2``."""
     parser.add_argument(name, nargs="+", action=_IntListAction, default=list(default), metavar="N", help=help)
 
 
 device_name = option_type(check_device_name)
-place_count = option_type(lambda text: _whole(text, 1, MOST_PLACES))
 JOB = "METAPRETRAIN_JOB"  # set in the environment of a job, whose standard input is a pipe that ends with its parent
 INTERRUPTED = 130  # the shell's status of a process that Ctrl-C ended
 
