@@ -50,6 +50,11 @@ EXTRAS = {
         "kornia>=0.9,<0.10",  # augmentation
         "torchopt>=0.7.3,<0.8",  # MAML; 0.7.3 is the last release
     ],
+    "tables": [  # .parquet and .xlsx tables
+        "pandas>=2.2,<4",  # reads them
+        "pyarrow>=17",  # Parquet, and what `datasets` wrote into it
+        "openpyxl>=3.1,<4",  # Excel
+    ],
     "umap": ["umap-learn>=0.5.7,<0.6"],  # UMAP figures beside t-SNE
     "docs": [  # the documentation site, by `make docs`
         "mkdocs>=1.6,<2",  # takes docs/*.md as they are; 2 has other plugins
