@@ -165,12 +165,17 @@ def run_predict(options: Namespace) -> int:
         raise InputError("give image files, or texts such as --sst FILE or --texts TASK=FILE")
     if tables:
         from metapretrain.data.tables import table_options
+        from metapretrain.evaluation.predictions import table_scores
         from metapretrain.experiments.saved import predict_files
 
         device, how = check_device(options.device), table_options(options.table)
+        held = dict(options.calibrate) if options.probabilities or options.calibrate else None
+        more = {"model": options.model, "table": how, "held": held}
         with _table_options_told():
-            written = predict_files(options.run, tables, options.out, device, model=options.model, table=how)
-        print(*written, sep="\n")
+            written = predict_files(options.run, tables, options.out, device, **more)
+        for path in written:
+            scores = ", ".join(f"{name} {value:.4f}" for name, value in table_scores(path).items())
+            print(path, *[scores] * bool(scores), sep="\t")
         return 0
     from metapretrain.data.image_folder import read_images
     from metapretrain.models.saved import load
@@ -356,7 +361,8 @@ def _predict(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="how tables are read: id, text or pair=COLUMN, header=NAME,NAME, separator, encoding, quotes=false, "
+        help="how tables are read: id, text, pair or label=COLUMN (then they are scored), header=NAME,NAME, "
+        "separator, encoding, quotes=false, "
         "undecodable=replace, unusable=skip, format",
     )
     add(
@@ -364,6 +370,15 @@ def _predict(parser: Parser) -> None:
         type=Path,
         metavar="DIR",
         help="where predictions of texts are written (RUN/predictions, or RUN/own-texts of prompts)",
+    )
+    add("--probabilities", action="store_true", help="write the probabilities of the classes of texts too, as p_CLASS")
+    add(
+        "--calibrate",
+        type=named_file,
+        action="append",
+        default=[],
+        metavar="TASK=FILE",
+        help="rows with labels, used for nothing else, to which the temperature of the probabilities is fitted",
     )
     add("--model", metavar="NAME", help="the language model of prompts (default: the one that the run or prompt names)")
     add_device_options(parser, precision=False)

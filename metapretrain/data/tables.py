@@ -30,7 +30,7 @@ SEPARATORS = {"csv": ",", "tsv": "\t"}
 NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 PACKED = {b"PAR1": "a Parquet file", b"PK\3\4": "an .xlsx or .zip file", b"\x1f\x8b": "a gzip file"}  # first bytes
 TABLES = "name a CSV, TSV, JSONL, JSON, Parquet or XLSX file"  # what to do where a file is missing
-TABLE_OPTIONS = "text pair id format separator header encoding undecodable quotes unusable".split()
+TABLE_OPTIONS = "text pair label id format separator header encoding undecodable quotes unusable".split()
 PLAIN = "quotes=False where quotes are plain characters"
 SHOWN = 3  # unusable rows that an error names
 MOST = 2**31  # no number in a published text set reaches it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +81,43 @@ def spearman(targets: ArrayLike, predictions: ArrayLike) -> float:
     return pearson(rankdata(y), rankdata(predicted))
 
 
+def calibration_error(probabilities: ArrayLike, targets: ArrayLike, bins: int = 15) -> float:
+    """Expected calibration error of probabilities (N, C) for classes (N,): Guo et al. (2017), equation 3.
+
+    Rows go into bins of equal width by their highest probability; the gaps of its mean to the accuracy are weighted.
+
+    Example:
+        >>> round(calibration_error([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]], [0, 1, 1]), 3)
+        0.333
+    """
+    p, y = np.asarray(probabilities, np.float64), np.asarray(targets, np.float64)
+    if p.ndim != 2 or p.shape[:1] != y.shape or p.size == 0 or not (abs(p.sum(1) - 1) < 1e-3).all():
+        raise InputError(f"calibration needs probabilities (N, C), each row of sum 1, and classes (N,); got {p.shape}")
+    confidence, right = p.max(axis=1), p.argmax(axis=1) == y
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    return float(np.abs(np.bincount(place, confidence - right, minlength=bins)).sum() / len(y))
+
+
+def temperature(logits: ArrayLike, targets: ArrayLike) -> float:
+    """The T that makes softmax(logits / T) of held-out rows (N, C) most likely: Guo et al. (2017), section 4.2.
+
+    It lies in 0.01 to 100; predicted classes stay. Log-probabilities are logits too.
+
+    Example:
+        >>> round(temperature([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 0.0]], [0, 0, 1, 1]), 2)  # e^(4/T) = 3
+        3.64
+    """
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    z, y = np.asarray(logits, np.float64), np.asarray(targets, np.int64)
+    if z.ndim != 2 or z.shape[:1] != y.shape or z.size == 0 or not 0 <= y.min() <= y.max() < z.shape[1]:
+        raise InputError(f"a temperature needs logits (N, C) and classes 0..C-1 (N,); got {z.shape} and {y.shape}")
+    rows, limit = np.arange(len(y)), np.log(100)
+    loss = minimize_scalar(lambda t: -log_softmax(z / np.exp(t), axis=1)[rows, y].mean(), bounds=(-limit, limit))
+    return float(np.exp(loss.x))
+
+
 Values = Tensor | Sequence[float] | NDArray[np.float64] | NDArray[np.int64]
 log = logging.getLogger(__name__)
 
@@ -141,13 +178,7 @@ def _values(predictions: Values) -> NDArray[np.float64]:
 
 
 def majorities(tasks: Sequence[TextTask]) -> dict[str, float]:
-    """Return the `majority` of each task and their overall figures.
-
-    Example:
-        >>> from metapretrain.data.made import made_tasks
-        >>> majorities(made_tasks(rows=8))["majority_sts_pearson"]
-        0.0
-    """
+    """Return the `majority` of each task and their overall figures."""
     return with_overall(dict(score for task in tasks for score in majority(task).items()), (MAJORITY,))
 
 
@@ -190,29 +221,14 @@ def main_scores(scores: Mapping[str, float], prefix: str = "") -> dict[str, floa
     return found
 
 
-def overall(scores: Mapping[str, float], prefix: str = "") -> float:
-    """Return the plain mean of the tasks' main metrics, as the paper (section 5.4) reports it.
+def overall(scores: Mapping[str, float], prefix: str = "", without: str = "") -> float:
+    """Return the plain mean of the tasks' main metrics, as the paper (section 5.4) reports it, or of all but one's.
 
     Example:
         >>> round(overall({"sst_accuracy": 0.490, "para_accuracy": 0.825, "sts_pearson": 0.857}), 3)
         0.724
     """
-    return _mean(main_scores(scores, prefix).values(), scores)
-
-
-def overall_without(scores: Mapping[str, float], task: str, prefix: str = "") -> float:
-    """Return the plain mean of the main metrics of the other tasks.
-
-    Example:
-        >>> overall_without({"sst_accuracy": 0.5, "para_accuracy": 0.75, "sts_pearson": 1.0}, "para")
-        0.75
-    """
-    kept = [value for name, value in main_scores(scores, prefix).items() if name != task]
-    return _mean(kept, scores)
-
-
-def _mean(values: Iterable[float], scores: Mapping[str, float]) -> float:
-    known = list(values)
+    known = [value for name, value in main_scores(scores, prefix).items() if name != without]
     if not known:
         raise InputError(f"no task's accuracy or Pearson correlation among {', '.join(scores) or 'no scores'}")
     return sum(known) / len(known)
@@ -224,5 +240,5 @@ def with_overall(scores: Mapping[str, float], prefixes: Sequence[str] = ("",)) -
     for prefix in prefixes:
         added[f"{prefix}overall"] = overall(scores, prefix)
         if "para" in (tasks := main_scores(scores, prefix)) and len(tasks) > 1:
-            added[f"{prefix}overall_without_para"] = overall_without(scores, "para", prefix)
+            added[f"{prefix}overall_without_para"] = overall(scores, prefix, without="para")
     return added

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.evaluation.metrics import f1, pearson, spearman
+from metapretrain.evaluation.metrics import calibration_error, f1, pearson, spearman
 from metapretrain.files import sha256, write_file
 
 Classes = Sequence[int] | NDArray[np.int64] | Tensor
@@ -94,10 +94,9 @@ def read_predictions(path: Path | str) -> Predictions:
 
 
 def recounted(path: Path, metrics: Mapping[str, Any]) -> str | None:
-    """Say which of a run's `metrics` is not that of the predictions in a file of its folder `predictions`, or None.
+    """Say which of a run's `metrics` is not that of the predictions in `TASK.csv` or `TASK-dev.csv`, or None.
 
-    These are `TASK.csv` of labelled test rows and `TASK-dev.csv`; accuracy, F1 and the correlations are looked at,
-    where `metrics` has them as `TASK_accuracy` and so on.
+    Accuracy, F1 and the correlations are looked at, where `metrics` has them as `TASK_accuracy` and so on.
 
     Raises:
         InputError: the file cannot be read, or holds no numbers.
@@ -119,6 +118,26 @@ def recounted(path: Path, metrics: Mapping[str, Any]) -> str | None:
             if abs(counted - stated) > SAME:
                 return contradiction(f"{task}_{name}", stated, counted, f"predictions/{path.name}", len(y))
     return None
+
+
+def table_scores(path: Path) -> dict[str, float]:
+    """Scores of a table of predictions of texts; without labels there are none.
+
+    Of classes: accuracy, macro-F1 and, with columns `p_CLASS`, the calibration error; of numbers (predictions with a
+    point): Pearson's and Spearman's correlation.
+    """
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or "label" not in rows[0]:
+        return {}
+    y, predicted = (np.array([float(row[name]) for row in rows]) for name in ("label", "prediction"))
+    if any("." in row["prediction"] for row in rows):
+        return {"Pearson": pearson(y, predicted), "Spearman": spearman(y, predicted)}
+    names = [name for name in rows[0] if name.startswith("p_")]
+    classes = max(2, len(names), 1 + int(max(y.max(), predicted.max())))
+    scores = {"accuracy": float((y == predicted).mean()), "macro-F1": f1(y, predicted, classes, macro=True)}
+    shares = [[float(row[name]) for name in names] for row in rows]
+    return scores | ({"calibration error": calibration_error(shares, y)} if names else {})
 
 
 def contradiction(metric: str, stated: float, counted: float, file: str, rows: int) -> str:

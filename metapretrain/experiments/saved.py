@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from metapretrain.data.tables import read_texts
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.data.tokens import tokenize
 from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.metrics import temperature
 from metapretrain.experiments.text.data import read_rows, write_table
-from metapretrain.experiments.text.objectives import Output, added, build_heads, head_predictions
+from metapretrain.experiments.text.objectives import Output, added, build_heads
 from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import CheckpointError, check_sums, load_tensors, read_json
@@ -42,6 +44,7 @@ def predict_with_prompts(
     device: str | torch.device,
     model: str | None,
     table: Mapping[str, Any] | None,
+    held: Mapping[str, Path] | None,
 ) -> list[Path]:
     """:func:`predict_files` with a run's prompts, or with one prompt alone, which is for tables of any name."""
     run = Path(run)
@@ -60,11 +63,46 @@ def predict_with_prompts(
         folder = run if alone else run / PROMPTS / of
         prompted = PromptedModel.load(folder, net, tokenizer)
         pairs = SECOND in prompted.template.text
-        rows = read_rows(of, file, "pair-classification" if pairs else "classification", table)
-        prompt = SoftPrompt.from_adapter(folder).weight
-        predicted = prompted.classify(prompt, rows.first, rows.second).argmax(1)
-        written.append(write_table((run / "own-texts" if out is None else Path(out)) / f"{of}.csv", rows, predicted))
+        words, prompt = prompted.verbalizer.words, SoftPrompt.from_adapter(folder).weight
+        about = Output(of, "pair-classification" if pairs else "classification", words, 0.0, 1.0, len(words))
+
+        def logits(rows: TextSet, prompted: PromptedModel = prompted, prompt: Tensor = prompt) -> Tensor:
+            return prompted.classify(prompt, rows.first, rows.second).log()
+
+        path = (run / "own-texts" if out is None else Path(out)) / f"{of}.csv"
+        written.append(_write(path, about, _rows(about, file, table), logits, table, held))
     return written
+
+
+def _rows(about: Output, file: Path, table: Mapping[str, Any] | None) -> TextSet:
+    """The rows of a table of a task; labels, where `table` names their column, are classes or scores of the task."""
+    known: dict[str, Any] = {}
+    if (table or {}).get("label") is not None:
+        known = {"low": about.low, "high": about.high} if about.regression else {"classes": about.classes}
+    return read_rows(about.name, file, about.kind, {**(table or {}), **known})
+
+
+def _write(
+    path: Path,
+    about: Output,
+    rows: TextSet,
+    logits: Callable[[TextSet], Tensor],
+    table: Mapping[str, Any] | None,
+    held: Mapping[str, Path] | None,
+) -> Path:
+    """Write predictions; with `held` probabilities too, at the temperature that fits its table."""
+    found = logits(rows)
+    if about.regression:
+        return write_table(path, rows, found)
+    if held is None:
+        return write_table(path, rows, found.argmax(1))
+    heat = 1.0
+    if about.name in held:
+        known = _rows(about, held[about.name], {"label": "label", **(table or {})})
+        heat = temperature(logits(known), known.require_labels())
+        logger.info("%s: temperature %.3g, fitted to %d rows", about.name, heat, len(known))
+    shares = (found.double() / heat).softmax(1)
+    return write_table(path, rows, found.argmax(1), dict(zip(about.classes, shares.unbind(1), strict=True)))
 
 
 def _base_of(run: Path, alone: bool) -> str:
@@ -120,9 +158,16 @@ class SavedTextModel(nn.Module):
         """Classify into new classes, by the prototypes of a few support texts and their labels, integers (S,)."""
         return by_prototypes(self.encode, texts, labels)
 
-    @torch.no_grad()
     def predict(self, task: str, texts: TextSet) -> Tensor:
-        """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; their labels are not read.
+        """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; see :meth:`logits`."""
+        found = self.logits(task, texts)
+        return found.argmax(1) if found.ndim > 1 else found
+
+    @torch.no_grad()
+    def logits(self, task: str, texts: TextSet) -> Tensor:
+        """Return logits (N, C), or scores float32 (N,) of a regression, for the rows of `texts`; no label is read.
+
+        Without a head they are negative squared distances to the prototypes.
 
         Raises:
             InputError: a task that the run has not, or pairs where it has single sentences.
@@ -133,13 +178,15 @@ class SavedTextModel(nn.Module):
         if texts.pairs != output.kind.startswith("pair"):
             raise InputError(f"{task} takes {'pairs of sentences' if not texts.pairs else 'single sentences'}")
         if not len(texts):
-            return torch.zeros(0, dtype=torch.float32 if output.regression else torch.int64)
+            return torch.zeros(0) if output.regression else torch.zeros(0, output.num_classes)
         tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined)
         z = embed_tokens(self.encoder, tokens, next(self.encoder.parameters()).device, self.limit)
         if task in self.heads:
-            return head_predictions(output, self.heads[task], z).cpu()
-        nearest = torch.cdist(added(z), self.prototypes[task].to(z[0].device)).argmin(1).cpu()
-        return nearest.float() + output.low if output.regression else nearest
+            found: Tensor = self.heads[task](*z).float().cpu()
+            one = found.ndim == 1 and not output.regression  # a logit of class 1 of two
+            return torch.stack([torch.zeros_like(found), found], 1) if one else found
+        far = torch.cdist(added(z), self.prototypes[task].to(z[0].device)).cpu().double()
+        return far.argmin(1).float() + output.low if output.regression else -far.square()
 
 
 def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> SavedTextModel:
@@ -183,15 +230,19 @@ def predict_texts(
     out: str | Path | None,
     device: str | torch.device,
     table: Mapping[str, Any] | None,
+    held: Mapping[str, Path] | None,
 ) -> list[Path]:
     """:func:`predict_files` with a run of texts."""
     saved = load_text_model(run, device)
-    kinds = {task: saved.outputs[one_of("task of the run", task, saved.outputs)].kind for task in tables}
-    read = {task: read_rows(task, file, kinds[task], table) for task, file in tables.items()}
+    known = {task: saved.outputs[one_of("task of the run", task, saved.outputs)] for task in tables}
+    read = {task: _rows(known[task], file, table) for task, file in tables.items()}
     folder = Path(run) / "predictions" if out is None else Path(out)
     for task, rows in read.items() if out is None else ():
         _check_same_rows(folder / f"{task}.csv", rows)
-    return [write_table(folder / f"{task}.csv", rows, saved.predict(task, rows)) for task, rows in read.items()]
+    return [
+        _write(folder / f"{task}.csv", known[task], rows, partial(saved.logits, task), table, held)
+        for task, rows in read.items()
+    ]
 
 
 def _check_same_rows(path: Path, rows: TextSet) -> None:
@@ -261,6 +312,7 @@ def predict_files(
     *,
     model: str | None = None,
     table: Mapping[str, Any] | None = None,
+    held: Mapping[str, Path] | None = None,
 ) -> list[Path]:
     """Predict the rows of tables of texts with a finished run; write `TASK.csv` for each and return the paths.
 
@@ -269,18 +321,23 @@ def predict_files(
         tables: by the task's name, a table with the columns `id` and `sentence`, or `sentence1` and `sentence2`.
         out: where the predictions go; None: `predictions` in the run's folder, `own-texts` in that of prompts.
         model: of prompts, the language model that they are for; None: the one that the run or the prompt names.
-        table: how the tables are read: options of :func:`metapretrain.data.tables.read_texts`, such as other columns.
+        table: how the tables are read: options of :func:`metapretrain.data.tables.read_texts`, such as other columns;
+            with `label` their labels are written too.
+        held: write probabilities of classes; by the task's name, a table with labels that was used for nothing else, to
+            which a temperature is fitted (Guo et al., 2017). {}: as they are.
 
     Raises:
         InputError: no model of texts there; a task that the run has not; a table that cannot be read (see
             :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
     """
     _refuse_trial(run)
+    for name in held or {}:
+        one_of("task that is predicted", name, tables)
     if content_of(run) == "prompts":
-        return predict_with_prompts(run, tables, out, device, model, table)
+        return predict_with_prompts(run, tables, out, device, model, table, held)
     if model is not None:
         raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
-    return predict_texts(run, tables, out, device, table)
+    return predict_texts(run, tables, out, device, table, held)
 
 
 def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None = None) -> TextSet:

@@ -252,10 +252,8 @@ def general_layout(metrics: Iterable[str]) -> Layout:
         share = name.endswith(("accuracy", "_f1"))
         columns.append(Column(name, name, name.replace("_", " ") + " %" * share, percent=share, optional=True))
     columns = columns or [Column("test_accuracy", "test_accuracy", "test accuracy %", optional=True)]
-    legend = (
-        "These runs keep no layout (report/layout.json), so every figure that they hold is shown; mean ± half-width"
-    )
-    legend += " of the 95% interval over seeds (Student t)."
+    told = "These runs keep no layout (report/layout.json), so every figure that they hold is shown; "
+    legend = told + "mean ± half-width of the 95% interval over seeds (Student t)."
     main = columns[0].name
     return Layout(tuple(columns), main, legend, compared=(main,), first_row=True)
 

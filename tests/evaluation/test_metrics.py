@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from metapretrain.evaluation.intervals import (
     mean_interval,
     proportion_interval,
 )
-from metapretrain.evaluation.metrics import f1, pearson, spearman
+from metapretrain.evaluation.metrics import calibration_error, f1, pearson, spearman, temperature
 
 
 def classes(seed: int, n: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -118,3 +119,66 @@ def test_mean_of_independent_parts_covers_95_of_100_times() -> None:
         interval = independent_mean_interval([proportion_interval(first, 100), proportion_interval(second, 900)])
         hits += interval.low <= 0.7 <= interval.high
     assert 0.935 < hits / 2000 < 0.965
+
+
+def shares(seed: int, n: int = 300, count: int = 4) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Logits of classes, and labels drawn from their probabilities."""
+    random = np.random.default_rng(seed)
+    logits = 2 * random.normal(size=(n, count))
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return logits, (p.cumsum(1) < random.random((n, 1))).sum(1)
+
+
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.exp(logits) / np.exp(logits).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_calibration_error_is_that_of_a_loop_over_bins(bins: int) -> None:
+    logits, y = shares(0)
+    p = softmax(3 * logits)
+    expected = 0.0
+    for place in range(bins):
+        inside = [row for row in range(len(y)) if min(int(p[row].max() * bins), bins - 1) == place]
+        if inside:
+            right = np.mean([p[row].argmax() == y[row] for row in inside])
+            expected += len(inside) / len(y) * abs(right - np.mean([p[row].max() for row in inside]))
+    assert calibration_error(p, y, bins) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 5.0])
+def test_the_temperature_undoes_a_scale_and_calibrates(scale: float) -> None:
+    logits, y = shares(1, n=4000)
+    found = temperature(scale * logits, y)
+    assert found == pytest.approx(scale, rel=0.1)
+    assert found == pytest.approx(scale * temperature(logits, y), rel=1e-3)
+    p = softmax(scale * logits / found)
+    assert (
+        calibration_error(p, y) <= calibration_error(softmax(scale * logits), y) + 0.01
+        and (p.argmax(1) == logits.argmax(1)).all()
+    )
+
+    def loss(heat: float) -> float:
+        return float(-np.log(softmax(scale * logits / heat)[np.arange(len(y)), y]).mean())
+
+    assert all(loss(found) <= loss(found * factor) for factor in (0.9, 1.1))
+
+
+def test_a_temperature_of_rows_that_are_all_right_stays_in_its_range() -> None:
+    logits = 5 * np.eye(3)
+    assert 0.01 <= temperature(logits, [0, 1, 2]) < 0.1 and 50 < temperature(logits, [1, 2, 0]) <= 100
+
+
+@pytest.mark.parametrize(
+    ("score", "match"),
+    [
+        (lambda: calibration_error([[0.5, 0.2]], [0]), "each row of sum 1"),
+        (lambda: calibration_error([[0.5, 0.5]], [0, 1]), r"got \(1, 2\)"),
+        (lambda: calibration_error(np.zeros((0, 2)), []), r"got \(0, 2\)"),
+        (lambda: temperature([[0.0, 1.0]], [2]), "classes 0..C-1"),
+        (lambda: temperature([0.0, 1.0], [1]), r"got \(2,\)"),
+    ],
+)
+def test_what_has_no_calibration(score: Callable[[], float], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        score()

@@ -172,11 +172,15 @@ def _own_task(name: str, file: Path, other: Path | None, given: Mapping[str, str
     return TextTask(name, kind, replace(train, split="train"), train.subset([]), replace(held, split="dev"), **known)
 
 
-def write_table(path: Path, rows: TextSet, predicted: Tensor) -> Path:
-    """Write id and prediction of each row, and its label where it has one; classes are whole numbers, scores floats."""
+def write_table(path: Path, rows: TextSet, predicted: Tensor, shares: Mapping[str, Tensor] | None = None) -> Path:
+    """Write id and prediction of each row, and its label where it has one; classes are whole numbers, scores floats.
+
+    `shares` are probabilities (N,) by class, further columns `p_CLASS`.
+    """
     columns: dict[str, list[Any]] = {"id": rows.ids, "prediction": predicted.tolist()}
     if rows.labels is not None:
         columns["label"] = rows.labels.tolist()
+    columns |= {f"p_{name}": [f"{value:.6f}" for value in column.tolist()] for name, column in (shares or {}).items()}
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from metapretrain.cli import main
 from metapretrain.data.made import made_tasks
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.errors import InputError
+from metapretrain.evaluation.predictions import table_scores
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.saved import load_text_model, read_classes
+from metapretrain.experiments.saved import load_text_model, predict_files, read_classes
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
-from metapretrain.experiments.text.recipe import PRETRAININGS, TextPhase, TextRecipe
+from metapretrain.experiments.text.recipe import PRETRAININGS, TextMethod, TextPhase, TextRecipe
 
 PHASE = TextPhase(lr=3e-3)
 RECIPE = TextRecipe(2, PHASE, PHASE, PHASE, PHASE, batch_size=8, encoder="tiny")
@@ -102,3 +104,57 @@ def test_the_command_tells_the_accuracy_on_a_table_of_texts(
     ):
         assert main(wrong) == 2
         assert said in (shown := capsys.readouterr().err) and "Traceback" not in shown
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained row with a head for each task."""
+    out = tmp_path_factory.mktemp("runs")
+    data = TextData(tuple(made_tasks(rows=24)))
+    experiment = TextExperiment("text", "made", "short", RECIPE, data, Machine(), out, figures=None)
+    experiment.run([experiment.context("shared", TextMethod(shared=True), 0)])
+    return experiment.path("shared", 0)
+
+
+def table(path: Path, task: str, rows: TextSet) -> Path:
+    """The rows of a task with their labels in a column `truth`."""
+    columns = ["sentence"] if rows.second is None else ["sentence1", "sentence2"]
+    texts = zip(*[column for column in (rows.first, rows.second) if column is not None], strict=True)
+    lines = [[*row, label] for row, label in zip(texts, rows.require_labels().tolist(), strict=True)]
+    with (path / f"{task}.tsv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([[*columns, "truth"], *lines])
+    return path / f"{task}.tsv"
+
+
+def test_probabilities_scores_and_temperature_of_labelled_tables(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_text_model(run)
+    tasks = {task.name: task for task in made_tasks(rows=24)}
+    files = {name: table(tmp_path, name, task.dev) for name, task in tasks.items()}
+    how = {"label": "truth", "id": None}
+    plain = predict_files(run, files, tmp_path / "plain", table=how, held={})
+    warm = predict_files(run, files, tmp_path / "warm", table=how, held={"sst": files["sst"]})
+    for name, before, after in zip(tasks, plain, warm, strict=True):
+        task, logits = tasks[name], model.logits(name, tasks[name].dev)
+        rows = [list(csv.DictReader(path.open(encoding="utf-8"))) for path in (before, after)]
+        assert [float(row["label"]) for row in rows[0]] == task.dev.require_labels().tolist()
+        assert torch.equal(model.predict(name, task.dev), logits.argmax(1) if logits.ndim > 1 else logits)
+        if task.regression:
+            assert rows[0] == rows[1] and logits.ndim == 1 and list(rows[0][0]) == ["id", "prediction", "label"]
+            continue
+        p = torch.tensor([[float(row[f"p_{one}"]) for one in task.classes] for row in rows[0]])
+        torch.testing.assert_close(p, logits.softmax(1), atol=1e-6, rtol=0)
+        assert [int(row["prediction"]) for row in rows[0]] == logits.argmax(1).tolist()
+        assert (rows[0] == rows[1]) == (name != "sst")
+        expected = {"accuracy": (logits.argmax(1) == task.dev.require_labels()).double().mean().item()}
+        assert table_scores(before)["accuracy"] == pytest.approx(expected["accuracy"])
+    assert table_scores(warm[0])["calibration error"] < table_scores(plain[0])["calibration error"] + 0.05
+
+    options = ["--out", str(tmp_path / "cli"), "--table", "label=truth", "--table", "id=none", "--device", "cpu"]
+    assert main(["predict", str(run), "--sst", str(files["sst"]), "--probabilities", *options]) == 0
+    told = capsys.readouterr().out.strip()
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in table_scores(plain[0]).items())
+    assert told == f"{tmp_path / 'cli' / 'sst.csv'}\t{scores}" and "calibration error" in told
+    with pytest.raises(InputError, match="unknown task that is predicted 'para'; allowed: sst"):
+        predict_files(run, {"sst": files["sst"]}, tmp_path / "no", held={"para": files["para"]})
