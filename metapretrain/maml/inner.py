@@ -321,6 +321,8 @@ def check_operators(loss: Tensor, ends: Iterable[Tensor], *, twice: bool = False
 def _fault(node: Any, name: str, twice: bool, mapped: bool) -> str | None:
     if name.startswith("Embedding") and node._saved_sparse:
         return "an embedding has sparse=True, whose gradients cannot be adapted by; leave it out"
+    if twice and name.startswith("EmbeddingBag"):
+        return "torch has no second derivative of EmbeddingBag; use nn.Embedding and a mean, or order=1 (first_order)"
     if twice and name.startswith("Embedding") and node._saved_scale_grad_by_freq:
         return "torch's second derivative with scale_grad_by_freq is wrong; leave it out, or use order=1 (first_order)"
     if twice and name.startswith("WeightNorm"):
