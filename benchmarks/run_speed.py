@@ -89,12 +89,12 @@ ROWS = {
 
 def table(results: list[Result]) -> str:
     lines = [
-        "| row | contender | median/s | range | to the best peer | differs by | kernels / waits |",
-        "|---|---|---|---|---|---|---|",
+        "| row | contender | median/s | range | to the best peer | differs by | kernels / waits | TFLOP/s (limit) |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         if r.missing:
-            lines.append(f"| {r.row} | {r.name} | skipped: needs {r.missing} | | | | |")
+            lines.append(f"| {r.row} | {r.name} | skipped: needs {r.missing} | | | | | |")
             continue
         ratio = f"{r.ratio:.2f}x" if r.ratio else ""
         unit = ROWS[r.row].unit
@@ -102,7 +102,9 @@ def table(results: list[Result]) -> str:
         low, median, high = (f"{value:,.{0 if value >= 100 else 3}f}" for value in (r.low, r.median, r.high))
         started = " / ".join(f"{count:,}" for count in (r.kernels, r.waits) if count is not None)
         name = f"{r.name} ({r.note})" if r.note else r.name
-        lines.append(f"| {r.row} | {name} | {median} {unit} | {low} to {high} | {ratio} | {differs} | {started} |")
+        cells = (r.row, name, f"{median} {unit}", f"{low} to {high}", ratio, differs, started)
+        speed = "" if r.tflops is None or r.share is None else f"{r.tflops:.1f}, {r.share:.0%}"
+        lines.append(f"| {' | '.join(cells)} | {speed} |")
     return "\n".join(lines)
 
 
@@ -168,7 +170,7 @@ def surroundings() -> dict[str, str]:
     hardware = f"{processor}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     if torch.cuda.is_available():
         hardware = f"{torch.cuda.get_device_name()}; {hardware}"
-    peers = ("learn2learn", "higher", "torchopt", "easyfsl", "kornia", "torchvision", "transformers")
+    peers = ("jax", "learn2learn", "higher", "torchopt", "easyfsl", "kornia", "torchvision", "transformers")
     found = {**versions(), **{name: version_of(name) for name in peers}}
     listed = ("python", "torch", "numpy", *peers)
     return {

@@ -18,7 +18,7 @@ class Contender:
 
     `each` is how many of the row's units one call does. `difference()` is how far its gradient (or what else it is
     for) is from the reference, relative, in float64. With `count`, the kernels and the waits of one call are counted.
-    `note()` is what else a reader must know, shown beside the name.
+    `note()` is what else a reader must know, shown beside the name. `flop` is the arithmetic that one call needs.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Contender:
     each: int = 1
     count: bool = False
     note: Callable[[], str] | None = None
+    flop: float = 0.0
 
 
 def count_kernels(call: Callable[[], object]) -> tuple[int, int | None]:
@@ -63,3 +64,21 @@ def wait() -> None:
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def float32_limit(size: int = 8192) -> float:
+    """Operations a second of one large float32 product on the GPU, without TF32."""
+    import torch
+
+    a = torch.randn(size, size, device="cuda")
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    try:
+        a @ a
+        wait()
+        begin = time.perf_counter()
+        for _ in range(5):
+            a @ a
+        wait()
+        return 5 * 2 * size**3 / (time.perf_counter() - begin)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from speed_contenders import Contender, Missing, device_clock
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from metapretrain.maml import MAML, MetaGraph, engine_for, functional
+from metapretrain.maml import MAML, CompiledMeta, MetaGraph, engine_for, functional
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,22 @@ class MamlWork:
 
         return part(self.shots), part(self.queries)
 
+    def flop(self) -> float:
+        """Operations that a second-order meta-step needs: products forward, backward, and along one direction.
+
+        The first layer needs no gradient by its inputs. Additions and what is done number by number are left out.
+        """
+        size, layers, inputs = self.size, list[float](), self.channels
+        for _ in range(4):
+            size = size if self.pooled else -(-size // 2)
+            layers.append(2.0 * size * size * 9 * inputs * self.width)
+            size, inputs = (size // 2 if self.pooled else size), self.width
+        layers.append(2.0 * size * size * self.width * self.ways)
+        once = 2 * layers[0] + 3 * sum(layers[1:])
+        along = 2 * layers[0] + 6 * sum(layers[1:])
+        per_image = self.shots * self.steps * (once + (along if self.order == 2 else 0)) + self.queries * once
+        return self.tasks * self.ways * per_image
+
 
 def meta_step_of_engine(engine: str) -> Any:
     def make(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
@@ -65,9 +82,68 @@ def recorded_meta_step(work: MamlWork, net: Any, support: Any, query: Any) -> Ca
     return lambda: graph.backward(support, query)
 
 
-def compiled_meta_step(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
-    graph = MetaGraph(MAML(net, work.rate, work.order == 1, steps=work.steps), compile=True)
-    return lambda: graph.backward(support, query)
+def compiled_meta_step(products: str) -> Any:
+    def make(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
+        maml = MAML(net, work.rate, work.order == 1, steps=work.steps)
+        graph = MetaGraph(maml, compile=True)
+        graph.step = CompiledMeta(maml, products=products)
+        return lambda: graph.backward(support, query)
+
+    return make
+
+
+def meta_step_of_jax(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
+    """The meta-step as one jitted function: a gradient of a mean over vmapped tasks, convolutions by patches."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        raise Missing("jax (pip install jax)") from None
+    if work.pooled or work.order == 1:
+        raise Missing("a row with strides and second order, for which the function in JAX is written")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    jax.config.update("jax_enable_x64", True)
+
+    def array(tensor: Any) -> Any:
+        return jnp.asarray(tensor.detach().cpu().numpy())
+
+    def convolved(x: Any, filters: Any) -> Any:
+        """x (N, H, W, C) by filters (O, C, 3, 3) at stride 2 with a border of one."""
+        images, height, width, _ = x.shape
+        rows, columns = (height + 1) // 2, (width + 1) // 2
+        bordered = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        shifts = [
+            bordered[:, down : down + 2 * rows - 1 : 2, right : right + 2 * columns - 1 : 2]
+            for down in range(3)
+            for right in range(3)
+        ]
+        flat = filters.transpose(2, 3, 1, 0).reshape(-1, filters.shape[0])
+        return (jnp.concatenate(shifts, -1).reshape(-1, len(flat)) @ flat).reshape(images, rows, columns, -1)
+
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        rest = iter(weights)
+        for _ in range(4):
+            filters, bias, scale, shift = (next(rest) for _ in range(4))
+            x = convolved(x, filters) + bias
+            x = (x - x.mean((0, 1, 2))) / jnp.sqrt(x.var((0, 1, 2)) + 1e-5) * scale + shift
+            x = jnp.maximum(x, 0)
+        logits = x.transpose(0, 3, 1, 2).reshape(len(x), -1) @ next(rest).T + next(rest)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
+
+    def of_task(weights: Any, s: Any, q: Any) -> Any:
+        for _ in range(work.steps):
+            moves = jax.grad(loss)(weights, *s)
+            weights = [w - work.rate * move for w, move in zip(weights, moves, strict=True)]
+        return loss(weights, *q)
+
+    def mean_loss(weights: Any, s: Any, q: Any) -> Any:
+        return jax.vmap(of_task, in_axes=(None, 0, 0))(weights, s, q).mean()
+
+    parts = [(array(x).transpose(0, 1, 3, 4, 2), array(y)) for x, y in (support, query)]
+    weights = [array(p) for p in net.parameters()]
+    step = jax.jit(jax.value_and_grad(mean_loss))
+    return lambda: step(weights, *parts)
 
 
 def meta_step_of_learn2learn(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
@@ -148,7 +224,9 @@ def maml(work: MamlWork) -> list[Contender]:
         def steps(n: int) -> None:
             for _ in range(n):
                 net.zero_grad()
-                step()
+                found = step()
+            if isinstance(found, tuple):  # of JAX
+                found[0].block_until_ready()
             if device == "cuda":
                 torch.cuda.synchronize()
 
@@ -157,7 +235,9 @@ def maml(work: MamlWork) -> list[Contender]:
     def gradient(make: Any) -> Any:
         net, step = prepared(make, torch.float64)
         starts = list(net.parameters())
-        step()
+        found = step()
+        if isinstance(found, tuple):  # of JAX
+            return torch.cat([torch.tensor(gradient.__array__()).flatten() for gradient in found[1]]).to(device)
         return torch.cat([p.grad.flatten() for p in starts])
 
     reference = functools.cache(lambda: gradient(meta_step_of_engine("loop")))
@@ -166,7 +246,8 @@ def maml(work: MamlWork) -> list[Contender]:
         return float((gradient(make) - reference()).norm() / reference().norm())
 
     def contender(name: str, make: Any, ours: bool = False) -> Contender:
-        return Contender(name, lambda: timed(make), ours, device_clock(), lambda: difference(make))
+        flop = work.flop() if device == "cuda" else 0.0
+        return Contender(name, lambda: timed(make), ours, device_clock(), lambda: difference(make), flop=flop)
 
     # compiling takes a minute, and once more for the difference: on the rows of Omniglot alone
     compilable = device == "cuda" and work.order == 2 and not work.pooled
@@ -176,7 +257,9 @@ def maml(work: MamlWork) -> list[Contender]:
         contender("engine mixed", meta_step_of_engine("mixed"), ours=True),
         contender(f"engine auto: {chosen(work, device)}", meta_step_of_engine("auto"), ours=True),
         *[contender("one CUDA graph (MetaGraph)", recorded_meta_step, ours=True)] * (device == "cuda"),
-        *[contender("compiled, one CUDA graph", compiled_meta_step, ours=True)] * compilable,
+        *[contender("compiled, one CUDA graph", compiled_meta_step("tf32x3"), ours=True)] * compilable,
+        *[contender("the same, products by cuBLAS", compiled_meta_step("ieee"), ours=True)] * compilable,
+        *[contender("jax, one jitted function", meta_step_of_jax)] * compilable,
         contender("learn2learn", meta_step_of_learn2learn),
         contender("higher", meta_step_of_higher),
         contender("torchopt", meta_step_of_torchopt),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from speed_contenders import Contender, Missing, count_kernels
+from speed_contenders import Contender, Missing, count_kernels, float32_limit
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Settings:
 class Result:
     """Units a second: median and range over `repeats` timings; `ratio` to the fastest peer.
 
-    `kernels` that one call starts (operations, on a CPU) and how often it waits for the GPU, where counted.
+    `kernels` that one call starts (operations, on a CPU) and how often it waits for the GPU, where counted. `tflops`
+    are of the arithmetic that the work needs, `share` is of the GPU's float32 limit.
     """
 
     row: str
@@ -37,6 +38,8 @@ class Result:
     waits: int | None = None
     note: str = ""
     repeats: int = 0
+    tflops: float | None = None
+    share: float | None = None
 
 
 def measure(
@@ -75,6 +78,12 @@ def measure(
         note = contender.note() if contender.note else ""
         kernels, waits = counted(work) if contender.count else (None, None)
         results[place] = replace(results[place], difference=difference, kernels=kernels, waits=waits, note=note)
+        keep(results + missing)
+    if any(contender.flop for contender, _, _ in running):
+        limit = float32_limit()
+        for place, (contender, _, _) in enumerate(running):
+            speed = results[place].median * contender.flop / contender.each
+            results[place] = replace(results[place], tflops=speed / 1e12, share=speed / limit)
         keep(results + missing)
     return results + missing
 
