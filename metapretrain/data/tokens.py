@@ -25,11 +25,8 @@ class Tokens:
     Attributes:
         ids: int32 (T,), the T tokens of all rows.
         types: token types uint8 (T,); None where the tokenizer gives none.
-        starts: int64 (N,), where a row begins in `ids`.
-        sizes: int64 (N,), tokens of a row, on the device of `ids`.
-        lengths: the same on the CPU, to plan batches by.
-        pad_id: id that fills a row up to the width of its batch.
-        pad_type: token type that does.
+        starts, sizes: int64 (N,), where a row begins in `ids`, and its tokens; `lengths`: sizes on the CPU.
+        pad_id, pad_type: id and token type that fill a row up to the width of its batch.
         truncated: number of rows cut to the longest length allowed.
         second: tokens of the other sentences, where pairs are encoded separately.
 
@@ -61,11 +58,7 @@ class Tokens:
         truncated: int = 0,
         second: Tokens | None = None,
     ) -> Tokens:
-        """Lay the token ids of N rows, and their token types, end to end.
-
-        Raises:
-            InputError: a row has no token.
-        """
+        """Lay the token ids of N rows, and their token types, end to end; a row without a token is an InputError."""
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         if len(rows) and int(lengths.min()) < 1:
             raise InputError(f"row {int(lengths.argmin())} has no token: an empty text cannot be encoded")
@@ -75,7 +68,6 @@ class Tokens:
         return cls(ids, flat, starts, lengths, lengths, pad_id, pad_type, truncated, second)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.lengths)
 
     @property
@@ -95,17 +87,13 @@ class Tokens:
         )
 
     def gather(self, rows: Tensor, width: int | Tensor) -> dict[str, Tensor]:
-        """Return a padded batch, made on the device without waiting for it.
+        """Return a padded batch of `rows` int64 (B,), made on the device without waiting for it.
 
-        Args:
-            rows: int64 (B,), on the device of the tokens.
-            width: L, at least the length of every row (checked on the CPU only), or ``arange(L)`` on the device.
-
-        Returns:
-            ``input_ids``, ``attention_mask`` and, where the tokenizer gives them, ``token_type_ids``: int64 (B, L).
+        `width` is L, or ``arange(L)`` on the device. ``input_ids``, ``attention_mask`` and, where the tokenizer gives
+        them, ``token_type_ids`` are int64 (B, L).
 
         Raises:
-            InputError: on the CPU, a row is longer than `width`.
+            InputError: a row is longer than `width` (checked on the CPU only).
         """
         columns = width if isinstance(width, Tensor) else torch.arange(width, device=self.ids.device)
         sizes = self.sizes[rows].unsqueeze(1)
@@ -121,15 +109,9 @@ class Tokens:
     def padding_share(
         self, batches: Iterable[Tensor | Sequence[int]], *, widths: Sequence[int] | None = None, multiple: int = 1
     ) -> float:
-        """Return the share of padding, 0..1, in batches of rows.
+        """Return the share of padding, 1 - tokens / (rows x width), over all batches of rows; 0 without batches.
 
-        Args:
-            batches: rows (B,) of each batch.
-            widths: of each batch; None: its longest row, rounded up to a multiple of `multiple`.
-            multiple: at least 1.
-
-        Returns:
-            1 - tokens / (rows x width), over all batches; 0 without batches. Both sentences of separate pairs count.
+        `widths` are those of the batches; None: the longest row of each, rounded up to a multiple of `multiple`.
 
         Example:
             >>> tokens = Tokens.from_rows([[1], [1, 1], [1, 1, 1]])
@@ -160,14 +142,11 @@ def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool) -
 
     Args:
         texts: N sentences or pairs.
-        tokenizer: of the transformers library.
+        tokenizer: of the transformers library; rows are padded at their right whatever side it pads.
         max_length: tokens of a row at most, special ones included; of a joined pair the longer sentence is cut
             first ("longest_first").
         joined: whether a pair is one sequence with the separator between; otherwise `second` holds the other
             sentences. Single sentences are the same either way.
-
-    Returns:
-        N rows on the CPU, padded at their right whatever side the tokenizer pads.
 
     Raises:
         InputError: the tokenizer has no padding token, `max_length` leaves no room for text, or a text gives no token.
