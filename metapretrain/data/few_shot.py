@@ -129,12 +129,7 @@ def _classes(images: ImageSet, chosen: torch.Tensor, split: str) -> ImageSet:
 
 
 def made_glyphs(part: str, image_size: int = 28) -> ImageSet:
-    """Random blocks as characters, 20 noisy and shifted drawings of each: data for trying things out.
-
-    Example:
-        >>> made_glyphs("test").images.shape
-        torch.Size([500, 1, 28, 28])
-    """
+    """Random blocks as characters, 20 noisy and shifted drawings (1, H, H) of each: data for trying things out."""
     random = torch_generator(PARTS.index(one_of("part", part, PARTS)))
     count = MADE[part]
     glyphs = (torch.rand(count, 1, 6, 6, generator=random) < 0.4).float()
