@@ -21,9 +21,6 @@ def build_head(name: str, features: int, classes: int) -> nn.Module:
 
     `linear` is one layer; `mlp` has one hidden ReLU layer as wide as the features (the poster's two heads).
 
-    Raises:
-        InputError: unknown name.
-
     Example:
         >>> build_head("linear", 512, 10)
         Linear(in_features=512, out_features=10, bias=True)

@@ -320,21 +320,16 @@ class PromptMAML(nn.Module):
     ) -> TrainReport:
         """Train the prompt with AdamW and leave it as it was best, also when cut short; section 5 of Huang et al.
 
-        Training that diverged ends with a warning.
-
         Args:
             steps: (support, query) of rows (K, m), one pair per outer step.
-            held_out: such pairs of rows that `steps` never holds, to validate on: the accuracy of the adapted prompts
-                on the query rows, mean over tasks and pairs.
-            lr: the outer rate beta; `weight_decay` is of the prompt.
-            rate_lr: the outer rate of learned inner rates, which do not decay.
+            held_out: such pairs to validate on, by the accuracy of adapted prompts on query rows.
+            lr, weight_decay: of the prompt; `rate_lr`: the outer rate of learned inner rates.
             most: outer steps at most; `every`: those between validations.
             patience: validations without a better accuracy after which training ends; None: it does not.
             log: called with the step and :meth:`curves`, (K,) each, of the held-out pairs' mean; what it returns is
                 kept with their means.
-            run: losses and validations are logged there, and a run that was cut short goes on from its last checkpoint,
-                one per validation. `steps` are those of the whole run: pairs that were taken are passed over, unless
-                `steps` has `state_dict` and `load_state_dict`.
+            run: logs, and where a run that was cut short goes on from. `steps` are those of the whole run: pairs that
+                were taken are passed over, unless `steps` has `state_dict` and `load_state_dict`.
             context: called before each pass for the context of its precision, such as autocast.
 
         Returns:
@@ -420,21 +415,18 @@ def tune(
     """Train a prompt on labelled rows with AdamW (Lester et al., 2021), as :meth:`PromptMAML.fit` without inner steps.
 
     Args:
-        rows: labelled, as `model.encode(texts, labels=...)` gives them, on the model's device.
+        rows: labelled, as `model.encode(texts, labels=...)` gives them.
         held_out: such rows that judge the prompt after each epoch: it ends as it was best. None: `rows` do.
         patience: epochs without a better accuracy after which training ends; None: it does not.
         run: see :meth:`PromptMAML.fit`.
-
-    Raises:
-        InputError: rows without labels, a number that is out of range, or as :meth:`PromptMAML.fit`.
     """
-    for name, count in (("batch_size", batch_size), ("epochs", epochs)):
-        whole(name, count, 1)
+    batch_size, epochs = whole("batch_size", batch_size, 1), whole("epochs", epochs, 1)
     judges = rows if held_out is None else held_out
     for name, batch in (("rows", rows), ("held_out", judges)):
         check_batch(name, batch)
         if len(batch.shape) != 1 or batch.labels is None:
             raise InputError(f"{name} of tune must be labelled rows (B,): model.encode(texts, labels=...)")
+    rows, judges = rows.to(prompt.weight.device), judges.to(prompt.weight.device)
     options = {"max_length": model.max_length, "normalise": model.normalise}
     learner = PromptMAML(model.model, prompt, model.template, model.verbalizer, inner_steps=0, **options)
     parts = torch.arange(len(judges)).tensor_split(-(-len(judges) // 64))

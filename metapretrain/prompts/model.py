@@ -332,9 +332,6 @@ class PromptedModel(nn.Module):
             prompt: (L, D) for all rows, (0, D) for none; or with the first of the batch's dimensions first: (K, L, D),
                 a prompt per task, for rows (K, m); (B, L, D), a prompt per row.
             batch: rows (...), padded on either side.
-
-        Raises:
-            InputError: shapes that do not fit each other or the model.
         """
         self._check(prompt, batch)
         device = self.model.get_input_embeddings().weight.device

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +23,6 @@ class PromptBatch:
 
     `answer` is the position of the mask or sentinel token; for decoder-only models, of the token before the answer.
     `truncated` counts the rows that were cut.
-
-    Example:
-        >>> ids = torch.tensor([[5, 6, 0], [7, 8, 9]])
-        >>> batch = PromptBatch(ids, (ids > 0).long(), torch.tensor([1, 2]))
-        >>> batch.shape, batch.take(torch.tensor([[0], [1]])).shape
-        ((2,), (2, 1))
     """
 
     input_ids: Tensor  # (..., N) int64
@@ -56,7 +50,13 @@ class PromptBatch:
         return len(self.answer)
 
     def take(self, rows: Tensor) -> PromptBatch:
-        """The rows of these numbers, in the shape of `rows`."""
+        """The rows of these numbers, in the shape of `rows`, such as (K, m).
+
+        Example:
+            >>> ids = torch.tensor([[5, 6, 0], [7, 8, 9]])
+            >>> PromptBatch(ids, (ids > 0).long(), torch.tensor([1, 2])).take(torch.tensor([[0], [1]])).shape
+            (2, 1)
+        """
         return self._each(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device | str) -> PromptBatch:
@@ -176,19 +176,12 @@ def special_ids(tokenizer: Any) -> tuple[Ids, Ids]:
     raise InputError(f"{name} makes other ids of a text when it adds special tokens; use another tokenizer")
 
 
-def token_id(tokenizer: Any, token: str | None) -> int | None:
-    """Id of a token of the vocabulary, or None."""
-    found = None if token is None else tokenizer.convert_tokens_to_ids(token)
-    return None if found is None or found == tokenizer.unk_token_id else int(found)
-
-
 KINDS = ("decoder-only", "encoder-decoder", "masked")
 SENTINEL = "<extra_id_0>"
 ANSWER, FIRST, SECOND = "<X>", "{first}", "{second}"
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A slot, the answer's place or hard text, and whether a space stands before it."""
 
     text: str
@@ -257,11 +250,9 @@ class PromptTemplate:
         *,
         max_length: int = 128,
     ) -> PromptBatch:
-        """Tokens of B rows (B, N), padded on the right.
+        """Tokens of B rows (B, N), padded on the right, at most `max_length` each, without the soft prompt.
 
-        Args:
-            kind: "decoder-only", "encoder-decoder" or "masked": what stands at the place of the answer.
-            max_length: tokens of a row at most, without the soft prompt; must leave room for sentences.
+        `kind` is "decoder-only", "encoder-decoder" or "masked": what stands at the place of the answer.
 
         Raises:
             InputError: no rows, unequal counts, not strings, no room beside the hard text, a tokenizer without
@@ -329,11 +320,11 @@ def _marker(tokenizer: Any, kind: str) -> Ids:
     if kind == "decoder-only":
         return []
     wanted = tokenizer.mask_token if kind == "masked" else SENTINEL
-    found = token_id(tokenizer, wanted)
-    if found is None:
+    found = None if wanted is None else tokenizer.convert_tokens_to_ids(wanted)
+    if found is None or found == tokenizer.unk_token_id:
         what = "a mask token" if kind == "masked" else f"the sentinel token {SENTINEL}"
         raise InputError(f"a model of kind {kind} needs {what}, which {type(tokenizer).__name__} does not have")
-    return [found]
+    return [int(found)]
 
 
 def _before_answer(pieces: list[Piece], text: str) -> list[Piece]:

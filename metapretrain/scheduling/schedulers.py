@@ -194,12 +194,7 @@ def none_to_nan(values: Mapping[str, float | None]) -> dict[str, float]:
 
 
 class Uniform(BlockScheduler):
-    """Each source with the same probability.
-
-    Example:
-        >>> Uniform(["mlm"]).choose().source
-        'mlm'
-    """
+    """Each source with the same probability."""
 
     def _decide(self) -> Choice:
         return Choice(pick(self.active, None, self.seed, self.decisions, "uniform"), self.updates)
@@ -257,12 +252,7 @@ class RoundRobin(BlockScheduler):
 
 
 class Fixed(BlockScheduler):
-    """Always the same source, one of `sources`.
-
-    Example:
-        >>> Fixed(["mlm", "order"], "order").choose().source
-        'order'
-    """
+    """Always the same source, one of `sources`."""
 
     def __init__(self, sources: Iterable[str], source: str, *, updates: int = 1, seed: int = 0) -> None:
         super().__init__(sources, updates=updates, seed=seed)
@@ -360,14 +350,6 @@ class LossExp3(Exp3):
 
     Raises:
         InputError: bad probes or numbers; from `choose`, losses of targets that are not finite.
-
-    Example:
-        >>> import torch
-        >>> from metapretrain.scheduling import FunctionProbe
-        >>> w = torch.ones(1, requires_grad=True)
-        >>> goal = FunctionProbe(lambda _: None, lambda _: w.square().sum())
-        >>> LossExp3(["good"], {"goal": goal}, [w]).choose().source
-        'good'
     """
 
     def __init__(

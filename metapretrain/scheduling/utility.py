@@ -21,13 +21,10 @@ from metapretrain.scheduling.schedulers import MOST_SAMPLES, BlockScheduler, Cho
 
 
 class Agreement(NamedTuple):
-    """Spearman's rank correlation (NaN if all are equal on one side), and the regret, of which 0 is best.
+    """How approximate utilities fit exact ones."""
 
-    The regret is the best exact utility minus that of the source which the approximate utilities put first.
-    """
-
-    rank_correlation: float
-    regret: float
+    rank_correlation: float  # Spearman's; NaN if all are equal on one side
+    regret: float  # best exact utility minus that of the source which the approximate ones put first; 0 is best
 
 
 def agreement(exact: Mapping[str, float], approximate: Mapping[str, float]) -> Agreement:
@@ -46,16 +43,12 @@ def agreement(exact: Mapping[str, float], approximate: Mapping[str, float]) -> A
         raise InputError("a utility is NaN or infinite: leave out the sources that are passed over")
     names = list(exact)
     chosen = max(names, key=lambda name: approximate[name])
-    correlation = _spearman([exact[name] for name in names], [approximate[name] for name in names])
+    correlation = math.nan  # if all are equal, where scipy would warn
+    if len(set(exact.values())) > 1 < len(set(approximate.values())):
+        from scipy.stats import spearmanr  # not at import: scipy.stats costs half a second
+
+        correlation = float(spearmanr([exact[name] for name in names], [approximate[name] for name in names]).statistic)
     return Agreement(correlation, max(exact.values()) - exact[chosen])
-
-
-def _spearman(a: list[float], b: list[float]) -> float:
-    if len(set(a)) == 1 or len(set(b)) == 1:
-        return math.nan  # scipy would warn
-    from scipy.stats import spearmanr  # not at import: scipy.stats costs half a second
-
-    return float(spearmanr(a, b).statistic)
 
 
 UTILITIES = ("exact", "taylor")
