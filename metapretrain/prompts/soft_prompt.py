@@ -56,11 +56,7 @@ def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, not
 
 
 def read_adapter(folder: str | Path) -> Tensor:
-    """The prompt (L, D) of a prompt tuning adapter; of one with a second prompt for the decoder, the first.
-
-    Raises:
-        InputError: no such adapter there, or weights that are damaged or not safetensors (a pickle is never run).
-    """
+    """The prompt (L, D) of a prompt tuning adapter; of one with a second prompt for the decoder, the first."""
     about = Path(folder) / CONFIG
     config = _json(about)
     if (kind := config.get("peft_type")) != "PROMPT_TUNING":
@@ -150,9 +146,6 @@ class SoftPrompt(nn.Module):
         Args:
             model, length: in either order: `from_vocabulary(20, model)` reads as `random(20, features)` does.
             among: token ids to draw from, for example the most frequent ones; None: the whole vocabulary.
-
-        Raises:
-            InputError: `length` is below 1, or `among` is empty or holds ids that the model does not have.
         """
         if isinstance(model, int):
             model, length = length, model

@@ -308,13 +308,10 @@ class UtilityScheduler(BlockScheduler):
 
     Example:
         >>> from metapretrain.scheduling import FunctionProbe
-        >>> w = torch.zeros(2, requires_grad=True)
-        >>> def task(goal):
-        ...     goal = torch.tensor(goal)
-        ...     return FunctionProbe(lambda generator: goal, lambda batch: (w - batch).square().sum())
-        >>> sources = {"helps": task([1.0, 0.0]), "harms": task([-1.0, 0.0])}
-        >>> scheduler = UtilityScheduler(sources, {"goal": task([1.0, 1.0])}, [w], alpha=0.1, updates=1)
-        >>> scheduler.choose().source
+        >>> w, probes = torch.zeros(2, requires_grad=True), {}
+        >>> for name, goal in (("helps", 1.0), ("harms", -1.0)):
+        ...     probes[name] = FunctionProbe(lambda _, goal=goal: goal, lambda batch: (w - batch).square().sum())
+        >>> UtilityScheduler(probes, {"goal": probes["helps"]}, [w], alpha=0.1).choose().source
         'helps'
     """
 
