@@ -17,23 +17,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from report_fewshot import LAYOUT
 
 from metapretrain.data.few_shot import FewShotData
+from metapretrain.data.images import ImageSet
 from metapretrain.data.registry import DATASETS, load_few_shot, names_giving
-from metapretrain.episodes import EpisodeSpec
-from metapretrain.errors import InputError
+from metapretrain.episodes import EpisodeSpec, to_metadataset
+from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
 from metapretrain.experiments.fewshot.experiment import FewShotExperiment
-from metapretrain.experiments.fewshot.learning import (
-    HOLDERS,
-    WITHIN,
-    FewShotMethod,
-    FewShotRecipe,
-    SavedEncoder,
-    held_by,
-)
+from metapretrain.experiments.fewshot.learning import WITHIN, FewShotMethod, FewShotRecipe, SavedEncoder
 from metapretrain.experiments.recipe import override
 from metapretrain.models.encoders import BACKBONES
 from metapretrain.options import option_type, pixels, positive_int
@@ -57,6 +52,25 @@ def methods_of(ways: int) -> dict[str, FewShotMethod]:
     """The rows of a setting: MAML's kin differ from it by the learner alone."""
     maml = MAML[ways >= 20]
     return {name: PROTONET if name == "protonet" else replace(maml, learner=name) for name in METHODS}
+
+
+HOLDERS = ("labels", "learn2learn")
+
+
+def held_by(holder: str, data: FewShotData) -> FewShotData:
+    """The data with the classes of their rows as `holder` has them, one of `HOLDERS`: the same ones by each.
+
+    Raises:
+        InputError: an unknown name, or learn2learn is not installed.
+    """
+    if one_of("holder", holder, HOLDERS) == "labels":
+        return data
+    return replace(data, train=_held(data.train), validation=_held(data.validation), test=_held(data.test))
+
+
+def _held(images: ImageSet) -> ImageSet:
+    classes = to_metadataset(images.images, images.labels).indices_to_labels
+    return replace(images, labels=torch.tensor([classes[row] for row in range(len(images))]))
 
 
 @option_type

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from report_prompts import LAYOUT
+from script_options import add_table_options, own_tasks, refuse_two_schedules, schedule_names
 
 from metapretrain.data.made import made_sentiment
 from metapretrain.data.published import concatenate
@@ -34,8 +35,7 @@ from metapretrain.experiments.command import (
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.prompts.recipe import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
-from metapretrain.experiments.recipe import override, refuse_two_schedules, schedule_names
-from metapretrain.experiments.text.data import add_table_options, own_tasks
+from metapretrain.experiments.recipe import override
 from metapretrain.options import names, positive_int
 
 log = logging.getLogger(__name__)

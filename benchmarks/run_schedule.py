@@ -19,20 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from report_schedule import LAYOUT, plot_schedule
+from scratch_encoders import SIZES, Encoders
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import Table, script_main, single_machine_of, table_arguments, table_parser
 from metapretrain.experiments.recipe import override
-from metapretrain.experiments.schedule.data import SIZES, Encoders, ScheduleData
+from metapretrain.experiments.schedule.data import ScheduleData
 from metapretrain.experiments.schedule.experiment import ScheduleExperiment
-from metapretrain.experiments.schedule.recipe import (
-    FIXED,
-    SETTINGS,
-    ScheduleMethod,
-    ScheduleRecipe,
-    rows_of,
-    scheduler_names,
-)
+from metapretrain.experiments.schedule.recipe import FIXED, SETTINGS, ScheduleMethod, ScheduleRecipe, scheduler_names
 from metapretrain.experiments.schedule.tasks import (
     PretrainingTask,
     load_schedule_tasks,
@@ -91,6 +85,19 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--max-length", type=positive_int, default=128, metavar="TOKENS", help="of a sequence (default: 128)")
     options: Namespace = parser.parse_args(argv)
     return options
+
+
+def rows_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, ScheduleMethod]:
+    """Every row that these tasks allow, by name.
+
+    Example:
+        >>> list(rows_of(["mlm"], ["squad"]))[-3:]
+        ['fixed-mlm-agnostic', 'fixed-mlm-aware', 'fixed-squad-aware']
+    """
+    rows = [ScheduleMethod(name, setting) for setting in SETTINGS for name in scheduler_names()]
+    rows += [ScheduleMethod(FIXED, "agnostic", source) for source in sources]
+    rows += [ScheduleMethod(FIXED, "aware", source) for source in (*sources, *targets)]
+    return {row.name: row for row in rows}
 
 
 def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence[str]) -> dict[str, ScheduleMethod]:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 from report_stl10 import LAYOUT
+from script_options import refuse_two_schedules, schedule_names
 
 from metapretrain.data.image_folder import UNLABELED, load_image_folder
 from metapretrain.data.images import ImageSet, resized
@@ -27,7 +28,7 @@ from metapretrain.experiments.images.experiment import ImageExperiment
 from metapretrain.experiments.images.objectives import own_objectives
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import SCHEDULED, ImageMethod
-from metapretrain.experiments.recipe import Proto, override, refuse_two_schedules, schedule_names
+from metapretrain.experiments.recipe import Proto, override
 from metapretrain.options import Parser, option_type, pixels
 
 # A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same

@@ -17,13 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from report_text import LAYOUT
+from script_options import add_table_options, own_tasks, refuse_two_schedules, schedule_names
 
 from metapretrain.data.registry import load_text_tasks, names_giving
 from metapretrain.data.texts import TextTask, hold_out
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
-from metapretrain.experiments.recipe import Proto, override, refuse_two_schedules, schedule_names
-from metapretrain.experiments.text.data import TextData, add_table_options, own_tasks
+from metapretrain.experiments.recipe import Proto, override
+from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import POLICIES

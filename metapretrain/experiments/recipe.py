@@ -15,7 +15,7 @@ from metapretrain.checks import parse_value
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.protonet import ProtoLoss
-from metapretrain.scheduling import SCHEDULERS, FunctionProbe, Probe
+from metapretrain.scheduling import FunctionProbe, Probe
 from metapretrain.training import TrainSettings
 from metapretrain.training.devices import mixed_precision
 
@@ -97,31 +97,6 @@ def _replaced(node: Any, path: list[str], text: str) -> Any:
         )
         raise InputError(f"not a single value; allowed here: {', '.join(parts)}")
     return dataclasses.replace(node, **{key: parse_value(text, kinds[key])})
-
-
-def schedule_names(task: str) -> str:
-    """The schedulers for the help of an option; `task` is what the sources are.
-
-    Example:
-        >>> schedule_names("TASK")
-        'uniform, proportional, round-robin, utility, exp3 or fixed:TASK'
-    """
-    return f"{', '.join(name for name in SCHEDULERS if name != 'fixed')} or fixed:{task}"
-
-
-def refuse_two_schedules(schedule: str | None, changes: Sequence[str], setting: str = "scheduler") -> None:
-    """Refuse `--schedule` beside a change of the same choice by `--set`, whatever their order.
-
-    Example:
-        >>> refuse_two_schedules("exp3", ["epochs=3"])
-        >>> refuse_two_schedules("exp3", ["scheduler="])
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: --schedule exp3 and --set scheduler= are one choice: give one of them
-    """
-    for change in changes:
-        if schedule is not None and change.partition("=")[0] == setting:
-            raise InputError(f"--schedule {schedule} and --set {change} are one choice: give one of them")
 
 
 def row_probes(

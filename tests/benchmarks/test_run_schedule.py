@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from run_schedule import rows_of
 
 from benchmarks.run_schedule import main, options_of, recipe_of, rows_named
 from metapretrain.errors import InputError
-from metapretrain.experiments.schedule.recipe import SETTINGS, rows_of, scheduler_names
+from metapretrain.experiments.schedule.recipe import SETTINGS, scheduler_names
 from metapretrain.report.figures import read_curves
 from metapretrain.report.results import collect
 

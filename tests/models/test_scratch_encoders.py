@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from scratch_encoders import Encoders, make_tokenizer, word_pieces
 from transformers import AutoTokenizer
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.schedule.data import Encoders, make_tokenizer, word_pieces
 from metapretrain.models.language_models import SPECIAL, random_bert, wordpiece_tokenizer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
 from metapretrain.distributed import mean_over_ranks
 from metapretrain.draws import seeded
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream, to_metadataset
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes, few_shot_accuracy
 from metapretrain.experiments.base import Context, Machine, Training
@@ -29,25 +29,6 @@ from metapretrain.models.saved import KINDS, make_learner
 from metapretrain.protonet.learner import ProtoNet
 from metapretrain.training import TrainSettings
 from metapretrain.training.engine import with_gradients
-
-HOLDERS = ("labels", "learn2learn")
-
-
-def held_by(holder: str, data: FewShotData) -> FewShotData:
-    """The data with the classes of their rows as `holder` has them, one of `HOLDERS`: the same ones by each.
-
-    Raises:
-        InputError: an unknown name, or learn2learn is not installed.
-    """
-    if one_of("holder", holder, HOLDERS) == "labels":
-        return data
-    return replace(data, train=_held(data.train), validation=_held(data.validation), test=_held(data.test))
-
-
-def _held(images: ImageSet) -> ImageSet:
-    classes = to_metadataset(images.images, images.labels).indices_to_labels
-    return replace(images, labels=torch.tensor([classes[row] for row in range(len(images))]))
-
 
 WITHIN = ("tests", "all")  # which episodes stay inside a group of classes: those of validation and test, or all
 

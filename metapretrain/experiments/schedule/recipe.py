@@ -69,19 +69,6 @@ class ScheduleMethod:
         return None
 
 
-def rows_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, ScheduleMethod]:
-    """Every row that these tasks allow, by name.
-
-    Example:
-        >>> list(rows_of(["mlm"], ["squad"]))[-3:]
-        ['fixed-mlm-agnostic', 'fixed-mlm-aware', 'fixed-squad-aware']
-    """
-    rows = [ScheduleMethod(name, setting) for setting in SETTINGS for name in scheduler_names()]
-    rows += [ScheduleMethod(FIXED, "agnostic", source) for source in sources]
-    rows += [ScheduleMethod(FIXED, "aware", source) for source in (*sources, *targets)]
-    return {row.name: row for row in rows}
-
-
 @dataclass(frozen=True)
 class ScheduleRecipe:
     """Choices of a scheduling experiment; those not told here are of AdamW or of the scheduler.
@@ -89,7 +76,7 @@ class ScheduleRecipe:
     Args:
         updates: source updates of every row.
         batch_size: examples of a batch, in updates and probes.
-        encoder: see :class:`metapretrain.experiments.schedule.data.Encoders`.
+        encoder: see `--encoder` of `run_schedule.py`.
         block: N, updates of a decision by utility or by exp3; None: the least with probes at or under a quarter of all
             compute. The other schedulers decide before every update.
         floor: one above epsilon counts as epsilon.
