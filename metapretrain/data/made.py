@@ -179,12 +179,7 @@ def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceD
 
 
 def made_plain(seed: int = 0, rows: int = 60) -> list[str]:
-    """Sentences without labels, to be given pseudo labels.
-
-    Example:
-        >>> len(made_plain(rows=10)), made_plain(rows=10) == made_plain(rows=10)
-        (10, True)
-    """
+    """Sentences without labels, to be given pseudo labels."""
     random = philox_generator(seed)
     things = ("garden", "train", "letter", "meeting", "journey", "weather", "cousin", "lesson")
     every = [word for words in SENTIMENT for word in words]
@@ -250,12 +245,7 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 
 
 def made_documents(seed: int = 0) -> dict[str, Documents]:
-    """Stories of five sentences whose order shows: someone gets up, goes out, does a thing, rests and sleeps.
-
-    Example:
-        >>> print(" ".join(made_documents()["train"].rows[0][0]).split(" , ")[0][:8])
-        First on
-    """
+    """Stories of five sentences whose order shows: someone gets up, goes out, does a thing, rests and sleeps."""
     return {split: Documents([_story(random) for _ in range(size)], split) for split, size, random in _splits(seed, 1)}
 
 
