@@ -155,7 +155,8 @@ def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict
     kind = one_of("kind of task", task.kind, METRICS)
     if task.name.startswith(PREFIXES) or task.name == "overall":
         raise InputError(f"a task may not be called {task.name!r}: other figures are; begin with another word")
-    labels, predicted = task.dev.require_labels().cpu().numpy(), _values(predictions)
+    given = predictions.detach().cpu().double() if isinstance(predictions, Tensor) else predictions
+    labels, predicted = task.dev.require_labels().cpu().numpy(), np.asarray(given, dtype=np.float64)
     if predicted.shape != labels.shape:
         raise InputError(f"{task.name}: {len(labels)} dev rows need as many predictions (N,); got {predicted.shape}")
     if not task.regression:
@@ -172,24 +173,13 @@ def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict
     return {f"{prefix}{task.name}_{metric}": scores[metric] for metric in METRICS[kind]}
 
 
-def _values(predictions: Values) -> NDArray[np.float64]:
-    array = predictions.detach().cpu().double().numpy() if isinstance(predictions, Tensor) else predictions
-    return np.asarray(array, dtype=np.float64)
-
-
 def majorities(tasks: Sequence[TextTask]) -> dict[str, float]:
     """Return the `majority` of each task and their overall figures."""
     return with_overall(dict(score for task in tasks for score in majority(task).items()), (MAJORITY,))
 
 
 def majority(task: TextTask) -> dict[str, float]:
-    """Score the most frequent class of the training rows, the lowest of equals; for regression a constant, so 0.
-
-    Example:
-        >>> from metapretrain.data.made import made_tasks
-        >>> majority(made_tasks(rows=8)[1])
-        {'majority_para_accuracy': 0.5, 'majority_para_f1': 0.0}
-    """
+    """Score the most frequent class of the training rows, the lowest of equals; for regression a constant, so 0."""
     constant = 0.0
     if not task.regression:
         constant = float(np.bincount(task.train.require_labels().cpu().numpy()).argmax())
