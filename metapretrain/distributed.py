@@ -77,20 +77,24 @@ def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-class _OverRanks(nn.SyncBatchNorm):
+class _OverRanks(nn.modules.batchnorm._BatchNorm):
     """BatchNorm whose mean and variance in training are those of all ranks' rows, with their gradients.
 
-    On a GPU it is `nn.SyncBatchNorm`; on a CPU, which that refuses, it is computed here. In evaluation, and in a single
-    process, it is torch's BatchNorm.
+    On a GPU it does what `nn.SyncBatchNorm` does, but is none: DistributedDataParallel refuses one on a CPU, where the
+    same is computed here. In evaluation, and in a single process, it is torch's BatchNorm.
     """
 
     process_group = None
+    _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalised rows (B, C, ...) of this rank, in the type of `input`."""
-        if input.is_cuda or not (self.training and _several_ranks()):
+        if not (self.training and _several_ranks()):
             return super().forward(input)
-        self._check_input_dim(input)
+        if input.is_cuda:
+            synchronised: Tensor = nn.SyncBatchNorm.forward(self, input)  # type: ignore[arg-type]
+            return synchronised
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if input.shape[1] != self.num_features:
             raise ValueError(f"expected {self.num_features} channels, got input of shape {tuple(input.shape)}")
         values = input if input.dtype == torch.float64 else input.float()
@@ -125,19 +129,13 @@ class _OverRanks(nn.SyncBatchNorm):
 class SharedBatchNorm1d(_OverRanks, nn.BatchNorm1d):
     """:class:`torch.nn.BatchNorm1d` over the rows of all ranks."""
 
-    _check_input_dim = nn.BatchNorm1d._check_input_dim
-
 
 class SharedBatchNorm2d(_OverRanks, nn.BatchNorm2d):
     """:class:`torch.nn.BatchNorm2d` over the rows of all ranks."""
 
-    _check_input_dim = nn.BatchNorm2d._check_input_dim
-
 
 class SharedBatchNorm3d(_OverRanks, nn.BatchNorm3d):
     """:class:`torch.nn.BatchNorm3d` over the rows of all ranks."""
-
-    _check_input_dim = nn.BatchNorm3d._check_input_dim
 
 
 SHARED: dict[type[nn.Module], type[nn.Module]] = {
