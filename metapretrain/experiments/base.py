@@ -72,12 +72,8 @@ class Context(Generic[R, D, M]):
     """One row of an experiment for one seed: all that its training may depend on.
 
     Args:
-        name: of the row in the table and of its folder.
-        method: the row.
+        name: of the row, `method`, in the table and of its folder.
         seed: of weights and orders.
-        recipe: all choices that rows share.
-        data: the parts.
-        machine: where it runs.
         run: the open folder of the run; None: nothing is written.
         start: the folder of the pretraining that the row starts from, if it has one.
         before: what that pretraining has cost: its budget and `wall_s`.
@@ -136,11 +132,8 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
     A subclass says how a row is trained, scored and saved; see the abstract methods.
 
     Args:
-        benchmark: such as `stl10`; dataset and recipe name the folder below it.
-        recipe: a dataclass of all choices.
+        benchmark: such as `stl10`; dataset and recipe name the folder below it, in `out`.
         data: has `counts` and `test`, which is empty while a recipe is chosen.
-        machine: where it runs.
-        out: parent of all runs.
         figures: draw figures of the runs with this seed; None for none.
         resume: go on with runs that were cut short and keep finished ones.
         map_points: points in a panel of a map of embeddings.

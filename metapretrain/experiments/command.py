@@ -344,7 +344,7 @@ def _jobs(chosen: Mapping[str, Any], options: Namespace, command: Sequence[str])
     """One job per seed and pretraining: its rows wait for the same encoder; supervised rows stand alone."""
     groups: dict[str, list[str]] = {}
     for name, method in chosen.items():
-        groups.setdefault(method.pretraining or name, []).append(name)
+        groups.setdefault(getattr(method, "pretraining", None) or name, []).append(name)
     jobs = {}
     for seed in options.seeds:
         own = ["--seeds", str(seed), "--jobs-per-device", "1", "--job", *["--no-figures"] * (seed != options.seeds[0])]

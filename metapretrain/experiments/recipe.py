@@ -1,4 +1,5 @@
-"""What the recipes of all experiments share: phases, changes by name, and which schedule is asked for."""
+"""What the recipes of all experiments share: phases, changes by name and probes of rows; values out of their range, and
+unknown names (with the nearest one), are an InputError."""
 
 from __future__ import annotations
 
@@ -34,9 +35,6 @@ class PhaseTerms:
 
     def settings(self, steps: int, **options: Any) -> TrainSettings:
         """Return the settings of `steps` updates; `options` are those that no phase chooses, such as `device`.
-
-        Raises:
-            InputError: a value out of its range.
 
         Example:
             >>> from metapretrain.experiments.images.recipe import ImagePhase

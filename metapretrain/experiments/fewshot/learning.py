@@ -122,9 +122,6 @@ class FewShotMethod:
         rotate, shift: of training images at random, at most, in degrees and as a share of their size; crop: the least
             share of their area that is shown (all as for :class:`metapretrain.data.augment.BatchAugment`).
         validations: how often the validation episodes are scored; the best time gives the weights.
-
-    Raises:
-        InputError: an unknown name, a count below 1, an inner rate that is not above 0, or a distortion out of range.
     """
 
     learner: str
@@ -166,11 +163,6 @@ class FewShotMethod:
         mean, std = (0.0,) * channels, (1 / 255,) * channels
         return BatchAugment(size, crop_scale=crop, rotate=self.rotate, shift=self.shift, mean=mean, std=std)
 
-    @property
-    def pretraining(self) -> str | None:
-        """None: every method is a job of its own."""
-        return None
-
     def spec(self, tested: EpisodeSpec, classes: int) -> EpisodeSpec:
         """The training episodes: as tested, but for their ways and queries."""
         ways = self.ways if self.learner == "protonet" else None  # a head has as many outputs as it is tested with
@@ -187,11 +179,6 @@ class SavedEncoder:
     """The row of an encoder that another benchmark has trained: its features, nearest support prototype."""
 
     run: Path
-
-    @property
-    def pretraining(self) -> str | None:
-        """None: it shares nothing with other rows."""
-        return None
 
 
 @dataclass(frozen=True)

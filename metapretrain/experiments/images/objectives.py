@@ -238,7 +238,6 @@ def register(name: str, kind: type[Objective], *, phase: str = "supervised") -> 
     """Add an objective of your own: a method of that name in `run_stl10.py`, whose encoder gets a linear head then.
 
     Args:
-        name: lower-case letters, digits and hyphens.
         kind: a subclass of :class:`Objective`; its `build` gets :class:`Parts`.
         phase: of the recipe, whose learning rate, optimizer and augmentation it is trained with.
 

@@ -49,9 +49,6 @@ class ImageRecipe:
         simclr_temperature: of the contrastive loss.
         scheduler: of rows whose encoder is pretrained by several objectives, one an update: see
             :func:`metapretrain.scheduling.parse_schedule`.
-
-    Raises:
-        InputError: a value outside its range, or an unknown name (with the nearest one).
     """
 
     epochs: int

@@ -194,9 +194,10 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         """The layout with a column for each set."""
         if self.layout is None:
             return None
-        each = ((one.name, f"{one.name}_accuracy", f"{one.name} %", f"{one.name}_test") for one in self.data.sets)
-        columns = [Column(*names, True, True, part, "proportion") for *names, part in each]
-        return self.layout.with_tasks(columns)
+        names = [one.name for one in self.data.sets]
+        return self.layout.with_tasks(
+            Column(name, f"{name}_accuracy", f"{name} %", True, True, f"{name}_test", "proportion") for name in names
+        )
 
     def pretraining_run(self, method: PromptMethod) -> tuple[str, PromptMethod] | None:
         return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)

@@ -111,9 +111,6 @@ class Meta:
         scheduler: "" for all tasks in each step; else as many as there are, each chosen by this schedule:
             :func:`metapretrain.scheduling.parse_schedule`, with tasks `task-0` to `task-(clusters-1)`.
         steps: outer steps at most, and `patience`: validations, with the paper's budget.
-
-    Raises:
-        InputError: a number that is out of range, or an unknown name or schedule.
     """
 
     clusters: int = 10
@@ -171,9 +168,6 @@ class PromptRecipe:
         examples, validation: rows of a downstream set to tune and to validate on; `stratified`: by class.
         test_rows: rows of a downstream set reported on, at most.
         meta, mixed: of pretraining; `tune`: of prompts on a downstream set; `full`: of the model.
-
-    Raises:
-        InputError: a number that is out of range, an unknown name, or a template without its answer.
     """
 
     model: str = "smollm2"

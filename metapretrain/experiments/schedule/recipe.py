@@ -63,11 +63,6 @@ class ScheduleMethod:
         block = None if self.block is None else f"block{self.block}"
         return "-".join(filter(None, (self.scheduler, self.source, block, self.setting)))
 
-    @property
-    def pretraining(self) -> str | None:
-        """None: every row pretrains an encoder of its own."""
-        return None
-
 
 @dataclass(frozen=True)
 class ScheduleRecipe:

@@ -119,9 +119,6 @@ class TextRecipe:
         validation: training rows of each task that no seed trains on.
         proto: of prototypical pretraining; `query`: of its query mode.
         ensemble_ema: decay of the average of weights of `proto-ensemble`.
-
-    Raises:
-        InputError: a value outside its range, or an unknown name (with the nearest one).
     """
 
     epochs: int

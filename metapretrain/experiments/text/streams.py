@@ -107,7 +107,6 @@ class TextStream(TaskStream):
         batch_size: rows of a task in an update.
         policy: `longest` or `shortest`: an epoch is the longest or the shortest loader (text paper, section 5.3); or
             another policy of :class:`metapretrain.episodes.TaskStream`, or a scheduler.
-        steps: updates in all.
         pool, seed: see :class:`LengthBatches`; `labels`: (N,) of each task, for class-balanced batches.
         rank, world_size: rank r of w gives the r-th of w equal parts of each batch, at the width of the whole batch.
 

@@ -136,7 +136,7 @@ TextContext = Context[TextRecipe, TextData, Any]
 
 def new_encoder(recipe: TextRecipe, seed: int) -> TextEncoder:
     """Build the recipe's encoder; only one without pretrained weights depends on the seed."""
-    options = {"pooling": recipe.pooling, "seed": seed, "dropout": recipe.dropout}
+    options: dict[str, Any] = {"pooling": recipe.pooling, "seed": seed, "dropout": recipe.dropout}
     return build_text_encoder(recipe.encoder, **options, modules=False)
 
 

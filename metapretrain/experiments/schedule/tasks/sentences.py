@@ -36,12 +36,7 @@ class Sentences(ClassTask):
     """Tell the class of a sentence, or of a pair joined by the separator.
 
     The metrics are accuracy, F1 of class 1 and Matthews' correlation; the main one is accuracy, for CoLA the
-    correlation.
-
-    What does not fit is cut, the longer sentence first.
-
-    Raises:
-        InputError: a split without labels, or with one of another class.
+    correlation. What does not fit is cut, the longer sentence first. Labels of other classes are an InputError.
     """
 
     def __init__(self, texts: Mapping[str, TextSet], frame: Frame, *, name: str, classes: int = 2) -> None:
@@ -86,12 +81,8 @@ class Reordering(CorpusTask, ClassTask):
 
     Every run of `parts` sentences of a document is a row; its order is drawn anew for each batch. ERNIE 2.0 cuts
     paragraphs into 1..m segments and has a class for each permutation of each number; here the number is fixed, since
-    the separators between the segments would show it.
-
-    Sentences that do not fit are cut, the longest first.
-
-    Raises:
-        InputError: `parts` out of 2..4, or no document with as many sentences.
+    the separators between the segments would show it. Sentences that do not fit are cut, the longest first. `parts` out
+    of 2..4, or no document with as many sentences, is an InputError.
 
     Source: Sun et al. (2020, ERNIE 2.0), sentence reordering.
     """
@@ -124,10 +115,7 @@ class SentenceDistance(CorpusTask, ClassTask):
     another document (2).
 
     A row is a first sentence; each batch draws the class and the second sentence. The last sentence of a document,
-    and documents of fewer than four, are no rows.
-
-    Raises:
-        InputError: a split with fewer than two documents.
+    and documents of fewer than four, are no rows. A split with fewer than two documents is an InputError.
 
     Source: Sun et al. (2020, ERNIE 2.0), sentence distance.
     """
@@ -170,14 +158,8 @@ class ResponseSelection(ChoiceTask):
 
     A row is a dialogue. Each batch draws one of its right responses and its place among the C; wrong ones are the
     dialogue's own, drawn, and right responses of other dialogues where it has too few. Of a long context the last
-    tokens are kept, which are next to the response; a response has at most half of the room.
-
-    Args:
-        choices: C.
-        name: of the task; COPA has this form, too.
-
-    Raises:
-        InputError: C below 2, or a split with fewer than C dialogues.
+    tokens are kept, which are next to the response; a response has at most half of the room. COPA has this form, too.
+    `choices` (C) below 2, or a split with fewer than C dialogues, is an InputError.
     """
 
     def __init__(

@@ -56,10 +56,7 @@ class MaskedLM(CorpusTask):
     Args:
         whole: choose each ``"token"`` on its own, each ``"word"`` whole, or each ``"span"`` of 1 to 3 words: ERNIE's
             masking of phrases and entities, without knowing which words are one.
-        rate: share of a row's tokens that are chosen.
-
-    Raises:
-        InputError: no text, or a rate out of (0, 1).
+        rate: share of a row's tokens that are chosen, in (0, 1).
 
     Source: Devlin et al. (2019), section 3.1; Sun et al. (2020, ERNIE 2.0), knowledge masking.
     """
