@@ -311,13 +311,12 @@ class Transposed(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("tied", "steps"), [(True, 1), (False, 2)])
 def test_weights_come_back_from_a_step_as_they_were_laid_out(tied: bool, steps: int) -> None:
     torch.manual_seed(0)
     eager = MAML(Transposed(tied).double(), 0.1, steps=steps)
     learner, x = copy.deepcopy(eager), torch.randint(0, 7, (2, 6, 5))
     data = x, torch.arange(6).repeat(2, 1)
-    losses = CompiledMeta(learner, backend="aot_eager").backward(data, data)
+    losses = CompiledMeta(learner, backend="inductor").backward(data, data)
     torch.testing.assert_close(losses, eager.backward(data, data), rtol=1e-10, atol=1e-13)
     assert_same(eager, learner)
