@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -20,16 +20,13 @@ T = TypeVar("T")
 def split_support_query(
     labels: Any, query_fraction: float = 0.25, generator: torch.Generator | None = None, *, stratified: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split the rows of a batch at random: labels (B,) -> support rows and query rows.
+    """Split the rows of a batch at random: labels (B,) -> support rows and query rows, int64, ascending, on the CPU.
 
-    Both are int64, ascending, on the CPU. The random split takes the nearest number to `query_fraction` of the batch,
-    the stratified one in each class, which has at least one row on each side if it has two.
-
-    Source: query prototypical pretraining, 1/4 query and 3/4 support (vision poster, "Experiments").
+    About `query_fraction` of the batch are queries; if `stratified`, of each class, with a row on each side if it has
+    two. Source: query prototypical pretraining (vision poster, "Experiments").
 
     Raises:
-        InputError: the fraction is not between 0 and 1, labels that :func:`read_labels` refuses, fewer than two rows,
-            or the split is stratified and no class has two.
+        InputError: the fraction is not in (0, 1), fewer than two rows, or the split is stratified and no class has two.
 
     Example:
         >>> support, query = split_support_query(torch.zeros(8, dtype=torch.int64))
@@ -68,8 +65,20 @@ def _stratified(y: torch.Tensor, order: torch.Tensor, query_fraction: float) -> 
     return is_query
 
 
+class _Tensors:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same on another device."""
+        moved: Self = map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
+        return moved
+
+    def pin_memory(self) -> Self:
+        """The same in page-locked memory; a DataLoader with pin_memory=True calls this."""
+        pinned: Self = map_tensors(lambda tensor: tensor.pin_memory(), self)
+        return pinned
+
+
 @dataclass(frozen=True)
-class Batch:
+class Batch(_Tensors):
     """Examples `x`, a tensor or a nest of dicts and lists of tensors, and their labels `y`, int64 (B,).
 
     Example:
@@ -80,21 +89,12 @@ class Batch:
     x: Any
     y: torch.Tensor
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The batch on another device."""
-        return _to(self, device, non_blocking)
-
-    def pin_memory(self) -> Batch:
-        """The batch in page-locked memory; a DataLoader with pin_memory=True calls this."""
-        return _pinned(self)
-
 
 @dataclass(frozen=True)
-class Episode:
-    """A few-shot task: learn from `support`, be scored on `query`.
+class Episode(_Tensors):
+    """A few-shot task: learn from `support`, be scored on `query`; y = 0..W-1 stand for the label values `classes`.
 
-    `classes` are the label values that y = 0..W-1 stand for, `index` the episode's number within its epoch
-    and `group` its group.
+    `index` is its number within its epoch.
 
     Example:
         >>> half = Batch(torch.zeros(1, 3), torch.tensor([0]))
@@ -107,24 +107,6 @@ class Episode:
     classes: tuple[Any, ...]
     index: int
     group: Any = None
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Episode:
-        """The episode on another device."""
-        return _to(self, device, non_blocking)
-
-    def pin_memory(self) -> Episode:
-        """The episode in page-locked memory; a DataLoader with pin_memory=True calls this."""
-        return _pinned(self)
-
-
-def _to(part: T, device: torch.device | str, non_blocking: bool) -> T:
-    moved: T = map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), part)
-    return moved
-
-
-def _pinned(part: T) -> T:
-    pinned: T = map_tensors(lambda tensor: tensor.pin_memory(), part)
-    return pinned
 
 
 def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
@@ -155,20 +137,14 @@ def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
 
 
 def identity(value: T) -> T:
-    """Return `value`: the `collate_fn` of an episode loader, whose data set already collates.
-
-    Example:
-        >>> identity(3)
-        3
-    """
+    """Return `value`: the `collate_fn` of an episode loader, whose data set already collates."""
     return value
 
 
 class EpisodeDataset(Dataset[Episode]):
-    """Turns plans into episodes of a map-style data set.
+    """Turns plans into episodes of a map-style data set or a tensor (N, ...).
 
-    Items are (x, label), (x,) or x; labels of the data set are not used, the plan has them. Dicts keep all
-    but their "label" and "labels" entries. A tensor (N, ...) is a data set too, and is indexed in one go.
+    Items are (x, label), (x,), x or dicts; labels are the plan's, those of the data set are left out.
 
     Example:
         >>> from metapretrain.episodes import EpisodeSpec
@@ -221,10 +197,8 @@ def _by_position(dataset: Any) -> Any:
     """The data set, whose [] must take the number of a row: a Series or a dict would look up its name."""
     if hasattr(dataset, "iloc") and dataset.ndim == 1:
         return dataset.tolist()
-    stream = (
-        isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
-    )
-    if stream or isinstance(dataset, Mapping) or hasattr(dataset, "iloc"):
+    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not indexed or isinstance(dataset, IterableDataset | Mapping) or hasattr(dataset, "iloc"):
         raise InputError(
             "episodes need a data set with len() and indexing by the number of a row, not"
             f" {type(dataset).__name__}: give a list of its rows"
@@ -254,10 +228,9 @@ def _without_label(item: Any) -> Any:
 
 
 class EpisodeLoader(DataLoader[Episode]):
-    """A DataLoader of episodes in one line, which can also change epoch and start in the middle.
+    """A DataLoader of episodes, with its other options, that can change epoch and start in the middle.
 
-    Takes the DataLoader's other options (num_workers, pin_memory, ...). Do not pass it to accelerate's
-    `prepare`.
+    Do not pass it to accelerate's `prepare`.
 
     Raises:
         InputError: the sampler's labels are not as many as the data set's rows.

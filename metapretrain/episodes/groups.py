@@ -43,21 +43,16 @@ def group_tasks(
 
     Args:
         texts_or_features: N texts, or a tensor or array (N, D).
-        k: number of groups K.
-        seed: of everything random; the same arguments give the same groups.
-        labels: one a row, for "label" alone.
+        labels: one per row, for "label" alone.
         smallest: rows that a group must have; use at least shots + queries.
         small: "merge" puts the rows of smaller groups into the nearest group (by features, else the largest);
-            "drop" gives them -1: leave these rows out. Groups are then numbered anew, and the log has the count;
-            it also warns where rows that are alike make fewer groups than K.
+            "drop" gives them -1: leave these rows out. Groups are then numbered anew.
 
     Raises:
-        InputError: an unknown method, K above the number of rows or below that of labels, features that the
-            method cannot use, or no group large enough.
+        InputError: K above the number of rows or below that of labels, features that the method cannot use, or no
+            group large enough.
 
     Example:
-        >>> group_tasks(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2).tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
-        True
         >>> group_tasks(["a b", "c d", "e f", "g h"], 4, "random").sort().values
         tensor([0, 1, 2, 3])
     """
@@ -89,9 +84,7 @@ def group_tasks(
 def tidy_groups(groups: Any, *, smallest: int, small: str = "merge", features: Any = None) -> tuple[Tensor, int]:
     """Groups (N,) of at least `smallest` rows, numbered anew, and how many rows were merged or dropped.
 
-    Args:
-        groups: (N,) whole numbers below 2**24; -1 marks rows that are in none.
-        small, features: see :func:`group_tasks`.
+    Groups are whole numbers below 2**24, -1 of rows that are in none; the rest is as in :func:`group_tasks`.
 
     Raises:
         InputError: no group has so many rows, or a value that is not allowed.
@@ -99,8 +92,6 @@ def tidy_groups(groups: Any, *, smallest: int, small: str = "merge", features: A
     Example:
         >>> tidy_groups([0, 0, 1, 2, 2], smallest=2, small="drop")
         (tensor([ 0,  0, -1,  1,  1]), 1)
-        >>> tidy_groups([0, 0, 1, 2, 2], smallest=2, features=torch.tensor([[0.0], [0.0], [8.0], [9.0], [9.0]]))
-        (tensor([0, 0, 1, 1, 1]), 1)
     """
     one_of("small", small, ["drop", "merge"])
     old, smallest = _numbers(groups), whole("smallest", smallest, 1)
@@ -200,9 +191,7 @@ def _topics(source: Any, k: int, seed: int, rng: np.random.Generator) -> Ints:
     elif (source < 0).any():
         raise InputError("lda needs texts, or counts of at least 0; these features have negative values")
     online = counts.shape[0] > MANY
-    options = (
-        {"learning_method": "online", "batch_size": 1024} if online else {"learning_method": "batch", "max_iter": 20}
-    )
+    options = {"learning_method": "online", "batch_size": 1024} if online else {"max_iter": 20}
     model = LatentDirichletAllocation(k, random_state=seed % 2**32, **options)
     found: Ints = model.fit_transform(counts).argmax(1).astype(np.int64)
     wordless = np.asarray(counts.sum(1)).reshape(-1) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ from metapretrain.errors import InputError
 
 
 def to_metadataset(x: torch.Tensor, labels: torch.Tensor) -> Any:
-    """learn2learn's `MetaDataset` over rows x (N, ...) and their labels (N,): it holds which class has which rows.
-
-    :class:`EpisodeSampler` takes it in place of labels, and then gives the very same episodes.
+    """learn2learn's `MetaDataset` over rows x (N, ...) and labels (N,); :class:`EpisodeSampler` takes it as labels.
 
     Raises:
         InputError: learn2learn is not installed.
@@ -29,10 +26,9 @@ def to_metadataset(x: torch.Tensor, labels: torch.Tensor) -> Any:
 
 
 def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
-    """A learn2learn `Taskset` whose task i is the sampler's episode i (of its rank).
+    """A learn2learn `Taskset` whose task i is the sampler's episode i (of its rank; the next one if it is endless).
 
-    A task is learn2learn's pair (data, labels 0..W-1), support rows first, then query rows; the i-th task of
-    an endless sampler is the next one each time. Items of `dataset` are (x, label).
+    A task is a pair (data, labels 0..W-1), support rows first, then query rows. Items of `dataset` are (x, label).
 
     Raises:
         InputError: learn2learn is not installed, or labels and rows differ in number.
@@ -52,8 +48,6 @@ def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
 
 def _taskset_class(l2l: Any) -> Any:
     class EpisodeTaskset(l2l.data.Taskset):  # type: ignore[misc]
-        """A Taskset that describes its tasks by plans."""
-
         def __getitem__(self, i: int) -> Any:
             return super().__getitem__(i) if self.num_tasks == -1 else self.get_task(self._describe(i))
 
@@ -67,15 +61,11 @@ def _taskset_class(l2l: Any) -> Any:
             described = []
             for row, label in zip(plan, y, strict=True):
                 item = l2l.data.task_dataset.DataDescription(row)
-                item.transforms = [self.dataset.__getitem__, partial(_relabel, label=label)]
+                item.transforms = [self.dataset.__getitem__, lambda item, label=label: (item[0], label)]
                 described.append(item)
             return described
 
     return EpisodeTaskset
-
-
-def _relabel(item: Any, label: int) -> tuple[Any, int]:
-    return item[0], label
 
 
 class TasksetEpisodes:
@@ -92,8 +82,7 @@ class TasksetEpisodes:
 
     def __iter__(self) -> Iterator[Episode]:
         for index in itertools.count() if self.endless else range(len(self)):
-            x, y = self.taskset[index]
-            yield self._episode(index, x, y)
+            yield self._episode(index, *self.taskset[index])
 
     def _episode(self, index: int, x: torch.Tensor, y: torch.Tensor) -> Episode:
         values, code, count = torch.unique(y, return_inverse=True, return_counts=True)
@@ -114,9 +103,8 @@ class TasksetEpisodes:
 def from_taskset(taskset: Any, shots: int, *, seed: int = 0) -> TasksetEpisodes:
     """The tasks of a learn2learn `Taskset` as episodes: the first `shots` rows of each class are support.
 
-    The result is re-iterable. The other rows are the query part, in an order that depends on (seed, task)
-    alone. Which rows a task has is learn2learn's choice, from Python's global random state. `len` is exact
-    unless the task set is endless.
+    The other rows are the query part, in an order that depends on (seed, task) alone. Which rows a task has is
+    learn2learn's choice, from Python's global random state.
 
     Raises:
         InputError: a class of a task has no row beyond `shots` (when that task is read).

@@ -24,18 +24,12 @@ class EpisodeSpec:
     """The size of an episode: classes (ways), and support (shots) and query examples of each class.
 
     Each is an integer of at least 1, or a range (low, high), both included, from which every episode draws
-    uniformly; all classes of one episode have the same shots and queries. ``ways=None`` means shots + queries
-    disjoint examples of a group whatever their labels (the meta tasks of prompt pretraining).
+    uniformly. ``ways=None`` means shots + queries disjoint examples of a group whatever their labels (the meta tasks
+    of prompt pretraining).
 
     Example:
-        >>> EpisodeSpec(ways=5, shots=1, queries=15).longest
+        >>> EpisodeSpec(ways=(3, 5), shots=1, queries=15).longest
         80
-        >>> EpisodeSpec(ways=(3, 5), shots=(1, 5), queries=10).ranges
-        ((3, 5), (1, 5), (10, 10))
-        >>> EpisodeSpec(ways=5, shots=0, queries=15)
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: shots is 0; give a whole number of at least 1
     """
 
     ways: Count | None
@@ -84,23 +78,17 @@ class Labels:
 
 
 def read_labels(source: Any, what: str = "labels") -> Labels:
-    """Read one label per row, by position: from a list, tuple, array, tensor, pandas or polars column, or a data set.
+    """Read one label per row, an integer of at least 0 or a string, by position.
 
-    A data set gives its `.targets` or `.labels` (torchvision), the last tensor of a TensorDataset, those of a Subset's
-    rows, or its `.indices_to_labels` (learn2learn's `MetaDataset`). Labels are integers or strings and need not be
-    0..C-1.
+    They are a list, tuple, array, tensor, pandas or polars column, or a data set's `.targets`, `.labels`,
+    `.indices_to_labels` (learn2learn's `MetaDataset`) or last tensor (of a TensorDataset); a Subset is seen through.
 
     Raises:
-        InputError: there are none, they are not one-dimensional, not integers or strings, negative (-1 marks rows
-            without a label), or not as many as the data set has rows.
+        InputError: there are no such labels, or not as many as the data set has rows.
 
     Example:
         >>> read_labels([7, 3, 7]).names
         (3, 7)
-        >>> read_labels(torch.tensor([0.0, 1.0]))
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: labels must be integers or strings, not float32
     """
     values = _as_array(_column(source, what), what)
     if values.ndim != 1:
@@ -133,9 +121,8 @@ def read_groups(source: Any, rows: int) -> Labels:
 
 
 def _column(source: Any, what: str) -> Any:
-    if isinstance(source, (torch.Tensor, np.ndarray)) or hasattr(source, "to_numpy"):
-        return source
-    if isinstance(source, Sequence) and not isinstance(source, (str, bytes)):
+    listed = isinstance(source, (torch.Tensor, np.ndarray, Sequence)) and not isinstance(source, (str, bytes))
+    if listed or hasattr(source, "to_numpy"):
         return source
     if isinstance(source, Subset):
         return _as_array(_column(source.dataset, what), what)[np.asarray(source.indices)]
@@ -186,19 +173,15 @@ def _of_objects(items: list[Any], what: str) -> Any:
 
 @dataclass(frozen=True)
 class PlanTable:
-    """Plans of one shape side by side: T episodes of W classes, S support and Q query rows each.
+    """Plans of one shape side by side: T episodes of W classes, S support and Q query rows each."""
 
-    `rows` (T, S+Q), `query_y` (T, Q) or (1, Q), `support_y` likewise, `classes` (T, W) codes into
-    `class_names`, `groups` (T,) codes into `group_names`. A table of W=0 codes stands for "all classes".
-    """
-
-    index: Ints
-    rows: Ints
-    support_y: Ints
-    query_y: Ints
-    classes: Ints
+    index: Ints  # (T,)
+    rows: Ints  # (T, S+Q)
+    support_y: Ints  # (T, S) or (1, S)
+    query_y: Ints  # (T, Q) or (1, Q)
+    classes: Ints  # (T, W), of class_names; W = 0 stands for all
     class_names: tuple[Any, ...]
-    groups: Ints
+    groups: Ints  # (T,), of group_names
     group_names: tuple[Any, ...]
 
 
@@ -207,8 +190,7 @@ class EpisodePlan(list[int]):
 
     Attributes:
         index: the episode's number within its epoch.
-        support_y: labels 0..W-1 of the support rows, int64 (S,).
-        query_y: labels 0..W-1 of the query rows, int64 (Q,).
+        support_y, query_y: labels 0..W-1 of the rows, int64 (S,) and (Q,).
         classes: the W label values that 0..W-1 stand for; with ``ways=None`` all label values of the data.
         group: the group that the episode was drawn from, None without groups.
 
@@ -281,12 +263,10 @@ class EpisodePlan(list[int]):
 
     @property
     def support(self) -> list[int]:
-        """The support rows."""
         return self[: self._table.support_y.shape[1]]
 
     @property
     def query(self) -> list[int]:
-        """The query rows."""
         return self[self._table.support_y.shape[1] :]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -314,19 +294,15 @@ PlanBlock = tuple[list[PlanTable], list[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Pools:
-    """The usable classes, sorted by group: class c owns rows[start[c] : start[c] + size[c]].
-
-    Group g owns the classes first[g] : first[g] + count[g]; with ways=None a pool is a whole group. `label`
-    (K,) and `group` (G,) are codes of the labels and groups that were given.
-    """
+    """The K usable classes (with ways=None whole groups), sorted by their G groups."""
 
     rows: Ints
-    start: Ints
+    start: Ints  # (K,): class c owns rows[start[c] : start[c] + size[c]]
     size: Ints
-    label: Ints
-    first: Ints
+    label: Ints  # (K,), codes
+    first: Ints  # (G,): group g owns the classes first[g] : first[g] + count[g]
     count: Ints
-    group: Ints
+    group: Ints  # (G,), codes
 
 
 def make_pools(labels: Labels, groups: Labels, spec: EpisodeSpec) -> Pools:
@@ -377,15 +353,7 @@ def _too_small(spec: EpisodeSpec, size: Ints, big: Any, group: Ints, groups: int
 
 
 class Planner:
-    """Plans episode blocks for labels and a spec; holds no state that changes.
-
-    Example:
-        >>> labels = read_labels([0, 0, 1, 1, 2, 2])
-        >>> planner = Planner(labels, read_groups(None, 6), EpisodeSpec(2, 1, 1), seed=0, block_size=8)
-        >>> tables, place = planner.block(epoch=0, block=3)
-        >>> tables[0].rows.shape, int(tables[0].index[0])
-        ((8, 4), 24)
-    """
+    """Plans episode blocks for labels and a spec; holds no state that changes."""
 
     def __init__(self, labels: Labels, groups: Labels, spec: EpisodeSpec, *, seed: int, block_size: int) -> None:
         self.labels, self.groups, self.spec = labels, groups, spec
@@ -460,9 +428,8 @@ BLOCK = 512
 class EpisodeSampler(Sampler[list[int]]):
     """Yields episode plans of random classes and rows; give it to a DataLoader as `batch_sampler`.
 
-    Every episode draws a group uniformly (with `groups`), classes uniformly in uniformly random order, and
-    different rows of each class. Classes with fewer rows than the most shots + queries of the spec are left
-    out.
+    Every episode draws a group uniformly (with `groups`), classes in uniformly random order, and different rows of
+    each class. Classes with fewer rows than the most shots + queries of the spec are left out.
 
     Args:
         labels: one per row (N,), in any form that :func:`read_labels` takes.
@@ -470,15 +437,14 @@ class EpisodeSampler(Sampler[list[int]]):
         seed: 0..2**64-1.
         rank, world_size: rank r gives episodes r, r + world_size, ...; never pass the loader to accelerate's
             `prepare`, which would shard a second time.
-        groups: one group a row (N,); an episode stays inside a group.
-        start: the first episode to give, counted over all ranks: what resumes a run.
-        epoch: see :meth:`set_epoch`.
+        groups: one per row (N,); an episode stays inside a group.
+        epoch, start: see :meth:`set_epoch`.
         uneven: allow ranks to give different numbers of episodes: for evaluation; training would hang.
         block_size: episodes planned together; part of what an episode depends on.
 
     Raises:
-        InputError: labels, groups or counts are malformed, no class is large enough, fewer than `ways`
-            classes remain, or `episodes` does not divide by `world_size` and `uneven` is off.
+        InputError: fewer than `ways` classes are large enough, or `episodes` does not divide by `world_size` and
+            `uneven` is off.
 
     Example:
         >>> sampler = EpisodeSampler([0, 0, 0, 1, 1, 1], EpisodeSpec(ways=2, shots=1, queries=2), 4, seed=0)
@@ -533,14 +499,7 @@ class EpisodeSampler(Sampler[list[int]]):
         return [names[code] for code in self._planner.labels.codes.tolist()]
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the epoch, and its first episode to give, counted over all ranks.
-
-        Example:
-            >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(2, 1, 1), 10, seed=0)
-            >>> sampler.set_epoch(3, start=8)
-            >>> [plan.index for plan in sampler]
-            [8, 9]
-        """
+        """Choose the epoch, and its first episode to give, counted over all ranks: what resumes a run."""
         self.epoch, self.start = whole("epoch", epoch), whole("start", start)
 
     def __len__(self) -> int:

@@ -18,11 +18,10 @@ from metapretrain.errors import InputError, one_of
 class ShuffledBatches:
     """Yields int64 row indices (B,) on the CPU; batch i of an epoch depends on (seed, epoch, i) alone.
 
-    Without `labels` an epoch visits every row once (but for a dropped last batch). With `labels` the batches
-    are class-balanced: every class comes once in each round, so that class counts within a batch differ by at
-    most two, and not at all where a batch over all ranks is whole rounds. A class with fewer rows than its
-    share of the epoch is repeated, each time in a new order; of one with more, a new random part is seen in
-    each epoch.
+    Without `labels` an epoch visits every row once (but for a dropped last batch). With `labels` the batches are
+    class-balanced: every class comes once in each round, so that class counts within a batch differ by at most two.
+    A class with fewer rows than its share of the epoch is repeated, each time in a new order; of one with more, a new
+    random part is seen in each epoch.
 
     Args:
         n: rows.
@@ -30,11 +29,10 @@ class ShuffledBatches:
             batch_size * world_size would get.
         seed: 0..2**64-1.
         epoch, start: the epoch, and the first batch to give: what resumes a run.
-        drop_last: leave out a last batch that is not full.
-        labels: one label a row (N,), for class-balanced batches.
+        labels: one per row (N,), for class-balanced batches.
 
     Raises:
-        InputError: counts are malformed, there is no batch, or ranks would get unequal parts.
+        InputError: there is no batch, or ranks would get unequal parts.
 
     Example:
         >>> batches = ShuffledBatches(10, 4, seed=0, drop_last=False)
@@ -90,13 +88,7 @@ class ShuffledBatches:
         return self.iter_from(self.start)
 
     def iter_from(self, position: int) -> Iterator[torch.Tensor]:
-        """The batches of the epoch but for the first `position`.
-
-        Example:
-            >>> batches = ShuffledBatches(6, 2, seed=0)
-            >>> torch.equal(next(batches.iter_from(2)), list(batches)[2])
-            True
-        """
+        """The batches of the epoch but for the first `position`."""
         return self._batches(self._order(self.epoch), whole("position", position))
 
     def _batches(self, order: torch.Tensor, position: int) -> Iterator[torch.Tensor]:
@@ -172,22 +164,18 @@ _END = object()
 class Scheduler(Protocol):
     """Decides which task is next: `choose()` returns an object whose `source` is a loader's name."""
 
-    def choose(self) -> Any:
-        """The next choice."""
+    def choose(self) -> Any: ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """The scheduler's state as JSON values."""
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a state."""
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class TaskStream:
-    """Yields dicts {task: batch} from one loader a task.
+    """Yields dicts {task: batch} from one loader per task.
 
-    Every pass over a loader is an epoch of it: the stream counts them from 0, calls the loader's `set_epoch`
-    if there is one, and seeds PyTorch's CPU generator for the start of the pass, so that an ordinary
-    DataLoader with shuffle=True also depends on (seed, task, epoch) alone.
+    A pass over a loader is an epoch of it, for which its `set_epoch` is called and PyTorch's CPU generator seeded, so
+    that a DataLoader with shuffle=True also depends on (seed, task, epoch) alone.
 
     Args:
         loaders: a re-iterable of batches for each task.
@@ -196,16 +184,16 @@ class TaskStream:
             task's batch, drawn with probability proportional to its loader's length; "round-robin" gives each
             task its turn; a scheduler chooses the task (the stream does not call its `observe`).
         seed: 0..2**64-1.
-        steps: all the steps of the stream, over as many passes as that takes. None: an iteration is one
-            epoch, which is the longest or shortest loader's length, the sum of lengths, or a turn each until
-            the longest is through; the next iteration goes on where the last stopped.
+        steps: all the steps of the stream. None: an iteration is one epoch, which is the longest or shortest
+            loader's length, the sum of lengths, or a turn each until the longest is through; the next iteration
+            goes on where the last stopped.
 
     Attributes:
         counts: batches given so far, of each task.
         choice: the scheduler's last choice.
 
     Raises:
-        InputError: an unknown policy, no or empty loaders, a length that is needed and missing.
+        InputError: no or empty loaders, or a length that is needed and missing.
 
     Example:
         >>> stream = TaskStream({"a": [1, 2, 3], "b": [10]}, "longest", seed=0)
@@ -275,8 +263,7 @@ class TaskStream:
         """Go to where another stream with the same tasks, policy and seed was.
 
         Raises:
-            InputError: the state is of other tasks, another policy or another seed, is incomplete, or lies behind
-                the end of a loader.
+            InputError: the state is of another stream, incomplete, or behind the end of a loader.
 
         Example:
             >>> stream, resumed = (TaskStream({"a": [1, 2, 3]}, "longest", seed=0) for _ in range(2))
@@ -353,15 +340,13 @@ class TaskStream:
         return max(lengths) * len(lengths) if self.policy == "round-robin" else sum(lengths)
 
     def _sized(self) -> list[int]:
-        lengths = []
         for name, length in self._lengths.items():
             if length is None:
                 raise InputError(
                     f"loader {name!r} has no length, which "
                     + ("policy 'proportional' needs" if self.steps is not None else "an epoch needs; give steps=...")
                 )
-            lengths.append(length)
-        return lengths
+        return [length for length in self._lengths.values() if length is not None]
 
 
 def _length(name: str, loader: Any) -> int | None:
