@@ -77,11 +77,10 @@ def evaluate_episodes(
     batch: int = 1,
     metric: str | Callable[[Tensor, Tensor], Any] = "accuracy",
 ) -> EpisodeResult:
-    """Accuracy, or another metric, of `predict` over the sampler's episodes; only a number is kept of each.
+    """Accuracy, or another metric, of `predict` over the sampler's episodes.
 
     Args:
-        predict: maps an Episode to logits (queries, ways) or to labels int (queries,), 0..W-1. It may adapt a
-            copy of a model with gradients: what it returns is detached at once. It must not look at
+        predict: maps an Episode to logits (queries, ways) or to labels int (queries,), 0..W-1, without a look at
             `episode.query.y`. Or a learner (MAML and its kin), whose `predict` is used. A module, or the module
             whose method it is, is in evaluation mode meanwhile; a function of yours calls `.eval()` itself.
         dataset: any map-style data set of (x, label); None where the sampler gives episodes.
@@ -105,7 +104,7 @@ def evaluate_episodes(
         >>> print(evaluate_episodes(nearest, torch.utils.data.TensorDataset(torch.eye(6)[y], y), sampler))
         100.00% +- 0.00% (100 episodes)
     """
-    from metapretrain.episodes import Episode, EpisodeDataset
+    from metapretrain.episodes import Episode, EpisodeDataset, stack
 
     if batch < 1:
         raise InputError(f"batch must be 1 episode or more; got {batch}")
@@ -120,7 +119,7 @@ def evaluate_episodes(
         for plans in _chunks(_finite(sampler), batch):
             group = [plan if isinstance(plan, Episode) else episodes[plan] for plan in plans]
             group = group if device is None else [episode.to(device) for episode in group]
-            answers = [one(group[0])] if batch == 1 else _stacked_logits(predict, group)
+            answers = [one(group[0])] if batch == 1 else predict.logits(*stack(group)).unbind()
             values += [_measured(answer, e.query.y, metric) for answer, e in zip(answers, group, strict=True)]
     return EpisodeResult.of(values, metric if isinstance(metric, str) else getattr(metric, "__name__", "metric"))
 
@@ -135,14 +134,6 @@ def _measured(answer: Tensor, y: Tensor, metric: str | Callable[[Tensor, Tensor]
         got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         raise InputError(f"predict must return the targets' shape {tuple(y.shape)} for metric {metric!r}; got {got}")
     return float(ERRORS[metric](answer.double() - y.to(answer.device).double()))
-
-
-def _stacked_logits(learner: Any, group: Sequence[Episode]) -> Sequence[Tensor]:
-    """Logits of each episode, from one call of the learner."""
-    from metapretrain.episodes import stack
-
-    answers: Tensor = learner.logits(*stack(group))
-    return answers.unbind()
 
 
 def _finite(sampler: Iterable[Plan]) -> Iterable[Plan]:
@@ -172,13 +163,8 @@ def evaluate_embeddings(
 ) -> EpisodeResult:
     """Accuracy by nearest support prototype over the sampler's episodes, from embeddings computed once.
 
-    Prototypical classification (Snell et al., 2017, equations 1 and 2): each query goes to the class whose mean
-    support embedding is nearest. `batch` episodes are scored in one go; ways, shots and queries may differ
-    between them. A query whose class has no support example counts as wrong.
-
-    Args:
-        z: embedding of every row of the data set, (N, D).
-        sampler: plans over these N rows.
+    Prototypical classification (Snell et al., 2017, equations 1 and 2) with the embedding `z` (N, D) of every row of
+    the data set; `batch` episodes of any shapes in one go. A query whose class has no support counts as wrong.
 
     Raises:
         InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
@@ -253,11 +239,9 @@ def few_shot_accuracy(
 ) -> EpisodeResult:
     """Accuracy by nearest support prototype over random episodes of `images`, for example 5-way 1-shot.
 
-    Every labelled image is embedded once; episodes then only index the embeddings.
-
     Args:
-        encode: maps uint8 images (B, C, H, W) to embeddings (B, D), for example `load(run).encode`.
-        images: labelled images; rows of label -1 are left out.
+        encode: maps uint8 images (B, C, H, W) to embeddings (B, D), for example `load(run).encode`; once for each.
+        images: rows of label -1 are left out.
         groups: one group per image (N,); an episode stays inside a group.
 
     Raises:

@@ -15,11 +15,7 @@ from metapretrain.errors import InputError
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its two-sided interval `[low, high]`.
-
-    `half_width` is half of `high - low`; `sd` is the sample standard deviation of the `n` values. What is not known is
-    NaN, such as all but the mean of one value.
-    """
+    """A mean and its two-sided interval `[low, high]`; `sd` of the `n` values. What is not known is NaN."""
 
     mean: float
     half_width: float
@@ -40,7 +36,6 @@ class Interval:
 
 
 def check_level(level: float) -> float:
-    """Return `level` if it lies between 0 and 1; raise InputError otherwise."""
     if not 0.0 < level < 1.0:
         raise InputError(f"level must lie between 0 and 1, for example 0.95; got {level}")
     return level
@@ -66,8 +61,6 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
         >>> interval = mean_interval([0.70, 0.72, 0.74])
         >>> f"{interval.mean:.2f} +- {interval.half_width:.4f}"
         '0.72 +- 0.0497'
-        >>> mean_interval([0.70]).known
-        False
     """
     array = _finite(list(values), "an interval")
     n, mean = int(array.size), float(array.mean())
@@ -131,8 +124,7 @@ def correlation_interval(r: float, n: int, level: float = 0.95) -> Interval:
 def independent_mean_interval(parts: Sequence[Interval]) -> Interval:
     """Plain mean of figures measured on different examples, from the interval of each.
 
-    The distances of the parts' limits from their means are added as squares (Zou and Donner 2008),
-    so that limits that are not symmetric stay so.
+    The distances of the parts' limits from their means are added as squares (Zou and Donner 2008).
 
     Example:
         >>> interval = independent_mean_interval([proportion_interval(50, 100), proportion_interval(80, 100)])
@@ -164,13 +156,9 @@ def paired_interval(a: Sequence[float], b: Sequence[float], level: float = 0.95)
 
 
 def paired_images_interval(correct_a: ArrayLike, correct_b: ArrayLike, level: float = 0.95) -> Interval:
-    """Difference of two accuracies on the same images, from the per-image differences.
+    """Difference of two accuracies on the same images, with Student's t interval over the images' differences.
 
-    Each image's difference (of the means over seeds, if there are several) is one value; the interval is
-    Student's t over images, which at thousands of images is the normal interval.
-
-    Args:
-        correct_a, correct_b: right or wrong, 0/1 or bool, (N,) or (seeds, N); the seeds may differ in number.
+    Right or wrong is 0/1 or bool, (N,) or (seeds, N), of which the mean is taken; the seeds may differ in number.
 
     Example:
         >>> interval = paired_images_interval([1, 1, 1, 0], [1, 0, 1, 0])

@@ -32,8 +32,7 @@ def _pair(targets: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.float6
 def f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2, *, macro: bool = False) -> float:
     """F1 of class 1 of two, or (of more classes, or if `macro`) the plain mean of the F1 of each class.
 
-    `F1 = 2 TP / (2 TP + FP + FN)`; 0 where a class is neither there nor predicted. Targets and predictions are
-    classes (N,).
+    `F1 = 2 TP / (2 TP + FP + FN)` of classes (N,); 0 where a class is neither there nor predicted.
 
     Example:
         >>> f1([1, 1, 0, 0], [1, 0, 1, 1]), round(f1([1, 1, 0, 0], [1, 1, 1, 1], macro=True), 3)
@@ -136,14 +135,11 @@ PREFIXES = (MAJORITY, PROTOTYPE, "validation_", "train_")  # figures of another 
 def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict[str, float]:
     """Score predictions for the rows of `task.dev`: accuracy, also F1 for pairs, or Pearson and Spearman.
 
-    Constant predictions have no correlation; it is 0 here and said in the log.
-
-    Args:
-        predictions: classes int (N,), or for regression scores (N,), for the N rows of dev.
-        prefix: put before each name, such as `nearest_prototype_`.
+    Predictions are classes int (N,) or, for regression, scores (N,); of constant ones the correlation is 0. `prefix` is
+    put before each name.
 
     Raises:
-        InputError: not one prediction a row, a prediction that is NaN or no class, or a task whose name begins as
+        InputError: not one prediction per row, a prediction that is NaN or no class, or a task whose name begins as
             other figures do (`train_`).
 
     Example:

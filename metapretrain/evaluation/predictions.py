@@ -53,10 +53,7 @@ def _integers(values: Classes, what: str) -> NDArray[np.int64]:
 def write_predictions(
     path: Path | str, labels: Classes, predictions: Classes, index: Classes | None = None, files: Sequence[str] = ()
 ) -> Path:
-    """Write one line per image: its index in the split (by default 0..N-1), its label and the predicted one.
-
-    All are int (N,). `files`, where they are known, are a fourth column.
-    """
+    """Write a line per image: its index (by default 0..N-1), label and predicted one, int (N,), and file if given."""
     y, predicted = _integers(labels, "labels"), _integers(predictions, "predictions")
     rows = np.arange(len(y)) if index is None else _integers(index, "index")
     if not len(rows) == len(y) == len(predicted):
@@ -94,9 +91,7 @@ def read_predictions(path: Path | str) -> Predictions:
 
 
 def recounted(path: Path, metrics: Mapping[str, Any]) -> str | None:
-    """Say which of a run's `metrics` is not that of the predictions in `TASK.csv` or `TASK-dev.csv`, or None.
-
-    Accuracy, F1 and the correlations are looked at, where `metrics` has them as `TASK_accuracy` and so on.
+    """Say which of a run's `metrics` (`TASK_accuracy`, ...) is not that of the predictions in `TASK.csv`, or None.
 
     Raises:
         InputError: the file cannot be read, or holds no numbers.
@@ -121,11 +116,7 @@ def recounted(path: Path, metrics: Mapping[str, Any]) -> str | None:
 
 
 def table_scores(path: Path) -> dict[str, float]:
-    """Scores of a table of predictions of texts; without labels there are none.
-
-    Of classes: accuracy, macro-F1 and, with columns `p_CLASS`, the calibration error; of numbers (predictions with a
-    point): Pearson's and Spearman's correlation.
-    """
+    """Scores of a table of predictions of texts: of classes, or of numbers (predictions with a point), if labelled."""
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows or "label" not in rows[0]:

@@ -20,8 +20,7 @@ def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.d
     """Embed all `images` (N, ...), without a graph, as float32 (N, D) on the device that `encode` runs on.
 
     Args:
-        encode: maps a batch of rows of `images` to embeddings (B, D). If it is a module or a method of one,
-            that module is in evaluation mode meanwhile.
+        encode: maps a batch of rows to embeddings (B, D); its module is in evaluation mode meanwhile.
         device: where `encode` runs; by default where `images` are.
 
     Raises:
@@ -75,8 +74,8 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
 def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:
     """Predict the class whose mean training embedding is nearest in the Euclidean distance.
 
-    Prototypical classification (Snell et al., 2017, equations 1 and 2) with all training rows as support: embeddings
-    (N, D), their labels, any int (N,), and embeddings (M, D) to labels int64 (M,).
+    Prototypical classification (Snell et al., 2017, equations 1 and 2): embeddings (N, D), their labels, any int (N,),
+    and embeddings (M, D) to labels int64 (M,).
 
     Raises:
         InputError: embeddings with NaN, or shapes that do not fit.

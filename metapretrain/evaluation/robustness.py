@@ -24,10 +24,7 @@ Predict = Callable[[Tensor], Tensor]
 
 
 class CorruptedImages:
-    """Every corruption of at most `most` labelled images, made once for all models: 1 GB for 1,000 images of STL-10.
-
-    `severities` are of 1..5; `seed` is that of the part and of the noise.
-    """
+    """Every corruption, in `severities` of 1..5, of at most `most` images; made once: 1 GB for 1,000 of STL-10."""
 
     def __init__(
         self, images: ImageSet, severities: Sequence[int] = SEVERITIES, most: int = MOST, seed: int = 0
@@ -40,7 +37,7 @@ class CorruptedImages:
         self._made: dict[tuple[str, int], Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name of a corruption and its images uint8 (N, C, H, W), once a severity."""
+        """Yield the name of a corruption and its images uint8 (N, C, H, W), once per severity."""
         for name in CORRUPTIONS:
             for severity in self.severities:
                 if (name, severity) not in self._made:
@@ -67,10 +64,9 @@ class CorruptedImages:
 def corrupt_runs(
     root: Path | str, images: Callable[[str, int], ImageSet], device: str | torch.device = "cpu"
 ) -> Iterator[tuple[Path, dict[str, float]]]:
-    """Add the accuracies under corruption to the result of every finished run below `root`.
+    """Add the accuracies under corruption to the result of every finished run below `root` that has none.
 
-    Runs that have them already, and pretrainings, are passed over; nothing is trained. `images` gives the test images
-    of a dataset in a size in pixels. A run's folder and its new metrics are yielded when they have been written.
+    `images` gives the test images of a dataset in a size in pixels. Yields each run's folder and its new metrics.
 
     Raises:
         InputError: no finished run, a damaged one, or one whose data or classes are not those of the images.
