@@ -1,4 +1,7 @@
-"""Readers of image and text data sets, registries of them, batch augmentation, corruptions and cached tokens."""
+"""Readers of image and text data sets, registries of them, batch augmentation, corruptions and cached tokens.
+
+Data that is missing or cannot be used is an InputError of one line that names file and place.
+"""
 
 from metapretrain.data.augment import AUGMENTATIONS, BatchAugment, make_augmentation
 from metapretrain.data.cs224n import load_cs224n

@@ -1,7 +1,4 @@
-"""Readers of CoNLL-2003 (named entities) and CoNLL04 (entities and relations).
-
-What is missing or cannot be used is an InputError of one line that names file and place.
-"""
+"""Readers of CoNLL-2003 (named entities) and CoNLL04 (entities and relations)."""
 
 from __future__ import annotations
 
@@ -41,14 +38,7 @@ class TaggedRow:
 
 
 def load_conll2003(folder: str | Path) -> dict[str, Rows[TaggedRow]]:
-    """Read ``train`` (14,041 sentences), ``validation`` (testa, 3,250) and ``test`` (testb, 3,453).
-
-    Example:
-        >>> load_conll2003("no-such-folder")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: no-such-folder/eng.train does not exist: ...
-    """
+    """Read ``train`` (14,041 sentences), ``validation`` (testa, 3,250) and ``test`` (testb, 3,453)."""
     root = inside(folder, "conll2003")
     return {split: _read(root / name, split) for split, name in PARTS.items()}
 
@@ -90,13 +80,7 @@ def _read(file: Path, split: str) -> Rows[TaggedRow]:
 
 @dataclass(frozen=True)
 class RelationRow:
-    """A sentence.
-
-    Attributes:
-        words: its W words.
-        entities: (type, first word, word after the last).
-        relations: relation of (head, tail), the numbers of two entities.
-    """
+    """The words of a sentence, its entities (type, first word, word after the last), and relations by (head, tail)."""
 
     words: list[str]
     entities: list[tuple[str, int, int]]
@@ -104,14 +88,7 @@ class RelationRow:
 
 
 def load_conll04(folder: str | Path) -> dict[str, Rows[RelationRow]]:
-    """Read ``train`` (922 sentences), ``validation`` (231) and ``test`` (288).
-
-    Example:
-        >>> load_conll04("no-such-folder")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: no-such-folder/conll04.json does not exist: ...
-    """
+    """Read ``train`` (922 sentences), ``validation`` (231) and ``test`` (288)."""
     file = inside(folder, "conll04") / "conll04.json"
     names = {"train": "train", "validation": "dev", "test": "test"}
     parts = read_json(file, {part: [_SENTENCE] for part in names.values()}, LAYOUTS["conll04"])

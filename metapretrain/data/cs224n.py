@@ -1,7 +1,4 @@
-"""Reader of CS224N's default project (Stanford): SST sentiment, Quora paraphrases, STS similarity; more Quora pairs.
-
-What is missing or cannot be used is an InputError of one line that names file and place.
-"""
+"""Reader of CS224N's default project (Stanford): SST sentiment, Quora paraphrases, STS similarity; more Quora pairs."""
 
 from __future__ import annotations
 
@@ -20,23 +17,11 @@ STEMS = {"sst": "ids-sst", "para": "quora", "sts": "sts"}
 SST_CLASSES = ("negative", "somewhat negative", "neutral", "somewhat positive", "positive")
 PARA_CLASSES = ("different", "duplicate")
 STS_RANGE = (0.0, 5.0)
+_PAIR = {"text": "sentence1", "pair": "sentence2"}
 COLUMNS: dict[str, dict[str, Any]] = {
     "sst": {"text": "sentence", "label": "sentiment", "kind": "classification", "classes": SST_CLASSES},
-    "para": {
-        "text": "sentence1",
-        "pair": "sentence2",
-        "label": "is_duplicate",
-        "kind": "pair-classification",
-        "classes": PARA_CLASSES,
-    },
-    "sts": {
-        "text": "sentence1",
-        "pair": "sentence2",
-        "label": "similarity",
-        "kind": "pair-regression",
-        "low": STS_RANGE[0],
-        "high": STS_RANGE[1],
-    },
+    "para": {**_PAIR, "label": "is_duplicate", "kind": "pair-classification", "classes": PARA_CLASSES},
+    "sts": {**_PAIR, "label": "similarity", "kind": "pair-regression", "low": STS_RANGE[0], "high": STS_RANGE[1]},
 }
 MORE = "quora-train-more.csv"  # a part of the training pairs, without a header
 QQP_TABLES = ("dev.tsv", "test.tsv")
@@ -53,12 +38,8 @@ def load_cs224n(folder: str | Path, *, qqp: str | Path | None = None, validation
 
     Rows without a label are counted and left out. Of training pairs that occur twice (by normalised text, in either
     order) the first is kept. `validation` rows of CS224N's own training rows are held out, the same with and without
-    `qqp`. Official training pairs that are in dev stay, and are counted.
-
-    Args:
-        folder: holds the files, or has the folder ``cs224n`` that does.
-        qqp: folder of more Quora pairs to train PARA on; those that are in quora-dev or held out are dropped.
-        validation: rows held out of each task's training rows.
+    `qqp`, a folder of more Quora pairs to train PARA on; those that are in quora-dev or held out are dropped. Official
+    training pairs that are in dev stay, and are counted. `folder` holds the files, or the folder ``cs224n``.
 
     Returns:
         ``sst`` (5 classes), ``para`` (2 classes) and ``sts`` (0..5). Counts of a training set: ``unlabelled``,

@@ -1,12 +1,8 @@
-"""Dialogues with right and wrong responses to a context: DailyDialog++ and MuTual.
-
-What is missing or cannot be used is an InputError of one line that names file and place.
-"""
+"""Dialogues with right and wrong responses to a context: DailyDialog++ and MuTual."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,13 +16,7 @@ from metapretrain.errors import InputError
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Turns, and responses to them.
-
-    Attributes:
-        context: the turns before, in order.
-        right: responses that belong to it, at least one.
-        wrong: responses that do not; may be empty.
-    """
+    """The turns of a context in order, the responses that belong to it (one or more), and those that do not."""
 
     context: list[str]
     right: list[str]
@@ -50,15 +40,8 @@ _TURN = re.compile(r"\s+(?=[mf] : )")
 def load_dailydialog_pp(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     """Read DailyDialog++; of the training dialogues those whose context is in dev or test are left out.
 
-    Returns:
-        ``train`` (right responses only), ``validation`` and ``test`` (wrong responses, too: half of them share words
-        with the context).
-
-    Example:
-        >>> load_dailydialog_pp("no-such-folder")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: no-such-folder/data_positives.json does not exist: ...
+    ``train`` has right responses only, ``validation`` and ``test`` also wrong ones, half of which share words with the
+    context.
     """
     root = inside(folder, "dailydialog_pp")
     parts = {
@@ -96,13 +79,6 @@ def load_mutual(folder: str | Path) -> dict[str, Rows[Dialogue]]:
         split: Rows([row for _, row in sorted(found[part], key=lambda row: row[0])], split, files=files)
         for split, part in splits
     }
-
-
-def join_dialogues(parts: Iterable[Rows[Dialogue]], split: str) -> Rows[Dialogue]:
-    """The dialogues of all parts, one after the other."""
-    listed = list(parts)
-    files = {name: record for part in listed for name, record in part.files.items()}
-    return Rows([row for part in listed for row in part.rows], split, files=files)
 
 
 def _daily(file: Path, wrong: bool) -> list[Dialogue]:

@@ -1,7 +1,4 @@
-"""Running text of the Penn Treebank, WikiText-2 and books: documents of sentences of words, or plain sentences.
-
-What is missing or cannot be used is an InputError of one line that names file and place.
-"""
+"""Running text of the Penn Treebank, WikiText-2 and books: documents of sentences of words, or plain sentences."""
 
 from __future__ import annotations
 
@@ -31,12 +28,11 @@ CHUNK = 2000  # sentences that a tokenizer is given at once
 
 @dataclass(frozen=True)
 class Documents(Rows[list[list[str]]]):
-    """Documents of one split: of each its sentences, of each sentence its words.
+    """Documents of one split: lists of sentences, which are lists of words.
 
     Example:
-        >>> texts = Documents([[["A", "fine", "day", "."], ["It", "rained", "."]]])
-        >>> len(texts), texts.sentences
-        (1, 2)
+        >>> Documents([[["A", "fine", "day", "."], ["It", "rained", "."]]]).sentences
+        2
     """
 
     def __post_init__(self) -> None:
@@ -48,7 +44,6 @@ class Documents(Rows[list[list[str]]]):
 
     @property
     def sentences(self) -> int:
-        """Number of sentences."""
         return sum(map(len, self.rows))
 
 
@@ -105,7 +100,6 @@ def tokenize_documents(texts: Documents, tokenizer: Any, *, lower: bool = False)
     numbers: dict[str, int] = {}
     words = [word for row in sentences for word in row]
     types = [numbers.setdefault(word.lower(), len(numbers)) for word in words]
-    letters = np.array([word[0].isalpha() for word in words], bool)
     return Corpus(
         ids,
         _starts(sizes),
@@ -114,15 +108,12 @@ def tokenize_documents(texts: Documents, tokenizer: Any, *, lower: bool = False)
         np.array(types, np.int32),
         list(numbers),
         np.array([word[0].isupper() for word in words], bool),
-        letters,
+        np.array([word[0].isalpha() for word in words], bool),
     )
 
 
 def tokenize_words(rows: Sequence[Sequence[str]], tokenizer: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Tokenise rows of words, joined by spaces.
-
-    Returns:
-        token ids int32 (T,) of all rows, and the number of tokens int64 (W,) of each word.
+    """Tokenise rows of words, joined by spaces: token ids int32 (T,) of all rows, tokens int64 (W,) of each word.
 
     Example:
         >>> from metapretrain.models.language_models import tiny_tokenizer
@@ -183,15 +174,8 @@ _END = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]*[A-Z])")
 def read_ptb_documents(folder: str | Path, split: str = "train") -> Documents:
     """Read the Penn Treebank as prepared by Mikolov et al. (2010): lower case, ``N`` for numbers, ``<unk>``.
 
-    Every 20 sentences in a row count as a document.
-
-    `folder` holds ``ptb.zip``, or the text files that are in it, or has the folder ``ptb`` that does.
-
-    Example:
-        >>> read_ptb_documents("no-such-folder")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: no-such-folder must hold ptb.zip or ptb.train.txt
+    Every 20 sentences in a row count as a document. `folder` holds ``ptb.zip``, or the text files that are in it, or
+    has the folder ``ptb`` that does.
     """
     sentences, file = _ptb(folder, split)
     blocks = [sentences[begin : begin + BLOCK] for begin in range(0, len(sentences), BLOCK)]
@@ -205,7 +189,6 @@ def ptb_sentences(folder: str | Path) -> TextSet:
 
 
 def _ptb(folder: str | Path, split: str) -> tuple[list[list[str]], Path]:
-    """The words of each sentence, and the file."""
     root = inside(folder, "ptb")
     name, archive = PTB_PARTS[split], root / "ptb.zip"
     if (root / name).is_file():
@@ -256,10 +239,7 @@ def _articles(file: Path) -> list[list[str]]:
 
 
 def plain_sentences(name: str, sentences: Iterable[str], files: Iterable[Path]) -> TextSet:
-    """Join the words of sentences as in running text; what is left out is logged and counted.
-
-    Left out are sentences with ``<unk>``, of fewer than 5 or more than 60 words, and repetitions.
-    """
+    """Join words as in running text; sentences with ``<unk>``, repeated, or not of 5 to 60 words are left out, counted."""
     seen: set[str] = set()
     kept = []
     counts = {"unknown_words": 0, "length": 0, "duplicates": 0}
@@ -328,17 +308,6 @@ def read_gutenberg(path: str | Path) -> Documents:
     if not documents:
         raise InputError(f"{file}: no chapter begins in it; expected {LAYOUTS['gutenberg']}")
     return Documents(documents, "train", {}, {file.name: file_record(file, None)})
-
-
-def join_documents(parts: Sequence[Documents], split: str = "train") -> Documents:
-    """The documents of all parts, one after the other.
-
-    Example:
-        >>> len(join_documents([Documents([[["a"]]]), Documents([[["b"]], [["c"]]])]))
-        3
-    """
-    files = {name: record for part in parts for name, record in part.files.items()}
-    return Documents([document for part in parts for document in part.rows], split, {}, files)
 
 
 def _sign(word: str) -> str:

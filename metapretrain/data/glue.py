@@ -1,7 +1,4 @@
-"""Readers of GLUE's and SuperGLUE's sets.
-
-What is missing or cannot be used is an InputError of one line that names file and place.
-"""
+"""Readers of GLUE's and SuperGLUE's sets."""
 
 from __future__ import annotations
 
@@ -43,20 +40,12 @@ HELD = 10  # of training rows, one in so many is for validation
 def load_glue(name: str, folder: str | Path) -> dict[str, TextSet]:
     """Read a set; its labelled part that is not for training is the test, since GLUE keeps the test labels.
 
-    Returns:
-        ``train``, ``validation`` (a tenth of the training rows, the same in every run) and ``test``: CoLA 1,043 rows,
-        MRPC 1,725, QNLI 1,000, RTE 277.
-
-    Example:
-        >>> load_glue("rte", "no-such-folder")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: no folder no-such-folder: it must hold ...
+    ``validation`` is a tenth of the training rows, the same in every run. ``test``: CoLA 1,043 rows, MRPC 1,725, QNLI
+    1,000, RTE 277.
     """
     one_of("set of GLUE", name, NAMES)
     readers = {"cola": _cola, "mrpc": read_mrpc, "qnli": _qnli, "rte": read_rte}
-    train, test = readers[name](folder)
-    return held_out(train, test)
+    return held_out(*readers[name](folder))
 
 
 def held_out(train: TextSet, test: TextSet) -> dict[str, TextSet]:

@@ -1,7 +1,4 @@
-"""What the readers of published texts share: archives, where files are, rows from records, sets joined.
-
-What is missing or cannot be used is an InputError of one line that names file and place.
-"""
+"""What the readers of published texts share: archives, where files are, rows from records, sets joined."""
 
 from __future__ import annotations
 

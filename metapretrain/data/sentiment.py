@@ -1,7 +1,4 @@
-"""Readers of sets of sentences with a sentiment: reviews of Yelp and Amazon, SST, SentiHood and SemEval-2016.
-
-What is missing or cannot be used is an InputError of one line that names file and place.
-"""
+"""Readers of sets of sentences with a sentiment: reviews of Yelp and Amazon, SST, SentiHood and SemEval-2016."""
 
 from __future__ import annotations
 

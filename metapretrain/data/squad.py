@@ -1,7 +1,4 @@
-"""Reader of SQuAD questions: tokenised parallel lines with spans of words, and XQuAD's English JSON.
-
-What is missing or cannot be used is an InputError of one line that names file and place.
-"""
+"""Reader of SQuAD questions: tokenised parallel lines with spans of words, and XQuAD's English JSON."""
 
 from __future__ import annotations
 
@@ -44,10 +41,9 @@ class Question:
 def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Rows[Question]]:
     """Read the questions of both folders for training, and XQuAD's as the test.
 
-    XQuAD's passages come from SQuAD's dev set, and none of them is in the folders. Counts: ``unaligned``, answers left
-    out, since they do not begin and end with a word.
-
-    Questions of each `every`-th passage of ``all_val`` are for validation, the same in every run.
+    XQuAD's passages come from SQuAD's dev set, and none of them is in the folders. Questions of each `every`-th passage
+    of ``all_val`` are for validation, the same in every run. Counts: ``unaligned``, answers left out, since they do not
+    begin and end with a word.
     """
     root = inside(folder, "squad")
     if not root.is_dir():

@@ -19,6 +19,7 @@ from metapretrain.errors import InputError, one_of
 
 KINDS = ("classification", "pair-classification", "regression", "pair-regression")
 Row = TypeVar("Row")
+RowsType = TypeVar("RowsType", bound="Rows[Any]")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ class Rows(Generic[Row]):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def join_rows(parts: Sequence[RowsType], split: str = "train") -> RowsType:
+    """Return the rows of all parts, one after the other.
+
+    Example:
+        >>> join_rows([Rows(["a"]), Rows(["b", "c"])]).rows
+        ['a', 'b', 'c']
+    """
+    files = {name: record for part in parts for name, record in part.files.items()}
+    return replace(parts[0], rows=[row for part in parts for row in part.rows], split=split, counts={}, files=files)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from typing import Any
 
 from metapretrain.checks import user_path
 from metapretrain.data.conll import load_conll04, load_conll2003
-from metapretrain.data.dialogues import Dialogue, join_dialogues, load_dailydialog_pp, load_mutual
+from metapretrain.data.dialogues import Dialogue, load_dailydialog_pp, load_mutual
 from metapretrain.data.documents import (
     UNKNOWN,
     Documents,
     hold_out_documents,
-    join_documents,
     load_book,
     read_ptb_documents,
     read_wikitext2_documents,
@@ -23,7 +22,7 @@ from metapretrain.data.documents import (
 from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
 from metapretrain.data.made import made_dialogues, made_documents, made_pairs, made_questions, made_relations
 from metapretrain.data.squad import load_squad
-from metapretrain.data.texts import Rows
+from metapretrain.data.texts import Rows, join_rows
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import Frame, PretrainingTask
 from metapretrain.experiments.schedule.tasks.sentences import (
@@ -64,7 +63,7 @@ class Library:
     def dialogues(self) -> dict[str, Rows[Dialogue]]:
         """DailyDialog++ and MuTual; the test is that of DailyDialog++."""
         daily, mutual = load_dailydialog_pp(self.folder), load_mutual(self.folder)
-        parts = {split: join_dialogues([daily[split], mutual[split]], split) for split in ("train", "validation")}
+        parts = {split: join_rows([daily[split], mutual[split]], split) for split in ("train", "validation")}
         return parts | {"test": daily["test"]}
 
     def _documents(self, *, natural: bool) -> dict[str, Documents]:
@@ -72,7 +71,7 @@ class Library:
             parts = [read_wikitext2_documents(self.folder, "valid"), load_book(self.folder)["train"]]
             if not natural:
                 parts.insert(0, read_ptb_documents(self.folder))
-            train, validation = hold_out_documents(join_documents(parts))
+            train, validation = hold_out_documents(join_rows(parts))
             test = read_wikitext2_documents(self.folder, "test")
             self._read[natural] = {"train": train, "validation": validation, "test": test}
         return self._read[natural]
