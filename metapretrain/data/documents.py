@@ -239,7 +239,7 @@ def _articles(file: Path) -> list[list[str]]:
 
 
 def plain_sentences(name: str, sentences: Iterable[str], files: Iterable[Path]) -> TextSet:
-    """Join words as in running text; sentences with ``<unk>``, repeated, or not of 5 to 60 words are left out, counted."""
+    """Join words as in running text; sentences with ``<unk>``, repeated or not of 5..60 words are left out, counted."""
     seen: set[str] = set()
     kept = []
     counts = {"unknown_words": 0, "length": 0, "duplicates": 0}

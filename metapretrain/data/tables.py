@@ -61,7 +61,7 @@ Record = tuple[str, dict[str, Any] | UnusableRow]  # where it begins, its values
 
 
 def decode_text(path: Path, encoding: str, undecodable: str, expected: str = TABLES) -> tuple[str, int]:
-    """Return the text of a file: see :func:`decode_bytes`; `expected`: what to do where there is no such file."""
+    """Return what :func:`decode_bytes` does of a file; `expected`: what to do where there is none."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -78,8 +78,7 @@ def read_utf8(path: Path, expected: str = TABLES) -> str:
 def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tuple[str, int]:
     """Return the text of bytes, without a byte order mark, and the number of lines that were not in `encoding`.
 
-    Args:
-        undecodable: ``"refuse"``, ``"replace"`` their wrong bytes by U+FFFD, or read those lines as ``"latin-1"``.
+    `undecodable`: ``"refuse"``, ``"replace"`` their wrong bytes by U+FFFD, or read those lines as ``"latin-1"``.
 
     Raises:
         InputError: they are empty or hold a NUL character, the encoding is unknown, or a line is not in it.
@@ -128,14 +127,7 @@ def _decodes(line: bytes, encoding: str) -> bool:
 
 
 def parse_json(text: str, where: str | Path = "", line: int | None = None) -> Any:
-    """Return the value that a JSON text holds, whose first line has the number `line` of what `where` names.
-
-    Example:
-        >>> parse_json("[1,\\n2", "a.json", line=1)
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: a.json, line 2: malformed JSON: Expecting ',' delimiter
-    """
+    """Return the value that a JSON text holds, whose first line has the number `line` of what `where` names."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -167,12 +159,10 @@ _CALLED |= {int | str: f"a text or {_NUMBER}", list: "a list", dict: "an object"
 
 
 def check_json(value: Any, schema: Any, where: str, layout: str) -> Any:
-    """Return a JSON value whose types are those of a schema.
+    """Return a JSON value whose types are those of a schema; `layout`: what the file `where` must be, for the error.
 
-    Args:
-        schema: ``str`` (not blank), ``str | None``, ``int`` or ``int | str``; ``[schema]`` for a list; ``{name:
-            schema}`` for an object with these names and perhaps others; ``(value, ...)`` for one of some values.
-        layout: what the file `where` must be, for the error.
+    A schema is ``str`` (not blank), ``str | None``, ``int`` or ``int | str``; ``[schema]`` for a list; ``{name:
+    schema}`` for an object with these names and perhaps others; ``(value, ...)`` for one of some values.
 
     Example:
         >>> check_json({"spans": [[0, 1.5]]}, {"spans": [[int]]}, "a.json, line 1", "lists of spans")
@@ -232,10 +222,7 @@ def read_records(
     separator: str | None,
     quotes: bool,
 ) -> Iterator[Record]:
-    """Yield where each record of a file's text begins, and its values by column or why it cannot be used.
-
-    `columns` must be there; the others are those of :func:`read_texts`.
-    """
+    """Yield where each record of a file's text begins, and its values by column or why it cannot be used."""
     if file_format == "auto":
         file_format = _guess_format(path, text)
     if file_format == "json":
@@ -251,15 +238,13 @@ def read_records(
 
 def _guess_format(path: Path, text: str) -> str:
     suffix = path.suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
-        return "jsonl"
-    if suffix != ".json":
-        return "table"
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return "jsonl"
-    return "json"
+    if suffix == ".json":
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return "jsonl"
+        return "json"
+    return "jsonl" if suffix in (".jsonl", ".ndjson") else "table"
 
 
 def _guess_separator(text: str, columns: Sequence[str], header: Sequence[str] | None) -> str:
@@ -302,9 +287,8 @@ def _table_records(
                 find_column(name, names, f"{path}, line {start}")
         elif len(fields) != len(names):
             given = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-            called = NAMES.get(separator, repr(separator))
             hint = "; is the separator right?" if len(fields) == 1 else ""
-            message = f"{given} for {len(names)} columns separated by {called}{hint}"
+            message = f"{given} for {len(names)} columns separated by {NAMES.get(separator, repr(separator))}{hint}"
             yield f"line {start}", UnusableRow(message, "other_fields")
         elif separator == "\t" and any("\n" in field and "\t" in field for field in fields):
             last = reader.line_num
@@ -325,18 +309,15 @@ def _check_separator(path: Path, names: list[str], separator: str, columns: Sequ
     for other, called in NAMES.items():
         within = next((name for name in names if other in name), None)
         if other != separator and within is not None and set(columns) & set(within.split(other)):
-            given = NAMES.get(separator, repr(separator))
-            raise TableError(
-                f"{path}, line 1: columns are separated by {called}, not by {given}", f"separator={other!r}"
-            )
+            told = f"columns are separated by {called}, not by {NAMES.get(separator, repr(separator))}"
+            raise TableError(f"{path}, line 1: {told}", f"separator={other!r}")
 
 
 def _json_records(path: Path, text: str, columns: Sequence[str]) -> Iterator[Record]:
     loaded = parse_json(text, path, 1)
     if not isinstance(loaded, list | dict):
         raise InputError(f"{path}: a JSON file must hold a list or an object of records, got {type(loaded).__name__}")
-    items = loaded.items() if isinstance(loaded, dict) else enumerate(loaded)
-    for key, item in items:
+    for key, item in loaded.items() if isinstance(loaded, dict) else enumerate(loaded):
         yield f"record {_shorten(key)}", _json_object(item, columns)
 
 
@@ -385,30 +366,23 @@ def _parquet_features(path: Path) -> dict[str, Any]:
     """What `datasets` wrote about the columns, such as the names of classes in label order."""
     from pyarrow.parquet import read_schema
 
-    about = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
-    features: dict[str, Any] = about.get("info", {}).get("features", {})
-    return features
+    about: dict[str, Any] = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
+    return about.get("info", {}).get("features", {})
 
 
 @dataclass(frozen=True)
 class Columns:
     """Which columns to read and what their labels may be; turns records into the rows of a set.
 
-    Args:
-        where: file or data set, as errors name it.
+    Attributes:
         text, pair, label, id, kind, classes, low, high: as in :func:`read_texts`.
-        missing: numbers that mean that a row has no label.
-        sort: the classes are the labels that there are, numbers in their order and then names.
         own: names of classes by number, where the data says them itself: a label is then such a number. Otherwise,
             where classes are called by numbers, a label is one of these: 4.0 is the class "4".
+        missing: numbers that mean that a row has no label.
+        sort: the classes are the labels that there are, numbers in their order and then names.
 
     Raises:
         InputError: there is a label, and the classes or the range are no outputs of the kind.
-
-    Example:
-        >>> columns = Columns("reviews", "text", None, "stars", None, "classification", ("bad", "good"), 0.0, 1.0)
-        >>> columns.collect([("line 2", {"text": "fine work", "stars": "good"})], "train", {}, {}).labels
-        tensor([1])
     """
 
     where: str
@@ -440,12 +414,10 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """The columns that a record must have."""
         return [name for name in (self.text, self.pair, self.label, self.id) if name is not None]
 
     @property
     def regression(self) -> bool:
-        """Whether labels are scores."""
         return self.kind.endswith("regression")
 
     def collect(
@@ -468,9 +440,7 @@ class Columns:
             return replace(self, classes=tuple(sorted(names, key=_by_number))).collect(
                 kept, split, counts, files, unusable
             )
-        texts: list[list[str]] = []
-        labels: list[float] = []
-        ids: list[str] = []
+        rows: list[tuple[list[str], float, str]] = []
         wrong: list[str] = []
         left: Counter[str] = Counter()
         found: set[str] = set()
@@ -487,16 +457,13 @@ class Columns:
                     found.add(_shorten(record[self.label]))
                     if not self.regression and not self.classes:
                         continue
-                row = [_sentence(name, record[name]) for name in (self.text, self.pair) if name is not None]
+                texts = [_sentence(name, record[name]) for name in (self.text, self.pair) if name is not None]
                 number = self._number(record[self.label]) if self.label is not None else 0.0
                 name = _name(self.id, record[self.id]) if self.id is not None else str(total - 1)
+                rows.append((texts, number, name))
             except UnusableRow as error:
                 wrong.append(f"{place}: {error}")
                 left[error.counted] += 1
-                continue
-            texts.append(row)
-            labels.append(number)
-            ids.append(name)
         if self.label is not None and found and not self.regression and not self.classes:
             shown = ", ".join(sorted(found)[:10])
             raise InputError(f"{self.where}: give the classes in label order; the column {self.label!r} has {shown}")
@@ -506,17 +473,17 @@ class Columns:
             raise TableError(message, "unusable='skip' to leave them out")
         if wrong:
             logger.warning("%s: %d of %d rows are left out: %s", self.where, len(wrong), total, told)
-        if not texts:
+        if not rows:
             rest = f"no row to use of {total}: {told}" if wrong else f"{total} rows without a label"
             raise InputError(f"{self.where} has {rest if total else 'no rows'}")
         if left["unlabelled"]:
             logger.info("%s: %d of %d rows have no label and are left out", self.where, left["unlabelled"], total)
-        dtype = torch.float32 if self.regression else torch.int64
+        labels = torch.tensor([number for _, number, _ in rows], dtype=torch.float64)
         return TextSet(
-            [row[0] for row in texts],
-            [row[1] for row in texts] if self.pair is not None else None,
-            None if self.label is None else torch.tensor(labels, dtype=torch.float64).to(dtype),
-            ids,
+            [texts[0] for texts, *_ in rows],
+            [texts[1] for texts, *_ in rows] if self.pair is not None else None,
+            None if self.label is None else labels.to(torch.float32 if self.regression else torch.int64),
+            [name for *_, name in rows],
             split,
             {**left, **counts},
             files,
@@ -529,7 +496,6 @@ class Columns:
         return not self.regression and not isinstance(value, str) and _is_scalar(value) and value in self.missing
 
     def _number(self, value: Any) -> float:
-        """Return the class number or the score of a label's value."""
         shown = _label(value)
         if shown in self.classes and (isinstance(value, str) or not self.own):
             return self.classes.index(shown)
@@ -619,7 +585,6 @@ def read_texts(
     and left out; any other row that cannot be used is an error that names file and line.
 
     Args:
-        path: of the file.
         text: column of the sentence, or of the first of a pair.
         pair: column of the second sentence; needed by the kinds of pairs.
         label: column of the label: a class name, or its number from 0 where classes are not called by numbers, or a
@@ -633,8 +598,7 @@ def read_texts(
             Parquet and the first sheet of an Excel file are read through pandas, where it is installed.
         separator: between the fields of a table; None: tab, comma, semicolon or bar, by its first line.
         header: column names, for a table whose first line has none.
-        split: name of the split; None: the file's stem.
-        encoding: of the file; a byte order mark is skipped.
+        split: None: the file's stem.
         undecodable: ``"refuse"`` a file with lines in another encoding, or ``"replace"`` the bytes and count the lines
             as ``undecodable``.
         quotes: whether ``"`` quotes the fields of a table.
@@ -682,9 +646,6 @@ def read_texts(
 def table_options(settings: Iterable[str]) -> dict[str, Any]:
     """Return options of :func:`read_texts` from ``KEY=VALUE``, as a command line gives them.
 
-    Raises:
-        InputError: there is no such option, or one is given twice.
-
     Example:
         >>> table_options(["quotes=false", "header=id,sentence", "separator=\\\\t", "id=none"])
         {'quotes': False, 'header': ['id', 'sentence'], 'separator': '\\t', 'id': None}
@@ -725,7 +686,7 @@ def from_dataset(
         text, pair, label, id, kind, low, high, unusable: as in :func:`read_texts`.
         classes: names in label order; by default those of the dataset's ``ClassLabel`` feature. Where both are given,
             names decide.
-        split: name of the split; None: the dataset's own, or ``"dataset"``.
+        split: None: the dataset's own, or ``"dataset"``.
 
     Raises:
         InputError: a column is missing, `classes` are other ones than the dataset's own, or rows cannot be used (named
@@ -751,7 +712,6 @@ def from_dataset(
 
 
 def _values(column: Any, where: str) -> list[Any]:
-    """The values of a column by position, whatever index it has."""
     if isinstance(column, str) or not isinstance(column, Iterable):
         raise InputError(f"{where}: expected a value a row, got {_shorten(column)}")
     return column.to_pylist() if hasattr(column, "to_pylist") else list(column)
@@ -769,8 +729,8 @@ def _by_column(data: Any, columns: Columns, own: tuple[str, ...]) -> tuple[Colum
     for name in columns.names:
         find_column(str(name), [str(key) for key in listed], columns.where)
     values = [_values(data[keys[str(name)]], f"{columns.where}, column {name!r}") for name in columns.names]
-    lengths = {name: len(column) for name, column in zip(columns.names, values, strict=True)}
-    if len(set(lengths.values())) > 1:
+    if len(set(map(len, values))) > 1:
+        lengths = {name: len(column) for name, column in zip(columns.names, values, strict=True)}
         raise InputError(f"{columns.where}: its columns have different lengths: {lengths}")
     if not columns.regression:
         missing = () if not own and "-1" in columns.classes else (-1,)

@@ -24,12 +24,7 @@ RowsType = TypeVar("RowsType", bound="Rows[Any]")
 
 @dataclass(frozen=True)
 class Rows(Generic[Row]):
-    """Rows of one split; `counts` and `files` as those of :class:`TextSet`.
-
-    Example:
-        >>> len(Rows(["a row", "another"], "test"))
-        2
-    """
+    """Rows of one split; `counts` and `files` as those of :class:`TextSet`."""
 
     rows: list[Row]
     split: str = "train"
@@ -110,7 +105,6 @@ class TextSet:
 
     @property
     def pairs(self) -> bool:
-        """Whether a row is a pair of sentences."""
         return self.second is not None
 
     def subset(self, index: Tensor | Sequence[int] | np.ndarray[Any, Any]) -> TextSet:
@@ -201,7 +195,6 @@ class TextTask:
 
     @property
     def regression(self) -> bool:
-        """Whether labels are scores."""
         return self.kind.endswith("regression")
 
     @property
@@ -221,7 +214,6 @@ class TextTask:
 
 
 def _check_class_order(where: str, classes: tuple[str, ...], rows: TextSet) -> None:
-    """Rows read with classes in another order would be taken for those of other classes."""
     if rows.classes and rows.classes != classes:
         raise InputError(
             f"{where}: its rows were read with the classes {', '.join(rows.classes)}, but the classes are "
@@ -254,9 +246,7 @@ def check_tasks(tasks: Sequence[TextTask]) -> list[TextTask]:
 def hold_out(train: TextSet, count: int, seed: int = 0) -> tuple[TextSet, TextSet]:
     """Split off `count` training rows for validation: the same rows for every seed of a run, stratified by class.
 
-    Returns:
-        (train of N - count rows, validation of count rows), each in the order of `train`. Scores are not stratified;
-        leave `seed` alone to compare runs.
+    Both parts are in the order of `train`. Scores are not stratified; leave `seed` alone to compare runs.
 
     Raises:
         InputError: no labels, or a count that leaves nothing (of a class) to train on.
@@ -297,22 +287,17 @@ def pair_keys(rows: TextSet) -> list[tuple[str, ...]]:
 def overlap(train: TextSet, dev: TextSet) -> dict[str, int]:
     """Count the training rows that dev has too, by normalised text.
 
-    Returns:
-        ``pairs``: training rows whose whole pair (in either order) or sentence is in dev; ``sentences``: training
-        rows that share at least one sentence with dev.
+    ``pairs``: training rows whose whole pair (in either order) or sentence is in dev; ``sentences``: training rows that
+    share at least one sentence with dev.
 
     Example:
         >>> train = TextSet(["A b.", "x", "y"], ["c", "a B", "z"])
         >>> overlap(train, TextSet(["C", "q"], ["a b", "r"]))
         {'pairs': 1, 'sentences': 2}
     """
-    keys = pair_keys(dev)
-    whole, single = set(keys), {text for key in keys for text in key}
-    own = pair_keys(train)
-    return {
-        "pairs": sum(key in whole for key in own),
-        "sentences": sum(any(text in single for text in key) for key in own),
-    }
+    own, keys = pair_keys(train), set(pair_keys(dev))
+    single = {text for key in keys for text in key}
+    return {"pairs": sum(key in keys for key in own), "sentences": sum(not single.isdisjoint(key) for key in own)}
 
 
 TEST_ROWS = 1_000
@@ -324,8 +309,7 @@ class SentenceData:
 
     Attributes:
         classes: names in label order, from the most negative to the most positive for sentiment.
-        train: labelled rows to pretrain on, or to draw few-shot rows from.
-        test: labelled rows to report on.
+        train, test: labelled rows to pretrain on or to draw few-shot rows from, and to report on.
         note: what a reader of results must know, such as where the test part comes from; may be empty.
 
     Raises:
@@ -377,12 +361,8 @@ def few_shot_draw(
 ) -> tuple[Tensor, Tensor]:
     """Draw the few rows to train and to validate on: the same rows for every method that gives the same seed.
 
-    Args:
-        train: labelled rows.
-        training, validation: rows of all classes together; no row is in both.
-        seed: of the draw.
-        stratified: each class has its share of both (largest remainders), at least one row; otherwise a class may be
-            missing.
+    `training` and `validation` count the rows of all classes together; no row is in both. `stratified`: each class has
+    its share of both (largest remainders), at least one row; otherwise a class may be missing.
 
     Returns:
         (rows (training,), rows (validation,)), int64, in a random order.
@@ -469,7 +449,7 @@ def balanced_sample(rows: TextSet, count: int, seed: int) -> TextSet:
 
 def known_texts(texts: Iterable[str]) -> frozenset[str]:
     """Return the normalised texts of, for example, the pretraining data, for :func:`without_known`."""
-    return frozenset(normalise_text(text) for text in texts)
+    return frozenset(map(normalise_text, texts))
 
 
 def without_known(rows: TextSet, known: Set[str], what: str = "in_pretraining") -> TextSet:
