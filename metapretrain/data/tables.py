@@ -366,8 +366,9 @@ def _parquet_features(path: Path) -> dict[str, Any]:
     """What `datasets` wrote about the columns, such as the names of classes in label order."""
     from pyarrow.parquet import read_schema
 
-    about: dict[str, Any] = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
-    return about.get("info", {}).get("features", {})
+    about = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
+    features: dict[str, Any] = about.get("info", {}).get("features", {})
+    return features
 
 
 @dataclass(frozen=True)
