@@ -145,7 +145,7 @@ def crop_rotate(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, angle: T
 
 
 def _steps(size: int, x: Tensor) -> Tensor:
-    """Return the centres of `size` pixels as shares of their row."""
+    """The centres of `size` pixels as shares of their row."""
     return torch.linspace(0.5 / size, 1 - 0.5 / size, size, device=x.device, dtype=x.dtype)
 
 
@@ -168,17 +168,12 @@ class BatchAugment(nn.Module):
         crop_scale: range of the crop's share of the area, 0 < low <= high <= 1; None: no random crop.
         crop_ratio: range of the crop's width / height, drawn log-uniformly.
         flip: mirror left to right with probability 1/2.
-        rotate: largest angle in degrees, either way.
-        shift: largest shift as a share of the image's size, either way, in each direction.
-        color_jitter: strengths (brightness, contrast, saturation, hue): factors 1 - s..1 + s, hue -s..s
-            turns.
-        jitter_prob: probability that an image is jittered.
-        grayscale_prob: probability that an image becomes grey.
-        blur_prob: probability that an image is blurred.
+        rotate, shift: largest angle in degrees, and shift in each direction as a share of the image's size, either way.
+        color_jitter: strengths (brightness, contrast, saturation, hue): factors 1 - s..1 + s, hue -s..s turns.
+        jitter_prob, grayscale_prob, blur_prob: probability that an image is jittered, made grey, blurred.
         blur_sigma: range of the blur's sigma in pixels; the kernel is a tenth of the image, odd, at least 3.
         cutout: side in pixels of the square that is set to the mean, centred anywhere; 0: none.
         mean, std: of each channel, 0..1 units.
-        channels_last: memory format of the result.
 
     Raises:
         InputError: a setting is out of its range, or (when called) the batch does not fit the module.
@@ -290,7 +285,6 @@ class BatchAugment(nn.Module):
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
     def _place(self, x: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
-        """Crop, mirror, rotate, shift and resize, in one sampling."""
         if not (self.crops or self.flips or self.turns):
             return _resize(x, self.size)
         start = torch.zeros(len(x), 2, device=x.device)

@@ -87,13 +87,7 @@ def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
 
 
 def folder_parts(folder: str | Path, image_size: int | None = None) -> dict[str, ImageSet]:
-    """Read the parts of a folder: `train`, `validation` and `test` in any spelling, or class folders, shared out.
-
-    `image_size` None is 84.
-
-    Raises:
-        InputError: a part is missing, or an image cannot be read.
-    """
+    """Read the parts of a folder, in any spelling, or class folders, shared out; `image_size` None is 84."""
     root, size = user_path(folder), image_size or 84
     places = find_parts(root)
     missing = [part for part in PARTS if part not in places]
@@ -120,7 +114,6 @@ def split_classes(images: ImageSet) -> dict[str, ImageSet]:
 
 
 def _classes(images: ImageSet, chosen: torch.Tensor, split: str) -> ImageSet:
-    """The images of some classes, whose labels are counted anew."""
     new = torch.full((len(images.classes),), -1)
     new[chosen] = torch.arange(len(chosen))
     part = images.subset(torch.isin(images.labels, chosen))

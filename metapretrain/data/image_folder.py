@@ -50,12 +50,9 @@ def load_image_folder(
     Classes are sorted by name. Files that are left out are counted in a warning.
 
     Args:
-        data_dir: the folder.
-        split: ``"train"``, ``"test"``, ``"all"`` (every part), or ``"unlabeled"``: all images below the folder, without
-            labels.
-        image_size: height and width of the result in pixels.
+        split: ``"train"``, ``"test"``, ``"all"`` (every part), or ``"unlabeled"``: all images below, without labels.
         channels: 3 for colour, 1 for grey.
-        workers: decoding threads; by default one a processor.
+        workers: decoding threads; by default one per processor.
 
     Returns:
         images uint8 (N, channels, image_size, image_size) in the order of their paths; labels int64 (N,).
@@ -151,11 +148,7 @@ def find_parts(root: Path) -> dict[str, Path]:
 
 
 def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path], Tensor]:
-    """Return (classes, image paths, labels int64 (N,)) of a split without reading any image.
-
-    Raises:
-        InputError: as :func:`load_image_folder`, but for images that cannot be decoded.
-    """
+    """Return (classes, image paths, labels int64 (N,)) of a split without reading any image."""
     one_of("split", split, (*SPLITS, ALL))
     root = user_path(data_dir)
     if split == UNLABELED and root.is_dir():
@@ -262,7 +255,6 @@ def check_classes(classes: Sequence[str], where: object) -> None:
 
 
 def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:
-    """Classes, image paths and labels of a folder of class folders."""
     folders = _subfolders(folder)
     if not folders:
         raise InputError(

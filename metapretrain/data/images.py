@@ -27,8 +27,7 @@ def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, 
     leave it alone to compare runs. Returns train rows (N - size,) and validation rows (size,), int64, ascending.
 
     Raises:
-        InputError: labels are not integers (N,), have a -1, or `size` leaves nothing (of a class) to train
-            on.
+        InputError: labels are not integers (N,), have a -1, or `size` leaves nothing (of a class) to train on.
 
     Example:
         >>> train, held = validation_split([0, 0, 0, 1, 1, 1], 2)
@@ -75,8 +74,7 @@ class ImageSet:
             is no official checksum.
 
     Raises:
-        InputError: wrong dtype or shape, another number of labels than images, or a label outside the
-            classes.
+        InputError: wrong dtype or shape, another number of labels than images, or a label outside the classes.
 
     Example:
         >>> rows = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]), ["a", "b"])
@@ -117,16 +115,13 @@ class ImageSet:
 
     @property
     def channels(self) -> int:
-        """Number of colour channels, 1 or 3."""
         return self.images.shape[1]
 
     @property
     def image_size(self) -> int:
-        """Height of the images in pixels."""
         return self.images.shape[2]
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """The set on another device."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def subset(self, index: Tensor | Sequence[int] | np.ndarray[Any, Any]) -> ImageSet:
@@ -180,9 +175,6 @@ def light_on_dark(images: Tensor) -> Tensor:
 def resize(images: Tensor, image_size: int) -> Tensor:
     """Return uint8 images (N, C, H, W), cut to a square about the centre, at `image_size`: bilinear, antialiased.
 
-    Raises:
-        InputError: `image_size` is not a positive integer.
-
     Example:
         >>> resize(torch.full((1, 3, 8, 8), 7, dtype=torch.uint8), 4).unique().tolist()
         [7]
@@ -218,8 +210,7 @@ def file_record(path: Path, official_md5: str | None) -> dict[str, Any]:
         while block := stream.read(1 << 22):
             digest.update(block)
     md5 = digest.hexdigest()
-    official = None if official_md5 is None else md5 == official_md5
-    return {"bytes": path.stat().st_size, "md5": md5, "official": official}
+    return {"bytes": path.stat().st_size, "md5": md5, "official": None if official_md5 is None else md5 == official_md5}
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -258,11 +249,8 @@ DIGITS_TEST = 450
 def load_digits_images(split: str) -> ImageSet:
     """Return the digits as images uint8 (N, 1, 8, 8) with labels 0..9; no file or network is needed.
 
-    The 1,797 digits are divided once and for all into 1,347 training and 450 test images, stratified by
-    class. The source's grey levels 0..16 are stretched to 0..255.
-
-    Raises:
-        InputError: unknown split.
+    The 1,797 digits are divided once and for all into 1,347 training and 450 test images, stratified by class. The
+    source's grey levels 0..16 are stretched to 0..255.
 
     Example:
         >>> digits = load_digits_images("test")

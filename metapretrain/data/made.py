@@ -24,7 +24,7 @@ SENTIMENT = (
     ("good", "pleasant", "clever"),
     ("superb", "brilliant", "wonderful"),
 )
-CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
+FIVE = ("very negative", "negative", "neutral", "positive", "very positive")
 # Each entry is two words for one thing: a paraphrase may change one into the other.
 ACTORS = (("doctor", "physician"), ("kid", "child"), ("lawyer", "attorney"), ("robber", "thief"), ("pupil", "student"))
 ACTIONS = (("buys", "purchases"), ("repairs", "mends"), ("hides", "conceals"), ("shows", "displays"), ("takes", "gets"))
@@ -59,12 +59,9 @@ def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
         random = np.random.Generator(np.random.Philox(key=[seed, number]))
         sizes = {"train": rows, "validation": rows // 4, "dev": rows // 2, "test": rows // 4}
         splits = {split: _split(name, split, size, make, random) for split, size in sizes.items()}
-        classes = {"sst": CLASSES, "para": ("different", "duplicate"), "sts": ()}[name]
-        high = 5.0 if name == "sts" else 1.0
-        test = replace(splits["test"], labels=None)
-        tasks.append(
-            TextTask(name, kind, splits["train"], splits["validation"], splits["dev"], test, classes, 0.0, high)
-        )
+        classes = {"sst": FIVE, "para": ("different", "duplicate"), "sts": ()}[name]
+        splits["test"] = replace(splits["test"], labels=None)
+        tasks.append(TextTask(name, kind, **splits, classes=classes, high=5.0 if name == "sts" else 1.0))
     return tasks
 
 
@@ -136,7 +133,6 @@ TOPICS = {
     "semeval-restaurant": ("dinner", "sushi", "wine", "service"),
     "semeval-laptop": ("laptop", "keyboard", "screen", "battery"),
 }
-FIVE = ("very negative", "negative", "neutral", "positive", "very positive")
 CLASS_NAMES = {
     "sst5": FIVE,
     "amazon5": FIVE,

@@ -28,9 +28,8 @@ LAYOUT = (
 def load_omniglot(data_dir: str | Path, split: str, image_size: int = 28, *, workers: int | None = None) -> ImageSet:
     """Read a split of Omniglot (Lake et al., 2015) as few-shot papers use it (Vinyals et al., 2016).
 
-    A line of a split file names a class: a character and how far it is turned counterclockwise, 0, 90, 180 or
-    270 degrees. Drawings are reduced to `image_size` pixels; ink is 255 and paper 0, so that ink is 1 after
-    division by 255.
+    A line of a split file names a class: a character and how far it is turned counterclockwise, 0, 90, 180 or 270
+    degrees. Drawings are reduced to `image_size` pixels; ink is 255 and paper 0.
 
     `data_dir` holds `omniglot-py` and `omniglot-splits` (or `splits`), or is `omniglot-py`. The images are uint8
     (20 * classes, 1, image_size, image_size), class after class in the order of the file.

@@ -10,6 +10,7 @@ import re
 import tarfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -123,10 +124,9 @@ def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
     for part in parts:
         for name, record in part.files.items():
             files[name if name not in files else f"{name} ({len(files) + 1})"] = record
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for part in parts:
-        for what, number in part.counts.items():
-            counts[what] = counts.get(what, 0) + number
+        counts.update(part.counts)
     labels = [part.labels for part in parts if part.labels is not None]
     classes = list(dict.fromkeys(part.classes for part in parts if part.classes))
     if len(classes) > 1:
@@ -138,7 +138,7 @@ def concatenate(parts: Sequence[TextSet], split: str) -> TextSet:
         torch.cat(labels) if labels else None,
         [name for part in parts for name in part.ids],
         split,
-        counts,
+        dict(counts),
         files,
         classes[0] if classes else (),
     )

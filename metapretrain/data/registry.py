@@ -42,9 +42,6 @@ class DatasetInfo:
         checker: returns one line about a folder, or raises InputError; None: the set is read and counted.
         few_shot: (folder, image size or None) -> three parts with classes of their own; None: classes are shared out.
 
-    Raises:
-        InputError: a name or `gives` that is not allowed.
-
     Example:
         >>> print(DATASETS["qqp"].terms)
         Quora's terms of use: non-commercial research; not to be redistributed
@@ -64,7 +61,6 @@ class DatasetInfo:
     few_shot: Callable[[Any, int | None], Mapping[str, ImageSet]] | None = None
 
     def __post_init__(self) -> None:
-        """Check the name and what is given."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name):
             raise InputError(f"a data set's name has letters, digits, - and _ only, got {self.name!r}")
         one_of("kind of data set", self.gives, GIVES)
@@ -85,10 +81,7 @@ DATASETS: dict[str, DatasetInfo] = {}
 
 
 def register(info: DatasetInfo) -> DatasetInfo:
-    """Add a data set: scripts that read such sets, and ``metapretrain data``, then know its name.
-
-    Raises:
-        InputError: there is another of this name.
+    """Add a data set under a new name: scripts that read such sets, and ``metapretrain data``, then know it.
 
     Example:
         >>> from metapretrain.data import load_images
@@ -157,9 +150,6 @@ def load_text_tasks(names: list[str], data_dir: Folder, validation: int = 500, *
     """Read the tasks of registered sets, each with `validation` rows held out of its training rows.
 
     `options` are those of ``cs224n``, such as `qqp`.
-
-    Raises:
-        InputError: an unknown name, or a set cannot be read.
     """
     tasks: list[TextTask] = []
     for name in names:
@@ -172,9 +162,6 @@ def load_sentiment(name: str, folder: str | Path, **options: Any) -> SentenceDat
     """Read a set of sentences in classes; training rows are neither repeated nor in the test part.
 
     `folder` holds the files, or the set's folder. Of SemEval's sets, ``neutral=False`` leaves neutral sentences out.
-
-    Raises:
-        InputError: an unknown name, a file is missing, or a row cannot be used (named by file and line).
     """
     info = DATASETS[one_of("sentence data set", name, names_giving("sentences"))]
     found: SentenceData = info.load(info.require(folder), **options)
@@ -182,11 +169,7 @@ def load_sentiment(name: str, folder: str | Path, **options: Any) -> SentenceDat
 
 
 def load_plain(name: str, folder: str | Path) -> TextSet:
-    """Read plain sentences of 5 to 60 words, each once: of ``"ptb"``, ``"wikitext-2"`` or ``"dailydialog"``.
-
-    Raises:
-        InputError: an unknown name, or a file is missing or cannot be used.
-    """
+    """Read plain sentences of 5 to 60 words, each once: of ``"ptb"``, ``"wikitext-2"`` or ``"dailydialog"``."""
     info = DATASETS[one_of("plain text", name, PLAIN)]
     found: TextSet = info.load(info.require(folder))
     return found
@@ -299,22 +282,22 @@ _SETS = (
     ),
 )
 LAYOUTS = sentiment.LAYOUTS | glue.LAYOUTS | documents.LAYOUTS | dialogues.LAYOUTS | conll.LAYOUTS | squad.LAYOUTS
+_AMAZON = "research use; the reviews are Amazon's and their writers'"
+_SEMEVAL = (
+    "https://alt.qcri.org/semeval2016/task5/\n"
+    "research use, META-SHARE licence for non-commercial use; cite Pontiki et al. (2016)"
+)
 ABOUT = {  # the source and, below, the terms of use
     "yelp5": "https://www.yelp.com/dataset; as yelp_review_full_csv by Zhang et al. (2015)\n"
     "Yelp's dataset terms: academic use only; not to be redistributed",
-    "amazon5": "https://jmcauley.ucsd.edu/data/amazon/ as amazon_review_full by Zhang et al. (2015)\n"
-    "research use; the reviews are Amazon's and their writers'",
-    "amazon5-kindle": "https://jmcauley.ucsd.edu/data/amazon/\n"
-    "research use; the reviews are Amazon's and their writers'",
-    "amazon2": "https://www.cs.jhu.edu/~mdredze/datasets/sentiment/ (Blitzer et al., 2007)\n"
-    "research use; the reviews are Amazon's and their writers'",
+    "amazon5": f"https://jmcauley.ucsd.edu/data/amazon/ as amazon_review_full by Zhang et al. (2015)\n{_AMAZON}",
+    "amazon5-kindle": f"https://jmcauley.ucsd.edu/data/amazon/\n{_AMAZON}",
+    "amazon2": f"https://www.cs.jhu.edu/~mdredze/datasets/sentiment/ (Blitzer et al., 2007)\n{_AMAZON}",
     "sst5": "https://nlp.stanford.edu/sentiment/ in CS224N's files\nresearch use; cite Socher et al. (2013)",
     "sst2": "https://nlp.stanford.edu/sentiment/ as stsa.binary (Kim, 2014)\nresearch use; cite Socher et al. (2013)",
     "sentihood": "https://github.com/uclnlp/jack/tree/master/data/sentihood\nresearch use; cite Saeidi et al. (2016)",
-    "semeval-restaurant": "https://alt.qcri.org/semeval2016/task5/\n"
-    "research use, META-SHARE licence for non-commercial use; cite Pontiki et al. (2016)",
-    "semeval-laptop": "https://alt.qcri.org/semeval2016/task5/\n"
-    "research use, META-SHARE licence for non-commercial use; cite Pontiki et al. (2016)",
+    "semeval-restaurant": _SEMEVAL,
+    "semeval-laptop": _SEMEVAL,
     "rte": "https://gluebenchmark.com/tasks\nresearch use; cite Wang et al. (2019)",
     "mrpc": "https://www.microsoft.com/en-us/download/details.aspx?id=52398\n"
     "Microsoft Research's licence: non-commercial research; cite Dolan and Brockett (2005)",

@@ -62,9 +62,8 @@ def find_folder(data_dir: str | Path, split: str = "train") -> Path:
     """Return the folder that holds the split's files: `data_dir` or its ``stl10_binary``."""
     given = user_path(data_dir)
     if not given.is_dir():
-        what = "is a file, not a folder" if given.exists() else None
-        line = f"{given} {what}" if what else f"no folder {given}"
-        raise InputError(f"{line}: name the folder that holds STL-10's {', '.join(_names(split))}")
+        what = f"{given} is a file, not a folder" if given.exists() else f"no folder {given}"
+        raise InputError(f"{what}: name the folder that holds STL-10's {', '.join(_names(split))}")
     inner = given / "stl10_binary"
     folder = inner if inner.is_dir() and not (given / _names(split)[0]).exists() else given
     if not any(folder.iterdir()):
@@ -77,11 +76,7 @@ def find_folder(data_dir: str | Path, split: str = "train") -> Path:
 
 
 def download_stl10(data_dir: str | Path) -> Path:
-    """Download STL-10 (2.5 GB) through torchvision into `data_dir` and return the folder with its binaries.
-
-    Raises:
-        InputError: the download failed or the folder cannot be written.
-    """
+    """Download STL-10 (2.5 GB) through torchvision into `data_dir` and return its folder, or raise InputError."""
     from torchvision.datasets import STL10
 
     root = user_path(data_dir)

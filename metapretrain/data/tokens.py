@@ -141,7 +141,6 @@ def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool) -
     """Tokenise every row of a split once.
 
     Args:
-        texts: N sentences or pairs.
         tokenizer: of the transformers library; rows are padded at their right whatever side it pads.
         max_length: tokens of a row at most, special ones included; of a joined pair the longer sentence is cut
             first ("longest_first").
