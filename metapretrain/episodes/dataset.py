@@ -54,8 +54,7 @@ def _stratified(y: torch.Tensor, order: torch.Tensor, query_fraction: float) -> 
             f"every class of this batch of {len(y)} has one example, so no query can have a prototype;"
             " use larger batches or fewer classes"
         )
-    wanted = torch.round(count * query_fraction).long().clamp(min=1)
-    wanted = torch.minimum(wanted, count - 1)
+    wanted = torch.round(count * query_fraction).long().clamp(min=1).minimum(count - 1)
     by_class = order[torch.argsort(code[order], stable=True)]  # random order within each class
     start = torch.cumsum(count, 0) - count
     sorted_code = code[by_class]

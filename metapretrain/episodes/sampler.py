@@ -281,8 +281,7 @@ def _rebuild(rows: list[int], index: int, support_y: list[int], query_y: list[in
 def plan_at(table: PlanTable, lane: int) -> EpisodePlan:
     """The plan in one lane of a table."""
     plan = EpisodePlan(table.rows[lane].tolist())
-    plan._table = table
-    plan._lane = lane
+    plan._table, plan._lane = table, lane
     return plan
 
 
@@ -511,13 +510,7 @@ class EpisodeSampler(Sampler[list[int]]):
         return self._from(self._first())
 
     def iter_from(self, position: int) -> Iterator[EpisodePlan]:
-        """This rank's episodes of the epoch but for the first `position`, whatever `start` is.
-
-        Example:
-            >>> sampler = EpisodeSampler([0, 0, 1, 1], EpisodeSpec(2, 1, 1), 6, seed=0, rank=1, world_size=2)
-            >>> [plan.index for plan in sampler.iter_from(1)]
-            [3, 5]
-        """
+        """This rank's episodes of the epoch but for the first `position`, whatever `start` is."""
         return self._from(self.rank + whole("position", position) * self.world_size)
 
     def plan(self, index: int) -> EpisodePlan:

@@ -61,11 +61,6 @@ class ShuffledBatches:
             raise InputError(f"labels must be one a row: got {len(self._codes)} labels and {self.n} rows")
         self._rows = self.batch_size * self.world_size  # of a batch over all ranks
         self.total = self.n // self._rows if drop_last else -(-self.n // self._rows)
-        self._check()
-        self._cached: tuple[int, torch.Tensor] | None = None
-        self.epoch, self.start = whole("epoch", epoch), whole("start", start)
-
-    def _check(self) -> None:
         if not self.total:
             raise InputError(
                 f"{self.n} rows do not fill one batch of {self._rows}: lower batch_size"
@@ -76,6 +71,8 @@ class ShuffledBatches:
             raise InputError(
                 f"the last batch of {last} rows cannot be shared equally by {self.world_size} ranks: use drop_last=True"
             )
+        self._cached: tuple[int, torch.Tensor] | None = None
+        self.epoch, self.start = whole("epoch", epoch), whole("start", start)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch and begin it at its first batch."""
@@ -246,10 +243,9 @@ class TaskStream:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is, as JSON values (with a scheduler: as far as its state is)."""
-        named = isinstance(self.policy, str)
         return {
             "seed": self.seed,
-            "policy": self.policy if named else "scheduler",
+            "policy": self.policy if isinstance(self.policy, str) else "scheduler",
             "scheduler": None if isinstance(self.policy, str) else self.policy.state_dict(),
             "step": self.step,
             "done": self.done,

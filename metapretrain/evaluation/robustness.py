@@ -17,8 +17,7 @@ from metapretrain.files import json_bytes, read_json, write_file
 from metapretrain.nests import evaluation_mode
 
 SEVERITIES = (1, 3, 5)
-MOST = 1000
-"""Test images that are corrupted, a part fixed by the seed where there are more."""
+MOST = 1000  # test images that are corrupted, a part fixed by the seed where there are more
 
 Predict = Callable[[Tensor], Tensor]
 

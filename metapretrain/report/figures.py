@@ -138,8 +138,7 @@ def tsne_figure(
 
     Args:
         maps: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1.
-        classes: the C class names.
-        max_points: points drawn and scored per panel, a random part fixed by `seed` where there are more.
+        max_points: drawn and scored per panel, a random part fixed by `seed` where there are more.
         knn: kNN accuracy (0..1) by panel, if measured elsewhere; by default leave-one-out.
 
     Raises:
@@ -174,14 +173,10 @@ def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], clas
         marker = MARKERS[label // len(COLOURS) % len(MARKERS)]
         axes.scatter(mine[:, 0], mine[:, 1], s=size, c=colour, marker=marker, alpha=0.65, linewidths=0)
         middles[label] = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
-    drawn: dict[str, Any] = {
-        "weight": "bold",
-        "ha": "center",
-        "va": "center",
-        "path_effects": [withStroke(linewidth=3, foreground="white")],
-    }
+    drawn: dict[str, Any] = {"weight": "bold", "ha": "center", "va": "center", "fontsize": 9}
+    drawn["path_effects"] = [withStroke(linewidth=3, foreground="white")]
     for label, (x, height) in _spread(middles, np.ptp(points, axis=0)).items():
-        axes.text(x, height, classes[label], color=darker(COLOURS[label % len(COLOURS)]), fontsize=9, **drawn)
+        axes.text(x, height, classes[label], color=darker(COLOURS[label % len(COLOURS)]), **drawn)
     axes.set(xticks=[], yticks=[])
 
 
@@ -220,8 +215,7 @@ def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true class", color=INK)
     right = float(counts.diagonal().sum() / counts.sum().clamp(min=1))
-    title = f"{title}: " if title else ""
-    axes.set_title(f"{title}{right:.1%} of {len(y):,} right; cells in % of the row", fontsize=10)
+    axes.set_title(f"{title}{': ' * bool(title)}{right:.1%} of {len(y):,} right; cells in % of the row", fontsize=10)
     return literal(figure)
 
 
@@ -280,11 +274,7 @@ def read_curves(run: Path | str) -> dict[str, Curve]:
 
 
 def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[str]) -> Figure:
-    """Curves of logged metrics, a panel a metric: mean over the seeds that reached a step, and a band around them.
-
-    Args:
-        runs: method to the run folders of its seeds.
-        metrics: "split/name", for example "train/loss".
+    """Curves of logged metrics such as "train/loss", a panel each: mean and range over a method's runs at each step.
 
     Raises:
         InputError: no run logged any of the metrics (the line names those that are there).
@@ -320,7 +310,7 @@ def over_seeds(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _curve(axes: Axes, curves: Sequence[Curve], position: int) -> tuple[float, float, str]:
-    """Draw mean and band; returns the last point and the colour."""
+    """Draw mean and band; return the last point and the colour."""
     grid, values = over_seeds(curves)
     values[np.abs(values) > DRAWN] = np.nan
     kept = ~np.isnan(values).all(axis=0)
@@ -363,9 +353,8 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
     A group is the runs ``<method>-s<seed>`` of one folder. The files written are returned.
 
     Args:
-        root: a run's folder or one with runs at any depth.
-        out: where the figures go; by default the folder ``figures`` beside the runs (in a run, its own).
-        metrics: ``split/name`` each, one panel a metric; by default the first four scores and losses.
+        out: by default the folder ``figures`` beside the runs (in a run, its own).
+        metrics: ``split/name`` each, one panel per metric; by default the first four scores and losses.
 
     Raises:
         InputError: there are no runs, no such metric was logged, or a file cannot be written.

@@ -22,52 +22,30 @@ FILE = Path("report", "layout.json")  # in the folder of a table
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of a table.
+    """One metric of a table."""
 
-    Args:
-        name: in CSV and JSON.
-        metric: entry of a result's "metrics".
-        title: heading in Markdown.
-        percent: shown times 100 with two digits, else as it is with three.
-        optional: shown only where a row has it.
-        examples: entry of "counts" with the number of examples that it was measured on, or None.
-        interval: over these examples: `proportion` (Wilson), `correlation` (Fisher's z), or None.
-        parts: columns whose plain mean this is; its interval over examples follows from theirs.
-        marked: the group's remark, if there is one, bears on it.
-        drawn: what a figure of it is called.
-        legend: said below the table that shows it.
-        lower_is_better: of an error or a loss.
-    """
-
-    name: str
-    metric: str
-    title: str
-    percent: bool = True
-    optional: bool = False
-    examples: str | None = None
-    interval: str | None = None
-    parts: tuple[str, ...] = ()
-    marked: bool = False
-    drawn: str = ""
-    legend: str = ""
+    name: str  # in CSV and JSON
+    metric: str  # entry of a result's "metrics"
+    title: str  # heading in Markdown
+    percent: bool = True  # shown times 100 with two digits, else as it is with three
+    optional: bool = False  # shown only where a row has it
+    examples: str | None = None  # entry of "counts" with the number of examples that it was measured on
+    interval: str | None = None  # over these examples: `proportion` (Wilson) or `correlation` (Fisher's z)
+    parts: tuple[str, ...] = ()  # columns whose plain mean this is; its interval over examples follows from theirs
+    marked: bool = False  # the group's remark, if there is one, bears on it
+    drawn: str = ""  # what a figure of it is called
+    legend: str = ""  # said below the table that shows it
     lower_is_better: bool = False
 
 
 @dataclass(frozen=True)
 class Published:
-    """One row as printed.
+    """One row as printed."""
 
-    Args:
-        scores: column to figure, fractions or correlations; None where none was printed.
-        source: of a row of another print than the others, such as `poster`.
-        comparable: False for a row that was made otherwise than the others, which the print marks by a star.
-        test: figures of the same row on a test set that no run here sees, told below the table.
-    """
-
-    scores: Mapping[str, float | None]
-    source: str = ""
-    comparable: bool = True
-    test: Mapping[str, float | None] = field(default_factory=dict)
+    scores: Mapping[str, float | None]  # column to figure, fractions or correlations; None where none was printed
+    source: str = ""  # of a row of another print than the others, such as `poster`
+    comparable: bool = True  # False for a row that was made otherwise than the others, which a star marks
+    test: Mapping[str, float | None] = field(default_factory=dict)  # on a test set that no run here sees
 
 
 @dataclass(frozen=True)
@@ -83,59 +61,35 @@ class Claim:
 class Layout:
     """The tables of a benchmark.
 
-    Args:
-        columns: of the main table.
-        main: rows are ranked and drawn by it; every complete run has it, or some of the parts that it means over.
-        legend: said below the main table.
-        further: columns of a second table; its legend follows.
-        baselines: for each comparison the names that its baseline may have; the first one present is used.
-        first_row: take the first row as baseline where none of the names is present.
-        compared: columns of the paired differences over seeds, each a table column; empty: the main one only, in
-            one table, beside the difference over examples.
-        published: data set to method to its published figures.
-        published_title: heading of these; `cited` are the columns that they are of.
-        published_counts: numbers of "counts" that published figures are of; they are marked beside other runs.
-        published_about: said of them below the table, with the number that `published_count` names of "counts".
-        star: what the star at a published row means.
-        aliases: method to another one that is the same by construction, so that one run makes two rows.
-        majority: begin of the metrics' names for the row of the majority class, or None.
-        open: runs may have other tasks: the parts of a mean are those that were measured.
-        claims: that the print makes.
-        notes: names of `metapretrain.report.notes.NOTES`, which are computed from the runs.
-        similarity: what is to be known of an encoder trained for sentence similarity, after its name; "" for nothing.
-        part: of the data, that figures with intervals over examples are of.
-        settings: values of the results' "setting", in the order of the table: rows are paired within a setting.
-
     Raises:
-        InputError: `main`, `compared` or `cited` names no column.
+        InputError: `main`, `compared`, `cited` or a column's `parts` name no column.
     """
 
-    columns: tuple[Column, ...]
-    main: str
-    legend: str = ""
-    further: tuple[Column, ...] = ()
+    columns: tuple[Column, ...]  # of the main table
+    main: str  # rows are ranked and drawn by it; every complete run has it, or some of its parts
+    legend: str = ""  # said below the main table
+    further: tuple[Column, ...] = ()  # of a second table
     further_legend: str = ""
-    baselines: tuple[tuple[str, ...], ...] = ()
-    first_row: bool = False
-    compared: tuple[str, ...] = ()
-    published: Mapping[str, Mapping[str, Published]] = field(default_factory=dict)
+    baselines: tuple[tuple[str, ...], ...] = ()  # names that each may have; the first one present is used
+    first_row: bool = False  # is the baseline where none of the names is present
+    compared: tuple[str, ...] = ()  # columns of the paired differences; empty: the main one, over examples too
+    published: Mapping[str, Mapping[str, Published]] = field(default_factory=dict)  # by data set and method
     published_title: str = "published"
-    published_counts: Mapping[str, int] = field(default_factory=dict)
-    published_about: str = ""
-    published_count: str = ""
-    cited: tuple[str, ...] = ()
-    star: str = "not comparable with the other rows"
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    majority: str | None = None
-    open: bool = False
-    claims: tuple[Claim, ...] = ()
-    notes: tuple[str, ...] = ()
-    similarity: str = ""
-    part: str = "dev"
-    settings: tuple[str, ...] = ()
+    published_counts: Mapping[str, int] = field(default_factory=dict)  # "counts" that published figures are of
+    published_about: str = ""  # said of them below the table
+    published_count: str = ""  # the number of "counts" that is said with it
+    cited: tuple[str, ...] = ()  # columns of the published figures
+    star: str = "not comparable with the other rows"  # what the star at a published row means
+    aliases: Mapping[str, str] = field(default_factory=dict)  # method to another that is the same by construction
+    majority: str | None = None  # begin of the metrics' names for the row of the majority class
+    open: bool = False  # runs may have other tasks: the parts of a mean are those that were measured
+    claims: tuple[Claim, ...] = ()  # that the print makes
+    notes: tuple[str, ...] = ()  # names of `metapretrain.report.notes.NOTES`, which are computed from the runs
+    similarity: str = ""  # what is to be known of an encoder trained for sentence similarity, after its name
+    part: str = "dev"  # of the data, that figures with intervals over examples are of
+    settings: tuple[str, ...] = ()  # the results' "setting", in order of the table: rows are paired within one
 
     def __post_init__(self) -> None:
-        """Check the names of columns."""
         names = [column.name for column in self.all_columns]
         for name in (self.main, *self.compared, *self.cited, *(part for c in self.all_columns for part in c.parts)):
             one_of("column", name, names)

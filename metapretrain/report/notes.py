@@ -55,8 +55,7 @@ def table_notes(layout: Layout, rows: Sequence[Row], by_method: Runs, baselines:
                 what = f"{column.title.split()[0]} examples" if layout.several else "test images"
                 notes.append(f"The numbers of {what} differ: {told}.")
     notes += [*episodes, *_data_notes(by_method), *_pairing_notes(layout, rows, by_method, baselines)]
-    single = [row.method for row in rows if len(row.seeds) == 1]
-    if single:
+    if single := [row.method for row in rows if len(row.seeds) == 1]:
         notes.append(f"One seed, so no interval over seeds: {', '.join(single)}.")
     return notes
 
@@ -176,10 +175,9 @@ def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
 
 
 def reached(run: Result, uniform: Result, *, lowest: bool = False) -> tuple[float, float] | None:
-    """What a run had spent when its target loss was as low as uniform's, as parts of what uniform had spent then.
+    """Updates and compute of a run when its target loss was as low as uniform's at the end or at its `lowest`.
 
-    Updates of sources, and all compute; None where the loss was never as low. The goal is the loss of uniform choice on
-    the same seed at the end, or the `lowest` that it ever had.
+    They are parts of what uniform had spent then; None where the loss was never as low.
     """
     curve, reference = run["curve"], uniform["curve"]
     losses, goals = (
@@ -270,11 +268,7 @@ UNIFORM = "uniform"
 
 
 def schedule_pairs(groups: Mapping[Key, Sequence[Result]], layouts: Mapping[Key, Layout]) -> dict[Key, list[str]]:
-    """Return notes for each group of results whose recipe differs from another's by its schedule alone.
-
-    Groups are results by benchmark, dataset, recipe and encoder, with their layouts. The recipe's name holds that of
-    the schedule, which a result's `schedule` tells.
-    """
+    """Return notes for each group of results whose recipe differs from another's by its schedule's name alone."""
     notes: dict[Key, list[str]] = {}
     for key, results in groups.items():
         told = [result for result in results if isinstance(result.get("schedule"), Mapping)]
@@ -289,8 +283,7 @@ def schedule_pairs(groups: Mapping[Key, Sequence[Result]], layouts: Mapping[Key,
         notes[key] = _choices(told)
         column, base, mine = layouts[key].column(layouts[key].main), by_seed(groups[other]), by_seed(results)
         for method in sorted(mine.keys() & base.keys()):
-            gap = paired(mine[method], base[method], column.metric)
-            if gap is not None:
+            if (gap := paired(mine[method], base[method], column.metric)) is not None:
                 shown = f"{figure_text(column, gap, '+')} ({gap.n} seed{'s' * (gap.n > 1)})"
                 begin = f"{method}: {column.title} less that of recipe {other[2]}"
                 notes[key].append(f"{begin}, paired over seeds: {shown}.")

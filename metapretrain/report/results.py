@@ -199,8 +199,7 @@ class Collection:
 def collect(root: Path | str) -> Collection:
     """Read every result under `root`: a folder of runs, a folder of bundles, or one bundle.
 
-    A run's `predictions.csv` becomes the result's "correct" entry (see `pack`), and the `report/layout.json` beside the
-    runs its "layout"; a bundle holds both already. What is left out is told.
+    A run's `predictions.csv` becomes the result's "correct" (see `pack`), the `report/layout.json` beside it "layout".
 
     Raises:
         InputError: `root` does not exist, is a file that is no bundle, or holds nothing of the kind.
@@ -275,8 +274,7 @@ def _read_run(folder: Path, problems: list[str], name: str) -> Result:
         else:
             result["correct"] = pack(predictions.correct, predictions.images)
     complete = result.get("status") == "complete" and isinstance(result.get("metrics"), dict)
-    files = folder.glob("predictions/*.csv") if complete else ()
-    for file in sorted(files):
+    for file in sorted(folder.glob("predictions/*.csv")) if complete else ():
         try:
             fault = recounted(file, result["metrics"])
         except InputError as error:
@@ -328,8 +326,6 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[np.bool_]:
 def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
     """Write results as in `Collection.results` to one small file, from which `collect` gives the same ones.
 
-    What most of them have alike, such as the checksums of data files, is told once, in the first line.
-
     Raises:
         InputError: there are no results, one holds NaN or infinity, or the file cannot be written.
     """
@@ -345,13 +341,11 @@ def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
 def _disagreement(result: Result) -> str | None:
     """Why the per-image part cannot belong to the result, or None."""
     try:
-        correct = unpack(result["correct"])
+        size = unpack(result["correct"]).size
     except InputError as error:
         return str(error)
     count = result.get("counts", {}).get("test")
-    if count is not None and count != correct.size:
-        return f"{correct.size} predictions for {count} test images"
-    return None
+    return None if count in (None, size) else f"{size} predictions for {count} test images"
 
 
 def data_of(result: Mapping[str, Any], own: bool = False) -> tuple[tuple[str, str], ...]:
@@ -369,7 +363,7 @@ def data_of(result: Mapping[str, Any], own: bool = False) -> tuple[tuple[str, st
 
 
 def identity(result: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
-    """What tells one run from another: benchmark, dataset, recipe, encoder, kind and method; and the seed."""
+    """What tells one run from another, and the seed."""
     keys = ("benchmark", "dataset", "recipe", "encoder", "kind", "method")
     return tuple(str(result.get(key) or "") for key in keys), int(result["seed"])
 
@@ -402,10 +396,8 @@ def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], probl
         if "correct" in result and (disagreement := _disagreement(result)) is not None:
             problems.append(f"{name}: no comparison image by image: {disagreement}")
             result = _without("correct", result)
-        key = identity(result)
-        if key not in found:
-            found[key] = (name, result)
-        elif _without("layout", found[key][1]) != _without("layout", result):
-            problems.append(f"{name}: left out, {found[key][0]} is the same method and seed with other figures")
+        first, kept = found.setdefault(identity(result), (name, result))
+        if kept is not result and _without("layout", kept) != _without("layout", result):
+            problems.append(f"{name}: left out, {first} is the same method and seed with other figures")
     results = [found[key][1] for key in sorted(found)]
     return Collection(results, incomplete, problems)

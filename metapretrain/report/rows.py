@@ -136,7 +136,6 @@ def make_difference(layout: Layout, by_method: Runs, method: str, baseline: str)
     seeds = sorted(set(mine) & set(theirs))
     if not seeds:
         return None
-
     over_seeds, *others = (
         paired(mine, theirs, layout.column(name).metric, every=True) for name in (layout.main, *layout.compared)
     )
@@ -153,15 +152,12 @@ def make_difference(layout: Layout, by_method: Runs, method: str, baseline: str)
 
 @dataclass(frozen=True)
 class Measured:
-    """A print's claim on pairs of methods, measured on the seeds that all have: means over the pairs.
-
-    `better` counts the pairs whose mean over seeds is on the side that the claim says.
-    """
+    """A print's claim on pairs of methods, measured on the seeds that all have: means over the pairs."""
 
     first: str
     second: str
     pairs: int
-    better: int
+    better: int  # pairs whose mean over seeds is on the side that the claim says
     seeds: list[int]
     over_seeds: Interval
     published: float | None

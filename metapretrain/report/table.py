@@ -78,11 +78,8 @@ def _json_group(group: Group) -> dict[str, Any]:
 
 
 def _measured(name: str, interval: Interval | None) -> dict[str, object]:
-    known = interval is not None and interval.known
-    return {
-        name: interval.mean if interval else None,
-        f"{name}_half_width": interval.half_width if interval and known else None,
-    }
+    half_width = interval.half_width if interval and interval.known else None
+    return {name: interval.mean if interval else None, f"{name}_half_width": half_width}
 
 
 def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
@@ -135,10 +132,7 @@ class Table:
         return markdown.markdown(self.groups, self.incomplete, self.problems)
 
     def csv(self) -> str:
-        """The rows of all groups, fractions; an empty cell is a figure that was not measured.
-
-        A text that spreadsheets would take for a formula has an apostrophe before it.
-        """
+        """Rows of all groups, fractions, empty where not measured; an apostrophe keeps texts from being a formula."""
         records = [
             _csv_row(group, row, kind)
             for group in self.groups
@@ -162,9 +156,7 @@ class Table:
 def build_table(collection: Collection | Sequence[Result], layout: Layout | None = None) -> Table:
     """Turn results into a table, a group for each benchmark, dataset, recipe and encoder.
 
-    Args:
-        collection: from `collect`, or a list of results.
-        layout: of all groups, in place of the results' own. Results that have none get a column for each metric.
+    `layout` is of all groups, in place of the results' own; results that have none get a column for each metric.
 
     Raises:
         InputError: a layout names a note that there is not.
@@ -238,12 +230,9 @@ def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
 
 
 def write(root: Path | str, out: Path | str | None = None, layout: Layout | None = None) -> str:
-    """Write `table.md`, `table.csv` and `table.json` for the results under `root` and return the Markdown.
+    """Write `table.md`, `table.csv` and `table.json` for the results under `root` (see `collect`); return the Markdown.
 
-    Args:
-        root: see `collect`.
-        out: where to write; by default the folder `report` beside the runs.
-        layout: see `build_table`.
+    `out` is by default the folder `report` beside the runs; `layout` is that of `build_table`.
 
     Raises:
         InputError: nothing to report, or the folder cannot be written.
