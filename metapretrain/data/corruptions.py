@@ -147,7 +147,6 @@ def _jpeg(x: Tensor, level: int, generator: torch.Generator) -> Tensor:
 
 
 def _with_pillow(x: Tensor, change: Callable[[Any], Any]) -> Tensor:
-    """Apply a function of a Pillow image to each image, in threads."""
     from PIL import Image
 
     def changed(pixels: Any) -> Tensor:

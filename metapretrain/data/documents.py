@@ -283,7 +283,7 @@ def load_book(folder: str | Path) -> dict[str, Documents]:
 
 
 def read_gutenberg(path: str | Path) -> Documents:
-    """Read a book of Project Gutenberg: a document a chapter, without what stands before and after the book.
+    """Read a book of Project Gutenberg: a document per chapter, without what stands before and after the book.
 
     Sentences end at ``.``, ``!`` or ``?`` before a capital letter, and at the end of a paragraph.
     """
@@ -316,6 +316,5 @@ def _sign(word: str) -> str:
 
 
 def _sentences(words: list[str]) -> list[list[str]]:
-    """Words of a paragraph cut after each full stop, exclamation or question mark."""
     ends = [place + 1 for place, word in enumerate(words[:-1]) if word in STOPS and words[place + 1] not in "\"')"]
     return [words[begin:end] for begin, end in zip([0, *ends], [*ends, len(words)], strict=True)]

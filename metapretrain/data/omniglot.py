@@ -120,7 +120,12 @@ def check_omniglot(data_dir: str | Path) -> str:
         missing = [name for name, _ in lines if name not in characters]
         if missing:
             raise InputError(f"omniglot {split}: {missing[0]!r} is not there; unpack both image folders")
-    _check_apart(parts)
+    owner: dict[str, str] = {}
+    for split, lines in parts.items():
+        for name in {name for name, _ in lines}:
+            if name in owner:
+                raise InputError(f"omniglot: the character {name!r} is in both {owner[name]} and {split}")
+            owner[name] = split
     decode([path for drawings in characters.values() for path in drawings], "omniglot", 8, 1, None)
     counts = ", ".join(
         f"{split} {len({name for name, _ in lines}):,} characters in {len(lines):,} classes"
@@ -128,15 +133,6 @@ def check_omniglot(data_dir: str | Path) -> str:
     )
     whole = " (all)" if len(characters) == sum(CHARACTERS.values()) else ""
     return f"omniglot: {len(characters):,} characters{whole} of {DRAWINGS} drawings; {counts}"
-
-
-def _check_apart(parts: dict[str, list[tuple[str, int]]]) -> None:
-    owner: dict[str, str] = {}
-    for split, lines in parts.items():
-        for name in {name for name, _ in lines}:
-            if name in owner:
-                raise InputError(f"omniglot: the character {name!r} is in both {owner[name]} and {split}")
-            owner[name] = split
 
 
 def _image_root(data_dir: str | Path) -> Path:

@@ -158,7 +158,7 @@ def collect_rows(
     """Return the set of records with ``text``, ``label`` and ``id``."""
     columns = Columns(str(file), "text", None, "label", "id", "classification", tuple(classes), 0.0, 1.0)
     rows = columns.collect(records, split, {}, {file.name: file_record(file, None)})
-    return replace(rows, counts={**rows.counts, **(counts or {})})  # counts fill up while records are read
+    return replace(rows, counts={**rows.counts, **(counts or {})})
 
 
 def name_rows(rows: TextSet, file: str, clean: Callable[[str], str] = str) -> TextSet:
@@ -173,10 +173,7 @@ def name_rows(rows: TextSet, file: str, clean: Callable[[str], str] = str) -> Te
 
 
 def read_parts(root: Path, files: Sequence[str], clean: Callable[[str], str] = str, **options: Any) -> Parts:
-    """Read the training and the test file of a set, and drop training rows that repeat one another or a test row.
-
-    `clean` undoes escapes of a text; `options` are those of :func:`~metapretrain.data.tables.read_texts`.
-    """
+    """Read both files of a set with :func:`read_file`; drop training rows that repeat one another or a test row."""
     train, test = (
         name_rows(read_file(root / file, split=split, **options), file, clean)
         for file, split in zip(files, ("train", "test"), strict=True)
@@ -185,10 +182,9 @@ def read_parts(root: Path, files: Sequence[str], clean: Callable[[str], str] = s
 
 
 def unlike(train: TextSet, test: TextSet | None = None) -> TextSet:
-    """Return the training rows without repetitions of one another (the first stays) or of a test row, and count them.
+    """Drop training rows that repeat one another (the first stays) or a test row, by normalised text, and count them.
 
-    Texts are compared normalised. Counts: ``duplicates``, of these ``conflicting`` (with another label than the row
-    that stays), and ``in_test``.
+    Counts: ``duplicates``, of these ``conflicting`` (with another label than the row that stays), and ``in_test``.
 
     Example:
         >>> import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -120,10 +120,9 @@ TRAINING: tuple[_Form, ...] = (
 
 
 def read_yelp5(folder: str | Path) -> Parts:
-    """Read all forms of Yelp's reviews that a folder holds, without repetitions, labels 0 (one star) to 4.
+    """Read all forms of Yelp's reviews that a folder holds, without repetitions and escapes, labels 0 (one star) to 4.
 
-    Escaped line breaks, quotes and characters are undone. Counts of the training part: ``rows FILE`` as they were
-    read, and those of :func:`~metapretrain.data.published.unlike`.
+    Counts of training: ``rows FILE`` as they were read, and those of :func:`~metapretrain.data.published.unlike`.
     """
     root = find_folder(folder, ("yelp5", "yelp_review_full_csv"), (), LAYOUTS["yelp5"])
     test, train = (_read(root, forms, split) for forms, split in ((TESTS, "test"), (TRAINING, "train")))
@@ -180,12 +179,7 @@ def read_amazon2(folder: str | Path) -> Parts:
 
 
 def amazon2_domains(rows: TextSet) -> list[str]:
-    """Return the domain of each row of Amazon-2: the folder that its review came from.
-
-    Example:
-        >>> amazon2_domains(TextSet(["nice"], ids=["books/review_positive:7"]))
-        ['books']
-    """
+    """Return the domain of each row of Amazon-2: the folder that its review came from."""
     return [name.split("/", 1)[0] for name in rows.ids]
 
 
@@ -198,11 +192,7 @@ def _clean(text: str) -> str:
 
 
 def read_sentihood(folder: str | Path) -> Parts:
-    """Read the sentences of SentiHood whose opinions agree; the published train and dev are the training part.
-
-    Counts: ``no_opinion`` and ``opinions_differ``, sentences left out, and those of
-    :func:`~metapretrain.data.published.unlike`.
-    """
+    """Read the sentences of SentiHood whose opinions agree; the published train and dev are the training part."""
     root = find_folder(folder, ("sentihood",), SENTIHOOD, LAYOUTS["sentihood"])
     train, dev, test = (_sentihood(root / name) for name in SENTIHOOD)
     return unlike(concatenate([train, dev], "train"), test), test
@@ -226,15 +216,12 @@ def read_semeval(name: str, folder: str | Path, neutral: bool = True) -> Parts:
 def _sentihood(file: Path) -> TextSet:
     items = read_json(file, [{"id": int | str, "text": str, "opinions": [{"sentiment": str}]}], LAYOUTS["sentihood"])
     counts: dict[str, int] = {}
-    rows = collect_rows(_sentihood_records(items, counts), file, POLARITY, file.stem.split("-")[-1], counts)
-    return name_rows(rows, file.name)
-
-
-def _sentihood_records(items: list[dict[str, Any]], counts: dict[str, int]) -> Iterator[Record]:
+    records: list[Record] = []
     for number, item in enumerate(items):
         opinions = {opinion["sentiment"].lower() for opinion in item["opinions"]}
         if _agree(opinions, counts):
-            yield f"record {number} (id {item['id']})", {**item, "label": opinions.pop()}
+            records.append((f"record {number} (id {item['id']})", {**item, "label": opinions.pop()}))
+    return name_rows(collect_rows(records, file, POLARITY, file.stem.split("-")[-1], counts), file.name)
 
 
 def _semeval(file: Path, split: str, neutral: bool) -> TextSet:
@@ -245,11 +232,7 @@ def _semeval(file: Path, split: str, neutral: bool) -> TextSet:
     except (LookupError, ValueError) as error:
         raise InputError(f"{file}: the encoding that its first line names cannot be read: {error}") from error
     counts: dict[str, int] = {} if neutral else {"neutral": 0}
-    records = _semeval_records(root, counts, neutral)
-    return name_rows(collect_rows(records, file, THREE if neutral else POLARITY, split, counts), file.name)
-
-
-def _semeval_records(root: ElementTree.Element, counts: dict[str, int], neutral: bool) -> Iterator[Record]:
+    records: list[Record] = []
     for sentence in root.iter("sentence"):
         opinions = {opinion.get("polarity", "no polarity") for opinion in sentence.iter("Opinion")}
         if not _agree(opinions, counts):
@@ -259,7 +242,8 @@ def _semeval_records(root: ElementTree.Element, counts: dict[str, int], neutral:
             counts["neutral"] += 1
             continue
         name = sentence.get("id", "without id")
-        yield f"sentence {name}", {"text": sentence.findtext("text"), "label": label, "id": name}
+        records.append((f"sentence {name}", {"text": sentence.findtext("text"), "label": label, "id": name}))
+    return name_rows(collect_rows(records, file, THREE if neutral else POLARITY, split, counts), file.name)
 
 
 def _agree(opinions: set[str], counts: dict[str, int]) -> bool:

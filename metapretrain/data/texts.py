@@ -95,8 +95,7 @@ class TextSet:
             given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
             wanted = "a tensor of int64 classes or float32 scores (N,)"
             raise InputError(f"{self.split}: labels must be {wanted}, got {given}")
-        parts = {"second sentences": self.second, "labels": self.labels, "ids": self.ids}
-        for what, part in parts.items():
+        for what, part in {"second sentences": self.second, "labels": labels, "ids": self.ids}.items():
             if part is not None and len(part) != len(self.first):
                 raise InputError(f"{self.split}: {len(self.first)} sentences but {len(part)} {what}")
 
@@ -188,10 +187,8 @@ class TextTask:
         outside = ~((rows.labels >= low) & (rows.labels <= high))
         if outside.any():
             row = int(outside.nonzero()[0])
-            raise InputError(
-                f"{where}: {int(outside.sum())} labels outside of {low}..{high}, the first is "
-                f"{rows.labels[row].item()} of row {rows.ids[row]}"
-            )
+            first = f"{rows.labels[row].item()} of row {rows.ids[row]}"
+            raise InputError(f"{where}: {int(outside.sum())} labels outside of {low}..{high}, the first is {first}")
 
     @property
     def regression(self) -> bool:
@@ -404,10 +401,7 @@ def few_shot_draw(
 
 
 def fixed_sample(test: TextSet, count: int = TEST_ROWS) -> TextSet:
-    """Return at most `count` rows, stratified by class, in their order: the same for every method and seed.
-
-    Raises:
-        InputError: no labels, or a count below 1.
+    """Return at most `count` labelled rows, stratified by class, in their order: the same for every method and seed.
 
     Example:
         >>> rows = TextSet([str(n) for n in range(6)], labels=torch.tensor([0, 0, 0, 0, 1, 1]))

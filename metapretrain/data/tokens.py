@@ -142,10 +142,8 @@ def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool) -
 
     Args:
         tokenizer: of the transformers library; rows are padded at their right whatever side it pads.
-        max_length: tokens of a row at most, special ones included; of a joined pair the longer sentence is cut
-            first ("longest_first").
-        joined: whether a pair is one sequence with the separator between; otherwise `second` holds the other
-            sentences. Single sentences are the same either way.
+        max_length: tokens of a row, special ones included; of a joined pair the longer sentence is cut first.
+        joined: whether a pair is one sequence with the separator between; else `second` holds the other sentences.
 
     Raises:
         InputError: the tokenizer has no padding token, `max_length` leaves no room for text, or a text gives no token.
