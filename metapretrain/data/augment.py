@@ -213,8 +213,12 @@ class BatchAugment(nn.Module):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        probabilities = {"jitter_prob": jitter_prob, "grayscale_prob": grayscale_prob, "blur_prob": blur_prob}
-        _check(size, cutout, crop_scale, crop_ratio, rotate, shift, color_jitter, blur_sigma, probabilities)
+        whole("size", size, 1)
+        whole("cutout", cutout)
+        number("rotate", rotate, least=0, most=180)
+        shares = {"shift": shift, "jitter_prob": jitter_prob, "grayscale_prob": grayscale_prob, "blur_prob": blur_prob}
+        ranges = {"crop_scale": crop_scale or (1.0, 1.0), "crop_ratio": crop_ratio, "blur_sigma": blur_sigma}
+        _check(shares, ranges, color_jitter)
         scale, offset = normalisation(mean, std)
         self.size, self.channels, self.cutout = size, len(mean), cutout
         self.crops, self.flips, self.turns = crop_scale is not None, flip, bool(rotate or shift)
@@ -228,7 +232,7 @@ class BatchAugment(nn.Module):
         self.blur_prob = blur_prob
         self.kernel_size = max(3, size // 10 // 2 * 2 + 1)
         self.channels_last = channels_last
-        ranges = {
+        drawn = {
             "area": [crop_scale or (1.0, 1.0)] * self.crops,
             "half_log_ratio": [(math.log(crop_ratio[0]) / 2, math.log(crop_ratio[1]) / 2)] * self.crops,
             "corner": [UNIT, UNIT] * self.crops,
@@ -242,8 +246,8 @@ class BatchAugment(nn.Module):
             "sigma": [blur_sigma] * bool(self.blur_prob),
             "cut": [UNIT, UNIT] * bool(self.cutout),
         }
-        self.counts = {name: len(intervals) for name, intervals in ranges.items()}
-        bounds = torch.tensor([pair for pairs in ranges.values() for pair in pairs]).view(-1, 2)
+        self.counts = {name: len(intervals) for name, intervals in drawn.items()}
+        bounds = torch.tensor([pair for pairs in drawn.values() for pair in pairs]).view(-1, 2)
         self.register_buffer("low", bounds[:, 0].clone(), persistent=False)
         self.register_buffer("span", bounds[:, 1] - bounds[:, 0], persistent=False)
         still = torch.tensor([0.0 if name == "hue" else 1.0 for name in self.jitters])
@@ -350,9 +354,6 @@ def make_augmentation(
 ) -> BatchAugment:
     """Return a preset of :data:`AUGMENTATIONS` with `changes` to its settings (``flip=False`` for digits).
 
-    Raises:
-        InputError: unknown preset or setting, or mean and std do not have `channels` values.
-
     Example:
         >>> make_augmentation("strong", 96, 3, (0.5,) * 3, (0.25,) * 3).cutout
         32
@@ -378,23 +379,9 @@ def _jitter_range(name: str, strength: float) -> Range:
     return (-strength, strength) if name == "hue" else (max(0.0, 1 - strength), 1 + strength)
 
 
-def _check(
-    size: int,
-    cutout: int,
-    crop_scale: Range | None,
-    crop_ratio: Range,
-    rotate: float,
-    shift: float,
-    color_jitter: Sequence[float] | None,
-    blur_sigma: Range,
-    probabilities: Mapping[str, float],
-) -> None:
-    whole("size", size, 1)
-    whole("cutout", cutout)
-    number("rotate", rotate, least=0, most=180)
-    for name, share in {"shift": shift, **probabilities}.items():
+def _check(shares: Mapping[str, float], ranges: Mapping[str, Range], color_jitter: Sequence[float] | None) -> None:
+    for name, share in shares.items():
         number(name, share, least=0, most=1)
-    ranges = {"crop_scale": crop_scale or (1, 1), "crop_ratio": crop_ratio, "blur_sigma": blur_sigma}
     for name, (low, high) in ranges.items():
         number(f"{name}'s high", high, above=0, most=1 if name == "crop_scale" else math.inf)
         number(f"{name}'s low", low, above=0, most=high)

@@ -111,9 +111,8 @@ def _row(item: dict[str, Any], where: str) -> RelationRow:
             raise InputError(f"{where}: the {kind} {start}..{end} is outside of its {len(words)} words")
     for (head, tail), kind in relations.items():
         if not (0 <= head < len(entities) and 0 <= tail < len(entities)) or head == tail:
-            raise InputError(
-                f"{where}: relation {kind!r} of entities {head} and {tail}; there are {len(entities)} entities"
-            )
+            told = f"relation {kind!r} of entities {head} and {tail}"
+            raise InputError(f"{where}: {told}; there are {len(entities)} entities")
     if not words:
         raise InputError(f"{where}: a sentence without words")
     return RelationRow(words, entities, relations)

@@ -36,11 +36,7 @@ class FewShotData:
 
     @classmethod
     def of(cls, parts: Mapping[str, ImageSet]) -> FewShotData:
-        """Check the parts; grey images are only divided by 255, colours normalised by the training part.
-
-        Raises:
-            InputError: a class is in two parts, an image has no label, or the image sizes differ.
-        """
+        """Check the parts, or raise InputError; grey images are divided by 255, colours normalised by training."""
         train, validation, test = (parts[name].require_labels() for name in PARTS)
         check_disjoint(parts)
         shapes = {name: tuple(part.images.shape[1:]) for name, part in parts.items()}
@@ -57,7 +53,6 @@ class FewShotData:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Classes and images of each part."""
         parts = {name: getattr(self, name) for name in PARTS}
         classes = {f"{name}_classes": len(part.classes) for name, part in parts.items()}
         return classes | {f"{name}_images": len(part) for name, part in parts.items()}

@@ -70,8 +70,7 @@ class ImageSet:
         polarity: :data:`LIGHT_ON_DARK` for drawings that a model is to see so, whichever way they come at use; None: as
             they are.
         names: of the images' files below the folder; empty where there are none.
-        files: ``{file name: {"bytes": int, "md5": str, "official": True | False | None}}``; None where there
-            is no official checksum.
+        files: ``{name: {"bytes": int, "md5": str, "official": True | False | None}}``; None: no official checksum.
 
     Raises:
         InputError: wrong dtype or shape, another number of labels than images, or a label outside the classes.
@@ -125,7 +124,6 @@ class ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def subset(self, index: Tensor | Sequence[int] | np.ndarray[Any, Any]) -> ImageSet:
-        """Return the rows at `index` (M,), in that order."""
         rows = torch.as_tensor(index, device=self.images.device)
         if rows.dtype != torch.bool:
             rows = rows.long()

@@ -58,10 +58,10 @@ def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
     for number, (name, (kind, make)) in enumerate(kinds.items()):
         random = np.random.Generator(np.random.Philox(key=[seed, number]))
         sizes = {"train": rows, "validation": rows // 4, "dev": rows // 2, "test": rows // 4}
-        splits = {split: _split(name, split, size, make, random) for split, size in sizes.items()}
+        train, held, dev, test = (_split(name, split, size, make, random) for split, size in sizes.items())
         classes = {"sst": FIVE, "para": ("different", "duplicate"), "sts": ()}[name]
-        splits["test"] = replace(splits["test"], labels=None)
-        tasks.append(TextTask(name, kind, **splits, classes=classes, high=5.0 if name == "sts" else 1.0))
+        high = 5.0 if name == "sts" else 1.0
+        tasks.append(TextTask(name, kind, train, held, dev, replace(test, labels=None), classes, high=high))
     return tasks
 
 
@@ -195,16 +195,11 @@ def _reviews(
         texts = [f"the {a} was {x} and the {b} {y}" for a, b, x, y in product(topic, topic, words, words) if a != b]
         kinds.append([texts[row] for row in random.permutation(len(texts))])
     rows = [(kinds[row % len(kinds)].pop(), row % len(kinds) // len(topics)) for row in range(sum(sizes))]
-    parts = {"train": rows[: sizes[0]], "test": rows[sizes[0] :]}
-    made = [
-        TextSet(
-            [text for text, _ in part],
-            labels=torch.tensor([label for _, label in part]),
-            ids=[f"{name}-{split}-{row}" for row in range(len(part))],
-            split=split,
-        )
-        for split, part in parts.items()
-    ]
+    made = []
+    for split, part in (("train", rows[: sizes[0]]), ("test", rows[sizes[0] :])):
+        texts, labels = [text for text, _ in part], torch.tensor([label for _, label in part])
+        ids = [f"{name}-{split}-{row}" for row in range(len(part))]
+        made.append(TextSet(texts, labels=labels, ids=ids, split=split))
     return SentenceData(name, classes, made[0], made[1], NOTE)
 
 
@@ -216,18 +211,13 @@ def _pairs(name: str, classes: tuple[str, ...], random: np.random.Generator) -> 
         thing, first, second = (random.permutation(size) % len(things), *random.integers(len(words), size=(2, size)))
         labels = np.arange(size) % 2
         other = np.where(labels == 1, thing, (thing + random.integers(1, len(things), size=size)) % len(things))
-        made.append(
-            TextSet(
-                [
-                    f"the {things[a]} was {words[x]} and {words[y]}"
-                    for a, x, y in zip(thing, first, second, strict=True)
-                ],
-                [f"the {things[b]} was {words[x]}" for b, x in zip(other, first, strict=True)],
-                torch.from_numpy(labels).long(),
-                [f"{name}-{split}-{row}" for row in range(size)],
-                split,
-            )
-        )
+        said = zip(thing, other, first, second, strict=True)
+        pairs = [
+            (f"the {things[a]} was {words[x]} and {words[y]}", f"the {things[b]} was {words[x]}") for a, b, x, y in said
+        ]
+        ids = [f"{name}-{split}-{row}" for row in range(size)]
+        left, right = map(list, zip(*pairs, strict=True))
+        made.append(TextSet(left, right, torch.from_numpy(labels).long(), ids, split))
     return SentenceData(name, classes, made[0], made[1], NOTE)
 
 

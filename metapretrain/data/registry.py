@@ -105,9 +105,6 @@ def load_images(name: str, data_dir: Folder, split: str, image_size: int | None 
 
     `image_size` None is the set's own (96 for an image folder).
 
-    Raises:
-        InputError: unknown name or split (with the nearest valid one), or the data cannot be read.
-
     Example:
         >>> len(load_images("digits", None, "train")), load_images("digits", None, "test", 16).image_size
         (1347, 16)
@@ -124,9 +121,6 @@ def load_few_shot(name: str, data_dir: Folder, image_size: int | None = None) ->
 
     The classes of a set whose splits have the same classes are shared out, a fixed fifth each for validation and test.
     `image_size` None is the set's own (28, or 84 for an image folder).
-
-    Raises:
-        InputError: the data cannot be read, or a class is in two parts.
     """
     info = DATASETS[one_of("data set", name, names_giving("images", "few-shot"))]
     if info.few_shot is not None:

@@ -94,7 +94,7 @@ def _labelled_lines(
     clean: Callable[[str], str] = str,
     undecodable: str = "refuse",
 ) -> TextSet:
-    """The rows of a file, one a line; `parse` returns the label and the text of a line."""
+    """The rows of a file, one per line; `parse` returns the label and the text of a line."""
     text, _ = decode_text(file, "utf-8", undecodable)
     records: list[Record] = []
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):

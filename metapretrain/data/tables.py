@@ -429,10 +429,7 @@ class Columns:
         files: dict[str, dict[str, Any]],
         unusable: str = "refuse",
     ) -> TextSet:
-        """Return the set of all rows that have a label, or of all rows where no label is read.
-
-        `counts` of reading get those of rows left out; the first unusable rows are named in the error or a warning.
-        """
+        """Return the set of the rows; those left out are added to `counts`, the first are named in the error or log."""
         one_of("choice for unusable rows", unusable, ("refuse", "skip"))
         if self.sort and self.label is not None and not self.classes:
             kept = list(records)

@@ -135,8 +135,7 @@ class TextTask:
         kind: one of :data:`KINDS`.
         train, validation, dev: labelled rows to train on, to choose by (may be empty) and to report on.
         test: rows to predict, with or without labels.
-        classes: names in label order, for classification.
-        low, high: range of scores, for regression.
+        classes, low, high: names in label order, for classification; range of scores, for regression.
 
     Raises:
         InputError: a bad name, kind, class list or range, or a split that does not fit them.
@@ -260,9 +259,7 @@ def hold_out(train: TextSet, count: int, seed: int = 0) -> tuple[TextSet, TextSe
 
 
 def normalise_text(text: str) -> str:
-    """Return `text` as near-duplicates are compared: NFKC, lower case, letters and digits, one space between words.
-
-    A text without letters and digits keeps its characters.
+    """Return `text` as near-duplicates are compared: NFKC, lower case, letters and digits (if any), single spaces.
 
     Example:
         >>> normalise_text(" What’s   UP? ") == normalise_text("what's up")
@@ -420,10 +417,7 @@ def fixed_sample(test: TextSet, count: int = TEST_ROWS) -> TextSet:
 
 
 def balanced_sample(rows: TextSet, count: int, seed: int) -> TextSet:
-    """Draw `count` rows, as many of each class as its rows allow, in a random order.
-
-    Raises:
-        InputError: no labels, or a count outside of 1..N.
+    """Draw `count` (1..N) labelled rows, as many of each class as its rows allow, in a random order.
 
     Example:
         >>> rows = TextSet(list("abcdef"), labels=torch.tensor([0, 0, 0, 0, 0, 1]))
