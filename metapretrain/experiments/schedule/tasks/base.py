@@ -27,13 +27,8 @@ Example = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 class Frame:
     """How a tokenizer's sequences are put together, and how wide batches are.
 
-    Args:
-        tokenizer: of the transformers library, with padding, mask and unknown tokens.
-        max_length: tokens of a sequence at most, special ones included.
-        multiple: widths of batches are multiples of it; with `max_length` all batches have one width.
-
-    Raises:
-        InputError: a token is missing, or the length is too small or no multiple of `multiple`.
+    A tokenizer of the transformers library puts at most `max_length` tokens, special ones included, in a sequence;
+    widths of batches are multiples of `multiple`. InputError: it has no padding or mask token, or a wrong length.
 
     Example:
         >>> from metapretrain.models.language_models import tiny_tokenizer
@@ -58,11 +53,8 @@ class Frame:
         pair = list(tokenizer("a", "a")["input_ids"])
         first = _find(pair, bare, 0)
         second = _find(pair, bare, first + len(bare))
-        self.prefix, self.middle, self.suffix = (
-            pair[:first],
-            pair[first + len(bare) : second],
-            pair[second + len(bare) :],
-        )
+        self.prefix, self.suffix = pair[:first], pair[second + len(bare) :]
+        self.middle = pair[first + len(bare) : second]
         self.pieces = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
         self._corpora: dict[tuple[int, bool], tuple[Documents, Corpus]] = {}
 
@@ -79,7 +71,7 @@ class Frame:
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""
-        return list(self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
+        return self.all_ids([text])[0]
 
     def all_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of texts, without special tokens."""
@@ -98,11 +90,7 @@ class Frame:
         return [segment[:size] for segment, size in zip(segments, sizes, strict=True)]
 
     def sequence(self, *segments: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
-        """Put segments together.
-
-        Returns:
-            ids int64 (L,), token types int64 (L,): 1 from the second segment on, and where each segment begins.
-        """
+        """Ids int64 (L,), token types int64 (L,), 1 from the second segment on, and where each segment begins."""
         parts: list[Ids] = [self.prefix, segments[0]]
         for segment in segments[1:]:
             parts += [self.middle, segment]
@@ -169,19 +157,11 @@ class PretrainingTask(ABC):
     A batch is a dict of tensors and depends on (split, batch size, seed, epoch, index) alone. Losses use no Python
     value of a tensor, so that updates on a GPU do not wait.
 
-    Args:
-        frame: how sequences are put together.
-        texts: what the task is made of, by split.
-        rows: its rows, by split.
-
     Attributes:
         name: of the task in :data:`metapretrain.experiments.schedule.tasks.TASKS`.
         metric: the main key of what :meth:`score` returns; higher is better.
         sizes: rows of each split that has any.
         files: what was read, with checksums, under the task's name.
-
-    Raises:
-        InputError: no training rows.
     """
 
     name: str
@@ -265,8 +245,7 @@ class PretrainingTask(ABC):
 
     def random(self, split: str, *place: int) -> np.random.Generator:
         """The generator of a place, such as (seed, epoch, index)."""
-        words = [zlib.crc32(self.name.encode()), SPLITS.index(split), *place]
-        return philox_generator(*words)
+        return philox_generator(zlib.crc32(self.name.encode()), SPLITS.index(split), *place)
 
     def _split(self, split: str) -> str:
         return one_of(f"split of {self.name}", split, tuple(self.sizes))
@@ -330,12 +309,7 @@ def to_device(batch: Tensors, where: nn.Module | torch.device | str) -> Tensors:
 
 
 class PooledHead(nn.Module):
-    """A linear layer, tanh, dropout and a linear layer over an embedding, as BERT's for sentences.
-
-    Example:
-        >>> PooledHead(8, 3)(torch.zeros(2, 8)).shape
-        torch.Size([2, 3])
-    """
+    """A linear layer, tanh, dropout and a linear layer over embeddings (B, D), as BERT's for sentences."""
 
     def __init__(self, features: int, outputs: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -383,7 +357,6 @@ class LabelTask(PretrainingTask):
         """Ids, types and labels of a row, each (L,)."""
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
-        """The batch of these rows; nothing is drawn."""
         examples = [self.example(split, row) for row in rows]
         batch = self.frame.pad([(ids, types) for ids, types, _ in examples])
         labels = np.full(batch["input_ids"].shape, IGNORE, np.int64)
@@ -460,9 +433,9 @@ class SpanTask(PretrainingTask):
 
 
 def best_spans(begin: Tensor, end: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """The spans of at most `longest` tokens with the highest sum of the log-probabilities of both ends.
+    """First and last token int64 (B, 2) of the best spans of at most `longest` tokens, from logits (B, L) of both.
 
-    Logits (B, L) of first and of last tokens to first and last token int64 (B, 2), and the sums (B,).
+    Best is the highest sum of the log-probabilities of both ends; the sums (B,) are returned, too.
 
     Example:
         >>> best_spans(torch.tensor([[0.0, 5.0, 0.0]]), torch.tensor([[9.0, 0.0, 1.0]]), 2)[0].tolist()
@@ -491,5 +464,4 @@ def f1(found: np.ndarray, true: np.ndarray) -> float:
         0.5
     """
     both = int((found & true).sum())
-    total = int(found.sum() + true.sum())
-    return 2 * both / total if total else 0.0
+    return 2 * both / int(found.sum() + true.sum()) if both else 0.0

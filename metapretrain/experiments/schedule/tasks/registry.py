@@ -112,9 +112,6 @@ def register(
         kind: ``"source"``: labels come from plain text or dialogues; ``"target"``: labels were given by people.
         options: of the constructor; `name` is the task's name, where it is not that of the class.
 
-    Raises:
-        InputError: a kind of another name, or a name that another class has.
-
     Example:
         >>> from metapretrain.data.made import made_documents
         >>> class Pairs(Reordering):
@@ -134,15 +131,9 @@ def register(
 def made_schedule_tasks(
     seed: int = 0, tokenizer: Any = None, *, names: Sequence[str] = MADE, max_length: int = 64, multiple: int = 16
 ) -> tuple[Tasks, Tasks]:
-    """Make small tasks of the same kinds as the benchmark's.
+    """Make small tasks of the same kinds as the benchmark's: the sources and the targets, by name.
 
-    Args:
-        tokenizer: None: that of the ``tiny`` encoder.
-        names: of tasks in :data:`TASKS` that have made texts.
-        max_length, multiple: see :class:`Frame`.
-
-    Returns:
-        the sources and the targets, by name.
+    `names` are those of tasks in :data:`TASKS` that have made texts; without a tokenizer, that of the ``tiny`` encoder.
 
     Example:
         >>> sources, targets = made_schedule_tasks(0)
@@ -167,11 +158,8 @@ def load_schedule_tasks(
 ) -> dict[str, PretrainingTask]:
     """Build tasks by name; documents are read and tokenised once for all of them.
 
-    Args:
-        folder: holds a folder for each set: ``ptb``, ``wikitext-2``, ``dailydialog_pp``, ``mutual``, ``conll04``,
-            ``conll2003``, ``glue``, ``superglue``, ``squad``, as far as the tasks need them.
-        names: in :data:`TASKS`; None: all.
-        tokenizer, max_length, multiple: see :class:`Frame`.
+    `folder` holds a folder for each set, as far as the tasks need them: ``ptb``, ``wikitext-2``, ``dailydialog_pp``,
+    ``mutual``, ``conll04``, ``conll2003``, ``glue``, ``superglue``, ``squad``. `names` are in :data:`TASKS`; None: all.
     """
     infos = [TASKS[one_of("task", name, tuple(TASKS))] for name in (TASKS if names is None else names)]
     library, frame = Library(folder), Frame(tokenizer, max_length, multiple)

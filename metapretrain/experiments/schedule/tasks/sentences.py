@@ -79,10 +79,9 @@ def matthews(found: np.ndarray, true: np.ndarray) -> float:
 class Reordering(CorpusTask, ClassTask):
     """Tell in which order `parts` consecutive sentences of a document were put, one of parts! classes.
 
-    Every run of `parts` sentences of a document is a row; its order is drawn anew for each batch. ERNIE 2.0 cuts
-    paragraphs into 1..m segments and has a class for each permutation of each number; here the number is fixed, since
-    the separators between the segments would show it. Sentences that do not fit are cut, the longest first. `parts` out
-    of 2..4, or no document with as many sentences, is an InputError.
+    Every run of `parts` (2..4) sentences of a document is a row; its order is drawn anew for each batch. ERNIE 2.0 cuts
+    paragraphs into 1..m segments; here the number is fixed, since the separators would show it. Sentences that do not
+    fit are cut, the longest first.
 
     Source: Sun et al. (2020, ERNIE 2.0), sentence reordering.
     """

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from metapretrain.data.documents import Corpus, Documents
 from metapretrain.data.squad import Question
 from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks.base import CorpusTask, Frame, SpanTask, Tensors, joined, tokenize_rows
-from metapretrain.models.text_encoders import TextEncoder
 
 Row = tuple[int, int, list[Any]]  # document, sentence, answers
 Asked = tuple[list[int], tuple[int, int], tuple[int, int]]
@@ -32,14 +30,8 @@ def cut_passage(
 ) -> tuple[NDArray[np.int32], int, int]:
     """A run of tokens that holds an answer, from the beginning of a sentence where that fits.
 
-    Args:
-        answer: first word, and word after the last.
-        lowest, highest: first sentence that the passage may have, and the sentence after the last.
-        room: tokens of the passage at most.
-        random: draws how many sentences stand before the answer's.
-
-    Returns:
-        token ids (L,), and the answer's first and last token in them.
+    `answer`: first word, and word after the last; `lowest`, `highest`: first sentence that the passage may have, and
+    the sentence after the last. Token ids (L,), L at most `room`, and the answer's first and last token in them.
     """
     first, last = int(corpus.words[answer[0]]), int(corpus.words[answer[1]])
     sentence = int(np.searchsorted(corpus.sentences, answer[0], "right")) - 1
@@ -203,9 +195,8 @@ class ClozeQA(MadeQuestions):
 
     def ask(self, corpus: Corpus, number: int, sentence: int, answer: Any, random: np.random.Generator) -> Asked:
         first, last, asked = answer
-        words = np.array(
-            [word for word in range(*corpus.sentences[sentence : sentence + 2]) if not first <= word < last]
-        )
+        words = np.arange(*corpus.sentences[sentence : sentence + 2])
+        words = words[(words < first) | (words >= last)]
         words = words[random.random(len(words)) >= DROPPED]
         # Adding a number below SHIFT + 1 to each place and sorting moves no word by more than SHIFT.
         words = words[np.argsort(np.arange(len(words)) + random.random(len(words)) * (SHIFT + 1), kind="stable")]
@@ -260,9 +251,10 @@ class Reading(SpanTask):
         self.answered: dict[str, list[int]] = {}
         self.order: dict[str, list[int]] = {}  # windows that hold an answer come first: they are the rows
         for split, windows in self.windows.items():
-            self.answered[split] = [place for place, window in enumerate(windows) if window.span != (0, 0)]
-            others = [place for place, window in enumerate(windows) if window.span == (0, 0)]
-            self.order[split] = [*self.answered[split], *others]
+            self.order[split] = sorted(
+                range(len(windows)), key=[window.span == (0, 0) for window in windows].__getitem__
+            )
+            self.answered[split] = [place for place in self.order[split] if windows[place].span != (0, 0)]
         super().__init__(frame, texts, self.answered)
 
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
@@ -291,10 +283,6 @@ class Reading(SpanTask):
 
     def _windows(self, split: str, rows: Sequence[int]) -> list[Window]:
         return [self.windows[split][self.order[split][row]] for row in rows]
-
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
-        found = super().outcome(encoder, head, states, batch)
-        return {"found": found["found"], "score": found["score"]}
 
 
 def _windows(texts: Rows[Question], frame: Frame) -> list[Window]:

@@ -101,12 +101,10 @@ class MaskedLM(CorpusTask):
         return logits.float()
 
     def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
-        """Mean cross entropy of the chosen tokens, in nats."""
         logits = self.logits(encoder, head, states, batch)
         return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE)
 
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
-        """Whether each chosen token is found, and its cross entropy."""
         logits, labels = self.logits(encoder, head, states, batch), batch["labels"]
         chosen = labels != IGNORE
         loss = F.cross_entropy(logits[chosen], labels[chosen], reduction="none")
