@@ -61,8 +61,7 @@ class ImageData:
     def of(cls, train: ImageSet, test: ImageSet, validation: int, unlabelled: ImageSet | None = None) -> ImageData:
         """Hold `validation` images of the training set back, the same ones for every seed.
 
-        Raises:
-            InputError: no images, unlabelled rows, another image size in a part, or nothing left to train on.
+        InputError: unlabelled rows, another image size in a part, or nothing left to train on.
         """
         train.require_labels()
         test.require_labels()

@@ -146,13 +146,7 @@ def contrast_pairs(image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class WeightedLosses(nn.Module, Generic[T]):
     """An encoder and the objectives that share it, with a weight each: what steps have in common.
 
-    Args:
-        model: the encoder.
-        objectives: by name, the names of the stream's batches.
-        weights: of the losses, 1 where not named.
-
-    Raises:
-        InputError: a weight for an objective that is not there.
+    `objectives` have the names of the stream's batches; `weights` are 1 where not named.
     """
 
     def __init__(

@@ -17,12 +17,10 @@ class ScheduleData:
     """Tasks by their part in an experiment; each has one part, and each part a task.
 
     Args:
-        tasks: every task, by name.
         sources: names of the pretraining tasks.
         targets: names of the tasks that downstream-aware utilities look at; their training parts are sources too.
         downstream: names of the tasks that pretrained encoders are fine-tuned on.
         tuning: leave the test parts alone; what is reported are the validation parts.
-        files: what was read, with checksums.
     """
 
     tasks: Mapping[str, PretrainingTask]
@@ -58,11 +56,9 @@ class ScheduleData:
         return found
 
     def chosen(self, setting: str) -> tuple[str, ...]:
-        """Names of what is chosen from."""
         return self.sources + self.targets if setting == "aware" else self.sources
 
     def watched(self, setting: str) -> tuple[str, ...]:
-        """Names of what utilities look at."""
         return self.targets if setting == "aware" else self.sources
 
     @property

@@ -59,7 +59,6 @@ class ScheduleMethod:
 
     @property
     def name(self) -> str:
-        """What the row is called."""
         block = None if self.block is None else f"block{self.block}"
         return "-".join(filter(None, (self.scheduler, self.source, block, self.setting)))
 

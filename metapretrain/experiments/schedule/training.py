@@ -249,12 +249,8 @@ def downstream_scores(encoder: TextEncoder, name: str, context: ScheduleContext)
     data, recipe, seed, machine = context.data, context.recipe, context.seed, context.machine
     task = data.tasks[name]
     step = ScheduleStep(copy.deepcopy(encoder), {name: task}, key(seed, "downstream"))
-    tuning: dict[str, Any] = {
-        "steps": recipe.finetune_updates,
-        "lr": recipe.finetune_lr,
-        "weight_decay": recipe.weight_decay,
-    }
-    tuning |= {"schedule": "linear", "warmup": 0.1, "clip": 1.0, "seed": seed}
+    tuning: dict[str, Any] = {"steps": recipe.finetune_updates, "lr": recipe.finetune_lr, "seed": seed}
+    tuning |= {"weight_decay": recipe.weight_decay, "schedule": "linear", "warmup": 0.1, "clip": 1.0}
     parts = step, machine, [name], recipe.finetune_batch, "longest", f"fine-tuning on {name}"
     train(**vars(_training(*parts, **tuning)))
     found: dict[str, float] = {}

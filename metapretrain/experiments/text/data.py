@@ -79,11 +79,7 @@ class TextData:
 def read_rows(task: str, file: Path, kind: str, table: Mapping[str, Any] | None = None) -> TextSet:
     """Read rows to predict by :func:`read_texts`: columns `id` and `sentence`, or `sentence1` and `sentence2`.
 
-    Args:
-        table: options of :func:`read_texts`, such as other names of columns.
-
-    Raises:
-        InputError: as there; where a column is missing, all are named.
+    `table`: options of :func:`read_texts`, such as other names of columns. Where one is missing, errors name them all.
     """
     usual = {"text": "sentence1", "pair": "sentence2"} if kind.startswith("pair") else {"text": "sentence"}
     columns: dict[str, Any] = {"id": "id", **usual, **(table or {})}

@@ -255,10 +255,7 @@ def head_predictions(task: TextTask | Output, head: nn.Module, z: Encoded) -> Te
 class TextStep(WeightedLosses[TextObjective]):
     """The losses of one update; the rows of tasks whose batches have one width go through the encoder together.
 
-    Args:
-        model: encoder, {"input_ids", "attention_mask", ...} (B, L) to features (B, D).
-        objectives: by the task's name; `weights` of their losses, 1 where not named.
-        surgery: PCGrad on the encoder's parameters (Yu et al., 2020).
+    The model takes {"input_ids", "attention_mask", ...} (B, L) to features (B, D); `surgery`: PCGrad on its parameters.
     """
 
     def __init__(

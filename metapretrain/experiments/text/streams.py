@@ -110,9 +110,6 @@ class TextStream(TaskStream):
         pool, seed: see :class:`LengthBatches`; `labels`: (N,) of each task, for class-balanced batches.
         rank, world_size: rank r of w gives the r-th of w equal parts of each batch, at the width of the whole batch.
 
-    Raises:
-        InputError: batches that cannot be shared equally, or fewer rows than a batch has.
-
     Example:
         >>> rows = {"a": Tokens.from_rows([[1] * n for n in (3, 4)]), "b": Tokens.from_rows([[1] * 9] * 2)}
         >>> batch = next(iter(TextStream(rows, 2, "longest", seed=0, steps=1)))
