@@ -49,6 +49,7 @@ EXTRAS = {
         "easyfsl>=1.5,<2",  # the prototypical loss
         "kornia>=0.9,<0.10",  # augmentation
         "torchopt>=0.7.3,<0.8",  # MAML; 0.7.3 is the last release
+        "jax>=0.4.30,<1",  # meta-steps of MAML
     ],
     "tables": [  # .parquet and .xlsx tables
         "pandas>=2.2,<4",  # reads them

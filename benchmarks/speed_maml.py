@@ -13,7 +13,7 @@ from speed_contenders import Contender, Missing, device_clock
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from metapretrain.maml import MAML, CompiledMeta, MetaGraph, engine_for, functional
+from metapretrain.maml import MAML, MetaGraph, engine_for, functional
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,9 @@ def recorded_meta_step(work: MamlWork, net: Any, support: Any, query: Any) -> Ca
     return lambda: graph.backward(support, query)
 
 
-def compiled_meta_step(products: str) -> Any:
-    def make(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
-        maml = MAML(net, work.rate, work.order == 1, steps=work.steps)
-        graph = MetaGraph(maml, compile=True)
-        graph.step = CompiledMeta(maml, products=products)
-        return lambda: graph.backward(support, query)
-
-    return make
+def compiled_meta_step(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
+    graph = MetaGraph(MAML(net, work.rate, work.order == 1, steps=work.steps), compile=True)
+    return lambda: graph.backward(support, query)
 
 
 def meta_step_of_jax(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
@@ -257,8 +252,7 @@ def maml(work: MamlWork) -> list[Contender]:
         contender("engine mixed", meta_step_of_engine("mixed"), ours=True),
         contender(f"engine auto: {chosen(work, device)}", meta_step_of_engine("auto"), ours=True),
         *[contender("one CUDA graph (MetaGraph)", recorded_meta_step, ours=True)] * (device == "cuda"),
-        *[contender("compiled, one CUDA graph", compiled_meta_step("tf32x3"), ours=True)] * compilable,
-        *[contender("the same, products by cuBLAS", compiled_meta_step("ieee"), ours=True)] * compilable,
+        *[contender("compiled, one CUDA graph", compiled_meta_step, ours=True)] * compilable,
         *[contender("jax, one jitted function", meta_step_of_jax)] * compilable,
         contender("learn2learn", meta_step_of_learn2learn),
         contender("higher", meta_step_of_higher),

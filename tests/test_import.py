@@ -80,7 +80,7 @@ def test_each_public_name_is_told_of_in_a_few_words() -> None:
 def test_what_is_imported_is_declared() -> None:
     declared = set(re.findall(r'"([\w-]+)>=', (ROOT / "setup.py").read_text(encoding="utf-8").replace("_", "-")))
     declared |= {"learn2learn"}  # by .ci/setup-env.sh
-    packages = {"PIL": "pillow", "sklearn": "scikit-learn", "umap": "umap-learn", "triton": "torch"}  # torch brings it
+    packages = {"PIL": "pillow", "sklearn": "scikit-learn", "umap": "umap-learn"}
     ours = {"metapretrain", *(file.stem for file in (ROOT / "benchmarks").glob("*.py"))}
     for file in [*(ROOT / "metapretrain").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
         nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))

@@ -15,7 +15,6 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +37,6 @@ Tensors = list[Tensor]
 GRAPH_WARMUPS = 3  # before recording: the engine's probe, lazy buffers and autotuning have to settle
 BY_STEP = "inner rates by step cannot be compiled; give one rate, or leave compile out"
 ALLOWED = {"batchnorm": ("batch", "frozen"), "optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
-PRODUCTS = ("tf32x3", "ieee")
 # Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
 INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
 
@@ -53,8 +51,6 @@ class CompiledMeta:
     Args:
         learner: :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap).
         backend: "inductor", or "eager" to run the pieces as they are traced.
-        products: of float32 on a GPU: "ieee", or "tf32x3" for three TF32 products each, which err less than "ieee" by
-            cuBLAS and are faster (docs/maml.md); other dtypes, CPUs and small products are as torch has them.
 
     Raises:
         InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of
@@ -67,7 +63,7 @@ class CompiledMeta:
         torch.Size([3])
     """
 
-    def __init__(self, learner: Any, backend: str = "inductor", products: str = "tf32x3") -> None:
+    def __init__(self, learner: Any, backend: str = "inductor") -> None:
         if not isinstance(learner, MAML):
             raise InputError(f"only MAML and its kin can be compiled, not {type(learner).__name__}; leave compile out")
         for name, allowed in ALLOWED.items():
@@ -79,7 +75,6 @@ class CompiledMeta:
         if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in learner.modules()):
             raise InputError("a learner with dropout cannot be compiled; leave compile out")
         self.learner, self.backend = learner, one_of("backend", backend, ("inductor", "eager"))
-        self.products = one_of("products", products, PRODUCTS)
         self._pieces: dict[Any, _Pieces] = {}
 
     def backward(self, support: Any, query: Any) -> Tensor:
@@ -164,13 +159,12 @@ class CompiledMeta:
         return pieces
 
     def _run(self, graph: torch.fx.GraphModule, given: Tensors) -> Callable[..., Any]:
-        if given[0].is_cuda and given[0].dtype == torch.float32 and self.products == "tf32x3":
-            _use_products(graph)
         if self.backend == "eager":
             return graph
         from torch import _inductor
 
-        return _inductor.compile(graph, given, options=INDUCTOR)  # type: ignore[no-any-return]
+        inputs: list[Any] = list(given)
+        return _inductor.compile(graph, inputs, options=INDUCTOR)  # type: ignore[no-any-return]
 
 
 class MetaGraph:
@@ -448,7 +442,7 @@ class _Sources(NamedTuple):
                 return tuple(gradient(*weights, *others, *data))
 
             if twice:
-                found, along = torch.func.jvp(of, tuple(state), tuple(scaled))
+                found, along = torch.func.jvp(of, tuple(state), tuple(scaled))  # type: ignore[misc]
             else:
                 found = of(*state)
                 along = tuple(torch.zeros_like(g) for g in found)
@@ -564,7 +558,8 @@ def _many(x: Tensor, w: Tensor) -> Tensor:
         x, w = F.pad(x, (0, spare)), F.pad(w, (0, 0, 0, spare))
     parts = [n for n in range(1, images + 1) if images % n == 0 and images * positions // n >= PART]
     count = max(parts, default=1) if images * positions > LONG else 1
-    return _Product.apply(x.flatten(0, 1), w, count).reshape(images, positions, -1)
+    found: Tensor = _Product.apply(x.flatten(0, 1), w, count)
+    return found.reshape(images, positions, -1)
 
 
 def _normalised(
@@ -584,7 +579,7 @@ def _normalised(
     laid = x.permute(0, 2, 3, 1).reshape(images, height * width, channels).to(exact)
     weight = laid.new_ones(channels) if weight is None else weight
     bias = laid.new_zeros(channels) if bias is None else bias
-    y = _Normalised.apply(laid, weight, bias, eps)[0].to(x.dtype)
+    y: Tensor = _Normalised.apply(laid, weight, bias, eps)[0].to(x.dtype)
     return y.reshape(images, height, width, channels).permute(0, 3, 1, 2)
 
 
@@ -617,7 +612,7 @@ class _Patches(_Once):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.size, ctx.stride, ctx.padding = inputs[0].shape[1:3], *inputs[2:]
+        ctx.size, ctx.stride, ctx.padding = inputs[0].shape[1:3], inputs[2], inputs[3]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -715,103 +710,3 @@ class _Normalised(_Once):
         by_bias, by_weight = g.sum(1).sum(0), (g * z).sum(1).sum(0)
         share = 1 / (x.shape[0] * x.shape[1])
         return (g - by_bias * share - z * (by_weight * share)) * (scale * weight), by_weight, by_bias, None
-
-
-def _use_products(graph: torch.fx.GraphModule) -> None:
-    """Take batched products of float32 as three TF32 products each."""
-    for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.bmm.default:
-            node.target = _product_operator()
-    graph.recompile()
-
-
-@cache
-def _product_operator() -> Any:
-    name, flexible = "metapretrain::products", (torch.Tag.flexible_layout,)
-    torch.library.define(name, "(Tensor a, Tensor b) -> Tensor", tags=flexible)
-    torch.library.impl(name, "default", _products)
-    torch.library.register_fake(name, lambda a, b: a.new_empty(a.shape[0], a.shape[1], b.shape[2]))
-    return torch.ops.metapretrain.products.default
-
-
-tl: Any = None
-LEAST = 16  # rows, columns and inputs of a product that the kernel is made for
-
-
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a (T, M, K) @ b (T, K, N)."""
-    batch, rows, inputs, columns = *a.shape, b.shape[2]
-    if min(rows, inputs, columns) < LEAST or torch.cuda.get_device_capability(a.device) < (8, 0):
-        return torch.bmm(a, b)
-    size = _blocks(batch, rows, columns, inputs)
-    out = a.new_empty(batch, rows, columns)
-    grid = -(-rows // size[0]) * -(-columns // size[1]), batch
-    places = *a.stride(), *b.stride(), *out.stride()[:2]
-    sizes = *size, inputs % size[2] == 0
-    _product_kernel()[grid](a, b, out, rows, columns, inputs, *places, *sizes, num_warps=4, num_stages=3)
-    return out
-
-
-def _blocks(batch: int, rows: int, columns: int, inputs: int) -> tuple[int, int, int]:
-    """Rows, columns and inputs of a block: the fastest measured on an H200 for the products of a CNN4."""
-
-    def count(height: int, width: int) -> int:
-        return batch * -(-rows // height) * -(-columns // width)
-
-    if count(128, 64) >= 400:
-        return 128, 64, 32
-    if inputs <= 64 and rows > 32:
-        return 64, 64, 32
-    if count(64, 32) >= 600:
-        return 64, 32, 32
-    return (32, 16, 64) if count(32, 64) < 64 else (32, 64, 32)
-
-
-@cache
-def _product_kernel() -> Any:
-    global tl  # triton looks for it among the names of the module
-    import triton  # type: ignore[import-untyped]
-    import triton.language as tl  # type: ignore[import-untyped,no-redef]
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def kernel(  # type: ignore[no-untyped-def]
-        a,
-        b,
-        out,
-        rows,
-        columns,
-        inputs,
-        a_task,
-        a_row,
-        a_input,
-        b_task,
-        b_input,
-        b_column,
-        out_task,
-        out_row,
-        HEIGHT: tl.constexpr,
-        WIDTH: tl.constexpr,
-        DEPTH: tl.constexpr,
-        WHOLE: tl.constexpr,
-    ):
-        block, task = tl.program_id(0), tl.program_id(1).to(tl.int64)
-        across = tl.cdiv(columns, WIDTH)
-        row = (block // across) * HEIGHT + tl.arange(0, HEIGHT)
-        column = (block % across) * WIDTH + tl.arange(0, WIDTH)
-        depth = tl.arange(0, DEPTH)
-        left = a + task * a_task + (row % rows)[:, None] * a_row + depth[None, :] * a_input
-        right = b + task * b_task + depth[:, None] * b_input + (column % columns)[None, :] * b_column
-        total = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
-        for first in range(0, inputs, DEPTH):
-            if WHOLE:
-                x, y = tl.load(left), tl.load(right)
-            else:
-                x = tl.load(left, mask=depth[None, :] < inputs - first, other=0.0)
-                y = tl.load(right, mask=depth[:, None] < inputs - first, other=0.0)
-            total = tl.dot(x, y, total, input_precision="tf32x3")
-            left += DEPTH * a_input
-            right += DEPTH * b_input
-        place = out + task * out_task + row[:, None] * out_row + column[None, :]
-        tl.store(place, total, mask=(row[:, None] < rows) & (column[None, :] < columns))
-
-    return kernel

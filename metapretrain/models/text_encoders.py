@@ -124,7 +124,7 @@ def _dense(source: str, path: str) -> Dense:
     for name, value in (usual | {"use_residual": False}).items():
         if config.get(name, value) not in (value, None):
             raise InputError(f"{path} of {source} has {name}={config[name]!r}, which is not known here")
-    sizes = [config.get(name) for name in ("in_features", "out_features")]
+    sizes: list[Any] = [config.get(name) for name in ("in_features", "out_features")]
     if not all(type(size) is int and size > 0 for size in sizes):
         raise InputError(f"config.json in {path} of {source} must give in_features and out_features, got {sizes}")
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
@@ -155,7 +155,7 @@ def save_folder(encoder: TextEncoder, folder: Path) -> None:
         places[f"{row}_{kind}"] = kind
         if isinstance(module, Dense):
             layer, activation = module.linear, type(module.activation)
-            about = {"in_features": layer.in_features, "out_features": layer.out_features}
+            about: dict[str, Any] = {"in_features": layer.in_features, "out_features": layer.out_features}
             about |= {"bias": layer.bias is not None}
             about["activation_function"] = f"{activation.__module__}.{activation.__qualname__}"
             _write(writing / f"{row}_Dense" / "config.json", about)

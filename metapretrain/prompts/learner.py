@@ -427,7 +427,7 @@ def tune(
         if len(batch.shape) != 1 or batch.labels is None:
             raise InputError(f"{name} of tune must be labelled rows (B,): model.encode(texts, labels=...)")
     rows, judges = rows.to(prompt.weight.device), judges.to(prompt.weight.device)
-    options = {"max_length": model.max_length, "normalise": model.normalise}
+    options: dict[str, Any] = {"max_length": model.max_length, "normalise": model.normalise}
     learner = PromptMAML(model.model, prompt, model.template, model.verbalizer, inner_steps=0, **options)
     parts = torch.arange(len(judges)).tensor_split(-(-len(judges) // 64))
     orders = (torch.randperm(len(rows), generator=generator(seed, "tune", epoch)) for epoch in range(epochs))

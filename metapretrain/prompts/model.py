@@ -431,7 +431,7 @@ class PromptedModel(nn.Module):
         exact = table.weight.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(device.type)
         exact = exact and torch.get_float32_matmul_precision() == "highest"
         same, near = (1e-5, 1e-3) if exact else (0.1, 0.1)  # other padding has the same shape; a plain pass has not
-        alike = torch.allclose(*found, rtol=0, atol=same, equal_nan=True)
+        alike = torch.allclose(found[0], found[1], rtol=0, atol=same, equal_nan=True)
         if not (alike and torch.allclose(found[0], wanted, rtol=0, atol=near, equal_nan=True)):
             raise _unfit(self.model, "gives answers that change with padding or are not those of a plain pass over it")
 

@@ -72,7 +72,10 @@ def device_name(device: str | torch.device | None = None) -> str:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
     if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name(device)
+        try:
+            return torch.cuda.get_device_name(device)
+        except RuntimeError:  # a child forked after CUDA was in use may not ask
+            return f"{device} (model unknown)"
     return f"cpu ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
 
 

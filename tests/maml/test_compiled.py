@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -262,25 +259,6 @@ def test_losses_that_cut_their_gradient_off_are_refused(function: Any, words: st
     with pytest.raises(InputError, match=words):
         CompiledMeta(maml, backend="eager").backward(batch(0), batch(1))
     assert all(p.grad is None for p in maml.parameters())
-
-
-PRODUCTS = """
-import torch
-from metapretrain.maml import compiled
-torch.cuda.get_device_capability = lambda device: (9, 0)
-for tasks, rows, inputs, columns in [(2, 20, 48, 17), (1, 130, 32, 64), (3, 64, 75, 16), (2, 5, 3, 4)]:
-    for turned in (False, True):
-        a, b = torch.randn(tasks, rows, inputs), torch.randn(tasks, inputs, columns)
-        if turned:
-            a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
-        torch.testing.assert_close(compiled._products(a, b), a @ b)
-"""
-
-
-def test_products_by_the_kernel() -> None:
-    pytest.importorskip("triton")
-    found = subprocess.run([sys.executable, "-c", PRODUCTS], env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)
-    assert found.returncode == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

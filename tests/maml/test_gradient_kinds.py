@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -209,7 +210,12 @@ def check_engines(name: str, steps: int, first_order: bool) -> None:
             with pytest.raises(InputError, match="torch has no second derivative of EmbeddingBag"):
                 meta_gradient(net, support, query, engine=engine, **options)
         return
-    losses, expected = meta_gradient(net, support, query, engine="loop", **options)
+    try:
+        losses, expected = meta_gradient(net, support, query, engine="loop", **options)
+    except RuntimeError as error:
+        if torch.__version__ < "2.14" and re.search("derivative for .* is not implemented", str(error)):
+            pytest.skip(str(error))
+        raise
     assert expected.isfinite().all()
     if not first_order:
         signs = torch.randint(0, 2, expected.shape, generator=torch.Generator().manual_seed(1)) * 2.0 - 1

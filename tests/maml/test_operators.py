@@ -144,6 +144,7 @@ class Sampled(nn.Module):
         return F.grid_sample(self.convolution(x), grid, align_corners=False).mean((2, 3))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="older versions have no second derivative of grid_sample")
 def test_grid_sample_is_right_by_auto_and_refused_by_vmap() -> None:
     net, x = Sampled().double(), torch.randn(TASKS, 6, 1, 6, 6, generator=GENERATOR, dtype=torch.float64)
     expected = reference(net, x, 0.5, 2, 2)

@@ -316,7 +316,8 @@ def test_a_prompt_of_ones_own_is_tuned_on_rows(name: str) -> None:
     before = float(model.losses(start(), rows).mean())
     prompt, report = tuned(epochs=6, patience=None)
     assert report.steps == 18 and report.best is not None
-    assert float(model.losses(prompt, rows).mean()) < before
+    learned = float(model.losses(prompt, rows).mean())
+    assert learned < before if report.best.step else torch.equal(prompt, start())  # the start may classify best
     right = (model.classify(prompt, SOME).argmax(1) == rows.labels).double().mean()
     assert float(right) == pytest.approx(report.best.value)
     assert torch.equal(prompt, tuned(epochs=6, patience=None)[0])

@@ -204,13 +204,15 @@ def test_a_fork_holds_no_lock_and_takes_it_when_the_holder_has_closed(tmp_path: 
     child = os.fork()
     if child == 0:
         os.close(tell)
+        status = 1
         try:
-            RunFolder.open(tmp_path, CONFIG, resume=True)
-        except InputError:
+            with pytest.raises(InputError):
+                RunFolder.open(tmp_path, CONFIG, resume=True)
             os.read(told, 1)  # until the holder has closed
             RunFolder.open(tmp_path, CONFIG, resume=True)
-            os._exit(0)
-        os._exit(1)
+            status = 0
+        finally:
+            os._exit(status)  # whatever happened: a child that returned would go on with the other tests
     os.close(told)
     time.sleep(0.3)
     run.close()
