@@ -45,12 +45,7 @@ STEMS = ("standard", "3x3")
 
 
 class Encoder(nn.Module):
-    """A backbone that maps images `(B, C, H, W)` to features `(B, D)`; D is `features`.
-
-    Example:
-        >>> build_encoder("small-conv", channels=1, image_size=8)(torch.zeros(2, 1, 8, 8)).shape
-        torch.Size([2, 128])
-    """
+    """A backbone that maps images `(B, C, H, W)` to features `(B, D)`; D is `features`. See :func:`build_encoder`."""
 
     compilable = True  # the training loop compiles such modules when asked to
 
@@ -152,14 +147,10 @@ def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
 
 
 def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: str = "standard") -> Encoder:
-    """Build an encoder by name: one of :data:`ENCODERS`.
-
-    Args:
-        image_size: height and width in pixels.
-        stem: `standard` or `3x3`; only `resnet18` has stems.
+    """Build an encoder by name, one of :data:`ENCODERS`; stem `standard` or `3x3`, which only `resnet18` has.
 
     Raises:
-        InputError: unknown name or stem, or a size that is not positive.
+        InputError: unknown name or stem, or an `image_size` (pixels) that is not positive.
 
     Example:
         >>> build_encoder("resnet18", stem="3x3").features
@@ -185,13 +176,8 @@ BACKBONES = (*ENCODERS, *LEARN2LEARN)
 class Backbone(nn.Module):
     """An encoder of raw images, with a linear head or without one.
 
-    It takes uint8 images (N, C, H, W), which it normalises by the `mean` and `std` of each channel (in 0..1 units), so
-    that data stay small, and returns logits (N, W), or features (N, D) without a head.
-
-    Example:
-        >>> net = build_backbone("conv4", ways=5, channels=1, image_size=28)
-        >>> net(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape
-        torch.Size([2, 5])
+    It normalises uint8 images (N, C, H, W) by each channel's `mean` and `std` (in 0..1 units) and returns logits (N,
+    W), or features (N, D) without a head. See :func:`build_backbone`.
     """
 
     scale: Tensor
@@ -220,16 +206,15 @@ def build_backbone(
 ) -> Backbone:
     """Build a backbone by name: an encoder of :func:`build_encoder`, or learn2learn's CNN4 or OmniglotCNN.
 
-    Args:
-        ways: outputs of the head; None: no head, embeddings.
-        mean, std: of each channel, in 0..1 units; None: 0 and 1.
+    `ways`: outputs of the head, None for embeddings; `mean`, `std`: of each channel in 0..1 units, None for 0 and 1.
 
     Raises:
         InputError: unknown name, learn2learn is not installed, or images that the network is not made for.
 
     Example:
-        >>> build_backbone("conv4", ways=None, channels=1, image_size=28).head is None
-        True
+        >>> net = build_backbone("conv4", ways=5, channels=1, image_size=28)
+        >>> net(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape
+        torch.Size([2, 5])
     """
     mean, std = mean or (0.0,) * channels, std or (1.0,) * channels
     one_of("backbone", name, BACKBONES)

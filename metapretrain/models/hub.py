@@ -46,15 +46,11 @@ _WINDOWS = ("attention_window", "local_attention", "sliding_window")  # attribut
 
 
 def expand_mask(mask: Tensor, form: int, dtype: torch.dtype) -> Tensor:
-    """Give a mask of tokens the form that a model takes as ready made.
+    """Give a mask (B, L), 1 for tokens and 0 for padding, the form that a model takes as ready made.
 
-    Transformers asks a mask (B, L) whether anything is padding, which makes the host wait for the device and cannot
-    be recorded as a CUDA graph. A mask with more dimensions is taken as it is.
-
-    Args:
-        mask: (B, L), 1 for tokens and 0 for padding.
-        form: 4: what is added to the scores of attention, (B, 1, L, L), 0 or the lowest number of `dtype`;
-            3: (B, L, L) of 1 and 0; 2: `mask` itself.
+    Transformers asks a mask (B, L) whether anything is padding: the host waits, and no CUDA graph can be recorded.
+    `form` 4: what is added to the scores of attention, (B, 1, L, L), 0 or the lowest number of `dtype`; 3: (B, L, L) of
+    1 and 0; 2: `mask` itself.
     """
     if form == 2:
         return mask
@@ -70,9 +66,9 @@ def expand_mask(mask: Tensor, form: int, dtype: torch.dtype) -> Tensor:
 def mask_form(model: Any) -> int:
     """Find the form of mask (see :func:`expand_mask`) that makes `model` ignore padding: 4, 3 or 2 dimensions.
 
-    This tries two rows of four tokens: padding must not change any bit of the other tokens' states, and these must be
-    those of the model's own mask. 2 is right for every model, but cannot be recorded as a CUDA graph. A model that
-    mixes padding into its states whatever the mask is named in a warning.
+    Tried on two rows of four tokens: padding must not change any bit of the other tokens' states, and these must be
+    those of the model's own mask. 2 suits every model. A model that mixes padding into its states anyway is warned
+    about.
     """
     windows = any(getattr(model.config, name, None) for name in _WINDOWS)
     ids = torch.tensor([[4, 5, 6, 7], [7, 6, 5, 4]], device=model.device) % model.config.vocab_size
@@ -113,8 +109,7 @@ def safe_config(source: str, name: str) -> Any:
     """Load the configuration of a model whose author may be a stranger; `name` is what the user called `source`.
 
     Raises:
-        InputError: the model would load more than its own weights: an adapter, pickles, or code of the hub; or they
-            are not those that were saved.
+        InputError: the model would load an adapter, pickles or code of the hub, or its weights are not those saved.
     """
     from transformers import AutoConfig
 

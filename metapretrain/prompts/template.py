@@ -207,8 +207,6 @@ class PromptTemplate:
     Example:
         >>> [piece.text for piece in PromptTemplate("{first}? <X>, {second}").pieces(pair=True)]
         ['{first}', '?', '<X>', ',', '{second}']
-        >>> [piece.text for piece in PromptTemplate("It was <X>.").pieces(pair=False)]
-        ['{first}', 'It was', '<X>', '.']
     """
 
     text: str = "It was <X>."
@@ -353,12 +351,10 @@ def _shortened(lengths: list[int], room: int) -> list[int]:
 
 
 class Verbalizer:
-    """One word per label, in the order of the labels, checked against a tokenizer.
+    """One word per label, in the order of the labels, checked against a tokenizer (Huang et al., section 3.1).
 
-    Args:
-        words: for example terrible, bad, maybe, good, great for five classes (Huang et al., section 3.1).
-        several: allow words of several tokens; a word's score is then the sum of its tokens' log-probabilities.
-        space: a space stands before the answer in the template.
+    `several` allows words of several tokens, whose score is the sum of their tokens' log-probabilities; `space`: a
+    space stands before the answer in the template.
 
     Raises:
         InputError: fewer than two words, a word that is empty, unknown to the tokenizer or (unless `several`)

@@ -145,9 +145,8 @@ _END = object()
 class Probe(Protocol):
     """A task seen by a scheduler.
 
-    Further methods are used where a probe has them: `loss_many(batches)`, which returns the losses (M,) of M
-    batches from one forward pass; `position()` and `go_to(position)`, with a JSON value, where `sample`
-    depends on more than the generator.
+    Used where a probe has them: `loss_many(batches)`, the losses (M,) of M batches from one forward pass; `position()`
+    and `go_to(position)`, with a JSON value, where `sample` depends on more than the generator.
     """
 
     def sample(self, generator: torch.Generator) -> Any:
@@ -177,14 +176,10 @@ class FunctionProbe:
 
 
 class LoaderProbe:
-    """A probe that takes its batches from a loader, which it goes through again and again.
+    """A probe that takes its batches from a loader that training does not use, which it goes through again and again.
 
-    Give it a loader that training does not use. Pass e over it is seeded by (seed, e), so that a DataLoader with
-    shuffle=True gives the same batches after a resume.
-
-    Args:
-        loader: a re-iterable of batches; its `set_epoch` is called if there is one.
-        endless: False: after one pass the task has run out.
+    `loader` is a re-iterable of batches. Pass e is seeded by (seed, e) and calls its `set_epoch` if there is one, so
+    that shuffled batches are the same after a resume. Not `endless`: after one pass the task has run out.
 
     Raises:
         InputError: from `sample`, a loader that gives nothing.

@@ -24,17 +24,15 @@ def register(name: str, scheduler: type[BlockScheduler]) -> None:
     """Make a scheduler known by its name: to `--schedule` of every script, and to `--methods` of `run_schedule.py`.
 
     Its constructor gets those of `sources` ({name: probe}), `sizes` ({name: rows}), `targets` ({name: probe}),
-    `params`, `target_losses` and `seed` that it has parameters for. Its other parameters are the options: true or
-    false, whole numbers, numbers, texts, or None.
+    `params`, `target_losses` and `seed` that it names. Its other parameters are options: booleans, numbers, texts, or
+    None.
 
     Raises:
         InputError: a name that is taken or not of lower-case letters, digits and hyphens, something that is no
             scheduler, or a constructor that does not name its options.
 
     Example:
-        >>> class Often(RoundRobin):
-        ...     pass
-        >>> register("often", Often)
+        >>> register("often", type("Often", (RoundRobin,), {}))
         >>> parse_schedule("often", ["a", "b"]).name, SCHEDULERS.pop("often").__name__
         ('often', 'Often')
     """
@@ -86,13 +84,10 @@ def option_defaults(name: str) -> dict[str, Any]:
 
 
 def parse_schedule(text: str, sources: Collection[str]) -> Schedule:
-    """Read `round-robin`, `fixed:sst` or `utility:alpha=0.05,utility=taylor`, for the tasks `sources`.
-
-    An option without a default may be given without its name: `fixed:sst` is `fixed:source=sst`.
+    """Read `round-robin`, `fixed:sst` (short for `fixed:source=sst`) or `utility:alpha=0.05`, for tasks `sources`.
 
     Raises:
-        InputError: an unknown schedule, source or option (with the nearest one), or a value that the constructor
-            refuses.
+        InputError: an unknown schedule, source or option, or a value that the constructor refuses.
 
     Example:
         >>> parse_schedule("utility:alpha=0.05,samples=1", ["sst", "para"]).options
@@ -141,10 +136,8 @@ def build_scheduler(
 ) -> BlockScheduler:
     """Return the scheduler that a schedule names; for what is not told here see :class:`UtilityScheduler`.
 
-    Args:
-        sizes: of each source task, such as its training rows: what `proportional` draws by.
-        probes: of the source tasks; may be empty for a scheduler that does not look at losses.
-        targets: probes of the tasks that should get better; None: the source tasks themselves.
+    `sizes`, such as training rows, are what `proportional` draws by; `probes` of the sources may be empty for a
+    scheduler that does not look at losses; `targets`: probes of the tasks that should get better, None for the sources.
 
     Example:
         >>> scheduler = build_scheduler(Schedule("round-robin"), {"sst": 80, "sts": 55}, {}, [])

@@ -58,8 +58,7 @@ _log = logging.getLogger(__name__)
 class BlockScheduler(ABC):
     """Chooses a source for `updates` updates at a time; to write another scheduler, fill in `_decide`.
 
-    Call `choose` once before each update: it decides, and then gives the same source until the `updates` of
-    the decision are through. Random draws depend on the seed and the number of the decision.
+    Call `choose` once before each update. Random draws depend on the seed and the number of the decision.
 
     Attributes:
         counts, decisions, cost: updates given to each source, decisions, and what probes took so far.
@@ -267,12 +266,8 @@ class Fixed(BlockScheduler):
 class Exp3(BlockScheduler):
     """Exponential weights for exploration and exploitation (Auer et al., 2002, section 3), kept as logarithms.
 
-    Source i of K is drawn with p_i = (1 - gamma) w_i / sum(w) + gamma / K; a reward x of [0, 1] for it adds
-    gamma x / (p_i K) to log w_i, with p_i as of the last decision.
-
-    Args:
-        gamma: share of uniform draws, in (0, 1].
-        low, high: range of rewards, which is mapped to [0, 1]; what lies outside counts as its nearest end.
+    Source i of K is drawn with p_i = (1 - gamma) w_i / sum(w) + gamma / K, gamma in (0, 1]; a reward x for it, mapped
+    from `low`..`high` to [0, 1] and clipped, adds gamma x / (p_i K) to log w_i, with p_i as of the last decision.
 
     Example:
         >>> scheduler = Exp3(["good", "bad"])
@@ -336,15 +331,10 @@ class Exp3(BlockScheduler):
 class LossExp3(Exp3):
     """Exp3 that rewards the last decision by how far the targets' losses fell since.
 
-    The reward is the mean over targets of (before - now) / before, of the same M training batches of each target at
-    every decision; -`reward` to `reward` is mapped to [0, 1]. Probes leave no trace in weights or generators.
-
-    Args:
-        targets: a probe for each target.
-        params: the module that their losses use.
-        samples: M, 1..100.
-        reward: above 0: the relative fall of the losses over a decision that counts as a full reward.
-        updates: N; a reward over one update is mostly noise.
+    The reward is the mean over targets of (before - now) / before, of the same M = `samples` (1..100) training batches
+    of each target at every decision; -`reward` to `reward` (above 0) is mapped to [0, 1]. Probes leave no trace in
+    weights or generators. `params` is the module that the losses use; `updates` N: over one update a reward is mostly
+    noise.
 
     Raises:
         InputError: bad probes or numbers; from `choose`, losses of targets that are not finite.

@@ -277,30 +277,25 @@ _log = logging.getLogger(__name__)
 class UtilityScheduler(BlockScheduler):
     """Chooses by utility: Algorithm 1 of Luo et al., "Meta-learning for downstream aware and agnostic pretraining".
 
-    The utility of a source is summed over M of its subtasks (batches) i: minus the sum of the losses of
-    M batches of each target at ``theta - alpha * gradient of subtask i's loss``, each step from the weights of
-    the moment. All sources of a decision meet the same target batches and random numbers. Probes leave weights,
-    buffers, modes and generators as they were; the updates are the caller's.
+    The utility of a source is summed over M of its subtasks (batches) i: minus the sum of the losses of M batches of
+    each target at ``theta - alpha * gradient of subtask i's loss``, each step from the weights of the moment. All
+    sources of a decision meet the same target batches and random numbers. Probes leave no trace; the updates are the
+    caller's.
 
     Args:
-        sources: a probe for each task to choose from; see :class:`Probe`.
-        targets: a probe for each task that should get better; the same mapping as `sources` is the
-            downstream-agnostic setting.
-        params: the module that holds all that the losses use, or its parameters (buffers are then not kept and
-            dropout stays on).
+        sources, targets: a :class:`Probe` for each task to choose from, and for each that should get better; the same
+            mapping for both is the downstream-agnostic setting.
+        params: the module that holds all that the losses use, or its parameters (see :class:`Weights`).
         alpha: rate of a probe's step, above 0. Taylor's choices do not depend on it.
         samples: M, 1 to 100 batches of each source and each target in a decision.
-        updates: N, updates until the next decision. None: :func:`probe_units`, so that probes take a quarter of all
-            compute at most.
-        epsilon: probability that a decision draws a source at random, without probes.
-        floor: what epsilon decays to.
-        decay: what epsilon is multiplied by after each decision, in (0, 1].
+        updates: N, until the next decision. None: :func:`probe_units`: probes take a quarter of all compute at most.
+        epsilon, floor, decay: probability that a decision draws a source at random, without probes; what it decays to;
+            what it is multiplied by after each decision, in (0, 1].
         utility: "exact", or "taylor" for its first order in alpha, from inner products of gradients.
         smoothing: in [0, 1): weight of the past in a moving average of a source's utility above its decision's mean.
         normalise: None is the paper's raw sum of losses; "relative" divides each target's losses by their mean at the
-            weights of the moment, so that a target with large losses does not outvote the others.
-        target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``, where
-            one forward pass can serve all T M batches.
+            weights of the moment.
+        target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``.
 
     Raises:
         InputError: bad probes, weights or numbers; from `choose`, utilities that are NaN for all sources, a
