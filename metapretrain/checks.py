@@ -53,8 +53,6 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
         InputError: it is a bool, a float, anything else that is no whole number, or out of range.
 
     Example:
-        >>> whole("shots", 5, 1)
-        5
         >>> whole("shots", 0, 1)
         Traceback (most recent call last):
         ...
@@ -86,8 +84,6 @@ def number(
         InputError: it is not.
 
     Example:
-        >>> number("epsilon", 1, least=0, most=1)
-        1.0
         >>> number("lr", 0, above=0)
         Traceback (most recent call last):
         ...
@@ -208,9 +204,7 @@ def check_precision(name: str, device: str) -> str:
 def leave_ranks() -> None:
     """End this process's part in a run of several: all wait for each other, then leave. Alone it does nothing.
 
-    A process that ends without it may be aborted in Python's last moments (exit status 134), though its work is done:
-    gloo's threads then still hold tensors (https://github.com/pytorch/pytorch/pull/179291). They end with the group,
-    which ends with the last that holds it.
+    Without it gloo's threads may abort a process whose work is done (https://github.com/pytorch/pytorch/pull/179291).
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

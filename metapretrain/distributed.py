@@ -47,10 +47,9 @@ def _all_rows(x: Tensor, group: Any) -> Tensor:
 def gather_rows(x: Tensor, group: Any = None) -> Tensor:
     """Concatenate every rank's rows (B, ...), in rank order; without a process group, return `x` as it is.
 
-    The gradient is that of the sum of all ranks' losses. So when every rank computes the loss of the whole
-    batch and the parameters' gradients are averaged over ranks, as DDP does, the result is the gradient of
-    one process that holds the whole batch. (Without averaging it is that gradient times the number of
-    ranks.) So are gradients of gradients. Every rank gives the same shape and dtype; `group` None is the default one.
+    The gradient, of any order, is that of the sum of all ranks' losses: with the whole batch's loss on every rank and
+    gradients averaged over ranks, as DDP does, it is that of one process with the whole batch. Every rank gives the
+    same shape and dtype; `group` None is the default one.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return x
@@ -80,8 +79,7 @@ def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
 class _OverRanks(nn.modules.batchnorm._BatchNorm):
     """BatchNorm whose mean and variance in training are those of all ranks' rows, with their gradients.
 
-    On a GPU it does what `nn.SyncBatchNorm` does, but is none: DistributedDataParallel refuses one on a CPU, where the
-    same is computed here. In evaluation, and in a single process, it is torch's BatchNorm.
+    As `nn.SyncBatchNorm`, but on a CPU too. In evaluation, and in a single process, it is torch's BatchNorm.
     """
 
     process_group = None

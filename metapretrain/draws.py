@@ -74,7 +74,6 @@ def distinct(bits: Bits, sizes: Ints, count: int) -> Ints:
     """`count` different integers of 0..size-1 for each lane, in random order: sizes (M,) -> (M, count).
 
     Every ordered selection has the same probability. Needs 1 <= count <= sizes.min() and sizes below 2**32.
-    Lanes that are large beside `count` draw with replacement and reject repeats; small ones sort random keys.
 
     Example:
         >>> drawn = distinct(Bits(0, Use.EPISODES, 0, 0), np.array([5, 500]), 5)
@@ -149,8 +148,7 @@ def _sorted_part(bits: Bits, sizes: Ints, count: int) -> Ints:
 def _by_keys(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]:
     """Positions (M, count) in the order of random keys, and which lanes have no tie among them.
 
-    A key's low bits are its position, so one sort of plain integers does; lanes with tied random parts are
-    drawn again, which leaves the order of the others exactly uniform.
+    A key's low bits are its position; lanes with tied random parts are drawn again, so the order stays uniform.
     """
     width, lanes = int(sizes.max()), len(sizes)
     wide = width > NARROW

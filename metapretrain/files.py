@@ -104,8 +104,6 @@ def _runs(process: str) -> bool:
 def write_file(path: Path, content: str | bytes) -> Path:
     """Write `path`, whole or not at all, and the folders above it where they are missing; text as UTF-8.
 
-    What UTF-8 has not, such as a file's name that is none, is written with escapes.
-
     Raises:
         InputError: a folder cannot be made, or the file not written; an older one is untouched.
     """
@@ -118,8 +116,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
 def plain(value: Any) -> Any:
     """Return `value` as JSON has it: tuples as lists, keys as strings, numbers that are not finite as None.
 
-    JSON has no NaN and no infinity, so ``null`` stands for both in every file but the checkpoint's, which
-    keeps them exactly. NumPy and torch scalars become Python's; a :class:`~pathlib.Path` its text.
+    NumPy and torch scalars become Python's; a :class:`~pathlib.Path` its text.
 
     Raises:
         InputError: a value that JSON cannot hold, named by its type.
@@ -320,8 +317,7 @@ def load_tensors(file: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read a plain safetensors file as a state dict on the CPU.
 
     Raises:
-        CheckpointError: the file is missing, damaged (where it has a checksum: in any bit) or not safetensors; a
-            pickle is never run.
+        CheckpointError: the file is missing, damaged or not safetensors; a pickle is never run.
     """
     path = Path(file)
     try:

@@ -25,12 +25,9 @@ class Recorder:
     Args:
         function: returns a nest of tensors. What it reads beside its arguments must stay where it is in memory.
         plain: calls with a layout before it is recorded: rare layouts do not pay.
-        aside: these calls run on a stream of their own: for a function that returns nothing, whose own calls must warm
-            up what is recorded.
-        warmups: further calls just before the recording, whose results are dropped; they change the tensors `changed`,
-            which are put back.
-        prepare: called just before the recording.
-        most: layouts that are recorded.
+        aside: these calls run on a stream of their own, to warm up a function that returns nothing.
+        warmups: further calls just before the recording, without results; the tensors `changed` are put back.
+        prepare: called just before the recording. `most`: layouts that are recorded.
 
     Example:
         >>> Recorder(lambda a, b: (a + b,))(torch.ones(2), torch.ones(2))

@@ -267,9 +267,8 @@ def _load_plugins(argv: Sequence[str] | None) -> None:
 def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Wrap a script's `main(argv)`: files of `--plugin` come first, bad input is one line and status 2, Ctrl-C 130.
 
-    So is what the machine lacks: a file that cannot be read or written, memory. The wrapped function returns the
-    exit status; any other exception passes through with its traceback. Text that the terminal cannot show (names
-    of files that are no UTF-8, say) is printed with escapes.
+    So are files that cannot be read or written, and lack of memory. The wrapped function returns the exit status; any
+    other exception passes with its traceback. Text that the terminal cannot show is printed with escapes.
     """
 
     @functools.wraps(main)

@@ -53,12 +53,8 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
 
     The files ``tensors.safetensors``, ``state.json`` and ``manifest.json`` (bytes and SHA-256 of the other
     two) are written under a temporary name, flushed to the disk and renamed to ``step-<step>``: a kill at any
-    moment leaves the checkpoints that were there. Checkpoints of later steps, which a run that went back has
-    left behind, are removed too. One process writes to a folder at a time (the run folder's lock sees to it).
-
-    Args:
-        step: updates done.
-        state: what :func:`pack` takes.
+    moment leaves the checkpoints that were there. Checkpoints of later steps are removed too. `step`: updates done;
+    `state`: what :func:`pack` takes.
 
     Raises:
         CheckpointError: it cannot be written (disk full, no permission); those before are untouched.

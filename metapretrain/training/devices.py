@@ -17,8 +17,6 @@ GIB = 2**30
 def out_of_memory(where: str, step: int, free: int, total: int, reserved: int) -> str:
     """Return one line: where memory ran out, what this process and others hold, and what to do.
 
-    A process's CUDA context counts among the others' memory, so that less than 1 GiB of it is nobody else's.
-
     `free`, `total`, `reserved`: bytes that no process holds, that the device has (0: unknown), that this process holds.
 
     Example:

@@ -180,8 +180,7 @@ def over_ranks(step: nn.Module, accelerator: Any, settings: TrainSettings) -> nn
 class Engine:
     """Runs updates of `module(batches) -> {task: loss}`, recorded as CUDA graphs, and sums losses on the device.
 
-    A recorded update reads its batch and its learning rate from fixed tensors. Over several processes it averages the
-    gradients in the graph, in place of DistributedDataParallel, whose hooks are not recorded.
+    Over several processes a recorded update averages the gradients itself: DistributedDataParallel's hooks are not.
     """
 
     def __init__(

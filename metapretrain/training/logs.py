@@ -34,7 +34,7 @@ TOLD_SECONDS = 30.0
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the lines of a run's ``metrics.jsonl`` (``null`` values as NaN); a torn last line is left out.
 
-    A damaged line elsewhere is left out with a warning. Without the file there are no lines.
+    Other damaged lines are left out with a warning. Without the file there are no lines.
     """
     file = Path(path) / METRICS
     if not file.exists():
@@ -79,17 +79,15 @@ class ProgressLine:
 class MetricsFile:
     """A run's ``metrics.jsonl``, open for appending; each call hands its lines to the operating system.
 
-    It is made at the first line; a torn last line of an older session is cut. Every method raises OSError when the file
-    cannot be written.
+    A torn last line of an older session is cut. Every method raises OSError when the file cannot be written.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = MetricsFile(Path(folder))
-        ...     file.append(1, "train", {"loss": 0.5, "rate": float("inf")})
+        ...     file.append(1, "train", {"rate": float("inf")})
         ...     print((Path(folder) / "metrics.jsonl").read_text(), end="")
         ...     file.close()
-        {"step": 1, "split": "train", "name": "loss", "value": 0.5}
         {"step": 1, "split": "train", "name": "rate", "value": null}
     """
 
@@ -136,9 +134,8 @@ _HPARAMS, _FINALS = "_hparams_/", "when_done/"  # how the tags begin that are wr
 def cut_events(folder: Path, step: int) -> None:
     """Drop what the event files of `folder` hold after `step`, the final metrics, and the torn end that a kill leaves.
 
-    TensorBoard's own way, a `purge_step` in the next file, needs files whose names sort by time: two of one
-    second, or of two machines whose clocks differ, show their steps twice. A record whose checksum is wrong is
-    left out with a warning; where its length is damaged too, so is all that comes after it. No writer may be open.
+    TensorBoard's `purge_step` needs files whose names sort by time. A record whose checksum is wrong is left out with a
+    warning; where its length is damaged too, so is all that comes after it. No writer may be open.
     """
     for file in sorted(folder.glob("events.out.tfevents.*")):
         data = file.read_bytes()
@@ -196,12 +193,9 @@ def write_embedding(
     """Write points for TensorBoard's embedding projector, beside those that are there; return their folder.
 
     Files: ``projector/<name>-<step>/{tensors.tsv,metadata.tsv,sprite.png}`` and ``projector_config.pbtxt``,
-    whose paths are relative, so that the run folder may be moved. The same name and step are replaced.
-
-    Args:
-        z: (N, D) points.
-        labels: N words or numbers.
-        images: None, or (N, C, H, W) with 1 or 3 channels, uint8 or float in 0..1, shown as the points.
+    with relative paths. The same name and step are replaced.
+    `z`: (N, D) points; `labels`: N words or numbers; `images`: None, or (N, C, H, W) with 1 or 3 channels, uint8 or
+    float in 0..1, shown as the points.
 
     Raises:
         InputError: the lengths differ or the shapes are others.
@@ -308,10 +302,7 @@ class Tracker:
         return self._open
 
     def cut_back(self, step: int) -> None:
-        """Drop every event after `step` that was written before this call.
-
-        The new writer's `purge_step` says so to a TensorBoard that has read them already.
-        """
+        """Drop every event after `step` that was written before this call, also in a TensorBoard that has read them."""
         self.close()
         cut_events(self._folder, step)
         self._purge_step = step + 1
@@ -324,10 +315,7 @@ class Tracker:
         self.writer.flush()
 
     def image(self, name: str, png: bytes, step: int) -> None:
-        """Write an encoded PNG as the image `name`, at most :data:`LARGEST` pixels wide and high.
-
-        TensorBoard makes a large image small by leaving out rows of pixels, which no letter survives.
-        """
+        """Write an encoded PNG as the image `name`, at most :data:`LARGEST` pixels wide and high."""
         from PIL import Image
 
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
@@ -338,8 +326,7 @@ class Tracker:
     def hparams(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Write the configuration (flattened) and the final metrics, as ``when_done/<name>``, for the HPARAMS tab.
 
-        The tab has columns for the metrics of one run, and ticks the first few: a run with metrics that only
-        accompany others (:data:`BESIDE`) names no columns, and other runs name these last.
+        A run with metrics that only accompany others (:data:`BESIDE`) names no columns; other runs name these last.
         """
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams

@@ -50,12 +50,10 @@ class KeepBest:
     Args:
         metric: the value of a validation that counts, the higher the better.
         patience: validations without a better value after which training is done; None: any number.
-        start: the weights before the first update may be kept as well.
+        start: the weights before the first update may be kept too. `name`: of what is trained, in the warning.
         forgiving: training that diverged ends with a warning and the best weights before that, else with an error.
-        name: of what is trained, in the warning.
-        step, value: of the best validation; `weights` by name; `since`: validations after it.
+        step, value: of the best validation; `since`: validations after it; `history`: of each, its step and values.
         diverged: the last weights, or the last value, were no numbers. `done`: training should end.
-        history: what each validation gave, with its step.
 
     Example:
         >>> best = KeepBest("accuracy", patience=2)
@@ -139,8 +137,7 @@ class TrainReport:
 
     `steps` updates in all, of which `resumed_from` were done by an earlier process; `seconds` of this process;
     `losses` the last logged mean loss of each task; `batches` drawn from each task; `updates_per_second` the median
-    over log intervals, evaluation and checkpoints left out (0 if there was one interval only); `best` the validations,
-    where the best weights are kept.
+    over log intervals without evaluation and checkpoints (0 if there was only one); `best` the validations, if kept.
     """
 
     steps: int
@@ -166,16 +163,14 @@ def train(
 
     Args:
         step: a module; `step({task: batch})` returns `{task: scalar loss}`; their sum is minimised. Optional members:
-            `model`, whose weights end as the moving average with `settings.ema`; `start_epoch(task)`, called when a new
-            pass over a task's batches begins; `reduces_gradients = True`: it averages its gradients over the ranks
-            itself; `parameter_groups()`: the optimizer's groups, each with its highest `lr`.
+            `model`, for `settings.ema`; `start_epoch(task)`, called when a new pass over a task's batches begins;
+            `reduces_gradients = True`: it averages its gradients over the ranks itself; `parameter_groups()`: the
+            optimizer's groups, each with its highest `lr`.
         stream: yields `{task: batch}`; see :class:`Stream`. With `may_end = True`, training ends with it.
-        run: losses are logged there and a run that was cut short goes on from its last checkpoint (to the same bits on
-            the CPU).
+        run: for logs and checkpoints; a run cut short goes on from the last (on the CPU to the same bits).
         evaluate: called with the number of updates done, every `settings.evaluate_every`; its values are logged.
         keep_best: name of a value of `evaluate`, the higher the better, or a :class:`KeepBest` for more choices: the
             step ends with the weights of the best validation, also when it is cut short.
-        title: of the progress bar.
 
     Over several processes, BatchNorm of `step` takes the rows of all in training mode, also afterwards
     (:func:`metapretrain.distributed.share_norms`), unless `settings.local_batchnorm`.

@@ -36,11 +36,8 @@ _held: set[tuple[int, int, int]] = set()  # process, device and file: POSIX lock
 class Lock:
     """An exclusive lock on a file, held until :meth:`release` or the process's end (kill -9 included).
 
-    A POSIX record lock: unlike `flock`, which `filelock` takes, a child that outlives the holder does not inherit it,
-    however it was forked. The process loses it when it closes any descriptor of the file.
-
-    Args:
-        file: made when missing, never removed.
+    A POSIX record lock: unlike `flock`, no child inherits it. The process loses it when it closes any descriptor of the
+    file, which is made when missing and never removed.
 
     Raises:
         InputError: another process (or another run of this one) holds it.
@@ -102,11 +99,8 @@ _ROOM = "make room or choose another --out, then continue with --resume"
 class RunFolder:
     """One run's folder, open for writing; use :meth:`open`, as a context manager.
 
-    Attributes:
-        config: the configuration as JSON has it.
-        main: False on every rank but the first: then nothing is locked or written.
-        seconds_before: wall time of earlier sessions, set by a loop that resumes; added to ``wall_s``.
-
+    `main`: False on every rank but the first: then nothing is locked or written; `seconds_before`: wall time of earlier
+    sessions, set by a loop that resumes and added to ``wall_s``.
     Every method that writes raises InputError, one line, where it cannot; what is there stays whole.
     """
 
@@ -134,8 +128,7 @@ class RunFolder:
         ``config.json`` holds {"config", "versions", "commit", "device", "command"} of the first session.
 
         Args:
-            config: the resolved configuration; compared as JSON has it (tuples are lists).
-            resume: continue the run that is there, if one is.
+            config: compared as JSON has it (tuples are lists). `resume`: continue the run that is there, if one is.
             main: whether this process writes; only the first rank does.
             device: named in ``config.json`` and ``result.json``; None: the GPU when there is one.
             may_change: dotted keys of the configuration that a resume may change.

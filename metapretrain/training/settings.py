@@ -21,11 +21,8 @@ def learning_rate(
 ) -> float:
     """Learning rate of update `step` (counted from 0) out of `steps`.
 
-    Args:
-        peak: the rate after the warm-up.
-        schedule: `constant`; `cosine` or `linear` to zero at the last step; `wsd`: warm-up, stable, then a linear
-            decay over the last share `decay` of the steps (Hu et al., 2024, "MiniCPM").
-        warmup: updates of linear warm-up.
+    `peak`: the rate after `warmup` updates of linear warm-up; `schedule`: `constant`; `cosine` or `linear` to zero at the
+    last step; `wsd`: stable, then a linear decay over the last share `decay` of the steps (Hu et al., 2024, "MiniCPM").
 
     Example:
         >>> [round(learning_rate(s, 10, peak=1.0, warmup=2), 2) for s in (0, 1, 2, 9)]
@@ -52,22 +49,17 @@ class TrainSettings:
     """How :func:`metapretrain.training.train` runs.
 
     Args:
-        steps: optimizer updates.
-        lr: peak learning rate.
-        optimizer: `sgd` (Nesterov momentum) or `adamw`.
-        momentum: of `sgd`, in [0, 1).
+        steps: optimizer updates. `lr`: peak learning rate.
+        optimizer: `sgd` (Nesterov momentum) or `adamw`. `momentum`: of `sgd`, in [0, 1).
         weight_decay: on matrices and kernels only; biases, norms and temperatures are not decayed.
         schedule: see :func:`metapretrain.training.settings.learning_rate`.
         warmup: share of the steps spent on linear warm-up, in [0, 1); `warmup_steps`: their number, in its place.
-        clip: largest gradient norm, or None.
-        accumulate: batches an update.
-        precision: `fp32`, `bf16` or `fp16` (GPU only).
-        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        clip: largest gradient norm, or None. `accumulate`: batches an update.
+        precision: `fp32`, `bf16` or `fp16` (GPU only). `device`: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         compile: compile the modules that say `compilable = True`.
         cuda_graph: record one update and replay it; None means wherever that is possible (a GPU per process, not fp16,
             no accumulation, over several processes no `local_batchnorm`).
-        local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all, as it
-            always does in a step that averages its gradients itself.
+        local_batchnorm: BatchNorm takes each process's own rows, as always in a step that averages its gradients.
         ema: decay of an exponential moving average of `step.model`, which replaces it at the end; None for none.
         log_every: updates between two log lines; the only points where the device is waited for.
         checkpoint_every: updates between checkpoints; None means once a minute, at a log line.
@@ -148,14 +140,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
     """Refuse to continue a run under another configuration.
 
-    Args:
-        run: the run folder, for the error.
-        before, given: the configuration stored there and the one of now, both as JSON has them.
-        may_change: dotted keys that may differ.
+    `before`, `given`: the configuration stored in `run` and that of now, as JSON has them; `may_change`: dotted keys.
 
     Raises:
-        InputError: another method, or a changed key; every changed key is named with both values, a whole part that the
-            stored configuration lacks by its name.
+        InputError: another method, or changed keys, each named with both values (a part not stored: by its name).
     """
     if not isinstance(before, dict):
         raise InputError(f"{run} has no configuration in its config.json; choose another --out")
@@ -190,9 +178,7 @@ def _said(config: Mapping[str, Any], key: str) -> str:
 def check_neighbours(root: Path, given: Mapping[str, Any]) -> None:
     """Refuse to put runs of two recipes, or of two folders of data, into one table.
 
-    Args:
-        root: the folder of all runs of the table.
-        given: the parts of the configuration that they share, by name.
+    `root`: the folder of all runs of the table; `given`: the parts of the configuration that they share, by name.
     """
     for file in sorted(root.glob("*/config.json")):
         stored = (read_json(file) or {}).get("config")
