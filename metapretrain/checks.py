@@ -31,8 +31,7 @@ INSTALL = f'pip install --no-deps --config-settings="--build-option=build_ext" l
 def import_learn2learn(what: str = "learn2learn") -> Any:
     """The module learn2learn; `what` begins the error's line.
 
-    Raises:
-        InputError: it is not installed, or what it imports is not.
+    Raises InputError: it is not installed, or what it imports is not.
     """
     try:
         import learn2learn
@@ -49,8 +48,7 @@ MOST = 2**62  # above it, sums of two numbers leave the range of int64
 def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
     """Return `value` as an int of `least` to `most`.
 
-    Raises:
-        InputError: it is a bool, a float, anything else that is no whole number, or out of range.
+    Raises InputError: it is a bool, a float, anything else that is no whole number, or out of range.
 
     Example:
         >>> whole("shots", 0, 1)
@@ -80,8 +78,7 @@ def number(
 ) -> float:
     """Return `value` as a finite float within the limits, of which `above` and `below` are themselves left out.
 
-    Raises:
-        InputError: it is not.
+    Raises InputError: it is not.
 
     Example:
         >>> number("lr", 0, above=0)
@@ -168,8 +165,7 @@ def check_device_name(name: str) -> str:
 def check_device(name: str) -> str:
     """The torch device string of `name`; ``auto`` is the first GPU if there is one, else the CPU.
 
-    Raises:
-        InputError: the name is unknown or this machine has no such device.
+    Raises InputError: the name is unknown or this machine has no such device.
     """
     import torch
 

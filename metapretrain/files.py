@@ -104,8 +104,7 @@ def _runs(process: str) -> bool:
 def write_file(path: Path, content: str | bytes) -> Path:
     """Write `path`, whole or not at all, and the folders above it where they are missing; text as UTF-8.
 
-    Raises:
-        InputError: a folder cannot be made, or the file not written; an older one is untouched.
+    Raises InputError: a folder cannot be made, or the file not written; an older one is untouched.
     """
     with one_line_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,9 +116,7 @@ def plain(value: Any) -> Any:
     """Return `value` as JSON has it: tuples as lists, keys as strings, numbers that are not finite as None.
 
     NumPy and torch scalars become Python's; a :class:`~pathlib.Path` its text.
-
-    Raises:
-        InputError: a value that JSON cannot hold, named by its type.
+    Raises InputError: a value that JSON cannot hold, named by its type.
 
     Example:
         >>> plain({"rates": (0.1, float("nan")), 3: None})
@@ -151,8 +148,7 @@ def json_bytes(value: Any) -> bytes:
 def read_json(file: Path) -> dict[str, Any] | None:
     """Return the JSON object in `file`, or None when there is no such file.
 
-    Raises:
-        InputError: it cannot be read or is not a JSON object.
+    Raises InputError: it cannot be read or is not a JSON object.
     """
     if not file.exists():
         return None
@@ -173,8 +169,7 @@ _SUM = "sha256"
 def sha256(data: bytes | Path) -> str:
     """Return the SHA-256 of bytes, or of a file that is read part by part.
 
-    Raises:
-        InputError: the file cannot be read.
+    Raises InputError: the file cannot be read.
     """
     if not isinstance(data, Path):
         return hashlib.sha256(data).hexdigest()
@@ -212,8 +207,7 @@ def write_sums(folder: Path, names: Iterable[str] = ()) -> None:
 def check_sums(folder: Path) -> None:
     """Refuse files that are not those which :func:`write_sums` has seen; what older runs do not cover is told.
 
-    Raises:
-        InputError: a file is missing, damaged or of another run, or weights beside the checksums are not listed.
+    Raises InputError: a file is missing, damaged or of another run, or weights beside the checksums are not listed.
 
     Example:
         >>> import tempfile
@@ -271,8 +265,7 @@ def encode(tensors: dict[str, Tensor], *, checksum: bool = True) -> bytes:
 def decode(data: bytes) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, of any maker.
 
-    Raises:
-        InputError: it is none, or not the one that was written (where it has a checksum).
+    Raises InputError: it is none, or not the one that was written (where it has a checksum).
 
     Example:
         >>> decode(encode({"w": torch.ones(2)}))
@@ -303,8 +296,7 @@ class CheckpointError(InputError):
 def save_tensors(file: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
     """Write a plain state dict as one safetensors file with a checksum, whole or not at all.
 
-    Raises:
-        CheckpointError: it cannot be written; an older file of that name is untouched.
+    Raises CheckpointError: it cannot be written; an older file of that name is untouched.
     """
     copies = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
@@ -316,8 +308,7 @@ def save_tensors(file: str | os.PathLike[str], tensors: Mapping[str, Tensor]) ->
 def load_tensors(file: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read a plain safetensors file as a state dict on the CPU.
 
-    Raises:
-        CheckpointError: the file is missing, damaged or not safetensors; a pickle is never run.
+    Raises CheckpointError: the file is missing, damaged or not safetensors; a pickle is never run.
     """
     path = Path(file)
     try:

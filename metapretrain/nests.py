@@ -95,8 +95,7 @@ def layout(nest: Nest) -> tuple[Any, ...]:
 def flat_params(params: Nest) -> dict[str, Tensor]:
     """Parameters by name.
 
-    Raises:
-        InputError: there are none, a leaf is not a floating point tensor, or two leaves have one name.
+    Raises InputError: there are none, a leaf is not a floating point tensor, or two leaves have one name.
     """
     found: dict[str, Tensor] = {}
     for name, leaf in named_leaves(params):

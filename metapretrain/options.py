@@ -232,8 +232,7 @@ def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = Tru
 def load_plugin(path: str | Path) -> None:
     """Import a Python file, once in a process: what it registers is then known by its name.
 
-    Raises:
-        InputError: there is no such Python file, or an error in it, told with its line.
+    Raises InputError: there is no such Python file, or an error in it, told with its line.
     """
     file = user_path(path).resolve()
     if file.suffix != ".py" or not file.is_file():

@@ -94,9 +94,7 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
     """Read the newest checkpoint of `folder` whose files are all as they were written; None where there is none.
 
     A checkpoint with a missing, shortened or changed file is passed over with a warning that names the file.
-
-    Raises:
-        CheckpointError: there are checkpoints but none is good, or `folder` is a file (a pickle, say).
+    Raises CheckpointError: there are checkpoints but none is good, or `folder` is a file (a pickle, say).
     """
     folder = Path(folder)
     if folder.is_file():
@@ -217,9 +215,7 @@ def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
     Dicts (any mix of str, int, float, bool and None keys, order kept), lists, tuples, None, bools, ints,
     floats (NaN and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What
     JSON has no word for is written as an object with the key ``"$"``. The tensors are contiguous copies on the CPU.
-
-    Raises:
-        InputError: something else is in the nest; its place is named.
+    Raises InputError: something else is in the nest; its place is named.
 
     Example:
         >>> value, tensors = pack({"betas": (0.9, 0.999), "w": torch.ones(2)})

@@ -51,9 +51,7 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
     """Return an `accelerate.Accelerator` for a device name (`auto`, `cpu`, `cuda`, `cuda:N`, `mps`) and a precision.
 
     `unused_parameters`: some update leaves some parameters without a gradient (one task a step).
-
-    Raises:
-        InputError: a device that is not there, or a precision that it cannot compute in.
+    Raises InputError: a device that is not there, or a precision that it cannot compute in.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState

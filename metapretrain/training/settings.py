@@ -21,8 +21,8 @@ def learning_rate(
 ) -> float:
     """Learning rate of update `step` (counted from 0) out of `steps`.
 
-    `peak`: the rate after `warmup` updates of linear warm-up; `schedule`: `constant`; `cosine` or `linear` to zero at the
-    last step; `wsd`: stable, then a linear decay over the last share `decay` of the steps (Hu et al., 2024, "MiniCPM").
+    `peak`: the rate after `warmup` updates of linear warm-up; `schedule`: `constant`; `cosine` or `linear` to zero at
+    the last step; `wsd`: stable, then linear decay over the last share `decay` of steps (Hu et al., 2024, "MiniCPM").
 
     Example:
         >>> [round(learning_rate(s, 10, peak=1.0, warmup=2), 2) for s in (0, 1, 2, 9)]
@@ -66,8 +66,7 @@ class TrainSettings:
         evaluate_every: updates between calls of `evaluate`; None means never.
         seed: of augmentation and dropout.
 
-    Raises:
-        InputError: a value out of its range.
+    Raises InputError: a value out of its range.
 
     Example:
         >>> TrainSettings(steps=10, lr=-1)
@@ -141,9 +140,7 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Col
     """Refuse to continue a run under another configuration.
 
     `before`, `given`: the configuration stored in `run` and that of now, as JSON has them; `may_change`: dotted keys.
-
-    Raises:
-        InputError: another method, or changed keys, each named with both values (a part not stored: by its name).
+    Raises InputError: another method, or changed keys, each named with both values (a part not stored: by its name).
     """
     if not isinstance(before, dict):
         raise InputError(f"{run} has no configuration in its config.json; choose another --out")
