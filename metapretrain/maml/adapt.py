@@ -44,11 +44,7 @@ Only = str | Iterable[str] | Callable[[str], bool] | None
 
 @dataclass(frozen=True)
 class Options:
-    """How an inner loop runs; :func:`metapretrain.maml.adapt` tells of each.
-
-    Raises:
-        InputError: a bad value, apart from `lr` and `only`, which are checked with the parameters.
-    """
+    """How an inner loop runs, see :func:`adapt`; raises InputError for bad values (`lr`, `only`: later)."""
 
     lr: Any
     steps: int = 1
@@ -90,11 +86,7 @@ class Options:
 def build(
     loss_fn: LossFunction, params: Nest, batch: Nest, options: Options, query: Nest = None
 ) -> tuple[Inner, Named]:
-    """The inner loop, and the parameters by name.
-
-    Raises:
-        InputError: any bad value; see :func:`metapretrain.maml.adapt`.
-    """
+    """The inner loop, and the parameters by name; raises InputError as :func:`metapretrain.maml.adapt`."""
     if options.tasks is not None:
         check_stacked("batch", batch, options.tasks)
     named = flat_params(params)
@@ -177,12 +169,10 @@ def check_module_not_compiled(module: nn.Module) -> None:
 def choose_names(only: Only, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names that `only` chooses: a name, a prefix up to a dot, a pattern with `*`, or a function.
 
-    Raises:
-        InputError: a filter, or a part of it, that matches nothing.
+    Raises InputError for a filter, or a part of it, that matches nothing.
 
-    Example:
-        >>> choose_names("head", ("body.weight", "head.weight", "head.bias"))
-        ('head.weight', 'head.bias')
+    >>> choose_names("head", ("body.weight", "head.weight", "head.bias"))
+    ('head.weight', 'head.bias')
     """
     if only is None:
         return names
@@ -283,10 +273,7 @@ def is_busy(named: Named, batch: Nest) -> bool:
 
 
 def work(named: Named, batch: Nest) -> float:
-    """Rough count of multiplications of one task's forward pass.
-
-    Convolution weights are used at every position of the images, which are taken to halve twice a layer.
-    """
+    """Rough count of multiplications of one task's forward pass; images are taken to halve twice a layer."""
     examples = [leaf for leaf in tensors(batch) if leaf.ndim >= 2]
     rows = max((leaf.shape[1] for leaf in examples), default=1)
     positions = max((math.prod(leaf.shape[3:]) for leaf in examples if leaf.ndim >= 5), default=1.0)
@@ -495,30 +482,27 @@ def adapt(
 
     Args:
         loss_fn: ``loss_fn(params, batch)`` returns a scalar; it must use the params that it is given.
-        params: a tensor, or (nested) dicts of tensors. If neither they nor `lr` nor `batch` (nor tensors that
-            loss_fn holds) ask for a gradient, the result is detached and no graph is kept: give detached
-            params at evaluation.
+        params: a tensor, or (nested) dicts of tensors. If neither they nor `lr` nor `batch` (nor tensors that loss_fn
+            holds) ask for a gradient, the result is detached and no graph is kept: give detached params at evaluation.
         batch: any nest of dicts, lists, tuples and dataclasses of tensors.
-        lr: the inner rate: a number above 0; a tensor, which can be learned; a dict by parameter name of
-            either (Meta-SGD), of the parameter's shape or broadcast to it; or a list of these, one for each
-            step.
+        lr: the inner rate: a number above 0; a tensor, which can be learned; a dict by parameter name of either
+            (Meta-SGD), of the parameter's shape or broadcast to it; or a list of these, one for each step.
         steps: 0 returns the parameters.
         order: 2 differentiates through the inner gradients (MAML), 1 takes them as constants (FOMAML).
-        engine: "loop" (one task at a time), "vmap" (all tasks in one forward pass), "mixed" (vmap, but loop
-            for the query part), "higher", "learn2learn", or "auto".
-        tasks: T, if every tensor of the batch has a leading dimension (T, ...); the result's leaves have it
-            too.
-        only: which parameters adapt: names, prefixes up to a dot, patterns with ``*``, or a function of the
-            name. The others are passed to loss_fn as they are, and keep their meta-gradient.
-        checkpoint: compute the steps again in the backward pass, in segments: memory of about 2 sqrt(steps)
-            steps for one more forward and backward pass a step.
+        engine: "loop" (one task at a time), "vmap" (all tasks in one forward pass), "mixed" (vmap, but loop for the
+            query part), "higher", "learn2learn", or "auto".
+        tasks: T, if every tensor of the batch has a leading dimension (T, ...); the result's leaves have it too.
+        only: which parameters adapt: names, prefixes up to a dot, patterns with ``*``, or a function of the name. The
+            others are passed to loss_fn as they are, and keep their meta-gradient.
+        checkpoint: compute the steps again in the backward pass, in segments: memory of about 2 sqrt(steps) steps for
+            one more forward and backward pass a step.
         allow_unused: leave parameters that the loss does not use as they are, instead of an error.
-        optimizer: "sgd", or with engine "higher" also "momentum" (0.9), "adam", or a function from parameter
-            groups to a torch optimizer; its rate is `lr`.
+        optimizer: "sgd", or with engine "higher" also "momentum" (0.9), "adam", or a function from parameter groups to
+            a torch optimizer; its rate is `lr`.
 
     Raises:
-        InputError: a bad value, a loss that is not a scalar, unused parameters, gradients switched off, a
-            compiled function in second order, an engine that is not installed.
+        InputError: a bad value, a loss that is not a scalar, unused parameters, gradients switched off, a compiled
+            function in second order, an engine that is not installed.
 
     Example:
         >>> w = torch.tensor(3.0, requires_grad=True)

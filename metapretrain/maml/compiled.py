@@ -1,12 +1,11 @@
 """Meta-steps whose pieces are compiled: one inner step, the way back through it, and the outer loss.
 
-torch.compile has no second order, and a meta-step traced as one graph takes minutes to compile with five inner steps.
-These pieces are traced with the derivatives in them, compiled once and used for every step. The way back is the
-derivative of the inner gradient along one direction (forward over reverse: Pearlmutter, 1994), which takes as many
-kernels as the gradient itself; what it needs of the step's own products and sums is kept.
+torch.compile has no second order, and one graph of a whole meta-step takes minutes to compile. These pieces are traced
+with the derivatives in them and used for every step. The way back is the derivative of the inner gradient along one
+direction (forward over reverse: Pearlmutter, 1994), which takes as many kernels as the gradient itself.
 
-In the pieces images lie channels last, convolutions are products of patches, and normalisation is written out with
-sums image by image: memory is read in order, and neighbours fuse.
+In the pieces images lie channels last, convolutions are products of patches, and normalisation is written out with sums
+image by image.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class CompiledMeta:
         backend: "inductor", or "eager" to run the pieces as they are traced.
 
     Raises:
-        InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of
-            each step.
+        InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of each
+            step.
 
     Example:
         >>> maml = MAML(nn.Linear(4, 2), lr=0.1)
@@ -80,12 +79,9 @@ class CompiledMeta:
     def backward(self, support: Any, query: Any) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached.
 
-        Args:
-            support, query: (inputs, labels) of T tasks; every tensor is (T, ...).
-
-        Raises:
-            InputError: what the learner's `backward` refuses; random numbers, a module that asks for `current_step`, or
-                gradients of other tensors than the module's parameters and rates.
+        `support` and `query` are (inputs, labels) of T tasks, each tensor (T, ...). Raises InputError for what the
+        learner's `backward` refuses, random numbers, a module that asks for `current_step`, or gradients of other
+        tensors than the module's parameters and rates.
         """
         learner, (support, query) = self.learner, self.learner._stacked(support, query)
         options = {**learner._options(support), "checkpoint": False}
@@ -198,11 +194,8 @@ class MetaGraph:
     def backward(self, support: Any, query: Any) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached.
 
-        Args:
-            support, query: (inputs, labels) of T tasks; every tensor is (T, ...).
-
-        Raises:
-            InputError: what the learner's `backward` refuses; on a GPU, an lr that is computed from other tensors.
+        `support` and `query` are (inputs, labels) of T tasks, each tensor (T, ...). Raises InputError for what the
+        learner's `backward` refuses and, on a GPU, for an lr computed from other tensors.
         """
         batch = pair(support), pair(query)
         leaves = tensors(batch)
@@ -327,8 +320,8 @@ def _traced(
 ) -> torch.fx.GraphModule:
     """The graph of a function of lists of tensors, which takes the tensors one after the other.
 
-    With `decompose` its operations are few and simple, each with a derivative along a direction; `pure` changes nothing
-    in place, and takes no function that asks for gradients.
+    `decompose`: into simple operations with a derivative along a direction; `pure`: nothing in place, no gradients
+    asked.
     """
     from torch._decomp import core_aten_decompositions, get_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -361,8 +354,7 @@ def _parted(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Two graphs: of the first `outputs`, which need the first `inputs` alone; and of the others.
 
-    The first returns what the second needs of its products and sums as well, the second takes it as its last inputs.
-    Cheaper operations are done in both.
+    The first also returns what the second needs of it, as its last inputs; cheaper operations are done in both.
     """
     *nodes, last = graph.graph.nodes
     late = set([node for node in nodes if node.op == "placeholder"][inputs:])

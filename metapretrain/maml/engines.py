@@ -6,9 +6,9 @@ second derivative of batch normalisation has many: the inner loop keeps its layo
 Under vmap a convolution whose weights differ between tasks becomes a grouped one, for which cuDNN has slow kernels
 only. Its patches laid side by side (im2col) and one batched matrix product do the same work with fast ones.
 
-``vmap(grad(...))`` differentiated once more is silently wrong through BatchNorm, LayerNorm and InstanceNorm
-with adapted weights (functorch#534). So only the forward pass is mapped. A task's loss depends on its own
-weights alone: the gradient of the summed losses by the stacked weights is the stack of the tasks' gradients.
+``vmap(grad(...))`` differentiated once more is silently wrong through BatchNorm, LayerNorm and InstanceNorm with
+adapted weights (functorch#534). So only the forward pass is mapped. A task's loss depends on its own weights alone: the
+gradient of the summed losses by the stacked weights is the stack of the tasks' gradients.
 """
 
 from __future__ import annotations
@@ -122,10 +122,7 @@ def _pair(value: Any) -> tuple[int, int]:
 def matmul_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """`conv2d` of x (N, C, H, W) with weight (O, C, h, w): (N, O, H', W'), as a matrix product.
-
-    The result's memory is laid out channels first, (O, N, H', W'), as the next product wants it.
-    """
+    """`conv2d` of x (N, C, H, W), weight (O, C, h, w) as a matrix product: (N, O, H', W'), in memory (O, N, H', W')."""
     out, _, height, width = weight.shape
     padded = F.pad(x.transpose(0, 1), (padding[1], padding[1], padding[0], padding[0]))
     windows = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])
@@ -152,10 +149,7 @@ Engine = Callable[..., tuple[Named, Named]]
 def descend(
     loss_of: Loss, inner: Inner, params: Named, batch: Nest, tasks: int | None = None, steps: range | None = None
 ) -> tuple[Named, Named]:
-    """(adapted parameters, the others) after the inner steps, by PyTorch's own derivatives.
-
-    With `tasks` the adapted ones are those of each task, (T, ...), and `loss_of` is the sum of the tasks' losses.
-    """
+    """(adapted parameters, the others) after the inner steps; with `tasks` (T, ...), and `loss_of` sums over tasks."""
     fast, frozen = inner.begin(params, tasks)
     with differentiable_twice(inner.order):
         if inner.checkpoint and inner.graph:
@@ -185,8 +179,7 @@ Function = Callable[[Named, Nest], Tensor]
 def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> Tensor:
     """`function` of each task's parameters and batch, (T, ...); random numbers differ between tasks.
 
-    Raises:
-        InputError: operators that are wrong under vmap.
+    Raises InputError for operators that are wrong under vmap.
     """
 
     def one(stacked: list[Tensor], shared: list[Tensor], data: list[Tensor]) -> Tensor:
@@ -256,11 +249,7 @@ def _differentiable(inner: Inner, fast: Named) -> Any:
 
 
 def library() -> Any:
-    """The module higher.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """The module higher; raises InputError if it is not installed."""
     try:
         import higher
     except ImportError:

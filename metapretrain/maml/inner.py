@@ -1,8 +1,7 @@
 """The inner loop: the loss of the fast weights, its gradient, the update; rates, step numbers, checkpointed steps.
 
-torch's non-reentrant checkpoint is exact here too, but the inner gradient unpacks what the segment saved, and
-so computes the segment again for every step in it: 5 times the work at 36 steps, where twice is enough. This
-forward pass needs no graph at all, because a step's own gradient is all that the next step takes from it.
+torch's non-reentrant checkpoint computes a segment again for every step in it: 5 times the work at 36 steps, where
+twice is enough. This forward pass needs no graph, because the next step takes only a step's own gradient from it.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ _any: ContextVar[bool] = ContextVar("recorded for all inner steps", default=Fals
 def current_step() -> int:
     """Number of inner steps that the parameters in use have taken: 0 outside, `steps` for the query loss.
 
-    Raises:
-        InputError: inside :func:`any_step`.
+    Raises InputError inside :func:`any_step`.
 
-    Example:
-        >>> current_step()
-        0
+    >>> current_step()
+    0
     """
     if _any.get():
         raise InputError("a module asks for current_step(): its steps differ and cannot be compiled; leave compile out")
@@ -108,9 +105,8 @@ class Rates:
 def parse_rates(lr: Any, shapes: Mapping[str, Sequence[int]], steps: int) -> Rates:
     """Check rates for the adapted parameters, whose shapes are given by name.
 
-    Raises:
-        InputError: a number <= 0 or NaN, a name that is missing or unknown, a tensor that does not broadcast to
-            its parameter, a list whose length is not `steps`.
+    Raises InputError for a number <= 0 or NaN, a name that is missing or unknown, a tensor that does not broadcast to
+    its parameter, or a list whose length is not `steps`.
     """
     if isinstance(lr, Tensor) and lr.ndim == 1 and len(lr) == steps:
         lr = list(lr.unbind())
@@ -134,8 +130,7 @@ def _one(lr: Any, shapes: Mapping[str, Sequence[int]]) -> Rate | dict[str, Rate]
 def checked_rate(what: str, rate: Any, shape: Sequence[int]) -> Rate:
     """The rate of a parameter of this shape; a tensor's values are free, since learned rates may turn negative.
 
-    Raises:
-        InputError: neither a number above 0 nor a tensor that broadcasts to `shape`.
+    Raises InputError for what is neither a number above 0 nor a tensor that broadcasts to `shape`.
     """
     if isinstance(rate, Tensor):
         sizes = zip(reversed(rate.shape), reversed(shape), strict=False)
@@ -162,9 +157,8 @@ class HiddenWeights(Exception):
 class Inner:
     """What every engine needs to know of the inner loop, apart from parameters and data.
 
-    `nest` is the user's params, whose form the loss function is given; `adapted` names the leaves that move.
-    `graph` says whether the result carries a gradient: without it, each step is cut off from the one before
-    and memory does not grow with the steps.
+    `nest` is the user's params, `adapted` names the leaves that move, `graph` says whether the result carries a
+    gradient.
     """
 
     loss_fn: LossFunction
@@ -210,9 +204,8 @@ class Inner:
     def check_loss(self, step: int, loss: Tensor, fast: Named) -> None:
         """Raise for a loss that gradients cannot be taken of as planned.
 
-        Raises:
-            InputError: the loss has no gradient, or a wrong one by :func:`check_operators`.
-            HiddenWeights: it has one by tensors that adapt was not given, and no graph was planned for.
+        InputError: no gradient, or a wrong one by :func:`check_operators`. HiddenWeights: one by tensors that adapt was
+        not given, and no graph was planned for.
         """
         if not loss.requires_grad:
             raise InputError(
@@ -229,8 +222,7 @@ class Inner:
     def gradients(self, step: int, loss: Tensor, fast: Named) -> list[Tensor | None]:
         """Gradient of the loss by each of the fast weights.
 
-        Raises:
-            InputError: the loss has no gradient, or not by some parameters (unless `allow_unused`).
+        Raises InputError if the loss has none, or not by some parameters (unless `allow_unused`).
         """
         self.check_loss(step, loss, fast)
         return self.checked(torch.autograd.grad(loss, list(fast.values()), create_graph=self.twice, allow_unused=True))
@@ -266,11 +258,7 @@ class Inner:
 
 
 def scalar(loss: Any, what: str) -> Tensor:
-    """Return `loss`.
-
-    Raises:
-        InputError: it is not a floating point tensor without dimensions.
-    """
+    """Return `loss`; raises InputError if it is not a floating point tensor without dimensions."""
     if not isinstance(loss, Tensor):
         raise InputError(f"{what} returned a {type(loss).__name__}; it must return a scalar tensor")
     if loss.ndim:
@@ -308,9 +296,8 @@ def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
 def check_operators(loss: Tensor, ends: Iterable[Tensor], *, twice: bool = False, mapped: bool = False) -> None:
     """Refuse operators with wrong derivatives, up to `ends`: second ones (`twice`), or those under vmap (`mapped`).
 
-    Raises:
-        InputError: an embedding whose gradient is sparse, scaled by frequency or, by vmap, has padding; weight norm as
-            torch has it; grid_sample by vmap.
+    Raises InputError for an embedding whose gradient is sparse, scaled by frequency or, by vmap, has padding; weight
+    norm as torch has it; grid_sample by vmap.
     """
     for node in nodes_of([loss], ends):
         fault = _fault(node, node.name(), twice, mapped)

@@ -29,20 +29,13 @@ def meta_loss(
 ) -> Tensor:
     """Loss of each task's query part under the parameters adapted to its support part, (T,).
 
-    Args:
-        support, query: nests of tensors (T, ...).
-        tasks: T.
-        chunk: how many tasks are computed at a time; None: all. See :func:`meta_backward` for the memory.
-        query_loss: another function for the query part.
-        options: those of :func:`adapt`: lr, steps, order, engine, only, checkpoint, allow_unused, optimizer.
+    `support` and `query` are nests of tensors (T, ...), T is `tasks`; `chunk` of them are computed at a time (None:
+    all, see :func:`meta_backward`). `query_loss` is another function for the query part; `options` and errors as for
+    :func:`adapt`.
 
-    Raises:
-        InputError: as :func:`adapt`.
-
-    Example:
-        >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
-        >>> meta_loss(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25).tolist()
-        [2.25, 1.0]
+    >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
+    >>> meta_loss(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25).tolist()
+    [2.25, 1.0]
     """
 
     function = query_loss_of(loss_fn, query_loss)
@@ -98,20 +91,16 @@ def meta_backward(
 ) -> Tensor:
     """Add the gradient of the mean of :func:`meta_loss` to ``.grad``; return the losses (T,), detached.
 
-    Each chunk goes backward before the next one is computed: the memory is that of one chunk. `params`,
-    learned rates, and batches may come from further computations, which are gone back through once, at the
-    end. Arguments as for :func:`meta_loss`; `chunk` None is all tasks at once for the engines vmap and
-    mixed, and one task at a time for the others.
+    Each chunk goes backward before the next one is computed, so memory is that of one chunk; further computations
+    behind `params`, rates and batches are gone back through once, at the end. Arguments as for :func:`meta_loss`;
+    `chunk` None is all tasks at once for the engines vmap and mixed, else one task. Raises InputError as :func:`adapt`,
+    or if nothing asks for a gradient.
 
-    Raises:
-        InputError: as :func:`adapt`, or nothing asks for a gradient.
-
-    Example:
-        >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
-        >>> meta_backward(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25, chunk=1).tolist()
-        [2.25, 1.0]
-        >>> w.grad.item()  # the mean of 2 (1 - 2 lr)^2 (w - x)
-        1.25
+    >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
+    >>> meta_backward(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25, chunk=1).tolist()
+    [2.25, 1.0]
+    >>> w.grad.item()  # the mean of 2 (1 - 2 lr)^2 (w - x)
+    1.25
     """
     check_stacked("query", query, whole("tasks", tasks, 1))
     chosen, borders = Options(tasks=tasks, **options), _Borders()

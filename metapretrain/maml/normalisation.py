@@ -24,9 +24,7 @@ Replace = Callable[[Any], nn.Module]
 def copy_tree(module: nn.Module, parameter: Copy = lambda p: p, replace: Replace = lambda m: m) -> Any:
     """Copy the modules, not the tensors: submodules, hooks and attributes are shared, tied ones stay tied.
 
-    Args:
-        parameter: what takes a parameter's place, asked once for each distinct tensor.
-        replace: is given each copied module, and returns it or another one in its place.
+    `parameter` gives what takes each distinct tensor's place; `replace` takes a copied module, returns it or another.
     """
     return _copy(module, parameter, replace, {}, {})
 
@@ -74,16 +72,16 @@ class Functional(NamedTuple):
 def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None = None) -> Functional:
     """The module as a pure function, for :func:`metapretrain.maml.adapt`.
 
-    ``"batch"``: batch and instance normalisation by the statistics of the batch at hand, in training and
-    evaluation mode, and without tracking them. ``"frozen"``: by the running statistics that the module has,
-    in both modes. ``"per-step"``: in training mode by the batch, recorded apart for each inner step (and, as
-    the last, for the query part); in evaluation mode by the record of the step (Antoniou et al., 2019,
-    section 4): `buffers` then has running statistics (steps + 1, C), written in place.
+    ``"batch"``: batch and instance normalisation by the statistics of the batch at hand, in training and evaluation
+    mode, and without tracking them. ``"frozen"``: by the running statistics that the module has, in both modes.
+    ``"per-step"``: in training mode by the batch, recorded apart for each inner step (and, as the last, for the query
+    part); in evaluation mode by the record of the step (Antoniou et al., 2019, section 4): `buffers` then has running
+    statistics (steps + 1, C), written in place.
 
-    The module itself is not changed. `params` are its own tensors, by name, without those tied to another;
-    whatever is left out of a call is taken from the module. Training and evaluation mode follow the module; its other
-    attributes (`net.scale`, `drop.p`, layers) are those of now, so call this again when they change. Rows of padding of
-    an `nn.Embedding`, and weight norm, are written out where torch is wrong (docs/maml.md).
+    The module itself is not changed. `params` are its own tensors, by name, without those tied to another; whatever is
+    left out of a call is taken from the module. Training and evaluation mode follow the module; its other attributes
+    (`net.scale`, `drop.p`, layers) are those of now, so call this again when they change. Rows of padding of an
+    `nn.Embedding`, and weight norm, are written out where torch is wrong (docs/maml.md).
 
     Args:
         steps: number of inner steps, for "per-step".
@@ -169,8 +167,7 @@ def _version(tensor: Tensor) -> int:
 def adaptable(module: nn.Module, policy: str, steps: int | None = None) -> nn.Module:
     """A copied part made fit for the inner loop: normalisation by the policy, and what torch differentiates wrongly.
 
-    Raises:
-        InputError: an embedding that changes its weights in place.
+    Raises InputError for an embedding that changes its weights in place.
     """
     if isinstance(module, _NormBase):
         if policy == "per-step" and module.running_mean is not None:

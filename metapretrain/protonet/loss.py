@@ -91,9 +91,8 @@ query mode no query has a prototype; use larger or class-balanced batches, or mo
 def query_count(rows: int, query_fraction: float) -> int:
     """Number of queries in a batch of `rows`: the rounded fraction, but never an empty side.
 
-    Example:
-        >>> query_count(128, 0.25), query_count(2, 0.1)
-        (32, 1)
+    >>> query_count(128, 0.25), query_count(2, 0.1)
+    (32, 1)
     """
     return max(1, min(rows - 1, round(query_fraction * rows)))
 
@@ -106,13 +105,9 @@ def random_queries(keys: Tensor, query_fraction: float) -> Tensor:
 def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor:
     """(B,) bool: in each class the rounded fraction, at least 1 and never all; none in a class of one.
 
-    Sorted by class and then by key, a row's place in its class is its position minus the position where its
-    class starts.
-
-    Example:
-        >>> y = torch.tensor([0, 0, 0, 0, 1, 1, 2])
-        >>> stratified_queries(torch.arange(7), y, 0.25).tolist()
-        [True, False, False, False, True, False, False]
+    >>> y = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    >>> stratified_queries(torch.arange(7), y, 0.25).tolist()
+    [True, False, False, False, True, False, False]
     """
     by_key = torch.argsort(keys)
     order = by_key[torch.argsort(y[by_key], stable=True)]
@@ -131,19 +126,18 @@ _MEMORY = ("memory_sums", "memory_counts")
 class ProtoLoss(nn.Module):
     """Cross-entropy of examples against the prototypes of their batch.
 
-    Steps 1 to 4 of the vision paper and appendix A.2 of the text paper; query mode with the squared distance
-    is the loss of Snell et al. (2017), equations 1 and 2.
+    Steps 1 to 4 of the vision paper and appendix A.2 of the text paper; query mode with the squared distance is the
+    loss of Snell et al. (2017), equations 1 and 2.
 
-    ``mode="standard"`` (text paper, appendix A.2): prototypes and loss from the whole batch, an example is
-    part of its own prototype. ``mode="query"`` (vision paper): prototypes from the support rows, loss on the
-    query rows; a query whose class has no prototype is left out of the mean. The split is a function of
-    (seed, call, row): the buffer `calls` counts training calls, so a restored state_dict continues the
-    sequence, and evaluation does not disturb it.
+    ``mode="standard"`` (text paper, appendix A.2): prototypes and loss from the whole batch, an example is part of its
+    own prototype. ``mode="query"`` (vision paper): prototypes from the support rows, loss on the query rows; a query
+    whose class has no prototype is left out of the mean. The split is a function of (seed, call, row): the buffer
+    `calls` counts training calls, so a restored state_dict continues the sequence, and evaluation does not disturb it.
 
-    On a GPU the forward pass has static shapes and reads nothing back: it can be captured in a CUDA graph and
-    compiled. Rows with NaN or infinity (or whose squares would be), and labels -1 or -100 (no label) or outside
-    0..num_classes-1, are left out of prototypes and loss; the first such call, or one in which nothing could be
-    scored (loss 0), is kept on the device until :meth:`check`.
+    On a GPU the forward pass has static shapes and reads nothing back: it can be captured in a CUDA graph and compiled.
+    Rows with NaN or infinity (or whose squares would be), and labels -1 or -100 (no label) or outside 0..num_classes-1,
+    are left out of prototypes and loss; the first such call, or one in which nothing could be scored (loss 0), is kept
+    on the device until :meth:`check`.
 
     Args:
         mode: ``"standard"`` or ``"query"``.
@@ -154,11 +148,11 @@ class ProtoLoss(nn.Module):
         learn_temperature: learn the logarithm of the temperature (parameter `log_temperature`).
         num_classes: C; labels are then 0..C-1. None: labels are any other whole numbers. On a GPU, C is then the batch
             size (absent classes take no part), which costs more when there are few classes.
-        memory: ``"epoch"`` adds the sums of the epoch's earlier prototype rows, without gradient: a
-            prototype is the mean over the epoch so far and only the batch's share carries gradient. Needs
-            num_classes; call :meth:`reset_epoch` when an epoch begins. Not changed in evaluation mode.
-        gather: use the rows of all ranks (see :func:`gather_rows`; averaged gradients equal one process's).
-            Every rank gives the same number of rows.
+        memory: ``"epoch"`` adds the sums of the epoch's earlier prototype rows, without gradient: a prototype is the
+            mean over the epoch so far and only the batch's share carries gradient. Needs num_classes; call
+            :meth:`reset_epoch` when an epoch begins. Not changed in evaluation mode.
+        gather: use the rows of all ranks (see :func:`gather_rows`; averaged gradients equal one process's). Every rank
+            gives the same number of rows.
         label_smoothing: in [0, 1), spread over the present classes.
         seed: of the query split.
 
@@ -308,13 +302,10 @@ class ProtoLoss(nn.Module):
             self.calls.add_(1)
 
     def check(self) -> None:
-        """Raise for what the loss had to leave out so far.
+        """Raise for what the loss had to leave out so far; it waits for the device, so call it when a step is logged.
 
-        It waits for the device, so call it when a step is logged.
-
-        Raises:
-            InputError: embeddings with NaN or infinity, labels out of range, or calls that scored nothing;
-                the line names the first call (counted from 0) and how many.
+        InputError: embeddings with NaN or infinity, labels out of range, or calls that scored nothing; it names the
+        first call (counted from 0) and how many.
         """
         calls, rows, labels, empty = self.bad_counts.tolist()
         if calls == 0:

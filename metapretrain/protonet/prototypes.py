@@ -1,9 +1,8 @@
 """Class centres and the logits of queries against them, without a loop over classes.
 
-The product form ``|a|^2 + |b|^2 - 2ab`` is many times faster than subtracting every pair and needs no (B, C,
-D) memory, but in float32 (or TF32) it is wrong near zero. Here it is computed in float64 and rounded once,
-which is more accurate than subtracting in float32. Float64 input, for which no wider type exists, is
-subtracted pair by pair.
+The product form ``|a|^2 + |b|^2 - 2ab`` is many times faster than subtracting every pair and needs no (B, C, D) memory,
+but is wrong near zero in float32. So it is computed in float64 and rounded once; float64 input is subtracted pair by
+pair.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def _squared(queries: Tensor, centres: Tensor) -> Tensor:
 
 
 class _Distance(torch.autograd.Function):
-    """Euclidean distance of each pair (B, C) by the product form; its gradient is 0 where it is 0.
-
-    torch would differentiate the product, both norms, the root and the masks one by one: twice the time on a CPU.
-    """
+    """Euclidean distance of each pair (B, C) by the product form; its gradient is 0 where it is 0."""
 
     generate_vmap_rule = True
 
@@ -125,11 +121,10 @@ def proto_logits(
 ) -> Tensor:
     """Logit of every query for every class: minus its distance to the centre, over the temperature.
 
-    The softmax of the logits is the probability of each class (Snell et al., 2017, equation 2; steps 3 and 4
-    of the vision paper). ``"euclidean"`` is the plain norm of both pretraining papers, ``"sqeuclidean"`` its
-    square (Snell et al.), ``"cosine"`` the similarity itself, in [-1, 1], over the temperature. The gradient
-    of the norm is 0 where a query equals a centre (to within a few steps of float32), of the cosine where a
-    row is 0.
+    The softmax of the logits is the probability of each class (Snell et al., 2017, equation 2; steps 3 and 4 of the
+    vision paper). ``"euclidean"`` is the plain norm of both pretraining papers, ``"sqeuclidean"`` its square (Snell et
+    al.), ``"cosine"`` the similarity itself, in [-1, 1], over the temperature. The gradient of the norm is 0 where a
+    query equals a centre (to within a few steps of float32), of the cosine where a row is 0.
 
     Args:
         queries: (B, D) floating point.
@@ -198,18 +193,12 @@ def unlabelled(y: Tensor) -> Tensor:
 
 
 def dense_ids(y: Tensor) -> Tensor:
-    """Number the distinct labels 0, 1, ... in ascending order.
+    """Number the distinct labels (B,) 0, 1, ... in ascending order, as int64 (B,).
 
-    Args:
-        y: (B,) whole numbers, any values.
+    Equals the inverse of `torch.unique`, but its shape does not depend on the values: the device is never waited for.
 
-    Returns:
-        (B,) int64 in 0..B-1. Equals the inverse of `torch.unique`, but its shape does not depend on the
-        values, so the device is never waited for.
-
-    Example:
-        >>> dense_ids(torch.tensor([300, -7, 300])).tolist()
-        [1, 0, 1]
+    >>> dense_ids(torch.tensor([300, -7, 300])).tolist()
+    [1, 0, 1]
     """
     ordered, order = torch.sort(y.long(), stable=True)
     starts = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).long()])
@@ -264,8 +253,8 @@ def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         num_classes: C, at least 1.
 
     Returns:
-        centres (C, D), float64 for float64 input and else float32; present (C,) bool, False for a class
-        without examples, whose centre is 0 and must not be used (see `present` of :func:`proto_logits`).
+        centres (C, D), float64 for float64 input and else float32; present (C,) bool, False for a class without
+        examples, whose centre is 0 and must not be used (see `present` of :func:`proto_logits`).
 
     Raises:
         InputError: shapes or dtypes that do not match, num_classes below 1.
