@@ -17,9 +17,7 @@ HEADS = ("linear", "mlp")
 
 
 def build_head(name: str, features: int, classes: int) -> nn.Module:
-    """Build a classification head: features `(B, D)` to logits `(B, C)`.
-
-    `linear` is one layer; `mlp` has one hidden ReLU layer as wide as the features (the poster's two heads).
+    """Build a head, features `(B, D)` to logits `(B, C)`: `linear`, or `mlp` with one hidden ReLU layer as wide as D.
 
     Example:
         >>> build_head("linear", 512, 10)
@@ -86,8 +84,7 @@ class Frozen(nn.Module):
 def resnet18(*, channels: int = 3, stem: str = "standard") -> Encoder:
     """ResNet-18 with random weights and pooled 512-d features (He et al., 2016).
 
-    `stem="3x3"` replaces the 7x7 stride-2 convolution and the pooling by one 3x3 stride-2 convolution, which keeps
-    twice the resolution in every stage: better for images of 96 pixels, and four times the arithmetic.
+    `stem="3x3"`: one 3x3 stride-2 convolution for the first convolution and pooling; twice the resolution, 4x the work.
     """
     import torchvision  # not at import: it imports torch's compiler, in seconds
 
@@ -114,10 +111,7 @@ def small_conv(*, channels: int = 3, width: int = 32) -> Encoder:
 
 
 def conv4(*, channels: int = 1, image_size: int = 28, width: int = 64) -> Encoder:
-    """Four blocks of 3x3 convolution, BatchNorm, ReLU and 2x2 max-pooling: the network of few-shot papers.
-
-    Features are the flattened last map: `width` for images of 28 pixels, `25 * width` for 84 (Vinyals et al., 2016).
-    """
+    """Four blocks of 3x3 convolution, BatchNorm, ReLU and 2x2 max-pooling, flattened (Vinyals et al., 2016)."""
     if image_size < 16:
         raise InputError(f"conv4 needs images of 16 pixels or more, got {image_size}; give a larger image size")
     layers: list[nn.Module] = []
@@ -128,10 +122,7 @@ def conv4(*, channels: int = 1, image_size: int = 28, width: int = 64) -> Encode
 
 
 def conv4_strided(*, channels: int = 1, width: int = 64) -> Encoder:
-    """Four blocks of 3x3 convolution of stride 2, BatchNorm and ReLU, then the mean over the map: `width` features.
-
-    The network of the MAML paper for Omniglot (Finn et al., 2017, appendix A.1), with a quarter of conv4's arithmetic.
-    """
+    """Four blocks of stride-2 3x3 convolution, BatchNorm and ReLU, then the mean (Finn et al., 2017, appendix A.1)."""
     layers: list[nn.Module] = []
     for before in (channels, width, width, width):
         layers += [nn.Conv2d(before, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
@@ -174,11 +165,7 @@ BACKBONES = (*ENCODERS, *LEARN2LEARN)
 
 
 class Backbone(nn.Module):
-    """An encoder of raw images, with a linear head or without one.
-
-    It normalises uint8 images (N, C, H, W) by each channel's `mean` and `std` (in 0..1 units) and returns logits (N,
-    W), or features (N, D) without a head. See :func:`build_backbone`.
-    """
+    """An encoder of uint8 images (N, C, H, W), normalised here: logits (N, W), or features (N, D) without a head."""
 
     scale: Tensor
     offset: Tensor

@@ -67,8 +67,7 @@ def mask_form(model: Any) -> int:
     """Find the form of mask (see :func:`expand_mask`) that makes `model` ignore padding: 4, 3 or 2 dimensions.
 
     Tried on two rows of four tokens: padding must not change any bit of the other tokens' states, and these must be
-    those of the model's own mask. 2 suits every model. A model that mixes padding into its states anyway is warned
-    about.
+    those of the model's own mask. 2 suits every model. A model that mixes padding in anyway gives a warning.
     """
     windows = any(getattr(model.config, name, None) for name in _WINDOWS)
     ids = torch.tensor([[4, 5, 6, 7], [7, 6, 5, 4]], device=model.device) % model.config.vocab_size

@@ -93,10 +93,7 @@ BATCH = 256  # images that go through a model at once
 
 @dataclass(frozen=True)
 class FewShotClassifier:
-    """A classifier of new classes: what `load(run).adapt(images or texts, labels)` returns.
-
-    `outputs` maps rows to logits (N, W); `classes` (W,) are the labels that were given, in sorted order.
-    """
+    """Maps rows to logits (N, W), as `load(run).adapt(rows, labels)` returns it; `classes` (W,) are sorted labels."""
 
     outputs: Callable[[Any], Tensor]
     classes: Tensor
@@ -139,10 +136,7 @@ def by_prototypes(encode: Callable[[Any], Tensor], rows: Any, labels: Any) -> Fe
 
 
 class _Images(nn.Module):
-    """What saved models of images share.
-
-    Images are a tensor (see :func:`as_uint8`), a path or a PIL image, or a list of paths or of PIL images.
-    """
+    """What saved models of images share; images are :func:`as_uint8`'s, a path, a PIL image or a list of either."""
 
     def __init__(self, model: Mapping[str, Any], dataset: Any = None) -> None:
         super().__init__()
@@ -188,10 +182,7 @@ class _Images(nn.Module):
 
 
 class SavedLearner(_Images):
-    """A few-shot learner with its weights, as :func:`metapretrain.load` returns it.
-
-    `classes` are those that it was trained on: new ones come by :meth:`adapt`.
-    """
+    """A few-shot learner with its weights; `classes` are those it was trained on, new ones come by :meth:`adapt`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config["model"], config.get("dataset"))
@@ -210,10 +201,7 @@ class SavedLearner(_Images):
 
     @torch.no_grad()
     def encode(self, images: Any, *, progress: bool = False) -> Tensor:
-        """Return features float32 (N, D) by the weights that adaptation starts from; `progress` shows a bar.
-
-        Where :func:`is_transductive`, batch normalisation takes the statistics of the images given.
-        """
+        """Features float32 (N, D) before adaptation; :func:`is_transductive` ones by the statistics of these images."""
         net: Any = self.learner.module
         if isinstance(self.learner, ProtoNet):
             parts = tqdm(self.read(images).split(BATCH), "encode", disable=not progress, leave=False)
@@ -229,8 +217,7 @@ class SavedLearner(_Images):
     def adapt(self, images: Any, labels: Any) -> FewShotClassifier:
         """Learn new classes, once, from support images and their labels, any integers (S,).
 
-        The classifier takes any number of images in batches; where :func:`is_transductive`, all of a call at once, as
-        their predictions depend on each other.
+        Where :func:`is_transductive`, the predictions of all images of a call depend on each other.
         """
         if isinstance(self.learner, ProtoNet):
             return by_prototypes(self.encode, images, labels)
@@ -261,10 +248,7 @@ OTHERS = {  # benchmark: what uses its runs
 
 
 def save_model(folder: Path, encoder: nn.Module, head: nn.Module | None, prototypes: Tensor) -> None:
-    """Write the encoder's state dict, the head's if there is one, and the mean training features (C, D) of each class.
-
-    Without a head, the class of an image is that of the nearest prototype.
-    """
+    """Write state dicts of encoder and head, and each class's mean training features (C, D), used without a head."""
     states = {ENCODER: encoder.state_dict(), PROTOTYPES: {"prototypes": prototypes}}
     if head is not None:
         states[HEAD] = head.state_dict()

@@ -256,10 +256,7 @@ class TextEncoder(nn.Module):
         return self.form != 2
 
     def forward(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        """Embeddings float32 (B, D) of `input_ids`, `attention_mask` and, if the model has types, `token_type_ids`.
-
-        Each is int64 (B, L).
-        """
+        """Embeddings float32 (B, D) of int64 (B, L) ids, mask and, if the model has them, types of tokens."""
         z: Tensor = self.tail(self.pool(self.hidden(tokens), tokens["attention_mask"]))
         return z
 
@@ -284,10 +281,9 @@ class TextEncoder(nn.Module):
     def encode(
         self, texts: Sequence[str] | Sequence[tuple[str, str]], batch_size: int = 64, *, progress: bool = False
     ) -> Tensor:
-        """Encode sentences, or pairs of sentences joined by the separator, without dropout; `progress` shows a bar.
+        """Encode sentences, or pairs joined by the separator, without dropout; `progress` shows a bar.
 
-        Returns:
-            float32 (N, D) on the encoder's device, in the order of `texts`; longer ones are cut to `max_length`.
+        Returns float32 (N, D) on the encoder's device, in the order of `texts`; longer ones are cut to `max_length`.
         """
         whole("batch_size", batch_size, 1)
         columns = _columns(texts)

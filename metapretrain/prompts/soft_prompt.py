@@ -23,10 +23,7 @@ TASK_TYPES = {"decoder-only": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM", "m
 
 
 def write_adapter(folder: str | Path, prompt: Tensor, model: Any, kind: str, notes: dict[str, Any]) -> None:
-    """Write a prompt (L, D) for `model`; `PeftModel.from_pretrained(model, folder)` loads it.
-
-    `kind` is "decoder-only", "encoder-decoder" or "masked"; the notes go to prompt.json, which PEFT does not read.
-    """
+    """Write a prompt (L, D) for `model`, notes to prompt.json; `PeftModel.from_pretrained(model, folder)` loads it."""
     folder = Path(folder)
     base = getattr(model.config, "_name_or_path", "") or None
     config = {

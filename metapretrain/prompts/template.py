@@ -21,8 +21,7 @@ WHOLE = (torch.int32, torch.int64)
 class PromptBatch:
     """Tokenised rows; `...` is (B,), or (K, m) for m rows of each of K tasks.
 
-    `answer` is the position of the mask or sentinel token; for decoder-only models, of the token before the answer.
-    `truncated` counts the rows that were cut.
+    `answer`: position of the mask or sentinel token, or the token before a decoder-only answer; `truncated`: rows cut.
     """
 
     input_ids: Tensor  # (..., N) int64

@@ -21,10 +21,7 @@ Params = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
 
 
 class Weights:
-    """The tensors that probes move: of a module with all that the losses use, or parameters alone.
-
-    With parameters alone, buffers are not kept and dropout stays on. What asks for no gradient does not move.
-    """
+    """What probes move: a module's tensors with gradients, or parameters alone (buffers not kept, dropout stays on)."""
 
     def __init__(self, params: Params) -> None:
         self.module = params if isinstance(params, nn.Module) else None
@@ -55,10 +52,7 @@ class Weights:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """A block in which probes may run: dropout is off, and all that they change is put back, generators too.
-
-        Normalisation by batch statistics keeps the mode it has, so that probes see what updates see.
-        """
+        """A block for probes: dropout is off, BatchNorm keeps its mode, and all that they change is put back."""
         parts = list(self.module.modules()) if self.module is not None else []
         modes = [part.training for part in parts]
         with _generators(self.devices), self._own_buffers(parts), torch.enable_grad():
