@@ -30,8 +30,7 @@ class Machine:
     """Where and how fast an experiment runs; none of it is part of the method.
 
     Args:
-        precision: `fp32` or `bf16`.
-        cuda_graph: record updates as CUDA graphs; None: wherever that is possible.
+        precision: `fp32` or `bf16`; cuda_graph: record updates as CUDA graphs; None: wherever that is possible.
         local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all.
         rank, world: of this process, and how many there are.
     """
@@ -72,12 +71,10 @@ class Context(Generic[R, D, M]):
     """One row of an experiment for one seed: all that its training may depend on.
 
     Args:
-        name: of the row, `method`, in the table and of its folder.
-        seed: of weights and orders.
+        name: of the row, `method`, in the table and of its folder; seed: of weights and orders.
         run: the open folder of the run; None: nothing is written.
         start: the folder of the pretraining that the row starts from, if it has one.
-        before: what that pretraining has cost: its budget and `wall_s`.
-        shared: this is a pretraining that rows share.
+        before: what that pretraining has cost: its budget and `wall_s`; shared: this is a pretraining that rows share.
     """
 
     name: str
@@ -115,8 +112,7 @@ class Outcome:
     """What the result of a run says.
 
     Args:
-        metrics: by name.
-        budget: what it has cost: encoder passes, updates.
+        metrics: by name; budget: what it has cost: encoder passes, updates.
         extra: fields of the result besides; those that the skeleton writes may be replaced.
     """
 
@@ -136,8 +132,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         data: has `counts` and `test`, which is empty while a recipe is chosen.
         figures: draw figures of the runs with this seed; None for none.
         resume: go on with runs that were cut short and keep finished ones.
-        map_points: points in a panel of a map of embeddings.
-        reducer: what maps are drawn by, `tsne` or `umap`.
+        map_points: points in a panel of a map of embeddings; reducer: what maps are drawn by, `tsne` or `umap`.
         layout: of the table, kept in its folder; None: a column for each metric.
         draw: draws further figures of the table's folder and returns their files.
     """

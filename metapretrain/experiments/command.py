@@ -71,9 +71,7 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
     """Run the commands of `jobs` by name, in order, one at a time in each place; what they print goes to `logs`.
 
     Ctrl-C, SIGTERM and SIGHUP end the jobs first. Scripts of ours end also with this process when it is killed.
-
-    Raises:
-        InputError: some jobs failed; each is named with the last line that it printed. The others are done first.
+    InputError: some jobs failed; each is named with the last line that it printed. The others are done first.
     """
     from tqdm.auto import tqdm
 
@@ -162,12 +160,10 @@ def table_parser(
     Args:
         about: what `--help` begins with.
         benchmark, methods, default_methods: see :func:`metapretrain.options.common_options`.
-        change: of `--set`, what is changed, with examples.
-        recipes: names for `--recipe`; the first one is the default.
+        change: of `--set`, what is changed, with examples; recipes: names for `--recipe`; the first one is the default.
         schedule, compiled: help of `--schedule` and `--compile`; empty: the script has no such option.
         held_out: the parts that `--validate` leaves alone; empty: the script has no such option.
-        drawn: what `--no-figures` leaves out.
-        maps: whether maps of embeddings are drawn.
+        drawn: what `--no-figures` leaves out; maps: whether maps of embeddings are drawn.
     """
     parser = Parser(description=about)
     common_options(parser, benchmark, methods=methods, default_methods=default_methods)
@@ -207,8 +203,7 @@ def machine_of(options: Namespace) -> Machine:
 def single_machine_of(options: Namespace) -> Machine:
     """Return the machine of an experiment whose runs are one process each.
 
-    Raises:
-        InputError: this is one of several processes.
+    InputError: this is one of several processes.
     """
     machine = machine_of(options)
     if machine.world > 1:
@@ -278,8 +273,7 @@ def due(
         tables: all are checked before the first one is trained.
         command: script or module with the options that every job gets; jobs that run side by side add their rows.
 
-    Raises:
-        InputError: a run would be refused (before anything is trained), or some jobs failed.
+    InputError: a run would be refused (before anything is trained), or some jobs failed.
     """
     chosen = [{name: table.methods[name] for name in options.methods} for table in tables]
     if options.dry_run:

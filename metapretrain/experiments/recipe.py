@@ -64,9 +64,8 @@ class Proto:
 def override(recipe: R, changes: Sequence[str]) -> R:
     """Return the recipe with changes such as `["epochs=10", "prl.lr=0.2"]`.
 
-    Raises:
-        InputError: a change without `=`, an unknown name (with the nearest one), or a value of the wrong type or
-            outside its range.
+    InputError: a change without `=`, an unknown name (with the nearest one), or a value of the wrong type or
+        outside its range.
 
     Example:
         >>> override(Proto(), ["temperature=8", "stratified=true"]).temperature

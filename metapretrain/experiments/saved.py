@@ -168,9 +168,7 @@ class SavedTextModel(nn.Module):
         """Return logits (N, C), or scores float32 (N,) of a regression, for the rows of `texts`; no label is read.
 
         Without a head they are negative squared distances to the prototypes.
-
-        Raises:
-            InputError: a task that the run has not, or pairs where it has single sentences.
+        InputError: a task that the run has not, or pairs where it has single sentences.
         """
         output = self.outputs[one_of("task of the run", task, self.outputs)]
         if not isinstance(texts, TextSet):
@@ -192,8 +190,7 @@ class SavedTextModel(nn.Module):
 def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> SavedTextModel:
     """Load the model of a finished text run; no code from the folder is run.
 
-    Raises:
-        InputError: no run there, a run that has not finished or has no weights, or weights of another model or run.
+    InputError: no run there, a run that has not finished or has no weights, or weights of another model or run.
     """
     folder = Path(run)
     file = folder / "config.json"
@@ -289,8 +286,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         a model in evaluation mode: of images, as :func:`metapretrain.models.saved.load` does, or of texts, a
         :class:`SavedTextModel`.
 
-    Raises:
-        InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
+    InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
 
     Example:
         >>> load("no-such-run")
@@ -326,9 +322,8 @@ def predict_files(
         held: write probabilities of classes; by the task's name, a table with labels that was used for nothing else, to
             which a temperature is fitted (Guo et al., 2017). {}: as they are.
 
-    Raises:
-        InputError: no model of texts there; a task that the run has not; a table that cannot be read (see
-            :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
+    InputError: no model of texts there; a task that the run has not; a table that cannot be read (see
+        :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
     """
     _refuse_trial(run)
     for name in held or {}:
@@ -346,8 +341,7 @@ def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None =
     Args:
         table: options of :func:`metapretrain.data.tables.read_texts`; the column of the texts is `sentence` otherwise.
 
-    Raises:
-        InputError: as there, or no row names a class.
+    InputError: as there, or no row names a class.
     """
     rows = read_texts(file, **{"text": "sentence", **(table or {}), "id": label})
     kept = [row for row, name in enumerate(rows.ids) if name.strip()]

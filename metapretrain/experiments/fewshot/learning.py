@@ -36,8 +36,7 @@ WITHIN = ("tests", "all")  # which episodes stay inside a group of classes: thos
 def groups_of(images: ImageSet) -> list[str]:
     """The group of each image, such as an alphabet: what stands before the / in the name of its class.
 
-    Raises:
-        InputError: a class whose name has no group.
+    InputError: a class whose name has no group.
 
     Example:
         >>> two = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([1, 0]), ["Greek/alpha", "Latin/a"])
@@ -63,8 +62,7 @@ class MetaStep(nn.Module):
     ranks. The loss that is returned only hands these gradients on.
 
     Args:
-        learner: MAML and its kin, or ProtoNet.
-        images: uint8 (N, C, H, W), which go where the learner goes.
+        learner: MAML and its kin, or ProtoNet; images: uint8 (N, C, H, W), which go where the learner goes.
         distort: changes a batch of images (B, C, H, W) at random before the learner sees them; None: nothing does.
         compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`); a ProtoNet stays as it is.
     """
@@ -111,9 +109,7 @@ class FewShotMethod:
     """How a method learns.
 
     Args:
-        learner: one of `LEARNERS`.
-        updates: outer updates.
-        tasks: episodes an update, over all ranks.
+        learner: one of `LEARNERS`; updates: outer updates; tasks: episodes an update, over all ranks.
         lr: outer rate of Adam; `schedule` and `warmup` as in :class:`metapretrain.training.TrainSettings`.
         ways: classes of a training episode of `protonet`, at most all; None, and the others: as many as in the test.
         queries: query images a class in training.
@@ -238,9 +234,7 @@ class TaskBatches:
 
     Yields {"support": (T, S), "query": (T, Q), "support_y": (T, S), "query_y": (T, Q)}, int64, without end. Batch i
     is a function of (seed, i); over all ranks it holds the episodes of the one-process batch.
-
-    Raises:
-        InputError: `tasks` does not divide by the number of ranks, or the labels do not fit `spec`.
+    InputError: `tasks` does not divide by the number of ranks, or the labels do not fit `spec`.
 
     Example:
         >>> batches = TaskBatches(torch.tensor([0, 0, 1, 1]), EpisodeSpec(2, 1, 1), 3, seed=0)

@@ -235,8 +235,7 @@ def register(name: str, kind: type[Objective], *, phase: str = "supervised") -> 
         kind: a subclass of :class:`Objective`; its `build` gets :class:`Parts`.
         phase: of the recipe, whose learning rate, optimizer and augmentation it is trained with.
 
-    Raises:
-        InputError: a name of another form or that is taken, no subclass, or a phase that recipes do not have.
+    InputError: a name of another form or that is taken, no subclass, or a phase that recipes do not have.
 
     Example:
         >>> class Brightness(Objective):

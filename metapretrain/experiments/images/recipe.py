@@ -38,15 +38,12 @@ class ImageRecipe:
 
     Args:
         epochs: the budget: encoder passes a training image, pretraining and fine-tuning together.
-        pretrain_share: share of the budget that pretraining gets, in (0, 1).
-        batch_size: images a batch.
-        encoder: name for :func:`metapretrain.models.build_encoder`.
-        stem: of a ResNet.
+        pretrain_share: share of the budget that pretraining gets, in (0, 1); batch_size: images a batch.
+        encoder: name for :func:`metapretrain.models.build_encoder`; stem: of a ResNet.
         validation: images of the training set that no seed trains on.
         balanced: the same number of images of each class in a batch.
         supervised, prl, simclr: the phase of each objective; `frozen` and `unfrozen`: of fine-tuning.
-        proto: of the prototypical loss.
-        simclr_temperature: of the contrastive loss.
+        proto: of the prototypical loss; simclr_temperature: of the contrastive loss.
         scheduler: of rows whose encoder is pretrained by several objectives, one an update: see
             :func:`metapretrain.scheduling.parse_schedule`.
     """

@@ -73,9 +73,7 @@ def updates(recipe: ImageRecipe, data: ImageData, method: ImageMethod) -> tuple[
 
     A row may pass `epochs * training images` images through the encoder. An update passes a batch, and SimCLR's two
     views of it, so its pretraining has half as many updates.
-
-    Raises:
-        InputError: a batch is larger than the data, or the budget too small for one update of each phase.
+    InputError: a batch is larger than the data, or the budget too small for one update of each phase.
     """
     if recipe.batch_size > len(data.train):
         raise InputError(f"batch_size {recipe.batch_size} is more than the {len(data.train)} training images; lower it")

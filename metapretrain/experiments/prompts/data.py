@@ -74,9 +74,7 @@ class PromptData:
         """Sample the pretraining and test rows, the same for all methods and seeds; drop and count known sentences.
 
         Without a set for pretraining, only rows that start from no pretraining can be run.
-
-        Raises:
-            InputError: no set, two of one name, fewer rows left than are to be drawn, or not a word for each class.
+        InputError: no set, two of one name, fewer rows left than are to be drawn, or not a word for each class.
         """
         names = [one.name for one in sets]
         if not names or len(set(names)) < len(names):

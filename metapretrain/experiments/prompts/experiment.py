@@ -97,9 +97,7 @@ def check_lent(folder: Path, wanted: Mapping[str, Any], *, all_data: bool) -> No
     """Refuse the pretraining in `folder` if other choices than those `wanted` here, or other data, made it.
 
     With `all_data` the downstream sets matter as well: pseudo labels leave out sentences that stand there.
-
-    Raises:
-        InputError: a difference; the first one is named with both values. Or a folder that is damaged.
+    InputError: a difference; the first one is named with both values. Or a folder that is damaged.
     """
     check_sums(folder)
     stored = (read_json(folder / "config.json") or {}).get("config")
@@ -123,8 +121,7 @@ def check_lent(folder: Path, wanted: Mapping[str, Any], *, all_data: bool) -> No
 def take_over(folder: Path, place: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Copy a finished pretraining to `place`, with what is given changed in its configuration and result.
 
-    Raises:
-        InputError: its prompt is damaged.
+    InputError: its prompt is damaged.
     """
     check_sums(folder)
     place.mkdir(parents=True, exist_ok=True)

@@ -39,8 +39,7 @@ class MetaRows:
     """Rows of each meta task: 2m of all K tasks for a step, and others that are held out.
 
     Args:
-        groups: (N,); -1 marks rows in none. InputError if none has 4m rows.
-        shots: m.
+        groups: (N,); -1 marks rows in none; InputError if no group has 4m rows. shots: m.
         held_out: batches of 2m rows of a task to validate on; smaller tasks repeat theirs.
         seed: of which rows are held out, and of those of each step.
 
@@ -93,8 +92,7 @@ class MetaRows:
 def crossed(rows: Tensor, step: int) -> Tensor:
     """Rows (K, 2m) whose query half is that of another place, each once, which changes with the step.
 
-    Raises:
-        InputError: there is one place only.
+    InputError: there is one place only.
 
     Example:
         >>> crossed(torch.tensor([[1, 1], [2, 2], [3, 3]]), step=0).tolist()
@@ -135,8 +133,7 @@ class ScheduledTasks:
             utilities then take batches one by one where M of a task, or of every task, are more.
         passes: sequences through the model of one loss, and of its backward pass, in which probes are counted.
 
-    Raises:
-        InputError: a schedule that cannot be read.
+    InputError: a schedule that cannot be read.
     """
 
     def __init__(
@@ -308,13 +305,11 @@ def train_mixed(
     """Train a prompt for each seed on all rows as one task, batches of 4 (appendix A.2), the seeds in one stack.
 
     Args:
-        make_stack: a :class:`Stack` of jobs with keyword arguments `steps`, `every`.
-        prompts: seed to start.
+        make_stack: a :class:`Stack` of jobs with keyword arguments `steps`, `every`; prompts: seed to start.
         rows: pretraining rows N; as many are held out as meta tasks hold out, and those that fill no batch.
         runs: seed to its folder; each goes on from its own checkpoint.
 
-    Raises:
-        InputError: too few rows to train and to validate on.
+    InputError: too few rows to train and to validate on.
     """
     held = min(2 * recipe.meta.shots * recipe.meta.clusters * recipe.held_out, rows // 5)
     if not held or rows - held < recipe.mixed.batch_size:

@@ -28,8 +28,7 @@ class PromptMethod:
         source: data of pretraining: "labelled", or "pseudo" (plain sentences that a classifier labelled).
         tuned: "prompt", "model" (all weights, no soft prompt) or "nothing".
 
-    Raises:
-        InputError: an unknown name, or a grouping that the objective has no use for.
+    InputError: an unknown name, or a grouping that the objective has no use for.
 
     Example:
         >>> PromptMethod(objective="meta", grouping="kmeans", source="pseudo").pretraining
@@ -71,10 +70,8 @@ class Tuning:
     """Training of a prompt, or of a model, with AdamW and a linear schedule; InputError if a number is out of range.
 
     Args:
-        batch_size: rows per step.
-        epochs: at most.
-        patience: validations without a better accuracy after which it ends; None: never.
-        warmup: steps of warm-up.
+        batch_size: rows per step; epochs: at most.
+        patience: validations without a better accuracy after which it ends; None: never; warmup: steps of warm-up.
         keep_start: the initialisation may be kept, too, if no epoch validates better.
     """
 
@@ -101,8 +98,7 @@ class Meta:
     """Prompt MAML and its meta tasks.
 
     Args:
-        clusters: meta tasks K.
-        shots: rows m of a task's support part, and of its query part.
+        clusters: meta tasks K; shots: rows m of a task's support part, and of its query part.
         lr: outer rate beta; `inner_lr`: alpha.
         inner_clip: norm that each task's inner gradient is scaled down to; None: as it is.
         learned: learn an inner rate for each row of the prompt, with rate `rate_lr`.
@@ -157,10 +153,8 @@ class PromptRecipe:
         model: for :func:`metapretrain.models.language_models.load_language_model`; `embedder`: for
             :func:`build_text_encoder`, whose sentence embeddings K-means groups.
         template: the hard tail of sentences; `pair_template`: of sentence pairs.
-        normalise: "vocabulary" or "labels": what label words compete with.
-        several: label words may be several tokens.
-        length: rows of the prompt; `spread`: of random ones.
-        max_length: tokens of a row, without the soft prompt.
+        normalise: "vocabulary" or "labels": what label words compete with; several: label words may be several tokens.
+        length: rows of the prompt; `spread`: of random ones; max_length: tokens of a row, without the soft prompt.
         budget: "equal": each pretraining reads `reads` rows, support and query counted; "paper": each its own.
         rows: pretraining rows used at most, of all classes as many as there are; None: all rows as they are.
         pseudo_confidence: least probability of a pseudo label.

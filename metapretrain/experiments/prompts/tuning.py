@@ -73,17 +73,13 @@ class Stack:
     its start. (The training loop knows one number of steps, rate and end for all that it trains.)
 
     Args:
-        model: with `normalise="vocabulary"`.
-        pool: rows of all jobs; labels are numbers of words.
-        jobs: prompts (L, D) of one length.
-        normalise: what label words compete with.
-        steps: of each prompt; None: `tuning.epochs` of its own rows.
-        every: steps between validations; None: an epoch.
+        model: with `normalise="vocabulary"`; pool: rows of all jobs; labels are numbers of words.
+        jobs: prompts (L, D) of one length; normalise: what label words compete with.
+        steps: of each prompt; None: `tuning.epochs` of its own rows; every: steps between validations; None: an epoch.
         rows_per_pass: rows that go through the model at a time, for training; four times as many for validation.
 
-    Raises:
-        InputError: there are no jobs, prompts of several lengths, a name twice, a job without rows or with rows that
-            the pool does not have, or a count below 1.
+    InputError: there are no jobs, prompts of several lengths, a name twice, a job without rows or with rows that
+        the pool does not have, or a count below 1.
     """
 
     def __init__(

@@ -68,8 +68,7 @@ class ScheduleRecipe:
     """Choices of a scheduling experiment; those not told here are of AdamW or of the scheduler.
 
     Args:
-        updates: source updates of every row.
-        batch_size: examples of a batch, in updates and probes.
+        updates: source updates of every row; batch_size: examples of a batch, in updates and probes.
         encoder: see `--encoder` of `run_schedule.py`.
         block: N, updates of a decision by utility or by exp3; None: the least with probes at or under a quarter of all
             compute. The other schedulers decide before every update.

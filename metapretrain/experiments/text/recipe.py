@@ -57,10 +57,8 @@ class TextMethod:
         joined: a pair is one sequence, under Dropout and one linear layer; else the heads of appendix A.1.1.
         combine: step 3 of those heads: `mult`, `add` or `concat`.
         sts: head of pair regression where pairs are encoded separately: `mlp` or `cosine`; None: the recipe's.
-        shared: pair tasks share the hidden layers of their heads.
-        frozen: only the heads learn.
-        favoured: task whose loss has the weight 0.98; the others have 0.01.
-        surgery: PCGrad between the tasks.
+        shared: pair tasks share the hidden layers of their heads; frozen: only the heads learn.
+        favoured: task whose loss has the weight 0.98; the others have 0.01; surgery: PCGrad between the tasks.
         trained: False: the encoder as it is; scores by cosine and by nearest prototypes.
     """
 
@@ -107,8 +105,7 @@ class TextRecipe:
         pretrain_share: share of the updates that pretraining gets, in (0, 1).
         batch_size: rows of each task in an update.
         encoder, pooling: see :func:`metapretrain.models.text_encoders.build_text_encoder`.
-        max_length: tokens of a sequence at most.
-        dropout: of the encoder; None: as its own configuration says.
+        max_length: tokens of a sequence at most; dropout: of the encoder; None: as its own configuration says.
         policy: what an epoch is: the `longest` loader or the `shortest` (text paper, section 5.3).
         scheduler: "" for a batch of every task in each update; else one task per update, chosen by this
             :func:`metapretrain.scheduling.parse_schedule`, in as many updates.
@@ -172,8 +169,7 @@ def epoch_updates(recipe: TextRecipe, tasks: Sequence[TextTask]) -> int:
 def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -> tuple[int, int]:
     """Return the updates of pretraining and of the phase with heads: their sum is the same for every trained row.
 
-    Raises:
-        InputError: the budget is too small for one update of each phase.
+    InputError: the budget is too small for one update of each phase.
     """
     if not method.trained:
         return 0, 0

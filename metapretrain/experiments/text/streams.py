@@ -27,8 +27,7 @@ class LengthBatches:
 
     Args:
         widths: tokens of each row, int64 (N,); N is at least `batch_size`, or an InputError is raised.
-        seed: 0..2**64-1, the same for all tasks.
-        pool: 1 leaves the rows in random order.
+        seed: 0..2**64-1, the same for all tasks; pool: 1 leaves the rows in random order.
         labels: one label per row (N,): all classes are then equally frequent, rows of the rarer ones repeated.
         task: number of the task: tasks of one size see their rows in different orders.
 
@@ -103,8 +102,7 @@ class TextStream(TaskStream):
     known without a device. `tokens_given` and `places_given` (with padding) count over all ranks and steps.
 
     Args:
-        tokens: of the training rows of each task, in the order of the tasks.
-        batch_size: rows of a task in an update.
+        tokens: of the training rows of each task, in the order of the tasks; batch_size: rows of a task in an update.
         policy: `longest` or `shortest`: an epoch is the longest or the shortest loader (text paper, section 5.3); or
             another policy of :class:`metapretrain.episodes.TaskStream`, or a scheduler.
         pool, seed: see :class:`LengthBatches`; `labels`: (N,) of each task, for class-balanced batches.
