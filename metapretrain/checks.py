@@ -29,10 +29,7 @@ INSTALL = f'pip install --no-deps --config-settings="--build-option=build_ext" l
 
 
 def import_learn2learn(what: str = "learn2learn") -> Any:
-    """The module learn2learn; `what` begins the error's line.
-
-    Raises InputError: it is not installed, or what it imports is not.
-    """
+    """The module learn2learn; raises InputError, whose line `what` begins: it, or what it imports, is not installed."""
     try:
         import learn2learn
     except ImportError as error:

@@ -77,10 +77,7 @@ def mean_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _OverRanks(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm whose mean and variance in training are those of all ranks' rows, with their gradients.
-
-    As `nn.SyncBatchNorm`, but on a CPU too. In evaluation, and in a single process, it is torch's BatchNorm.
-    """
+    """BatchNorm over all ranks' rows in training, with their gradients, as `nn.SyncBatchNorm`, but on a CPU too."""
 
     process_group = None
     _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels

@@ -5,10 +5,9 @@
 - :func:`key`, and :func:`generator`, :func:`uniform` and :func:`pick` by it: what has names, as a scheduler's sources;
 - :func:`split_keys`: on any device, inside a CUDA graph;
 - :func:`numpy_generator`, :func:`philox_generator`, :func:`torch_generator`, :func:`seeded`: the libraries' own
-  generators by plain numbers, in data sets and for initial weights, whose streams are kept as they are.
+  generators by plain numbers, in data sets and for initial weights.
 
-The first three take only raw bits from NumPy, whose output is fixed across its versions, unlike that of its `Generator`
-methods, and are exactly uniform: biased or tied draws are rejected and drawn again.
+The first three take only raw bits from NumPy, fixed across its versions, and are exactly uniform.
 """
 
 from __future__ import annotations
@@ -92,9 +91,7 @@ def distinct(bits: Bits, sizes: Ints, count: int) -> Ints:
 
 
 def permutations(bits: Bits, sizes: Ints) -> Ints:
-    """A uniformly random order of 0..size-1 for each lane: sizes (M,) -> (M, sizes.max()).
-
-    Lane m's order is the first sizes[m] entries; the rest is filling.
+    """Uniformly random orders of 0..size-1: sizes (M,) -> (M, sizes.max()), of which the first sizes[m] count.
 
     Example:
         >>> order = permutations(Bits(0, Use.SHUFFLE, 0, 0), np.array([4, 2]))
@@ -146,10 +143,7 @@ def _sorted_part(bits: Bits, sizes: Ints, count: int) -> Ints:
 
 
 def _by_keys(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]:
-    """Positions (M, count) in the order of random keys, and which lanes have no tie among them.
-
-    A key's low bits are its position; lanes with tied random parts are drawn again, so the order stays uniform.
-    """
+    """Positions (M, count) by random keys, and which lanes have no tie; the others are drawn again."""
     width, lanes = int(sizes.max()), len(sizes)
     wide = width > NARROW
     kind = np.uint64 if wide else np.uint32
@@ -276,10 +270,7 @@ def torch_generator(seed: int) -> torch.Generator:
 
 @contextmanager
 def seeded(seed: int, devices: Sequence[torch.device | int] | None = ()) -> Iterator[None]:
-    """PyTorch's global generators at `seed` inside the block; afterwards those of the CPU and `devices` are as before.
-
-    `devices`: CUDA devices; None: all.
-    """
+    """PyTorch's global generators at `seed` inside the block; those of the CPU and `devices` (None: all) restored."""
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield

@@ -74,10 +74,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, so that a reader sees the old bytes or the new ones and never a part.
-
-    What a process left in the folder that was killed here is removed.
-    """
+    """Replace `path` by `data`: a reader sees the old bytes or the new ones. What a kill left there is removed."""
     for left in path.parent.glob(".*.tmp"):
         if not _runs(left.name.split(".")[-2]):
             left.unlink(missing_ok=True)
@@ -146,10 +143,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `file`, or None when there is no such file.
-
-    Raises InputError: it cannot be read or is not a JSON object.
-    """
+    """Return the JSON object in `file`, None without one; raises InputError: it cannot be read or is no JSON object."""
     if not file.exists():
         return None
     with one_line_errors(f"cannot read {file}"):
@@ -167,10 +161,7 @@ _SUM = "sha256"
 
 
 def sha256(data: bytes | Path) -> str:
-    """Return the SHA-256 of bytes, or of a file that is read part by part.
-
-    Raises InputError: the file cannot be read.
-    """
+    """Return the SHA-256 of bytes, or of a file read part by part; raises InputError: the file cannot be read."""
     if not isinstance(data, Path):
         return hashlib.sha256(data).hexdigest()
     with one_line_errors(f"cannot read {data}"), data.open("rb") as stream:
@@ -268,8 +259,6 @@ def decode(data: bytes) -> dict[str, Tensor]:
     Raises InputError: it is none, or not the one that was written (where it has a checksum).
 
     Example:
-        >>> decode(encode({"w": torch.ones(2)}))
-        {'w': tensor([1., 1.])}
         >>> decode(encode({"w": torch.ones(2)})[:-1] + b"!")
         Traceback (most recent call last):
         ...

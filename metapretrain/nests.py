@@ -16,10 +16,7 @@ Nest = Any
 
 
 def _opened(nest: Nest) -> tuple[dict[Any, Any], Callable[[dict[Any, Any]], Nest]] | None:
-    """The parts by key, position or field name, and how a nest of this kind is made of others; None for a leaf.
-
-    Not `torch.utils._pytree`: there, dataclasses are leaves until they are registered for all of torch.
-    """
+    """The parts by key, position or field name, and how a nest of this kind is made of others; None for a leaf."""
     if isinstance(nest, Mapping):
         return dict(nest.items()), dict
     if isinstance(nest, (list, tuple)):

@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` whose errors are one line with the nearest valid name, exit status 2.
 
-    Options are never abbreviated: an abbreviation that works today is ambiguous after the next option.
+    Options are never abbreviated.
 
     Example:
         >>> parser = Parser(prog="demo")

@@ -51,14 +51,11 @@ class Checkpoint:
 def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2) -> Path:
     """Write `state` as the newest checkpoint of `folder`, remove all but the last `keep`, return its folder.
 
-    The files ``tensors.safetensors``, ``state.json`` and ``manifest.json`` (bytes and SHA-256 of the other
-    two) are written under a temporary name, flushed to the disk and renamed to ``step-<step>``: a kill at any
-    moment leaves the checkpoints that were there. Checkpoints of later steps are removed too. `step`: updates done;
+    ``tensors.safetensors``, ``state.json`` and ``manifest.json`` (bytes and SHA-256 of the others) are written under a
+    temporary name, flushed and renamed to ``step-<step>``. Checkpoints of later steps go too. `step`: updates done;
     `state`: what :func:`pack` takes.
-
-    Raises:
-        CheckpointError: it cannot be written (disk full, no permission); those before are untouched.
-        InputError: `step` or `keep` is out of range, or `state` holds something else.
+    Raises CheckpointError: it cannot be written (disk full, no permission); those before are untouched; InputError:
+    `step` or `keep` is out of range, or `state` holds something else.
 
     Example:
         >>> import tempfile, torch

@@ -149,10 +149,7 @@ def reduces_gradients(step: nn.Module) -> bool:
 
 
 def records(accelerator: Any, settings: TrainSettings) -> bool:
-    """Whether updates are recorded as CUDA graphs: not in fp16, nor over several batches.
-
-    Over several processes they need NCCL, whose messages can be recorded, and BatchNorm over the rows of all.
-    """
+    """Whether CUDA graphs record updates: not in fp16, nor accumulating; ranks need NCCL and shared BatchNorm."""
     several = accelerator.num_processes > 1
     able = accelerator.device.type == "cuda" and settings.accumulate == 1 and settings.precision != "fp16"
     able &= not several or ("nccl" in torch.distributed.get_backend() and not settings.local_batchnorm)

@@ -54,10 +54,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """Return the Git commit of this package's source, with ``+changes`` where tracked files differ.
-
-    Where Git has no answer: the environment variable ``METAPRETRAIN_COMMIT``, or None where that is not set or empty.
-    """
+    """The Git commit of this source, ``+changes`` where tracked files differ, or ``METAPRETRAIN_COMMIT``, or None."""
     package = Path(__file__).resolve().parents[1]
     tracked = _git(package, "ls-files", "--error-unmatch", "errors.py") is not None
     head = _git(package, "rev-parse", "HEAD") if tracked else None

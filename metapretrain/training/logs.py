@@ -149,10 +149,7 @@ def cut_events(folder: Path, step: int) -> None:
 
 
 def _records(data: bytes) -> tuple[list[bytes], int]:
-    """Return the good records and the number of bytes that are damaged; an end that a kill cut off is not counted.
-
-    A record is its length (8 bytes), the checksum of the length (4), the event, and the event's checksum (4).
-    """
+    """The good records (length: 8 bytes, its checksum: 4, event, its checksum: 4) and the count of damaged bytes."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     good: list[bytes] = []
@@ -196,10 +193,7 @@ def write_embedding(
     with relative paths. The same name and step are replaced.
     `z`: (N, D) points; `labels`: N words or numbers; `images`: None, or (N, C, H, W) with 1 or 3 channels, uint8 or
     float in 0..1, shown as the points.
-
-    Raises:
-        InputError: the lengths differ or the shapes are others.
-        OSError: it cannot be written.
+    Raises InputError: the lengths differ or the shapes are others; OSError: it cannot be written.
     """
     if z.ndim != 2 or len(labels) != len(z) or (images is not None and len(images) != len(z)):
         shown = "no" if images is None else len(images)

@@ -174,10 +174,8 @@ def train(
 
     Over several processes, BatchNorm of `step` takes the rows of all in training mode, also afterwards
     (:func:`metapretrain.distributed.share_norms`), unless `settings.local_batchnorm`.
-
-    Raises:
-        TrainingError: a NaN or infinite loss, out of memory, or a stream that ends before the last step.
-        InputError: a device that is not there, a checkpoint that cannot be written.
+    Raises TrainingError: a NaN or infinite loss, out of memory, or a stream that ends before the last step; InputError:
+    a device that is not there, a checkpoint that cannot be written.
 
     Example:
         >>> class Line(nn.Module):

@@ -38,10 +38,7 @@ class Lock:
 
     A POSIX record lock: unlike `flock`, no child inherits it. The process loses it when it closes any descriptor of the
     file, which is made when missing and never removed.
-
-    Raises:
-        InputError: another process (or another run of this one) holds it.
-        OSError: the file cannot be made.
+    Raises InputError: another process (or another run of this one) holds it; OSError: the file cannot be made.
 
     Example:
         >>> import tempfile
@@ -127,15 +124,11 @@ class RunFolder:
 
         ``config.json`` holds {"config", "versions", "commit", "device", "command"} of the first session.
 
-        Args:
-            config: compared as JSON has it (tuples are lists). `resume`: continue the run that is there, if one is.
-            main: whether this process writes; only the first rank does.
-            device: named in ``config.json`` and ``result.json``; None: the GPU when there is one.
-            may_change: dotted keys of the configuration that a resume may change.
-
-        Raises:
-            InputError: another process uses the folder; it holds a run and `resume` is off; the run there has
-                another method or configuration (each changed key is named); the folder cannot be written.
+        `config` is compared as JSON has it (tuples are lists), but for the dotted keys `may_change`; `resume`: continue
+        the run that is there, if one is; `main`: whether this process writes; only the first rank does; `device`: named
+        in ``config.json`` and ``result.json``; None: the GPU when there is one.
+        Raises InputError: another process uses the folder; it holds a run and `resume` is off, or of another method or
+        configuration (each changed key is named); the folder cannot be written.
 
         Example:
             >>> import tempfile

@@ -63,8 +63,7 @@ class TrainSettings:
         ema: decay of an exponential moving average of `step.model`, which replaces it at the end; None for none.
         log_every: updates between two log lines; the only points where the device is waited for.
         checkpoint_every: updates between checkpoints; None means once a minute, at a log line.
-        evaluate_every: updates between calls of `evaluate`; None means never.
-        seed: of augmentation and dropout.
+        evaluate_every: updates between calls of `evaluate`; None means never. `seed`: of augmentation and dropout.
 
     Raises InputError: a value out of its range.
 
