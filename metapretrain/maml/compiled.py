@@ -47,9 +47,8 @@ class CompiledMeta:
     steps, rates in numbers, training modes, frozen parameters or autocasts. Gradients agree with the learner's own up
     to rounding; a parameter that nothing uses gets zeros, not None.
 
-    Args:
-        learner: :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap).
-        backend: "inductor", or "eager" to run the pieces as they are traced.
+    `learner` is :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap);
+    `backend` is "inductor", or "eager" to run the pieces as they are traced.
 
     Raises:
         InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of each
@@ -170,9 +169,8 @@ class MetaGraph:
     modes, attributes of the module) is recorded anew when it changes. The learner's parameters must stay where they are
     in memory, as optimizers and `load_state_dict` leave them.
 
-    Args:
-        learner: :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.protonet.learner.ProtoNet`.
-        compile: fuse operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
+    `learner` is :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.protonet.learner.ProtoNet`. `compile`
+    fuses operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
 
     Raises:
         InputError: something that is no learner, or a learner that cannot be compiled.
@@ -320,8 +318,7 @@ def _traced(
 ) -> torch.fx.GraphModule:
     """The graph of a function of lists of tensors, which takes the tensors one after the other.
 
-    `decompose`: into simple operations with a derivative along a direction; `pure`: nothing in place, no gradients
-    asked.
+    `decompose`: into operations with a derivative along a direction; `pure`: nothing in place, no gradients asked.
     """
     from torch._decomp import core_aten_decompositions, get_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx

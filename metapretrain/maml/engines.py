@@ -1,14 +1,10 @@
 """Four ways to run the inner loop, with one result: loop, vmap, higher and learn2learn.
 
-There pooling is many times faster so, and convolutions somewhat. Sums over images and pixels are slower, of which the
-second derivative of batch normalisation has many: the inner loop keeps its layout.
+Under vmap a convolution whose weights differ between tasks becomes a grouped one, which is slow in cuDNN; its patches
+laid side by side (im2col) and one batched matrix product do the same work fast.
 
-Under vmap a convolution whose weights differ between tasks becomes a grouped one, for which cuDNN has slow kernels
-only. Its patches laid side by side (im2col) and one batched matrix product do the same work with fast ones.
-
-``vmap(grad(...))`` differentiated once more is silently wrong through BatchNorm, LayerNorm and InstanceNorm with
-adapted weights (functorch#534). So only the forward pass is mapped. A task's loss depends on its own weights alone: the
-gradient of the summed losses by the stacked weights is the stack of the tasks' gradients.
+``vmap(grad(...))`` differentiated once more is silently wrong through normalisation with adapted weights
+(functorch#534), so only the forward pass is mapped: the summed losses' gradient stacks those of the tasks.
 """
 
 from __future__ import annotations
@@ -35,11 +31,10 @@ SMALL = 32 * 32  # pixels: images of 28 x 28 lose by it, of 84 x 84 they gain (d
 class ReshapingViews(TorchFunctionMode):
     """Within it `view` copies where the layout needs it, as `reshape` does, instead of an error.
 
-    Example:
-        >>> x = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
-        >>> with ReshapingViews():
-        ...     x.view(2, -1).shape
-        torch.Size([2, 48])
+    >>> x = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    >>> with ReshapingViews():
+    ...     x.view(2, -1).shape
+    torch.Size([2, 48])
     """
 
     def __torch_function__(
@@ -75,12 +70,11 @@ class MatmulConvolutions(TorchFunctionMode):
 
     That is: one group, no dilation, padding in numbers, and images of at most `largest` pixels.
 
-    Example:
-        >>> x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
-        >>> expected = F.conv2d(x, weight, stride=2, padding=1)
-        >>> with MatmulConvolutions():
-        ...     torch.allclose(F.conv2d(x, weight, stride=2, padding=1), expected, atol=1e-5)
-        True
+    >>> x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    >>> expected = F.conv2d(x, weight, stride=2, padding=1)
+    >>> with MatmulConvolutions():
+    ...     torch.allclose(F.conv2d(x, weight, stride=2, padding=1), expected, atol=1e-5)
+    True
     """
 
     def __init__(self, largest: int = LARGEST) -> None:

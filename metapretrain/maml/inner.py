@@ -157,8 +157,7 @@ class HiddenWeights(Exception):
 class Inner:
     """What every engine needs to know of the inner loop, apart from parameters and data.
 
-    `nest` is the user's params, `adapted` names the leaves that move, `graph` says whether the result carries a
-    gradient.
+    `nest` is the user's params, `adapted` names the leaves that move, `graph`: the result carries a gradient.
     """
 
     loss_fn: LossFunction

@@ -59,14 +59,11 @@ def meta_outputs(
     chunk: int | None = None,
     **options: Any,
 ) -> Tensor:
-    """``function(adapted params, query)`` of each task, a tensor of any shape, stacked to (T, ...).
+    """``function(adapted params, query)`` of each task, a tensor of any shape, stacked: (T, ...), as :func:`meta_loss`.
 
-    Arguments and errors as for :func:`meta_loss`.
-
-    Example:
-        >>> w, x = torch.tensor(3.0), torch.tensor([0.0, 1.0])
-        >>> meta_outputs(lambda w, x: (w - x) ** 2, w, x, x, lambda w, x: w * x, tasks=2, lr=0.25).tolist()
-        [0.0, 2.0]
+    >>> w, x = torch.tensor(3.0), torch.tensor([0.0, 1.0])
+    >>> meta_outputs(lambda w, x: (w - x) ** 2, w, x, x, lambda w, x: w * x, tasks=2, lr=0.25).tolist()
+    [0.0, 2.0]
     """
     check_stacked("query", query, whole("tasks", tasks, 1))
     chosen = Options(tasks=tasks, **options)

@@ -126,8 +126,7 @@ _MEMORY = ("memory_sums", "memory_counts")
 class ProtoLoss(nn.Module):
     """Cross-entropy of examples against the prototypes of their batch.
 
-    Steps 1 to 4 of the vision paper and appendix A.2 of the text paper; query mode with the squared distance is the
-    loss of Snell et al. (2017), equations 1 and 2.
+    Steps 1 to 4 of the vision paper; query mode, squared distance: the loss of Snell et al. (2017), eq. 1 and 2.
 
     ``mode="standard"`` (text paper, appendix A.2): prototypes and loss from the whole batch, an example is part of its
     own prototype. ``mode="query"`` (vision paper): prototypes from the support rows, loss on the query rows; a query
@@ -144,17 +143,14 @@ class ProtoLoss(nn.Module):
         query_fraction: in (0, 1); of B rows ``max(1, min(B - 1, round(query_fraction * B)))`` are queries.
         stratified: take the fraction inside each class; a class of one example goes to the support.
         distance: one of :data:`DISTANCES`.
-        temperature: above 0; the start value if learned.
-        learn_temperature: learn the logarithm of the temperature (parameter `log_temperature`).
+        temperature, learn_temperature: above 0; whether its logarithm is learned from there (`log_temperature`).
         num_classes: C; labels are then 0..C-1. None: labels are any other whole numbers. On a GPU, C is then the batch
             size (absent classes take no part), which costs more when there are few classes.
         memory: ``"epoch"`` adds the sums of the epoch's earlier prototype rows, without gradient: a prototype is the
             mean over the epoch so far and only the batch's share carries gradient. Needs num_classes; call
             :meth:`reset_epoch` when an epoch begins. Not changed in evaluation mode.
-        gather: use the rows of all ranks (see :func:`gather_rows`; averaged gradients equal one process's). Every rank
-            gives the same number of rows.
-        label_smoothing: in [0, 1), spread over the present classes.
-        seed: of the query split.
+        gather: use the rows of all ranks, equally many each; averaged gradients equal one process's.
+        label_smoothing, seed: in [0, 1), spread over the present classes; seed of the query split.
 
     Raises:
         InputError: a bad value, in the constructor or for the shapes given to forward.

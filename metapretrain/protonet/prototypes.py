@@ -127,9 +127,7 @@ def proto_logits(
     query equals a centre (to within a few steps of float32), of the cosine where a row is 0.
 
     Args:
-        queries: (B, D) floating point.
-        centres: (C, D).
-        distance: one of :data:`DISTANCES`.
+        queries, centres: (B, D) floating point and (C, D).
         temperature: above 0; a tensor may be learned.
         present: (C,) bool; the other classes get the lowest finite number, so that they take no probability.
 
@@ -247,10 +245,7 @@ def _by_segments(z: Tensor, ids: Tensor, num_classes: int) -> tuple[Tensor, Tens
 def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Mean embedding of each class (equation of step 2 of the vision paper; Snell et al., 2017, equation 1).
 
-    Args:
-        z: (B, D) floating point.
-        y: (B,) whole numbers; a row whose label is outside 0..C-1 belongs to no prototype.
-        num_classes: C, at least 1.
+    `z` is (B, D) floating point, `y` (B,) whole numbers (rows outside 0..C-1 are left out), C is at least 1.
 
     Returns:
         centres (C, D), float64 for float64 input and else float32; present (C,) bool, False for a class without
