@@ -1,8 +1,4 @@
-"""The skeleton of every experiment: one run folder per row and seed, pretrainings shared, finished runs kept.
-
-The life of a row is written here once, in :meth:`Experiment.run`: kept? -> open -> train -> score -> budget -> save. A
-pretraining that rows share is such a run too, before theirs; they start from what it has written.
-"""
+"""The skeleton of every experiment: one run folder per row and seed, pretrainings shared, finished runs kept."""
 
 from __future__ import annotations
 

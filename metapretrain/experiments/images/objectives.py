@@ -130,8 +130,6 @@ class SimCLR(Objective):
 def contrast_pairs(image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (anchor, positive, anchor, negative) row indices, given which image each row shows (N,).
 
-    They are made once for a batch size: looking for them in every step would wait for the device.
-
     Example:
         >>> anchor, positive, _, negative = contrast_pairs(torch.tensor([0, 1, 0, 1]))
         >>> anchor.tolist(), positive.tolist(), negative.tolist()

@@ -124,8 +124,6 @@ def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
 class ScheduledTasks:
     """As many meta tasks per step as there are, each chosen anew: one may come several times, with other rows.
 
-    So a step reads as much as one without a schedule, and `round-robin` takes the very same rows.
-
     Args:
         schedule: for :func:`metapretrain.scheduling.parse_schedule`; tasks are named `task-0` to `task-(K-1)`.
         losses: of rows (T, 2m), at the weights of the moment, `params`.

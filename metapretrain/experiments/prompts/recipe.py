@@ -231,8 +231,6 @@ class PromptRecipe:
 def passes_per_step(recipe: PromptRecipe, objective: str, tasks: int) -> int:
     """Sequences that go through the model in a step, once forward or once backward each.
 
-    The backward pass of second order goes back through an inner step's forward and backward pass: it counts as two.
-
     Example:
         >>> passes_per_step(PromptRecipe(), "mixed", 1), passes_per_step(PromptRecipe(), "meta", 10)
         (8, 240)

@@ -68,9 +68,7 @@ class Progress:
 class Stack:
     """Tunes prompts side by side; each ends as if it were tuned alone.
 
-    The rows of all prompts go through the model together, so that a step costs little more than that of one prompt. A
-    prompt that has stopped leaves the stack; one that diverges stops with a warning and its best prompt before that, or
-    its start. (The training loop knows one number of steps, rate and end for all that it trains.)
+    One that diverges stops with a warning and its best prompt before that, or its start.
 
     Args:
         model: with `normalise="vocabulary"`; pool: rows of all jobs; labels are numbers of words.

@@ -143,8 +143,6 @@ def scheduler_of(
 
     One that probes decides again after so many updates that its probes take a quarter of the compute, unless the row
     or the recipe has a block; the others decide before every update, unless the row has one.
-
-    Arguments are those of :func:`metapretrain.scheduling.build_scheduler`.
     """
     name = "utility" if method.scheduler in UTILITY else method.scheduler
     known = option_defaults(name)

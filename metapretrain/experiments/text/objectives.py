@@ -1,7 +1,6 @@
 """Objectives and heads of text tasks, the step that trains them together, and gradient surgery (PCGrad).
 
-Yu et al. (2020), "Gradient surgery for multi-task learning", algorithm 1. Every projected gradient is a sum of the
-tasks' gradients, so that all projections are done on the T x T matrix of their dot products.
+Yu et al. (2020), "Gradient surgery for multi-task learning", algorithm 1.
 """
 
 from __future__ import annotations
