@@ -1,11 +1,7 @@
 """Meta-steps whose pieces are compiled: one inner step, the way back through it, and the outer loss.
 
-torch.compile has no second order, and one graph of a whole meta-step takes minutes to compile. These pieces are traced
-with the derivatives in them and used for every step. The way back is the derivative of the inner gradient along one
-direction (forward over reverse: Pearlmutter, 1994), which takes as many kernels as the gradient itself.
-
-In the pieces images lie channels last, convolutions are products of patches, and normalisation is written out with sums
-image by image.
+torch.compile has no second order: the pieces are traced with their derivatives in them. The way back is the derivative
+of the inner gradient along one direction (Pearlmutter, 1994). Images lie channels last; convolutions are products.
 """
 
 from __future__ import annotations
@@ -43,9 +39,8 @@ INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
 class CompiledMeta:
     """Does what a learner's `backward` does, with pieces compiled once for each form of batch and learner.
 
-    Compiling takes a minute or two, which thousands of meta-steps on a GPU are worth. It is done anew for other shapes,
-    steps, rates in numbers, training modes, frozen parameters or autocasts. Gradients agree with the learner's own up
-    to rounding; a parameter that nothing uses gets zeros, not None.
+    Compiling takes a minute or two, and is done anew for other shapes, steps, rates in numbers, training modes, frozen
+    parameters or autocasts. Gradients agree up to rounding; a parameter that nothing uses gets zeros, not None.
 
     `learner` is :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap);
     `backend` is "inductor", or "eager" to run the pieces as they are traced.

@@ -71,6 +71,7 @@ def check_meta_gradient(
 
     Example:
         >>> from metapretrain.maml.learner import MAML
+        >>> _ = torch.manual_seed(0)
         >>> x, y = torch.randn(2, 4, 3), torch.tensor([[0, 1, 0, 1]] * 2)
         >>> check_meta_gradient(MAML(torch.nn.Linear(3, 2), lr=0.1), ((x, y), (x, y))).ok
         True

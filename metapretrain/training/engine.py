@@ -177,7 +177,7 @@ def over_ranks(step: nn.Module, accelerator: Any, settings: TrainSettings) -> nn
 class Engine:
     """Runs updates of `module(batches) -> {task: loss}`, recorded as CUDA graphs, and sums losses on the device.
 
-    Over several processes a recorded update averages the gradients itself: DistributedDataParallel's hooks are not.
+    Over several processes a recorded update averages the gradients: DistributedDataParallel's hooks are not recorded.
     """
 
     def __init__(
