@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import logging
 import math
 import os
+import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -74,11 +76,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: a reader sees the old bytes or the new ones. What a kill left there is removed."""
-    for left in path.parent.glob(".*.tmp"):
+    """Replace `path` by `data`, all at once for a reader; what killed writers of it left here is removed."""
+    machine = re.sub(r"\W", "-", platform.node())  # another's processes cannot be asked about
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{machine}.*.tmp"):
         if not _runs(left.name.split(".")[-2]):
             left.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{machine}.{os.getpid()}.tmp")
     try:
         write_durably(temporary, data)
         os.replace(temporary, path)

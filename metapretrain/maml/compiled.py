@@ -10,6 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -499,25 +500,14 @@ class _Written(TorchFunctionMode):
         return func(*args, **kwargs) if found is None else found
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor | None:
-    pair_of = engines._pair
-    if groups != 1 or isinstance(padding, str) or pair_of(dilation) != (1, 1) or x.ndim != 4:
-        return None
-    if x.shape[-1] * x.shape[-2] > engines.LARGEST:
-        return None
+def _of_patches(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         x, weight = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (x, weight))
         bias = None if bias is None else bias.to(weight.dtype)
     out, _, height, width = weight.shape
-    patches = _Patches.apply(x.permute(0, 2, 3, 1), (height, width), pair_of(stride), pair_of(padding))
+    patches = _Patches.apply(x.permute(0, 2, 3, 1), (height, width), stride, padding)
     images, rows, columns = patches.shape[:3]
     inputs = patches.reshape(images, rows * columns, -1)
     filters = weight.permute(2, 3, 1, 0).reshape(-1, out)
@@ -572,8 +562,7 @@ def _rectified(x: Tensor, inplace: bool = False) -> Tensor | None:
 
 
 WRITTEN: dict[Any, Callable[..., Tensor | None]] = {
-    F.conv2d: _convolution,
-    torch.conv2d: _convolution,
+    **dict.fromkeys((F.conv2d, torch.conv2d), partial(engines.convolution, _of_patches, engines.LARGEST)),
     F.batch_norm: _normalised,
     F.relu: _rectified,
 }

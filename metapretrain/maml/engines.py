@@ -86,13 +86,14 @@ class MatmulConvolutions(TorchFunctionMode):
     ) -> Any:
         """Replace `conv2d`; everything else runs as it is."""
         if func in (F.conv2d, torch.conv2d):
-            replaced = _convolution(self.largest, *args, **(kwargs or {}))
+            replaced = convolution(matmul_conv2d, self.largest, *args, **(kwargs or {}))
             if replaced is not None:
                 return replaced
         return func(*args, **(kwargs or {}))
 
 
-def _convolution(
+def convolution(
+    product: Callable[..., Tensor],
     largest: int,
     input: Tensor,
     weight: Tensor,
@@ -102,11 +103,12 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
+    """`product(input, weight, bias, stride, padding)` of maps up to `largest` pixels; None: it is not for these."""
     if groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1) or input.ndim != 4:
         return None
     if input.shape[-1] * input.shape[-2] > largest:
         return None
-    return matmul_conv2d(input, weight, bias, _pair(stride), _pair(padding))
+    return product(input, weight, bias, _pair(stride), _pair(padding))
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -350,7 +350,10 @@ def test_what_a_killed_process_left_half_written_is_removed_by_the_next(tmp_path
     code += "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL); write_file(Path(sys.argv[1]), 'new')"
     killed = subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL and len(list(file.parent.glob(".*.tmp"))) == 1
-    of_others = [file.parent / f".other.csv.{os.getppid()}.tmp", file.parent / ".notes.tmp"]  # alive, and not ours
+    left = next(file.parent.glob(".*.tmp")).name
+    dead = left.split(".")[-2]  # of a writer that lives, of another file, of another machine, and not ours
+    names = [left.replace(dead, str(os.getppid())), f".other.csv.{dead}.tmp", f".{file.name}.other-host.{dead}.tmp"]
+    of_others = [file.parent / name for name in (*names, ".notes.tmp")]
     for other in of_others:
         other.write_text("")
     write_file(file, "whole")
