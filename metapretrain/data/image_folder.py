@@ -122,7 +122,7 @@ def find_parts(root: Path) -> dict[str, Path]:
     """The folders of training, validation and test in a folder, by part; empty where it holds class folders."""
     if not root.is_dir():
         what = f"{root} is a file, not a folder" if root.exists() else f"no folder {root}"
-        raise InputError(f"{what}: name a folder with one subfolder of images a class")
+        raise InputError(f"{what}: name a folder of images, with one subfolder per class where they have labels")
     folders = {folder: _part_of(folder.name) for folder in _subfolders(root)}
     parts: dict[str, Path] = {}
     for part in PART_NAMES:

@@ -91,7 +91,10 @@ def read_rows(task: str, file: Path, kind: str, table: Mapping[str, Any] | None 
         if "unknown column" not in str(error):
             raise
         needed = ", ".join(columns[name] for name in ("id", "text", "pair") if columns.get(name))
-        raise InputError(f"{error}; a table for {task} needs the columns {needed}") from error
+        other = (
+            "others are named by --table text=COLUMN, a table without ids by --table id=none (in Python: table={...})"
+        )
+        raise InputError(f"{error}; a table for {task} needs the columns {needed}; {other}") from error
 
 
 def write_table(path: Path, rows: TextSet, predicted: Tensor, shares: Mapping[str, Tensor] | None = None) -> Path:
