@@ -281,8 +281,8 @@ class RunFolder:
         for left_by_kill in self.path.glob(".*.tmp"):
             left_by_kill.unlink(missing_ok=True)
         stored = read_json(self.path / _CONFIG)
-        if stored is None:
-            left = [name for name in (METRICS, _RESULT, "checkpoint") if (self.path / name).exists()]
+        left = [name for name in (METRICS, _RESULT, "checkpoint") if (self.path / name).exists()]
+        if stored is None or not (left or resume):  # a run that was refused after it was opened is begun anew
             if left:
                 raise InputError(f"{self.path} holds {left[0]} but no {_CONFIG}; choose another --out")
             about = {"versions": versions(), "commit": commit(), "device": self.device, "command": command()}

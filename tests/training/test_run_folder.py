@@ -36,7 +36,8 @@ def test_config_json_says_what_a_run_is(tmp_path: Path) -> None:
 
 
 def test_an_existing_run_needs_resume(tmp_path: Path) -> None:
-    RunFolder.open(tmp_path, CONFIG).close()
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.finish({})
     before = (tmp_path / "config.json").read_bytes()
     with pytest.raises(InputError, match=r"--resume.*--out") as refused:
         RunFolder.open(tmp_path, CONFIG)
@@ -358,3 +359,15 @@ def test_what_a_killed_process_left_half_written_is_removed_by_the_next(tmp_path
         other.write_text("")
     write_file(file, "whole")
     assert sorted(file.parent.iterdir()) == sorted([file, *of_others]) and file.read_text() == "whole"
+
+
+def test_a_run_without_an_update_is_begun_anew_with_other_options(tmp_path: Path) -> None:
+    RunFolder.open(tmp_path, CONFIG).close()
+    other = {**CONFIG, "words": ["bad", "good"]}
+    with pytest.raises(InputError, match="words"):
+        RunFolder.open(tmp_path, other, resume=True)
+    with RunFolder.open(tmp_path, other) as run:
+        assert json.loads((tmp_path / "config.json").read_text())["config"]["words"] == ["bad", "good"]
+        run.finish({})
+    with pytest.raises(InputError, match="already holds a run"):
+        RunFolder.open(tmp_path, CONFIG)
