@@ -284,7 +284,7 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
 
 
 def test_bad_folders_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no folder .*nowhere: name a folder with one subfolder"):
+    with pytest.raises(InputError, match=r"no folder .*nowhere: name a folder of images, with one subfolder per class"):
         load_image_folder(tmp_path / "nowhere", "train")
     with pytest.raises(InputError, match="has no class folders"):
         load_image_folder(tmp_path, "train")
