@@ -24,9 +24,15 @@ from scratch_encoders import SIZES, Encoders
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import Table, script_main, single_machine_of, table_arguments, table_parser
 from metapretrain.experiments.recipe import override
-from metapretrain.experiments.schedule.data import ScheduleData
 from metapretrain.experiments.schedule.experiment import ScheduleExperiment
-from metapretrain.experiments.schedule.recipe import FIXED, SETTINGS, ScheduleMethod, ScheduleRecipe, scheduler_names
+from metapretrain.experiments.schedule.recipe import (
+    FIXED,
+    SETTINGS,
+    ScheduleData,
+    ScheduleMethod,
+    ScheduleRecipe,
+    scheduler_names,
+)
 from metapretrain.experiments.schedule.tasks import (
     PretrainingTask,
     load_schedule_tasks,

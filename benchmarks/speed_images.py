@@ -156,8 +156,8 @@ def training_steps(batch: int, compiled: bool, graph: bool) -> Callable[[int], N
     from metapretrain.experiments.images.objectives import ImageStep, Supervised
     from metapretrain.models import build_encoder, build_head
     from metapretrain.training import TrainSettings
-    from metapretrain.training.devices import compile_parts, make_accelerator
     from metapretrain.training.engine import WARMUP_UPDATES, Engine, build_optimizer
+    from metapretrain.training.environment import compile_parts, make_accelerator
 
     cuda = torch.cuda.is_available()
     images = random_images(5000)

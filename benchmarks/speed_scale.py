@@ -131,8 +131,8 @@ def group(kind: str, world: int, eager: bool = False) -> Callable[[int], None]:
 
 def serve(kind: str, eager: bool = False) -> None:
     """One process of a group."""
-    from metapretrain.training.devices import make_accelerator
     from metapretrain.training.engine import Engine, build_optimizer, over_ranks
+    from metapretrain.training.environment import make_accelerator
     from metapretrain.training.settings import TrainSettings
 
     precision = here("fp32", "bf16") if kind != "tasks" else "fp32"

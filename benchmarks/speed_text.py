@@ -100,7 +100,7 @@ class Work:
     """A model with heads, its optimizer, and the rows: the same for every contender."""
 
     def __init__(self, graph: bool = False) -> None:
-        from metapretrain.training.devices import make_accelerator
+        from metapretrain.training.environment import make_accelerator
 
         self.rows = {name: random_rows(name, size().rows) for name in LENGTHS}
         self.tokens = {name: Tokens.from_rows(rows) for name, rows in self.rows.items()}

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 def run_demo(options: Namespace) -> int:
     """Train the demo's methods on digits and show their table."""
-    from metapretrain.experiments.images.demo import main
+    from metapretrain.experiments.images.experiment import run_demo as run
 
-    return main(options)
+    return run(options)
 
 
 def run_doctor(options: Namespace) -> int:

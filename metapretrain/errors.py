@@ -33,8 +33,7 @@ def brief(value: object) -> str:
 def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     """Return `given` if it is one of `allowed`.
 
-    Raises:
-        InputError: it is not; the line names the nearest valid choice.
+    Raises InputError: it is not; the line names the nearest valid choice.
 
     Example:
         >>> one_of("distance", "cosine", ["cosine", "dot"])

@@ -191,9 +191,9 @@ def test_device_that_is_not_there_is_one_line(
 
 def test_demo_gets_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Namespace] = []
-    stand_in = types.ModuleType("metapretrain.experiments.images.demo")
-    monkeypatch.setattr(stand_in, "main", lambda options: given.append(options) or 0, raising=False)
-    monkeypatch.setitem(sys.modules, "metapretrain.experiments.images.demo", stand_in)
+    stand_in = types.ModuleType("metapretrain.experiments.images.experiment")
+    monkeypatch.setattr(stand_in, "run_demo", lambda options: given.append(options) or 0, raising=False)
+    monkeypatch.setitem(sys.modules, "metapretrain.experiments.images.experiment", stand_in)
     assert main(["demo", "--methods", "supervised,simclr", "--seeds", "4", "--smoke"]) == 0
     (options,) = given
     assert (options.methods, options.seeds, options.smoke) == (["supervised", "simclr"], [4], True)

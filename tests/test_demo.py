@@ -11,14 +11,14 @@ import torch
 from metapretrain import load
 from metapretrain.cli import DEMO_METHODS, main
 from metapretrain.data.registry import load_images
-from metapretrain.experiments.images.demo import METHODS
+from metapretrain.experiments.images import experiment
 from metapretrain.report.results import collect
 
 SMOKE = ["demo", "--smoke", "--device", "cpu", "--seeds", "0", "2"]
 
 
 def test_the_command_line_knows_the_demos_methods() -> None:
-    assert set(DEMO_METHODS) == set(METHODS)
+    assert set(DEMO_METHODS) == set(experiment.DEMO_METHODS)
 
 
 def test_smoke_ends_with_a_table_figures_and_the_tensorboard_command(
@@ -60,7 +60,7 @@ def test_smoke_ends_with_a_table_figures_and_the_tensorboard_command(
 def test_dry_run_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMOKE, "--out", str(tmp_path), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"{method}: 2,368 encoder passes" in shown for method in METHODS)
+    assert all(f"{method}: 2,368 encoder passes" in shown for method in DEMO_METHODS)
     assert list(tmp_path.iterdir()) == []
 
 

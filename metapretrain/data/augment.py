@@ -175,8 +175,7 @@ class BatchAugment(nn.Module):
         cutout: side in pixels of the square that is set to the mean, centred anywhere; 0: none.
         mean, std: of each channel, 0..1 units.
 
-    Raises:
-        InputError: a setting is out of its range, or (when called) the batch does not fit the module.
+    Raises InputError: a setting is out of its range, or (when called) the batch does not fit the module.
 
     Example:
         >>> augment = BatchAugment(8, crop_scale=(0.4, 1.0), flip=True, mean=(0.5,) * 3, std=(0.25,) * 3)

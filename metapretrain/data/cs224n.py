@@ -47,8 +47,7 @@ def load_cs224n(folder: str | Path, *, qqp: str | Path | None = None, validation
         :func:`~metapretrain.data.texts.overlap`); with `qqp` also ``qqp``, the pairs read, ``qqp_undecodable``,
         ``qqp_in_dev``, ``qqp_in_validation`` and ``qqp_duplicates``.
 
-    Raises:
-        InputError: a folder or file is missing, or a row cannot be used (named by file and line).
+    Raises InputError: a folder or file is missing, or a row cannot be used (named by file and line).
 
     Example:
         >>> load_cs224n("no-such-folder")

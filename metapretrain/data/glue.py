@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from metapretrain.data.dialogues import Dialogue
+from metapretrain.data.annotated import Dialogue
 from metapretrain.data.images import file_record
 from metapretrain.data.published import Parts, concatenate, find_folder, read_file, read_parts
 from metapretrain.data.tables import read_json_lines

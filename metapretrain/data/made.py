@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from metapretrain.checks import whole
-from metapretrain.data.conll import RelationRow
-from metapretrain.data.dialogues import Dialogue
+from metapretrain.data.annotated import Dialogue, Question, RelationRow
 from metapretrain.data.documents import Documents
-from metapretrain.data.squad import Question
 from metapretrain.data.texts import Rows, SentenceData, TextSet, TextTask
 from metapretrain.draws import philox_generator
 
@@ -42,9 +40,7 @@ def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
     A review's class (of 5) is that of its adjectives; a paraphrase says the same five things in other words, a pair of
     the other class changes two of them; a similarity (0..5) is the number of things that two sentences share, half for
     a synonym. Validation and test have a quarter of `rows`, dev half; test has no labels.
-
-    Raises:
-        InputError: fewer than 8 rows.
+    Raises InputError: fewer than 8 rows.
 
     Example:
         >>> sst, para, sts = made_tasks(rows=8)
@@ -155,9 +151,7 @@ def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceD
     Seven downstream sets of 100 training and 30 test rows, ``"yelp5"`` of `pretraining` rows (50 to 1,000), and the
     pairs ``"rte"`` and ``"mrpc"``. A review says two things with adjectives of its class; each downstream set has its
     own topic, the pretraining data has five, and no review stands twice in a set.
-
-    Raises:
-        InputError: another number of rows.
+    Raises InputError: another number of rows.
 
     Example:
         >>> made = made_sentiment()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from metapretrain.data import conll, cs224n, dialogues, documents, few_shot, glue, omniglot, sentiment, squad, stl10
+from metapretrain.data import annotated, cs224n, documents, few_shot, glue, omniglot, sentiment, stl10
 from metapretrain.data.image_folder import SPLITS as FOLDER_SPLITS
 from metapretrain.data.image_folder import check_classes, check_image_folder, load_image_folder
 from metapretrain.data.images import ImageSet, load_digits_images, resized
@@ -275,7 +275,7 @@ _SETS = (
         checker=cs224n.check_qqp,
     ),
 )
-LAYOUTS = sentiment.LAYOUTS | glue.LAYOUTS | documents.LAYOUTS | dialogues.LAYOUTS | conll.LAYOUTS | squad.LAYOUTS
+LAYOUTS = sentiment.LAYOUTS | glue.LAYOUTS | documents.LAYOUTS | annotated.LAYOUTS
 _AMAZON = "research use; the reviews are Amazon's and their writers'"
 _SEMEVAL = (
     "https://alt.qcri.org/semeval2016/task5/\n"
@@ -323,18 +323,18 @@ _LOADED: dict[str, tuple[str, str, Callable[..., Any]]] = {  # what it gives, it
     **{name: ("sentences", place, partial(sentiment.load, name)) for name, place in sentiment.PLACES.items()},
     "ptb": ("rows", "ptb", documents.ptb_sentences),
     "wikitext-2": ("rows", "wikitext-2", documents.wikitext2_sentences),
-    "dailydialog": ("rows", "dailydialog_pp", dialogues.dailydialog_sentences),
+    "dailydialog": ("rows", "dailydialog_pp", annotated.dailydialog_sentences),
     "gutenberg": ("splits", "ptb", documents.load_book),
-    "mutual": ("splits", "mutual", dialogues.load_mutual),
-    "dailydialog-pp": ("splits", "dailydialog_pp", dialogues.load_dailydialog_pp),
-    "conll04": ("splits", "conll04", conll.load_conll04),
-    "conll2003": ("splits", "conll2003", conll.load_conll2003),
+    "mutual": ("splits", "mutual", annotated.load_mutual),
+    "dailydialog-pp": ("splits", "dailydialog_pp", annotated.load_dailydialog_pp),
+    "conll04": ("splits", "conll04", annotated.load_conll04),
+    "conll2003": ("splits", "conll2003", annotated.load_conll2003),
     "cola": ("splits", "glue/CoLA", partial(glue.load_glue, "cola")),
     "qnli": ("splits", "glue/QNLI_subset", partial(glue.load_glue, "qnli")),
     "wic": ("splits", "superglue/WiC", glue.load_wic),
     "cb": ("splits", "superglue/CB", glue.load_cb),
     "copa": ("splits", "superglue/COPA", glue.load_copa),
-    "squad": ("splits", "squad", squad.load_squad),
+    "squad": ("splits", "squad", annotated.load_squad),
 }
 for _info in _SETS:
     register(_info)

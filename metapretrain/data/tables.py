@@ -79,9 +79,7 @@ def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tup
     """Return the text of bytes, without a byte order mark, and the number of lines that were not in `encoding`.
 
     `undecodable`: ``"refuse"``, ``"replace"`` their wrong bytes by U+FFFD, or read those lines as ``"latin-1"``.
-
-    Raises:
-        InputError: they are empty or hold a NUL character, the encoding is unknown, or a line is not in it.
+    Raises InputError: they are empty or hold a NUL character, the encoding is unknown, or a line is not in it.
     """
     one_of("choice for undecodable lines", undecodable, ("refuse", "replace", "latin-1"))
     packed = next((name for start, name in PACKED.items() if raw.startswith(start)), None)
@@ -382,8 +380,7 @@ class Columns:
         missing: numbers that mean that a row has no label.
         sort: the classes are the labels that there are, numbers in their order and then names.
 
-    Raises:
-        InputError: there is a label, and the classes or the range are no outputs of the kind.
+    Raises InputError: there is a label, and the classes or the range are no outputs of the kind.
     """
 
     where: str
@@ -604,8 +601,7 @@ def read_texts(
             ``no_text``, ``other_fields`` (more or fewer than columns), ``other_label``, ``other_id``; in JSON
             ``no_column`` and ``malformed``.
 
-    Raises:
-        InputError: the file or a column is missing, or rows cannot be used; options that may help are named.
+    Raises InputError: the file or a column is missing, or rows cannot be used; options that may help are named.
 
     Example:
         >>> import tempfile
@@ -686,9 +682,8 @@ def from_dataset(
             names decide.
         split: None: the dataset's own, or ``"dataset"``.
 
-    Raises:
-        InputError: a column is missing, `classes` are other ones than the dataset's own, or rows cannot be used (named
-            by their number from 0).
+    Raises InputError: a column is missing, `classes` are other ones than the dataset's own, or rows cannot be used
+    (named by their number from 0).
 
     Example:
         >>> columns = {"a": ["one", "two"], "b": ["1", "3"], "score": [5.0, 0.5]}

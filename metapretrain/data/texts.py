@@ -58,8 +58,7 @@ class TextSet:
         files: ``{file name: {"bytes": int, "md5": str, "official": True | False | None}}``.
         classes: names in label order, where the reader knows them: a task must have the same.
 
-    Raises:
-        InputError: the numbers of rows differ, or labels are neither int64 nor float32 (N,).
+    Raises InputError: the numbers of rows differ, or labels are neither int64 nor float32 (N,).
 
     Example:
         >>> rows = TextSet(["good", "bad", "fine"], labels=torch.tensor([1, 0, 1]))
@@ -137,8 +136,7 @@ class TextTask:
         test: rows to predict, with or without labels.
         classes, low, high: names in label order, for classification; range of scores, for regression.
 
-    Raises:
-        InputError: a bad name, kind, class list or range, or a split that does not fit them.
+    Raises InputError: a bad name, kind, class list or range, or a split that does not fit them.
 
     Example:
         >>> rows = TextSet(["a", "b"], ["a", "c"], torch.tensor([5.0, 2.5]))
@@ -243,9 +241,7 @@ def hold_out(train: TextSet, count: int, seed: int = 0) -> tuple[TextSet, TextSe
     """Split off `count` training rows for validation: the same rows for every seed of a run, stratified by class.
 
     Both parts are in the order of `train`. Scores are not stratified; leave `seed` alone to compare runs.
-
-    Raises:
-        InputError: no labels, or a count that leaves nothing (of a class) to train on.
+    Raises InputError: no labels, or a count that leaves nothing (of a class) to train on.
 
     Example:
         >>> train, validation = hold_out(TextSet(list("abcd"), labels=torch.tensor([0, 0, 1, 1])), 2)
@@ -306,8 +302,7 @@ class SentenceData:
         train, test: labelled rows to pretrain on or to draw few-shot rows from, and to report on.
         note: what a reader of results must know, such as where the test part comes from; may be empty.
 
-    Raises:
-        InputError: parts and classes do not fit each other, or the test part has a class that training never has.
+    Raises InputError: parts and classes do not fit each other, or the test part has a class that training never has.
 
     Example:
         >>> rows = TextSet(["bad", "good"], labels=torch.tensor([0, 1]))
@@ -361,8 +356,7 @@ def few_shot_draw(
     Returns:
         (rows (training,), rows (validation,)), int64, in a random order.
 
-    Raises:
-        InputError: counts below 1 or above the rows that there are, or, stratified, below one a class.
+    Raises InputError: counts below 1 or above the rows that there are, or, stratified, below one a class.
 
     Example:
         >>> rows = TextSet(list("abcdefgh"), labels=torch.tensor([0, 0, 0, 0, 0, 0, 1, 1]))

@@ -91,9 +91,7 @@ class Tokens:
 
         `width` is L, or ``arange(L)`` on the device. ``input_ids``, ``attention_mask`` and, where the tokenizer gives
         them, ``token_type_ids`` are int64 (B, L).
-
-        Raises:
-            InputError: a row is longer than `width` (checked on the CPU only).
+        Raises InputError: a row is longer than `width` (checked on the CPU only).
         """
         columns = width if isinstance(width, Tensor) else torch.arange(width, device=self.ids.device)
         sizes = self.sizes[rows].unsqueeze(1)
@@ -145,8 +143,8 @@ def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool) -
         max_length: tokens of a row, special ones included; of a joined pair the longer sentence is cut first.
         joined: whether a pair is one sequence with the separator between; else `second` holds the other sentences.
 
-    Raises:
-        InputError: the tokenizer has no padding token, `max_length` leaves no room for text, or a text gives no token.
+    Raises InputError: the tokenizer has no padding token, `max_length` leaves no room for text, or a text gives no
+    token.
     """
     if tokenizer.pad_token_id is None:
         raise InputError("the tokenizer has no padding token; set tokenizer.pad_token")

@@ -18,24 +18,6 @@ from metapretrain.episodes.interop import from_taskset, to_metadataset, to_tasks
 from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler, EpisodeSpec
 from metapretrain.episodes.streams import Scheduler, ShuffledBatches, TaskStream
 
-__all__ = [
-    "Batch",
-    "Episode",
-    "EpisodeDataset",
-    "EpisodeLoader",
-    "EpisodePlan",
-    "EpisodeSampler",
-    "EpisodeSpec",
-    "Scheduler",
-    "ShuffledBatches",
-    "TaskStream",
-    "from_taskset",
-    "group_agreement",
-    "group_tasks",
-    "identity",
-    "split_support_query",
-    "stack",
-    "tidy_groups",
-    "to_metadataset",
-    "to_taskset",
-]
+__all__ = ["Batch", "Episode", "EpisodeDataset", "EpisodeLoader", "EpisodePlan", "EpisodeSampler", "EpisodeSpec"]
+__all__ += ["Scheduler", "ShuffledBatches", "TaskStream", "from_taskset", "group_agreement", "group_tasks", "identity"]
+__all__ += ["split_support_query", "stack", "tidy_groups", "to_metadataset", "to_taskset"]

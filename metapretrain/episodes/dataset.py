@@ -24,9 +24,8 @@ def split_support_query(
 
     About `query_fraction` of the batch are queries; if `stratified`, of each class, with a row on each side if it has
     two. Source: query prototypical pretraining (vision poster, "Experiments").
-
-    Raises:
-        InputError: the fraction is not in (0, 1), fewer than two rows, or the split is stratified and no class has two.
+    Raises InputError: the fraction is not in (0, 1), fewer than two rows, or the split is stratified and no class has
+    two.
 
     Example:
         >>> support, query = split_support_query(torch.zeros(8, dtype=torch.int64))
@@ -112,9 +111,7 @@ def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
     """Episodes of one shape side by side: their support and their query parts, each tensor (T, rows, ...).
 
     What a learner's `losses`, `backward` and `logits` take: ``maml.backward(*stack(episodes))``.
-
-    Raises:
-        InputError: there are none, they differ in shape, or hold texts in place of tensors.
+    Raises InputError: there are none, they differ in shape, or hold texts in place of tensors.
 
     Example:
         >>> half = Batch(torch.zeros(2, 3), torch.tensor([0, 1]))
@@ -230,9 +227,7 @@ class EpisodeLoader(DataLoader[Episode]):
     """A DataLoader of episodes, with its other options, that can change epoch and start in the middle.
 
     Do not pass it to accelerate's `prepare`.
-
-    Raises:
-        InputError: the sampler's labels are not as many as the data set's rows.
+    Raises InputError: the sampler's labels are not as many as the data set's rows.
 
     Example:
         >>> from metapretrain.episodes import EpisodeSpec

@@ -48,9 +48,8 @@ def group_tasks(
         small: "merge" puts the rows of smaller groups into the nearest group (by features, else the largest);
             "drop" gives them -1: leave these rows out. Groups are then numbered anew.
 
-    Raises:
-        InputError: K above the number of rows or below that of labels, features that the method cannot use, or no
-            group large enough.
+    Raises InputError: K above the number of rows or below that of labels, features that the method cannot use, or no
+    group large enough.
 
     Example:
         >>> group_tasks(["a b", "c d", "e f", "g h"], 4, "random").sort().values
@@ -85,9 +84,7 @@ def tidy_groups(groups: Any, *, smallest: int, small: str = "merge", features: A
     """Groups (N,) of at least `smallest` rows, numbered anew, and how many rows were merged or dropped.
 
     Groups are whole numbers below 2**24, -1 of rows that are in none; the rest is as in :func:`group_tasks`.
-
-    Raises:
-        InputError: no group has so many rows, or a value that is not allowed.
+    Raises InputError: no group has so many rows, or a value that is not allowed.
 
     Example:
         >>> tidy_groups([0, 0, 1, 2, 2], smallest=2, small="drop")

@@ -19,8 +19,7 @@ from metapretrain.errors import InputError
 def to_metadataset(x: torch.Tensor, labels: torch.Tensor) -> Any:
     """learn2learn's `MetaDataset` over rows x (N, ...) and labels (N,); :class:`EpisodeSampler` takes it as labels.
 
-    Raises:
-        InputError: learn2learn is not installed.
+    Raises InputError: learn2learn is not installed.
     """
     return import_learn2learn().data.MetaDataset(torch.utils.data.TensorDataset(x, labels))
 
@@ -29,9 +28,7 @@ def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
     """A learn2learn `Taskset` whose task i is the sampler's episode i (of its rank; the next one if it is endless).
 
     A task is a pair (data, labels 0..W-1), support rows first, then query rows. Items of `dataset` are (x, label).
-
-    Raises:
-        InputError: learn2learn is not installed, or labels and rows differ in number.
+    Raises InputError: learn2learn is not installed, or labels and rows differ in number.
     """
     l2l = import_learn2learn()
     check_rows(dataset, sampler)
@@ -105,9 +102,7 @@ def from_taskset(taskset: Any, shots: int, *, seed: int = 0) -> TasksetEpisodes:
 
     The other rows are the query part, in an order that depends on (seed, task) alone. Which rows a task has is
     learn2learn's choice, from Python's global random state.
-
-    Raises:
-        InputError: a class of a task has no row beyond `shots` (when that task is read).
+    Raises InputError: a class of a task has no row beyond `shots` (when that task is read).
 
     Example:
         >>> task = torch.arange(4.0), torch.tensor([1, 1, 0, 0])

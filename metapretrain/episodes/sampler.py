@@ -82,9 +82,7 @@ def read_labels(source: Any, what: str = "labels") -> Labels:
 
     They are a list, tuple, array, tensor, pandas or polars column, or a data set's `.targets`, `.labels`,
     `.indices_to_labels` (learn2learn's `MetaDataset`) or last tensor (of a TensorDataset); a Subset is seen through.
-
-    Raises:
-        InputError: there are no such labels, or not as many as the data set has rows.
+    Raises InputError: there are no such labels, or not as many as the data set has rows.
 
     Example:
         >>> read_labels([7, 3, 7]).names
@@ -441,9 +439,8 @@ class EpisodeSampler(Sampler[list[int]]):
         uneven: allow ranks to give different numbers of episodes: for evaluation; training would hang.
         block_size: episodes planned together; part of what an episode depends on.
 
-    Raises:
-        InputError: fewer than `ways` classes are large enough, or `episodes` does not divide by `world_size` and
-            `uneven` is off.
+    Raises InputError: fewer than `ways` classes are large enough, or `episodes` does not divide by `world_size` and
+    `uneven` is off.
 
     Example:
         >>> sampler = EpisodeSampler([0, 0, 0, 1, 1, 1], EpisodeSpec(ways=2, shots=1, queries=2), 4, seed=0)

@@ -31,8 +31,7 @@ class ShuffledBatches:
         epoch, start: the epoch, and the first batch to give: what resumes a run.
         labels: one per row (N,), for class-balanced batches.
 
-    Raises:
-        InputError: there is no batch, or ranks would get unequal parts.
+    Raises InputError: there is no batch, or ranks would get unequal parts.
 
     Example:
         >>> batches = ShuffledBatches(10, 4, seed=0, drop_last=False)
@@ -189,8 +188,7 @@ class TaskStream:
         counts: batches given so far, of each task.
         choice: the scheduler's last choice.
 
-    Raises:
-        InputError: no or empty loaders, or a length that is needed and missing.
+    Raises InputError: no or empty loaders, or a length that is needed and missing.
 
     Example:
         >>> stream = TaskStream({"a": [1, 2, 3], "b": [10]}, "longest", seed=0)
@@ -258,8 +256,7 @@ class TaskStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where another stream with the same tasks, policy and seed was.
 
-        Raises:
-            InputError: the state is of another stream, incomplete, or behind the end of a loader.
+        Raises InputError: the state is of another stream, incomplete, or behind the end of a loader.
 
         Example:
             >>> stream, resumed = (TaskStream({"a": [1, 2, 3]}, "longest", seed=0) for _ in range(2))

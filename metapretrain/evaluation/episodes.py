@@ -90,9 +90,8 @@ def evaluate_episodes(
         metric: `accuracy`; of regression `mse`, `rmse` or `mae`, of outputs of the targets' shape; or a function of
             what `predict` returns and of `episode.query.y` to a number.
 
-    Raises:
-        InputError: the sampler is endless or empty, or `predict` returns NaN or another shape; or episodes of
-            several shapes in a batch.
+    Raises InputError: the sampler is endless or empty, or `predict` returns NaN or another shape; or episodes of
+    several shapes in a batch.
 
     Example:
         >>> from metapretrain import EpisodeSampler, EpisodeSpec, proto_logits, prototypes
@@ -165,9 +164,7 @@ def evaluate_embeddings(
 
     Prototypical classification (Snell et al., 2017, equations 1 and 2) with the embedding `z` (N, D) of every row of
     the data set; `batch` episodes of any shapes in one go. A query whose class has no support counts as wrong.
-
-    Raises:
-        InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
+    Raises InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
 
     Example:
         >>> from metapretrain.episodes import EpisodeSampler, EpisodeSpec
@@ -244,8 +241,7 @@ def few_shot_accuracy(
         images: rows of label -1 are left out.
         groups: one group per image (N,); an episode stays inside a group.
 
-    Raises:
-        InputError: no labelled image, too few classes or images for `spec`, embeddings with NaN.
+    Raises InputError: no labelled image, too few classes or images for `spec`, embeddings with NaN.
 
     Example:
         >>> from metapretrain.data.images import load_digits_images

@@ -54,8 +54,7 @@ def _finite(values: ArrayLike, what: str) -> NDArray[np.float64]:
 def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     """Mean of independent values (n,) with Student's t interval, `mean +- t(n - 1) sd / sqrt(n)`.
 
-    Raises:
-        InputError: there is no value, one is NaN or infinite, or `level` is not in (0, 1).
+    Raises InputError: there is no value, one is NaN or infinite, or `level` is not in (0, 1).
 
     Example:
         >>> interval = mean_interval([0.70, 0.72, 0.74])
@@ -77,9 +76,7 @@ def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval
     """Share of `n` independent trials that succeeded, with Wilson's score interval (Wilson 1927).
 
     It is not symmetric about `mean`. `correct`, 0..n, need not be whole (a mean over seeds times n).
-
-    Raises:
-        InputError: `n` is below 1 or `correct` lies outside 0..n.
+    Raises InputError: `n` is below 1 or `correct` lies outside 0..n.
 
     Example:
         >>> interval = proportion_interval(80, 100)
@@ -101,9 +98,7 @@ def correlation_interval(r: float, n: int, level: float = 0.95) -> Interval:
     """Pearson's correlation of `n` pairs, with the interval `tanh(artanh r +- z / sqrt(n - 3))` (Fisher 1921).
 
     It takes the pairs for normal; of fewer than 4 there is no interval. `r` may be a mean over seeds.
-
-    Raises:
-        InputError: `r` lies outside -1..1 or `n` is below 1.
+    Raises InputError: `r` lies outside -1..1 or `n` is below 1.
 
     Example:
         >>> interval = correlation_interval(0.85, 863)

@@ -137,10 +137,8 @@ def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict
 
     Predictions are classes int (N,) or, for regression, scores (N,); of constant ones the correlation is 0. `prefix` is
     put before each name.
-
-    Raises:
-        InputError: not one prediction per row, a prediction that is NaN or no class, or a task whose name begins as
-            other figures do (`train_`).
+    Raises InputError: not one prediction per row, a prediction that is NaN or no class, or a task whose name begins as
+    other figures do (`train_`).
 
     Example:
         >>> from metapretrain.data.made import made_tasks

@@ -93,8 +93,7 @@ def read_predictions(path: Path | str) -> Predictions:
 def recounted(path: Path, metrics: Mapping[str, Any]) -> str | None:
     """Say which of a run's `metrics` (`TASK_accuracy`, ...) is not that of the predictions in `TASK.csv`, or None.
 
-    Raises:
-        InputError: the file cannot be read, or holds no numbers.
+    Raises InputError: the file cannot be read, or holds no numbers.
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:

@@ -23,8 +23,7 @@ def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.d
         encode: maps a batch of rows to embeddings (B, D); its module is in evaluation mode meanwhile.
         device: where `encode` runs; by default where `images` are.
 
-    Raises:
-        InputError: there are no images, or an embedding is not (B, D) or not finite.
+    Raises InputError: there are no images, or an embedding is not (B, D) or not finite.
 
     Example:
         >>> embed(lambda x: x.flatten(1), torch.zeros(5, 1, 2, 2), batch_size=2).shape
@@ -76,9 +75,7 @@ def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tenso
 
     Prototypical classification (Snell et al., 2017, equations 1 and 2): embeddings (N, D), their labels, any int (N,),
     and embeddings (M, D) to labels int64 (M,).
-
-    Raises:
-        InputError: embeddings with NaN, or shapes that do not fit.
+    Raises InputError: embeddings with NaN, or shapes that do not fit.
 
     Example:
         >>> z = torch.tensor([[0.0], [0.2], [1.0]])
@@ -124,9 +121,7 @@ def silhouette(z: Tensor, y: Tensor, max_points: int = 5000, seed: int = 0) -> f
     """Mean silhouette of the labels in the embedding, Euclidean: 1 is tight and far apart, 0 overlapping.
 
     Beyond `max_points` rows a random part of that size, fixed by `seed`, is scored (the cost is quadratic).
-
-    Raises:
-        InputError: there is only one class, or no class of two examples.
+    Raises InputError: there is only one class, or no class of two examples.
 
     Example:
         >>> z = torch.tensor([[0.0], [0.1], [9.0], [9.1]])

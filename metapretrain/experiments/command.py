@@ -191,7 +191,7 @@ def machine_of(options: Namespace) -> Machine:
     check_precision(options.precision, device)
     rank, world = 0, 1
     if "WORLD_SIZE" in os.environ:
-        from metapretrain.training.devices import make_accelerator
+        from metapretrain.training.environment import make_accelerator
 
         accelerator = make_accelerator(device, options.precision)
         rank, world = accelerator.process_index, accelerator.num_processes

@@ -18,7 +18,7 @@ from metapretrain.experiments.base import Machine
 from metapretrain.protonet import ProtoLoss
 from metapretrain.scheduling import FunctionProbe, Probe
 from metapretrain.training import TrainSettings
-from metapretrain.training.devices import mixed_precision
+from metapretrain.training.environment import mixed_precision
 
 R = TypeVar("R")
 

@@ -107,8 +107,7 @@ SAFE = {"trust_remote_code": False, "use_safetensors": True}
 def safe_config(source: str, name: str) -> Any:
     """Load the configuration of a model whose author may be a stranger; `name` is what the user called `source`.
 
-    Raises:
-        InputError: the model would load an adapter, pickles or code of the hub, or its weights are not those saved.
+    Raises InputError: the model would load an adapter, pickles or code of the hub, or its weights are not those saved.
     """
     from transformers import AutoConfig
 

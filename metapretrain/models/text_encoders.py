@@ -217,8 +217,7 @@ class TextEncoder(nn.Module):
         max_length: tokens a row may have; None: as many as the model takes.
         modules: what follows the pooling: :class:`Dense` and :class:`Normalize` of sentence-transformers.
 
-    Raises:
-        InputError: a model that is not an encoder, a tokenizer of another model, or a length that it does not take.
+    Raises InputError: a model that is not an encoder, a tokenizer of another model, or a length that it does not take.
     """
 
     compilable = True  # the training loop compiles such modules when asked to
@@ -325,8 +324,8 @@ def build_text_encoder(
         max_length: tokens a row may have; None: as many as the model takes, or was saved with.
         modules: False leaves out what sentence-transformers put behind the pooling (Dense, Normalize).
 
-    Raises:
-        InputError: an unknown name or module, a folder without a model, or a dropout or length that it does not take.
+    Raises InputError: an unknown name or module, a folder without a model, or a dropout or length that it does not
+    take.
 
     Example:
         >>> build_text_encoder("tiny", pooling="cls").encode(["one text", "another"]).shape

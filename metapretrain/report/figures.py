@@ -102,8 +102,7 @@ def check_reducer(name: str) -> None:
 def project(z: Tensor, reducer: str = "tsne", seed: int = 0) -> NDArray[np.float32]:
     """Map embeddings (N, D) to the plane, (N, 2), by UMAP or 500 iterations of t-SNE with a fixed random state.
 
-    Raises:
-        InputError: another reducer, fewer than four rows, or "umap" without the package umap-learn.
+    Raises InputError: another reducer, fewer than four rows, or "umap" without the package umap-learn.
     """
     check_reducer(reducer)
     check_embeddings(z)
@@ -141,8 +140,7 @@ def tsne_figure(
         max_points: drawn and scored per panel, a random part fixed by `seed` where there are more.
         knn: kNN accuracy (0..1) by panel, if measured elsewhere; by default leave-one-out.
 
-    Raises:
-        InputError: no panel, embeddings with NaN, labels outside 0..C-1.
+    Raises InputError: no panel, embeddings with NaN, labels outside 0..C-1.
     """
     if not maps:
         raise InputError("a map of embeddings needs at least one panel: {name: (embeddings, labels)}")
@@ -196,8 +194,7 @@ def _spread(places: dict[int, NDArray[np.float32]], extent: NDArray[np.float32])
 def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title: str = "") -> Figure:
     """Confusion matrix of labels and predictions, both int (N,), 0..C-1: cells in per cent of the true class.
 
-    Raises:
-        InputError: lengths differ, or a label lies outside 0..C-1.
+    Raises InputError: lengths differ, or a label lies outside 0..C-1.
     """
     counts = confusion(y, predicted, len(classes)).double()
     share = (100 * counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).numpy()
@@ -229,9 +226,7 @@ def comparison_figure(
     """Figures by method as dots with 95% intervals over seeds, and published ones as diamonds.
 
     `percent`: they are fractions, shown as per cent. The axis does not begin at 0, so that intervals are seen.
-
-    Raises:
-        InputError: there are no rows.
+    Raises InputError: there are no rows.
     """
     if not rows:
         raise InputError("a comparison needs at least one method")
@@ -276,8 +271,7 @@ def read_curves(run: Path | str) -> dict[str, Curve]:
 def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[str]) -> Figure:
     """Curves of logged metrics such as "train/loss", a panel each: mean and range over a method's runs at each step.
 
-    Raises:
-        InputError: no run logged any of the metrics (the line names those that are there).
+    Raises InputError: no run logged any of the metrics (the line names those that are there).
     """
     read = {method: [read_curves(folder) for folder in folders] for method, folders in runs.items()}
     there = sorted({key for seeds in read.values() for seed in seeds for key in seed})
@@ -356,8 +350,7 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
         out: by default the folder ``figures`` beside the runs (in a run, its own).
         metrics: ``split/name`` each, one panel per metric; by default the first four scores and losses.
 
-    Raises:
-        InputError: there are no runs, no such metric was logged, or a file cannot be written.
+    Raises InputError: there are no runs, no such metric was logged, or a file cannot be written.
     """
     root = Path(root)
     groups = runs_by_group(root)
@@ -373,8 +366,7 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
 def redraw_maps(root: Path | str, reducer: str) -> list[Path]:
     """Draw the maps of the embeddings that the runs below `root` kept, into each run's ``figures/<reducer>.png``.
 
-    Raises:
-        InputError: the reducer is unknown or not installed, no run kept embeddings, or a file cannot be written.
+    Raises InputError: the reducer is unknown or not installed, no run kept embeddings, or a file cannot be written.
     """
     check_reducer(reducer)
     written = []

@@ -61,8 +61,7 @@ class Claim:
 class Layout:
     """The tables of a benchmark.
 
-    Raises:
-        InputError: `main`, `compared`, `cited` or a column's `parts` name no column.
+    Raises InputError: `main`, `compared`, `cited` or a column's `parts` name no column.
     """
 
     columns: tuple[Column, ...]  # of the main table
@@ -140,8 +139,7 @@ class Layout:
     def from_json(found: Any) -> Layout:
         """Return the layout that `to_json` told.
 
-        Raises:
-            InputError: a field that a layout has not, one that is missing, or a value of another kind.
+        Raises InputError: a field that a layout has not, one that is missing, or a value of another kind.
 
         Example:
             >>> layout = Layout((Column("rmse", "test_rmse", "RMSE", percent=False, lower_is_better=True),), "rmse")

@@ -156,8 +156,7 @@ def fold(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def unfold(lines: Sequence[Any]) -> list[Any]:
     """Return the results that `fold` was given; those of a bundle that shares nothing are returned as they are.
 
-    Raises:
-        InputError: what is shared is damaged, lost or not the first line, so that it is not known which have it.
+    Raises InputError: what is shared is damaged, lost or not the first line, so that it is not known which have it.
 
     Example:
         >>> unfold([{"shared": {"data": {}}}, {"seed": 0}, {"seed": 1, "data": {"a": {}}}])
@@ -200,9 +199,7 @@ def collect(root: Path | str) -> Collection:
     """Read every result under `root`: a folder of runs, a folder of bundles, or one bundle.
 
     A run's `predictions.csv` becomes the result's "correct" (see `pack`), the `report/layout.json` beside it "layout".
-
-    Raises:
-        InputError: `root` does not exist, is a file that is no bundle, or holds nothing of the kind.
+    Raises InputError: `root` does not exist, is a file that is no bundle, or holds nothing of the kind.
     """
     root = Path(root)
     if root.is_file():
@@ -311,8 +308,7 @@ def pack(correct: NDArray[np.bool_], images: str) -> dict[str, Any]:
 def unpack(packed: Mapping[str, Any]) -> NDArray[np.bool_]:
     """The inverse of `pack`: bool (n,).
 
-    Raises:
-        InputError: the entry does not hold `n` bits.
+    Raises InputError: the entry does not hold `n` bits.
     """
     try:
         n, content = int(packed["n"]), base64.b64decode(packed["bits"], validate=True)
@@ -326,8 +322,7 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[np.bool_]:
 def bundle(results: Iterable[Mapping[str, Any]], path: Path | str) -> Path:
     """Write results as in `Collection.results` to one small file, from which `collect` gives the same ones.
 
-    Raises:
-        InputError: there are no results, one holds NaN or infinity, or the file cannot be written.
+    Raises InputError: there are no results, one holds NaN or infinity, or the file cannot be written.
     """
     try:
         lines = [json.dumps(line, sort_keys=True, allow_nan=False) for line in fold(list(results))]

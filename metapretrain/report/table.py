@@ -157,9 +157,7 @@ def build_table(collection: Collection | Sequence[Result], layout: Layout | None
     """Turn results into a table, a group for each benchmark, dataset, recipe and encoder.
 
     `layout` is of all groups, in place of the results' own; results that have none get a column for each metric.
-
-    Raises:
-        InputError: a layout names a note that there is not.
+    Raises InputError: a layout names a note that there is not.
     """
     if not isinstance(collection, Collection):
         collection = Collection(list(collection))
@@ -233,9 +231,7 @@ def write(root: Path | str, out: Path | str | None = None, layout: Layout | None
     """Write `table.md`, `table.csv` and `table.json` for the results under `root` (see `collect`); return the Markdown.
 
     `out` is by default the folder `report` beside the runs; `layout` is that of `build_table`.
-
-    Raises:
-        InputError: nothing to report, or the folder cannot be written.
+    Raises InputError: nothing to report, or the folder cannot be written.
     """
     root = Path(root)
     table = build_table(collect(root), layout)

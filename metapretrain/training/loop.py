@@ -16,14 +16,6 @@ from torch import nn
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
 from metapretrain.training import checkpoint
-from metapretrain.training.devices import (
-    compile_parts,
-    make_accelerator,
-    memory_held,
-    out_of_memory,
-    random_state,
-    set_random_state,
-)
 from metapretrain.training.engine import (
     Engine,
     TrainingError,
@@ -34,6 +26,14 @@ from metapretrain.training.engine import (
     not_finite,
     over_ranks,
     refuse_bad_weights,
+)
+from metapretrain.training.environment import (
+    compile_parts,
+    make_accelerator,
+    memory_held,
+    out_of_memory,
+    random_state,
+    set_random_state,
 )
 from metapretrain.training.logs import ProgressLine
 from metapretrain.training.run_folder import RunFolder

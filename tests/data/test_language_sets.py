@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from metapretrain.data.conll import TAGS, load_conll04, load_conll2003
-from metapretrain.data.dialogues import load_dailydialog_pp, load_mutual
+from metapretrain.data.annotated import TAGS, load_conll04, load_conll2003, load_dailydialog_pp, load_mutual, load_squad
 from metapretrain.data.glue import load_copa, load_glue, load_wic
 from metapretrain.data.registry import DATASETS, names_giving
-from metapretrain.data.squad import load_squad
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks import TASKS
 

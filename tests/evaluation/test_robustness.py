@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from metapretrain.cli import main
-from metapretrain.data.corruptions import CORRUPTIONS, corrupt
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
 from metapretrain.evaluation.representation import subsample
-from metapretrain.evaluation.robustness import CorruptedImages, corrupt_runs
+from metapretrain.evaluation.robustness import CORRUPTIONS, CorruptedImages, corrupt, corrupt_runs
 from metapretrain.models import build_encoder, build_head
 from metapretrain.models.saved import save_model
 
@@ -101,7 +100,7 @@ def test_the_command_reads_the_data_set_of_the_run(tmp_path: Path, capsys: pytes
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no finished run in"):
         list(corrupt_runs(tmp_path, lambda *_: make_images(4)))
-    with pytest.raises(InputError, match="severity must be"):
+    with pytest.raises(InputError, match="severity is 6; give a whole number from 1 to 5"):
         CorruptedImages(make_images(4), (6,)).score(by_brightness)
     with pytest.raises(InputError, match="needs images"):
         CorruptedImages(make_images(4).subset([]))

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.images import demo
+from metapretrain.experiments.images.experiment import DEMO_RECIPE
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.recipe import Proto, override
 from metapretrain.experiments.text.recipe import TextPhase
@@ -109,7 +109,7 @@ def test_a_recipe_made_in_python_is_checked_too(recipe: ImageRecipe) -> None:
     ):
         with pytest.raises(InputError):
             make()
-    assert demo.RECIPE.validation == 147
+    assert DEMO_RECIPE.validation == 147
 
 
 @pytest.mark.parametrize("make", [ImagePhase, TextPhase])

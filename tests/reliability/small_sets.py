@@ -17,16 +17,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from metapretrain.data.conll import load_conll04, load_conll2003
+from metapretrain.data.annotated import load_conll04, load_conll2003, load_dailydialog_pp, load_mutual, load_squad
 from metapretrain.data.cs224n import load_cs224n, load_qqp
-from metapretrain.data.dialogues import load_dailydialog_pp, load_mutual
 from metapretrain.data.documents import Documents, load_book, read_ptb_documents, read_wikitext2_documents
 from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
 from metapretrain.data.image_folder import load_image_folder
 from metapretrain.data.images import ImageSet
 from metapretrain.data.omniglot import load_omniglot
 from metapretrain.data.registry import load_plain, load_sentiment
-from metapretrain.data.squad import load_squad
 from metapretrain.data.stl10 import load_stl10
 from metapretrain.data.tables import read_texts
 from metapretrain.data.texts import TextSet, TextTask

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from metapretrain.data.squad import Question
+from metapretrain.data.annotated import Question
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 from tests.reliability.lengths import lengths

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from metapretrain.checks import PRECISIONS
-from metapretrain.training.devices import make_accelerator, mixed_precision
+from metapretrain.training.environment import make_accelerator, mixed_precision
 
 
 def test_another_device_is_not_that_of_an_earlier_phase() -> None:

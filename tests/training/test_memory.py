@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from metapretrain.training.devices import GIB, memory_held, out_of_memory
+from metapretrain.training.environment import GIB, memory_held, out_of_memory
 
 
 def test_what_others_hold_is_told_where_it_is_more_than_a_context() -> None:

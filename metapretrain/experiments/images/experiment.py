@@ -1,20 +1,24 @@
-"""An image experiment on the disk: one run folder a row and seed, pretrainings shared, all of it resumable."""
+"""An image experiment on the disk: a run folder per row and seed, pretrainings shared, all resumable; and the demo."""
 
 from __future__ import annotations
 
+import os
+from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from metapretrain.data.images import ImageSet
+from metapretrain.data.registry import load_images
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.evaluation.representation import accuracy, knn_predict, nearest_prototype, silhouette, subsample
 from metapretrain.experiments.base import Experiment, Outcome
+from metapretrain.experiments.command import Table, due, machine_of, table_arguments, tell
 from metapretrain.experiments.images.data import ImageData, describe
-from metapretrain.experiments.images.recipe import ImageRecipe
+from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import (
     SCHEDULED,
     ImageContext,
@@ -27,6 +31,7 @@ from metapretrain.experiments.images.training import (
     updates,
     views,
 )
+from metapretrain.experiments.recipe import Proto
 from metapretrain.files import load_tensors
 from metapretrain.models import Encoder
 from metapretrain.models.saved import ENCODER, save_model
@@ -223,3 +228,47 @@ def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> ImageS
         metrics |= {f"{name}_accuracy": accuracy(values, labels[name]) for name, values in classes.items()}
     centres, _ = prototypes(z["train"], labels["train"], len(data.train.classes))
     return ImageScores(metrics, predicted.cpu(), centres.cpu())
+
+
+DEMO_METHODS = {name: ImageMethod(name) for name in ("supervised", "simclr", "prl-standard", "prl-query")}
+DEMO_RECIPE = ImageRecipe(
+    epochs=20,
+    pretrain_share=0.7,
+    batch_size=64,
+    encoder="small-conv",
+    supervised=ImagePhase(lr=0.05, augment="plain"),
+    prl=ImagePhase(lr=0.05, augment="plain"),
+    simclr=ImagePhase(lr=0.05, augment="plain"),
+    frozen=ImagePhase(lr=0.05, augment="plain"),
+    unfrozen=ImagePhase(lr=0.02, augment="plain"),
+    proto=Proto(distance="euclidean"),
+    validation=147,
+)
+
+
+def run_demo(options: Namespace) -> int:
+    """Run the demo with the options of `metapretrain demo`; finished runs below `--out` are kept."""
+    train, test = (load_images("digits", None, split) for split in ("train", "test"))
+    recipe = replace(DEMO_RECIPE, epochs=2) if options.smoke else DEMO_RECIPE
+    options.tag = "" if options.smoke else "demo"
+    experiment = ImageExperiment(
+        "demo",
+        "digits",
+        recipe=recipe,
+        data=ImageData.of(train, test, recipe.validation),
+        machine=machine_of(options),
+        map_points=200 if options.smoke else 500,
+        **table_arguments(options) | {"resume": True},
+    )
+    command = ["-m", "metapretrain", "demo", "--out", str(options.out), "--device", options.device]
+    command += ["--precision", options.precision, *["--smoke"] * options.smoke]
+    command += ["--no-figures"] * options.no_figures
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # for models this small more threads gain little, and wait long on a busy machine
+    try:
+        for _, batch in due([Table(experiment, DEMO_METHODS)], options, command):
+            tell(experiment.run(batch))
+        return 0
+    finally:
+        torch.set_num_threads(threads)

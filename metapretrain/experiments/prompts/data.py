@@ -31,7 +31,7 @@ from metapretrain.experiments.base import Machine
 from metapretrain.experiments.prompts.recipe import PromptRecipe
 from metapretrain.files import sha256, write_file
 from metapretrain.prompts import PromptBatch, PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
-from metapretrain.training.devices import mixed_precision
+from metapretrain.training.environment import mixed_precision
 
 NO_TEXTS = TextSet([])
 NO_ROWS = TextSet([], labels=torch.zeros(0, dtype=torch.int64))

@@ -40,7 +40,7 @@ from metapretrain.files import check_sums, plain, read_json, write_file, write_s
 from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
 from metapretrain.report.layout import Column, Layout
 from metapretrain.training import RunFolder
-from metapretrain.training.devices import mixed_precision
+from metapretrain.training.environment import mixed_precision
 from metapretrain.training.settings import flatten
 
 

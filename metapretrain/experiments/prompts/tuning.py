@@ -21,7 +21,7 @@ from metapretrain.graphs import Recorder, rounded_up
 from metapretrain.nests import map_tensors
 from metapretrain.prompts import PromptBatch, PromptedModel
 from metapretrain.training import KeepBest, TrainSettings, learning_rate, train
-from metapretrain.training.devices import mixed_precision
+from metapretrain.training.environment import mixed_precision
 from metapretrain.training.logs import ProgressLine
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metapretrain.experiments.base import Experiment, Outcome
-from metapretrain.experiments.schedule.data import ScheduleData
-from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler
+from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, planned_scheduler
 from metapretrain.experiments.schedule.training import ScheduleContext, ScheduledPretraining, downstream_scores
 from metapretrain.files import json_bytes, write_whole
 from metapretrain.models.text_encoders import TextEncoder, save_text_encoder

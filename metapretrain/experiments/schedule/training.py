@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from metapretrain.draws import generator, key, seeded
 from metapretrain.episodes import TaskStream
 from metapretrain.experiments.base import Context, Machine, Training
-from metapretrain.experiments.schedule.data import ScheduleData
-from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, scheduler_of
+from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, scheduler_of
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask, Tensors, to_device
 from metapretrain.models.text_encoders import TextEncoder
 from metapretrain.scheduling import Choice, Probe, UtilityScheduler, agreement
 from metapretrain.scheduling.probes import Weights, mean_losses
 from metapretrain.training import TrainReport, TrainSettings, train
-from metapretrain.training.devices import mixed_precision
+from metapretrain.training.environment import mixed_precision
 
 HEAD_LR = 1e-3
 ScheduleContext = Context[ScheduleRecipe, ScheduleData, ScheduleMethod]

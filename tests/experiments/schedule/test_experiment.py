@@ -15,9 +15,8 @@ from scratch_encoders import Encoders
 
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Context, Machine
-from metapretrain.experiments.schedule.data import ScheduleData
 from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperiment
-from metapretrain.experiments.schedule.recipe import ScheduleMethod, ScheduleRecipe, planned_scheduler
+from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, planned_scheduler
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask, RowBatches
 from metapretrain.experiments.schedule.training import ScheduledPretraining, ScheduleStep, TaskProbe, downstream_scores

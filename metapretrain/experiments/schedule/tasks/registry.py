@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.checks import user_path
-from metapretrain.data.conll import load_conll04, load_conll2003
-from metapretrain.data.dialogues import Dialogue, load_dailydialog_pp, load_mutual
+from metapretrain.data.annotated import (
+    Dialogue,
+    load_conll04,
+    load_conll2003,
+    load_dailydialog_pp,
+    load_mutual,
+    load_squad,
+)
 from metapretrain.data.documents import (
     UNKNOWN,
     Documents,
@@ -21,7 +27,6 @@ from metapretrain.data.documents import (
 )
 from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
 from metapretrain.data.made import made_dialogues, made_documents, made_pairs, made_questions, made_relations
-from metapretrain.data.squad import load_squad
 from metapretrain.data.texts import Rows, join_rows
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import Frame, PretrainingTask

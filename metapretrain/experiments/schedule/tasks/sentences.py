@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from metapretrain.data.conll import RELATIONS, RelationRow
-from metapretrain.data.dialogues import Dialogue
+from metapretrain.data.annotated import RELATIONS, Dialogue, RelationRow
 from metapretrain.data.documents import Corpus, Documents
 from metapretrain.data.texts import Rows, TextSet
 from metapretrain.errors import InputError

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from metapretrain.data.annotated import Question
 from metapretrain.data.documents import Corpus, Documents
-from metapretrain.data.squad import Question
 from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks.base import CorpusTask, Frame, SpanTask, Tensors, joined, tokenize_rows
 

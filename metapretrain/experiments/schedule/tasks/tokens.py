@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.data.conll import TAGS, TaggedRow
+from metapretrain.data.annotated import TAGS, TaggedRow
 from metapretrain.data.documents import Corpus, Documents
 from metapretrain.data.texts import Rows
 from metapretrain.errors import InputError, one_of

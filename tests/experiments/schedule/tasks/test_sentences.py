@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metapretrain.data.conll import RelationRow
-from metapretrain.data.dialogues import Dialogue
+from metapretrain.data.annotated import Dialogue, RelationRow
 from metapretrain.data.documents import Documents
 from metapretrain.data.texts import Rows, TextSet
 from metapretrain.errors import InputError

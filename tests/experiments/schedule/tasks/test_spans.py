@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from metapretrain.data.annotated import Question
 from metapretrain.data.documents import Documents
-from metapretrain.data.squad import Question
 from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks import Frame
 from metapretrain.experiments.schedule.tasks.base import Tensors, best_spans

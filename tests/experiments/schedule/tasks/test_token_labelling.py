@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from metapretrain.data.conll import TAGS, TaggedRow, begin_tags
+from metapretrain.data.annotated import TAGS, TaggedRow, begin_tags
 from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks import Frame
 from metapretrain.experiments.schedule.tasks.tokens import TokenLabelling, entity_spans
