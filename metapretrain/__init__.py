@@ -40,11 +40,14 @@ if TYPE_CHECKING:
     from metapretrain.protonet import proto_logits as proto_logits  # logits of queries from distances to prototypes
     from metapretrain.protonet.learner import ProtoNet as ProtoNet  # prototypical networks as a few-shot learner
 
+    from metapretrain.protonet.learner import R2D2 as R2D2  # the same with ridge regression in place of class means
+
     # MAML
     from metapretrain.maml import MAML as MAML  # a learned initialisation, second order
     from metapretrain.maml import FOMAML as FOMAML  # the same, first order
     from metapretrain.maml import ANIL as ANIL  # the inner loop adapts the head alone
     from metapretrain.maml import MetaSGD as MetaSGD  # learned inner rates
+    from metapretrain.maml import Reptile as Reptile  # weights move towards the adapted ones
     from metapretrain.maml import MetaGraph as MetaGraph  # a learner's backward recorded as a CUDA graph
     from metapretrain.maml import adapt as adapt  # the inner loop as a function
     from metapretrain.maml import meta_loss as meta_loss  # the loss of each task after the inner loop

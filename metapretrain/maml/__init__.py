@@ -7,8 +7,8 @@ from metapretrain.maml.adapt import ENGINES, EngineChoice, adapt, engine_for
 from metapretrain.maml.compiled import CompiledMeta, MetaGraph
 from metapretrain.maml.gradient_check import MetaGradientCheck, ParameterCheck, check_meta_gradient
 from metapretrain.maml.inner import current_step
-from metapretrain.maml.learner import ANIL, FOMAML, MAML, MetaSGD
-from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
+from metapretrain.maml.learner import ANIL, FOMAML, MAML, MetaSGD, Reptile
+from metapretrain.maml.meta import fading_weights, meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, Functional, functional
 
 __all__ = [
@@ -24,10 +24,12 @@ __all__ = [
     "MetaGraph",
     "MetaSGD",
     "ParameterCheck",
+    "Reptile",
     "adapt",
     "check_meta_gradient",
     "current_step",
     "engine_for",
+    "fading_weights",
     "functional",
     "meta_backward",
     "meta_loss",

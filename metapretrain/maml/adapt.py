@@ -552,33 +552,66 @@ def engine_for(
 
 
 def task_values(
-    inner: Inner, named: Named, support: Nest, query: Nest, tasks: int, engine: str, function: LossFunction
+    inner: Inner,
+    named: Named,
+    support: Nest,
+    query: Nest,
+    tasks: int,
+    engine: str,
+    function: LossFunction,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """`function(adapted params, query)` of each task, stacked to (T, ...)."""
+    """`function(adapted params, query)` of each task, (T, ...); with `weights` (steps,) their sum over all steps."""
     if engine == "auto":
         engine = choose(inner, named, support, tasks, query, function).engine
-    values: list[Tensor] = []
+
+    def weighted(task: int | None) -> Tensor:
+        batch, data = (nest if task is None else task_of(nest, task) for nest in (support, query))
+        found = [
+            _values_after(inner, function, fast, frozen, data, engine, step)
+            for step, fast, frozen in _moments(
+                inner, named, batch, None if task is not None else tasks, engine, weights
+            )
+        ]
+        return found[-1] if weights is None else torch.tensordot(weights, torch.stack(found), 1)
+
     try:
-        if engine not in engines.STACKED:
-            for task in range(tasks):
-                fast, frozen = engines.ENGINES[engine](inner, named, task_of(support, task))
-                values.append(_value(inner, function, {**frozen, **fast}, task_of(query, task), engine == "loop"))
-            return torch.stack(values)
-        fast, frozen = engines.ENGINES[engine](inner, named, support, tasks)
+        return weighted(None) if engine in engines.STACKED else torch.stack([weighted(task) for task in range(tasks)])
     except HiddenWeights:
-        return task_values(replace(inner, graph=True), named, support, query, tasks, engine, function)
-    if engine == "vmap":
-        with at_step(inner.steps):
+        return task_values(replace(inner, graph=True), named, support, query, tasks, engine, function, weights)
+
+
+def _moments(
+    inner: Inner, named: Named, batch: Nest, tasks: int | None, engine: str, weights: Tensor | None
+) -> Iterator[tuple[int, Named, Named]]:
+    """The number of steps, the adapted parameters and the others: after all steps, or with `weights` after each."""
+    run = engines.ENGINES[engine]
+    if weights is None:
+        yield inner.steps, *run(inner, named, batch, tasks)
+        return
+    for step in range(inner.steps):
+        fast, frozen = run(inner, named, batch, tasks if step == 0 else None, steps=range(step, step + 1))
+        named = {**frozen, **fast}
+        yield step + 1, fast, frozen
+
+
+def _values_after(
+    inner: Inner, function: LossFunction, fast: Named, frozen: Named, query: Nest, engine: str, step: int
+) -> Tensor:
+    """`function` of parameters that have taken `step` steps: of one task, or of a stack of them."""
+    with at_step(step):
+        if engine not in engines.STACKED:
+            return _value(inner, function, {**frozen, **fast}, query, engine == "loop")
+        if engine == "vmap":
             return engines.over_tasks(partial(inner.call, function), fast, frozen, query)
-    for task, own in enumerate(zip(*(stack.unbind() for stack in fast.values()), strict=True)):
-        params = {**frozen, **dict(zip(fast, own, strict=True))}
-        values.append(_value(inner, function, params, task_of(query, task), True))
-    return torch.stack(values)
+        tasks = enumerate(zip(*(stack.unbind() for stack in fast.values()), strict=True))
+        each = [(dict(zip(fast, own, strict=True)), task_of(query, task)) for task, own in tasks]
+        return torch.stack([_value(inner, function, {**frozen, **own}, data, True) for own, data in each])
 
 
 def _value(inner: Inner, function: LossFunction, params: Named, query: Nest, reorder: bool) -> Tensor:
     layout: AbstractContextManager[object] = nullcontext()
     if reorder:
         params, query, layout = channels_last(params, query)
-    with at_step(inner.steps), layout:
+    with layout:
         return inner.call(function, params, query)

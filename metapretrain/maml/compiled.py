@@ -23,7 +23,7 @@ from metapretrain.graphs import Recorder, add_gradients, own_gradients
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build, state_of
 from metapretrain.maml.inner import Inner, any_step, at_step, differentiable_twice, leaves_of
-from metapretrain.maml.learner import MAML, pair
+from metapretrain.maml.learner import MAML, Reptile, pair
 from metapretrain.maml.meta import meta_loss
 from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
 
@@ -64,7 +64,9 @@ class CompiledMeta:
             if (value := getattr(learner, name)) not in allowed:
                 words = " or ".join(map(repr, allowed))
                 raise InputError(f"{name}={value!r} cannot be compiled: give {words}, or leave compile out")
-        if isinstance(learner.lr, (list, tuple)):
+        if isinstance(learner, Reptile):
+            raise InputError("Reptile has a gradient of its own, which is not compiled; leave compile out")
+        if isinstance(learner.lr, (list, tuple)) or (learner.learn_rates and learner.steps > 1):
             raise InputError(BY_STEP)
         if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in learner.modules()):
             raise InputError("a learner with dropout cannot be compiled; leave compile out")

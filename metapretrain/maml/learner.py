@@ -24,7 +24,7 @@ from metapretrain.maml.inner import (
 )
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, adaptable, copy_tree, functional
-from metapretrain.nests import Nest, evaluation_mode, map_tensors, tensors
+from metapretrain.nests import Nest, evaluation_mode, map_tensors, rebuild, tensors
 
 
 def clone_module(module: nn.Module, policy: str) -> Any:
@@ -112,6 +112,8 @@ class MAML(nn.Module):
         steps, test_steps: inner steps, and those at evaluation (None: the same).
         batchnorm: policy while adapting, see :func:`metapretrain.maml.functional`.
         engine, only, checkpoint, chunk, optimizer: as for :func:`metapretrain.maml.meta_loss`.
+        learn_rates: learn a rate for each parameter tensor and inner step, which start at `lr` (MAML++, Antoniou et
+            al., 2019, section 4); evaluation steps beyond `steps` take the last.
         loss: of logits and labels, a scalar; for regression `F.mse_loss`.
 
     Raises:
@@ -143,6 +145,7 @@ class MAML(nn.Module):
         chunk: int | None = None,
         optimizer: Any = "sgd",
         loss: Loss = F.cross_entropy,
+        learn_rates: bool = False,
     ) -> None:
         super().__init__()
         self.module = checked_module(model)
@@ -158,6 +161,12 @@ class MAML(nn.Module):
         self.optimizer, self.loss = optimizer, loss
         if batchnorm == "per-step":
             self.records = _Records(functional(model, batchnorm, steps=steps).buffers)
+        self.learn_rates = learn_rates
+        if learn_rates:
+            start, named = checked_rate("lr", lr, ()), dict(model.named_parameters())
+            self.rated = [name for name in self._only(tuple(named)) if named[name].requires_grad]
+            first = [named[name].new_full((whole("steps", steps, 1),), float(start)) for name in self.rated]
+            self.rates = nn.ParameterList(map(nn.Parameter, first))
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The module's output; of a clone that adapts in second order, differentiable twice."""
@@ -174,19 +183,20 @@ class MAML(nn.Module):
 
     # Batches of tasks
 
-    def losses(self, support: Any, query: Any) -> Tensor:
+    def losses(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """Query loss of each task after adapting to its support, (T,), with its meta-gradient.
 
-        `support` and `query` are pairs (x, y), or objects with `.x` and `.y`, of tensors (T, N, ...). Raises InputError
-        for one episode in place of tasks, numbers as labels of cross entropy, and what `meta_loss` refuses.
+        `support` and `query` are pairs (x, y), or objects with `.x` and `.y`, of tensors (T, N, ...); `step_weights`
+        (steps,) as for :func:`metapretrain.maml.meta_loss`. Raises InputError for one episode in place of tasks,
+        numbers as labels of cross entropy, and what `meta_loss` refuses.
         """
         s, q = self._stacked(support, query)
-        return meta_loss(self._task_loss(), self._values(), s, q, **self._options(s))
+        return meta_loss(self._task_loss(), self._values(), s, q, step_weights=step_weights, **self._options(s))
 
-    def backward(self, support: Any, query: Any) -> Tensor:
+    def backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached."""
         s, q = self._stacked(support, query)
-        return meta_backward(self._task_loss(), self._values(), s, q, **self._options(s))
+        return meta_backward(self._task_loss(), self._values(), s, q, step_weights=step_weights, **self._options(s))
 
     def logits(self, support: Any, query: Any) -> Tensor:
         """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
@@ -215,7 +225,7 @@ class MAML(nn.Module):
     def _at_evaluation(self, support: tuple[Any, Tensor]) -> tuple[dict[str, Any], Named]:
         """The options of :func:`adapt` without a graph, and the values to start from."""
         options = {**self._options(support), "order": 1, "steps": self.test_steps, "checkpoint": False}
-        options["lr"] = map_tensors(Tensor.detach, options["lr"])
+        options["lr"] = map_tensors(Tensor.detach, self._rates(self.test_steps))
         return options, {name: value.detach() for name, value in self._values().items()}
 
     def predict(self, episode: Any) -> Tensor:
@@ -235,8 +245,12 @@ class MAML(nn.Module):
             check_classes(parts[0][1])
         return parts
 
-    def _rates(self) -> Any:
-        return self.lr
+    def _rates(self, steps: int) -> Any:
+        if not self.learn_rates:
+            return self.lr
+        named = dict(zip(self.rated, self.rates, strict=True))
+        places = [min(step, self.steps - 1) for step in range(steps)]
+        return [{name: rate[place] for name, rate in named.items()} for place in places]
 
     def _only(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return choose_names(self.only, names)
@@ -249,7 +263,7 @@ class MAML(nn.Module):
             raise frozen_error(frozen)
         return {
             "tasks": len(support[1]),
-            "lr": self._rates(),
+            "lr": self._rates(self.steps),
             "steps": self.steps,
             "order": 1 if self.first_order else 2,
             "engine": self.engine,
@@ -332,7 +346,7 @@ class MAML(nn.Module):
         }
 
     def _named_rates(self, weights: Named) -> dict[str, Any]:
-        rates = self._rates()
+        rates = self._rates(self.steps)
         if isinstance(rates, (list, tuple)):
             raise InputError("clone() and adapt() do not count steps; give lr as one rate or by name")
         parsed = parse_rates(rates, {name: w.shape for name, w in weights.items()}, 1)
@@ -431,6 +445,43 @@ class ANIL(MAML):
         super().__init__(model, lr, **{"only": last_module(model) if head is None else head, **options})
 
 
+class Reptile(FOMAML):
+    """Reptile (Nichol et al., 2018): weights move towards those that inner steps on all examples of a task end with.
+
+    The outer gradient is the mean over tasks of the weights minus the adapted ones (their section 2), so that plain
+    SGD of rate `r` interpolates by `r`. Support and query examples are joined for the inner steps in training; at
+    evaluation the inner steps see the support examples. The losses are those of the adapted weights on the queries.
+
+    >>> w, x, y = nn.Linear(1, 1, bias=False), torch.ones(1, 1, 1), torch.zeros(1, 1, 1)  # one task: w to 0
+    >>> _ = nn.init.ones_(w.weight), Reptile(w, lr=0.25, loss=F.mse_loss).backward((x, y), (x, y))
+    >>> w.weight.grad.item()  # 1 - (1 - 0.25 * 2 * 1)
+    0.5
+    """
+
+    def losses(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
+        """As for MAML, with Reptile's gradient; `step_weights` are refused."""
+        if step_weights is not None:
+            raise InputError("Reptile has no loss between its steps: leave step_weights out")
+        support, query = self._stacked(support, query)
+        both = (torch.cat(two, 1) for two in zip(tensors(support), tensors(query), strict=True))
+        values, loss, options = self._values(), self._task_loss(), self._options(support)
+        options["lr"] = map_tensors(Tensor.detach, options["lr"])
+
+        def ends(params: Nest, data: tuple[Any, Tensor]) -> Tensor:
+            return torch.cat([loss(params, data)[None], *(p.flatten() for p in params.values())])
+
+        constant = {name: p.detach() for name, p in values.items()}
+        found = meta_outputs(loss, constant, rebuild(support, both), query, ends, **options).detach()
+        start = torch.cat([p.flatten() for p in values.values()])
+        return found[:, 0] + ((start.detach() - found[:, 1:]) * (start - start.detach())).sum(1)  # its value is 0
+
+    def backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
+        """Add the mean of Reptile's gradients to ``.grad``; return the losses (T,), detached."""
+        losses = self.losses(support, query, step_weights)
+        losses.mean().backward()
+        return losses.detach()
+
+
 class MetaSGD(MAML):
     """Meta-SGD (Li et al., 2017): every parameter has an inner rate of its own, which is learned.
 
@@ -451,6 +502,6 @@ class MetaSGD(MAML):
             raise InputError(f"lrs must be one tensor of the same shape for each of {len(parameters)} parameters")
         self.lrs = nn.ParameterList([nn.Parameter(rate.detach().clone()) for rate in rates])
 
-    def _rates(self) -> Any:
+    def _rates(self, steps: int) -> Any:
         names = [name for name, _ in self.module.named_parameters()]
         return dict(zip(names, self.lrs, strict=True))

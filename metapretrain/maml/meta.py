@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metapretrain.checks import whole
+from metapretrain.checks import number, whole
 from metapretrain.errors import InputError
 from metapretrain.maml.adapt import Options, build, choose, task_values
 from metapretrain.maml.engines import STACKED
@@ -25,12 +25,14 @@ def meta_loss(
     tasks: int,
     chunk: int | None = None,
     query_loss: LossFunction | None = None,
+    step_weights: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """Loss of each task's query part under the parameters adapted to its support part, (T,).
 
     `support` and `query` are nests of tensors (T, ...), T is `tasks`; `chunk` of them are computed at a time (None:
-    all, see :func:`meta_backward`). `query_loss` is another function for the query part; `options` and errors as for
+    all, see :func:`meta_backward`). `query_loss` is another function for the query part. With `step_weights` (steps,)
+    it is the weighted sum of the losses after each inner step, see :func:`fading_weights`. `options` and errors as for
     :func:`adapt`.
 
     >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
@@ -38,8 +40,21 @@ def meta_loss(
     [2.25, 1.0]
     """
 
-    function = query_loss_of(loss_fn, query_loss)
-    return meta_outputs(loss_fn, params, support, query, function, tasks=tasks, chunk=chunk, **options)
+    function, options = query_loss_of(loss_fn, query_loss), {**options, "chunk": chunk, "step_weights": step_weights}
+    return meta_outputs(loss_fn, params, support, query, function, tasks=tasks, **options)
+
+
+def fading_weights(steps: int, done: float) -> Tensor:
+    """Weights (steps,) of the query losses after each inner step: all equal at `done` 0, the last alone at 1.
+
+    The multi-step loss of MAML++ (Antoniou et al., 2019, section 4), whose weights move linearly with training.
+
+    >>> fading_weights(2, 0.0).tolist(), fading_weights(2, 0.5).tolist(), fading_weights(2, 1.0).tolist()
+    ([0.5, 0.5], [0.25, 0.75], [0.0, 1.0])
+    """
+    weights = torch.full((whole("steps", steps, 1),), (1 - number("done", done, least=0, most=1)) / steps)
+    weights[-1] += done
+    return weights
 
 
 def query_loss_of(loss_fn: LossFunction, query_loss: LossFunction | None) -> LossFunction:
@@ -57,6 +72,7 @@ def meta_outputs(
     *,
     tasks: int,
     chunk: int | None = None,
+    step_weights: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """``function(adapted params, query)`` of each task, a tensor of any shape, stacked: (T, ...), as :func:`meta_loss`.
@@ -67,9 +83,11 @@ def meta_outputs(
     """
     check_stacked("query", query, whole("tasks", tasks, 1))
     chosen = Options(tasks=tasks, **options)
+    check_step_weights(step_weights, chosen)
     inner, named = build(loss_fn, params, support, chosen, query)
+    how = chosen.asked, function, step_weights
     parts = [
-        task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), chosen.asked, function)
+        task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), *how)
         for rows in _chunks(tasks, chunk)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -84,6 +102,7 @@ def meta_backward(
     tasks: int,
     chunk: int | None = None,
     query_loss: LossFunction | None = None,
+    step_weights: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """Add the gradient of the mean of :func:`meta_loss` to ``.grad``; return the losses (T,), detached.
@@ -101,18 +120,30 @@ def meta_backward(
     """
     check_stacked("query", query, whole("tasks", tasks, 1))
     chosen, borders = Options(tasks=tasks, **options), _Borders()
+    check_step_weights(step_weights, chosen)
     params, support, query, lr = (borders.cut(nest) for nest in (params, support, query, chosen.lr))
     inner, named = build(loss_fn, params, support, replace(chosen, lr=lr), query)
     function, losses = query_loss_of(loss_fn, query_loss), []
     engine = chosen.asked if chosen.asked != "auto" else choose(inner, named, support, tasks, query, function).engine
+    how = engine, function, step_weights
     for rows in _chunks(tasks, 1 if chunk is None and engine not in STACKED else chunk):
-        part = task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), engine, function)
+        part = task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), *how)
         if not part.requires_grad:
             raise InputError("meta_backward: neither params nor lr ask for a gradient; see requires_grad_()")
         (part.sum() / tasks).backward()
         losses.append(part.detach())
     borders.backward()
     return torch.cat(losses)
+
+
+def check_step_weights(weights: Tensor | None, chosen: Options) -> None:
+    """Raise InputError unless there is a weight for each step, and the inner loop can be stopped after each."""
+    if weights is None:
+        return
+    if tuple(weights.shape) != (chosen.steps,) or not chosen.steps:
+        raise InputError(f"step_weights are {tuple(weights.shape)} for steps={chosen.steps}; give one for each step")
+    if chosen.checkpoint or chosen.asked in ("higher", "learn2learn"):
+        raise InputError("step_weights need engine 'loop', 'vmap' or 'mixed', without checkpoint: leave them out")
 
 
 def _chunks(tasks: int, chunk: int | None) -> list[range]:

@@ -1,4 +1,4 @@
-"""Prototypical networks as a learner, beside MAML and its kin."""
+"""Prototypical networks and R2-D2 as learners, beside MAML and its kin: an encoder and a classifier per task."""
 
 from __future__ import annotations
 
@@ -17,41 +17,24 @@ from metapretrain.nests import evaluation_mode, map_tensors
 from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits, prototypes
 
 
-class ProtoNet(nn.Module):
-    """Prototypical network (Snell et al., 2017): a query's logits are minus its distances to class means.
+class _OverEmbeddings(nn.Module):
+    """A learner whose encoder embeds all tasks in one pass; a subclass fits what then classifies, and applies it."""
 
-    All tasks of a batch go through the encoder in one pass. In training mode batch normalisation of `losses` therefore
-    uses the statistics of all of them; in evaluation mode, the running ones, so that a query's prediction does not
-    depend on the other queries.
+    fitted: Tensor | None
 
-    Args:
-        model: maps x (N, ...) to embeddings; what they have beyond (N, D) is flattened.
-        distance: "sqeuclidean" (the paper's), "euclidean" or "cosine".
-        temperature: above 0; the logits are divided by it.
-        ways: number of classes W of every task, each with support examples. None: read from the labels, which waits for
-            the device.
-
-    Raises:
-        InputError: bad values; a class without support examples (if `ways` is None).
-
-    Example:
-        >>> x, y = torch.tensor([[[0.0], [4.0]]]), torch.tensor([[0, 1]])  # one task
-        >>> ProtoNet(nn.Identity()).logits((x, y), (x, y)).tolist()
-        [[[-0.0, -16.0], [-16.0, -0.0]]]
-    """
-
-    centres: Tensor | None
-
-    def __init__(
-        self, model: nn.Module, *, distance: str = "sqeuclidean", temperature: float = 1.0, ways: int | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, ways: int | None) -> None:
         super().__init__()
-        number("temperature", temperature, above=0)
         self.module = checked_module(model)
-        self.distance = one_of("distance", distance, DISTANCES)
-        self.temperature = temperature
         self.ways = None if ways is None else whole("ways", ways, 1)
-        self.centres = None
+        self.fitted = None
+
+    def fit(self, z: Tensor, y: Tensor) -> Tensor:
+        """What classifies each task, (T, ...), from support embeddings z (T, S, D) and labels y (T, S)."""
+        raise NotImplementedError
+
+    def apply_fitted(self, z: Tensor, fitted: Tensor) -> Tensor:
+        """Logits (T, Q, W) of query embeddings z (T, Q, D)."""
+        raise NotImplementedError
 
     def losses(self, support: Any, query: Any) -> Tensor:
         """Mean cross-entropy of each task's queries, (T,). Arguments as for MAML."""
@@ -81,20 +64,20 @@ class ProtoNet(nn.Module):
         """Everything that the outer loop learns, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
-    def clone(self) -> ProtoNet:
-        """A learner of the same encoder, with prototypes of its own."""
+    def clone(self) -> Any:
+        """A learner of the same encoder, fitted for itself."""
         return copy.copy(self)
 
     def adapt(self, x: Any, y: Tensor) -> None:
-        """Set the prototypes from one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
+        """Fit to one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
         _check_whole(y)
-        self.centres = _centres(self._embed(x)[None], y[None], self.ways)[0]
+        self.fitted = self.fit(self._embed(x)[None], y[None])[0]
 
     def forward(self, x: Any) -> Tensor:
-        """Logits (Q, W) by the prototypes that :meth:`adapt` has set."""
-        if self.centres is None:
-            raise InputError("this ProtoNet has no prototypes yet: call adapt(x, y) with support examples")
-        return self._compare(self._embed(x)[None], self.centres[None])[0]
+        """Logits (Q, W) by what :meth:`adapt` has fitted."""
+        if self.fitted is None:
+            raise InputError(f"this {type(self).__name__} is not adapted yet: call adapt(x, y) with support examples")
+        return self.apply_fitted(self._embed(x)[None], self.fitted[None])[0]
 
     def _embed(self, x: Any) -> Tensor:
         z = self.module(**x) if isinstance(x, dict) else self.module(x)
@@ -106,11 +89,109 @@ class ProtoNet(nn.Module):
             _check_rows(name, x, y, len(sy) if isinstance(sy, Tensor) and sy.dim() else 1)
         tasks, shots = sy.shape
         z = self._embed(_joined(sx, qx)).view(tasks, shots + _rows(qx), -1)
-        return self._compare(z[:, shots:], _centres(z[:, :shots], sy, self.ways))
+        return self.apply_fitted(z[:, shots:], self.fit(z[:, :shots], sy))
 
-    def _compare(self, queries: Tensor, centres: Tensor) -> Tensor:
+
+class ProtoNet(_OverEmbeddings):
+    """Prototypical network (Snell et al., 2017): a query's logits are minus its distances to class means.
+
+    All tasks of a batch go through the encoder in one pass. In training mode batch normalisation of `losses` therefore
+    uses the statistics of all of them; in evaluation mode, the running ones, so that a query's prediction does not
+    depend on the other queries.
+
+    Args:
+        model: maps x (N, ...) to embeddings; what they have beyond (N, D) is flattened.
+        distance: "sqeuclidean" (the paper's), "euclidean" or "cosine".
+        temperature: above 0; the logits are divided by it.
+        ways: number of classes W of every task, each with support examples. None: read from the labels, which waits for
+            the device.
+
+    Raises:
+        InputError: bad values; a class without support examples (if `ways` is None).
+
+    Example:
+        >>> x, y = torch.tensor([[[0.0], [4.0]]]), torch.tensor([[0, 1]])  # one task
+        >>> ProtoNet(nn.Identity()).logits((x, y), (x, y)).tolist()
+        [[[-0.0, -16.0], [-16.0, -0.0]]]
+    """
+
+    def __init__(
+        self, model: nn.Module, *, distance: str = "sqeuclidean", temperature: float = 1.0, ways: int | None = None
+    ) -> None:
+        super().__init__(model, ways)
+        number("temperature", temperature, above=0)
+        self.distance = one_of("distance", distance, DISTANCES)
+        self.temperature = temperature
+
+    def fit(self, z: Tensor, y: Tensor) -> Tensor:
+        """Mean embedding of each class of each task, (T, W, D)."""
+        return _centres(z, y, self.ways)
+
+    def apply_fitted(self, z: Tensor, fitted: Tensor) -> Tensor:
         """Logits (T, Q, W) of embeddings (T, Q, D) by centres (T, W, D)."""
-        return torch.vmap(lambda q, c: proto_logits(q, c, self.distance, self.temperature))(queries, centres)
+        return torch.vmap(lambda q, c: proto_logits(q, c, self.distance, self.temperature))(z, fitted)
+
+
+def ridge(z: Tensor, y: Tensor, penalty: Tensor | float) -> Tensor:
+    """Weights (..., D, W) that minimise ``|z w - y|^2 + penalty |w|^2``, of rows z (..., S, D) and targets (..., S, W).
+
+    In closed form; by the identity of Woodbury the matrix that is solved is (S, S) where there are fewer rows than
+    dimensions (Bertinetto et al., 2019, equation 5). Differentiable by all three; `penalty` is above 0.
+
+    >>> ridge(torch.tensor([[2.0]]), torch.tensor([[1.0]]), 1.0).item()  # 2 * 1 / (2 * 2 + 1)
+    0.4...
+    """
+    rows, size = z.shape[-2:]
+    small = rows <= size
+    gram = z @ z.mT if small else z.mT @ z
+    damped = gram + penalty * torch.eye(min(rows, size), dtype=z.dtype, device=z.device)
+    solved: Tensor = torch.linalg.solve(damped, y if small else z.mT @ y)
+    return z.mT @ solved if small else solved
+
+
+class R2D2(_OverEmbeddings):
+    """Ridge regression of one-hot labels as the classifier of each task (R2-D2, Bertinetto et al., 2019).
+
+    Its closed form is differentiated through. Logits are ``scale * (z w + b) + bias``, with `scale`, `bias` and the
+    logarithm of the `penalty` learned; `b` is a weight of a constant feature. Rows and targets are divided by the root
+    of the number of support rows, as the paper's code does. A loss per task and modes as of :class:`ProtoNet`.
+
+    Args:
+        model: maps x (N, ...) to embeddings; what they have beyond (N, D) is flattened.
+        penalty, scale: where they start.
+        ways: number of classes W of every task. None: read from the labels, which waits for the device.
+
+    Example:
+        >>> x, y = torch.tensor([[[0.0], [4.0]]]), torch.tensor([[0, 1]])  # one task
+        >>> R2D2(nn.Identity()).logits((x, y), (x, y)).argmax(2).tolist()
+        [[0, 1]]
+    """
+
+    def __init__(
+        self, model: nn.Module, *, penalty: float = 50.0, scale: float = 10.0, ways: int | None = None
+    ) -> None:
+        super().__init__(model, ways)
+        for name, value in (("penalty", penalty), ("scale", scale)):
+            number(name, value, above=0)
+        self.log_penalty = nn.Parameter(torch.tensor(float(penalty)).log())
+        self.scale, self.bias = nn.Parameter(torch.tensor(float(scale))), nn.Parameter(torch.zeros(()))
+
+    def fit(self, z: Tensor, y: Tensor) -> Tensor:
+        """Weights of each task, (T, D + 1, W)."""
+        ways = int(y.max()) + 1 if self.ways is None else self.ways
+        with torch.autocast(z.device.type, enabled=False):  # solving has no half precision
+            z = _with_ones(z.to(self.scale.dtype))
+            targets = F.one_hot(y, ways).to(z.dtype)
+            return ridge(z / z.shape[1] ** 0.5, targets / z.shape[1] ** 0.5, self.log_penalty.exp())
+
+    def apply_fitted(self, z: Tensor, fitted: Tensor) -> Tensor:
+        """Logits (T, Q, W) of embeddings (T, Q, D) by weights (T, D + 1, W)."""
+        with torch.autocast(z.device.type, enabled=False):
+            return self.scale * (_with_ones(z.to(self.scale.dtype)) @ fitted) + self.bias
+
+
+def _with_ones(z: Tensor) -> Tensor:
+    return torch.cat([z, torch.ones_like(z[..., :1])], -1)
 
 
 def _centres(z: Tensor, y: Tensor, ways: int | None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
-from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, current_step
+from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, Reptile, current_step
 from metapretrain.protonet.learner import ProtoNet
 
 
@@ -298,3 +298,10 @@ def test_weights_come_back_from_a_step_as_they_were_laid_out(tied: bool, steps: 
     losses = CompiledMeta(learner, backend="inductor").backward(data, data)
     torch.testing.assert_close(losses, eager.backward(data, data), rtol=1e-10, atol=1e-13)
     assert_same(eager, learner)
+
+
+def test_learners_with_another_gradient_are_not_compiled() -> None:
+    with pytest.raises(InputError, match="Reptile has a gradient of its own"):
+        CompiledMeta(Reptile(net(), 0.1))
+    with pytest.raises(InputError, match="inner rates by step cannot be compiled"):
+        CompiledMeta(MAML(net(), 0.1, steps=2, learn_rates=True))

@@ -36,5 +36,5 @@ def test_protonet_is_nearest_class_mean_and_takes_one_task_or_many() -> None:
 def test_protonet_refuses_a_class_without_support() -> None:
     with pytest.raises(InputError, match=r"a class of 0\.\.2 has no support example"):
         ProtoNet(nn.Identity()).logits((rows(6), Y * 2 % 4), (rows(6), Y))
-    with pytest.raises(InputError, match="no prototypes yet"):
+    with pytest.raises(InputError, match="is not adapted yet"):
         ProtoNet(nn.Identity())(torch.ones(2, 2))
