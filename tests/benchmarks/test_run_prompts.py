@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.run_prompts import METHODS, main, options_of, recipe_of
+from benchmarks.run_prompts import METHODS, dataset_of, main, options_of, recipe_of
 from metapretrain.prompts import SoftPrompt
 from metapretrain.report.results import collect
 
@@ -131,6 +131,11 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], words: list[str], tol
     assert told in refuse(*words)
 
 
+@pytest.mark.parametrize("given", ["topic", "=a.csv", "topic=", "topic=a,", "topic=a,b,c"])
+def test_a_set_from_tables_has_a_name_and_one_or_two_files(refuse: Callable[..., str], given: str) -> None:
+    assert f"expected NAME=TRAIN.csv,TEST.csv or NAME=TRAIN.csv, given {given!r}" in refuse("--set-from", given)
+
+
 def test_data_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu"]) == 2
     assert "--data-dir is needed" in capsys.readouterr().err
@@ -150,6 +155,19 @@ def test_a_table_of_ones_own_with_the_names_of_its_classes_as_words(
     saved = json.loads((root / "pt-s0/prompts/topic/prompt.json").read_text())
     assert saved["words"] == sorted(labels)
     assert "topic %" in (root / "report/table.md").read_text()
+
+
+def test_a_set_from_two_tables_names_the_folder(run: Callable[..., int], tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        rows = [f"the {label} text {part} {number},{label}" for number in range(15) for label in "abcdef"]
+        (tmp_path / f"{part}.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
+    given = f"topic={tmp_path / 'train.csv'},{tmp_path / 'test.csv'}"
+    assert run("--methods", "zero-shot", "--set-from", given) == 0
+    result = json.loads((tmp_path / "runs/prompts/made-topic-equal-tiny-smoke/zero-shot-s0/result.json").read_text())
+    assert result["counts"]["topic_train"] == 90 and result["dataset"] == "made-topic"
+    both = options_of(["--data-dir", "DIR", "--set-from", given, "--sets", "sst2"])
+    assert dataset_of(both) == "yelp5-topic" and len(both.test) == 1
+    assert dataset_of(options_of(["--set-from", given.partition(",")[0]])) == "topic"
 
 
 def test_own_label_words_and_rows_without_data_of_others(tmp_path: Path, refuse: Callable[..., str]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from metapretrain.errors import InputError
 from metapretrain.models import language_models
-from metapretrain.models.language_models import TINY, WORDS, load_language_model, tiny_word_tokenizer
+from metapretrain.models.language_models import TINY, WORDS, load_language_model, stored_bits, tiny_word_tokenizer
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-t5", "tiny-masked"])
@@ -42,6 +42,7 @@ def test_a_converted_model_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def convert(file: Path, folder: Path) -> None:
         converted.append(file.name)
         model, tokenizer = load_language_model("tiny")
+        model.config.gguf_tensors = {"F32": 2, "Q4_1": 7}
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
@@ -50,7 +51,12 @@ def test_a_converted_model_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         model, _ = load_language_model("smollm2", cache=tmp_path / "cache")
         assert type(model).__name__ == "LlamaForCausalLM"
+        assert stored_bits(model) == "4-bit weights (Q4_1: 7 of 9 tensors)"
     assert converted == ["small.gguf"]
+    config = next((tmp_path / "cache").rglob("config.json"))
+    config.write_text(config.read_text().replace('"gguf_tensors"', '"other"'))  # as an earlier version left it
+    load_language_model("smollm2", cache=tmp_path / "cache")
+    assert converted == ["small.gguf"] * 2
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     load_language_model("smollm2")
     assert (tmp_path / "other" / "metapretrain").is_dir()

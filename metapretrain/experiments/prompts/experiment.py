@@ -37,6 +37,7 @@ from metapretrain.experiments.prompts.pretraining import MetaRows, TrainedPrompt
 from metapretrain.experiments.prompts.recipe import PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.files import check_sums, plain, read_json, write_file, write_sums
+from metapretrain.models.language_models import stored_bits
 from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
 from metapretrain.report.layout import Column, Layout
 from metapretrain.training import RunFolder
@@ -346,13 +347,18 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             metrics |= {"agreement_with_labels": about["agreement_with_labels"]}
         if method.source == "pseudo":
             metrics |= self.inputs.pseudo[1]
-        extra = {"encoder": Path(r.model).name, "wall_s": round(trained.seconds, 3), "data": self.files_of(method)}
+        extra = {"encoder": self._model_name, "wall_s": round(trained.seconds, 3), "data": self.files_of(method)}
         return Outcome(metrics, budget, {**extra, **about})
 
     def stack(self, pool: Pool, jobs: Sequence[Job], *, tuning: Tuning, **options: Any) -> Stack:
         """Prompts to tune side by side."""
         options |= {"normalise": self.recipe.normalise, "rows_per_pass": self.rows_per_pass}
         return Stack(self.inputs.prompted, pool, jobs, tuning, **self._where, **options)
+
+    @property
+    def _model_name(self) -> str:
+        """The language model with how its weights were stored, which then stands in the heading of each table."""
+        return ", ".join(filter(None, [Path(self.recipe.model).name, stored_bits(self.inputs.prompted.model)]))
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -440,7 +446,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         budget = {**cost, "finetune_updates": steps, "updates": steps + cost["pretrain_updates"]}
         if lost := before.get("diverged", 0) + sum(one.progress.validated.diverged for one in tuned):
             budget["diverged"] = lost
-        extra: dict[str, Any] = {"encoder": Path(self.recipe.model).name, "data": self.files_of(context.method)}
+        extra: dict[str, Any] = {"encoder": self._model_name, "data": self.files_of(context.method)}
         extra |= {"pretrain_wall_s": before["wall_s"], "wall_s": round(sum(one.seconds for one in tuned), 3)}
         return Outcome(scores, budget, extra)
 
