@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from metapretrain.episodes import from_taskset as from_taskset  # a learn2learn task set as our episodes
 
     # Prototypes
-    from metapretrain.protonet import ProtoLoss as ProtoLoss  # prototypical loss, standard and query mode
+    from metapretrain.protonet import ProtoLoss as ProtoLoss  # prototypical loss in three modes
     from metapretrain.protonet import prototypes as prototypes  # class means of embeddings
     from metapretrain.protonet import proto_logits as proto_logits  # logits of queries from distances to prototypes
     from metapretrain.protonet.learner import ProtoNet as ProtoNet  # prototypical networks as a few-shot learner

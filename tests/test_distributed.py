@@ -22,6 +22,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"mode": "query", "seed": 5, "learn_temperature": True, "temperature": 2.0},
     {"mode": "query", "stratified": True, "distance": "sqeuclidean"},
     {"mode": "standard", "memory": "epoch", "num_classes": 4},
+    {"mode": "leave-one-out", "label_smoothing": 0.1},
+    {"mode": "leave-one-out", "distance": "cosine", "num_classes": 4, "learn_temperature": True},
 ]
 STEPS = 2
 

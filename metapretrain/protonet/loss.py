@@ -1,4 +1,4 @@
-"""The prototypical pretraining loss, standard and query mode, over a batch or an epoch's prototypes."""
+"""The prototypical pretraining loss in its three modes, over a batch or an epoch's prototypes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from metapretrain.protonet.prototypes import (
     wide_logits,
 )
 
-MODES = ("standard", "query")
+MODES = ("standard", "query", "leave-one-out")
 
 
 def check_labels(y: Tensor | Sequence[int] | Any, *, mode: str = "standard", num_classes: int | None = None) -> Tensor:
@@ -46,7 +46,7 @@ def check_labels(y: Tensor | Sequence[int] | Any, *, mode: str = "standard", num
 
     Raises:
         InputError: not one-dimensional, empty, not whole numbers, not on the CPU, -1 or -100, outside 0..num_classes-1;
-            in query mode, fewer than 2 rows or no class with 2 examples (no query could have a prototype).
+            in the other modes, fewer than 2 rows or no class with 2 examples (no query could have a prototype).
 
     Example:
         >>> check_labels([3, 3, 8], mode="query").tolist()
@@ -77,14 +77,11 @@ query mode no query has a prototype; use larger or class-balanced batches, or mo
         )
     if (none := int(unlabelled(labels).sum())) > 0:
         raise InputError(f"{none} of {len(labels)} labels are -1 or {IGNORED} (no label); leave these rows out")
-    if mode == "query":
-        classes = int(torch.unique(labels).numel())
-        if classes == len(labels):
-            raise InputError(
-                f"every class of the batch has one example ({len(labels)} rows, {classes} classes), "
-                "so in query mode no query has a prototype; use larger or class-balanced batches, "
-                'or mode="standard"'
-            )
+    if mode != "standard" and (classes := int(torch.unique(labels).numel())) == len(labels):
+        raise InputError(
+            f"every class of the batch has one example ({len(labels)} rows, {classes} classes), "
+            f'so in {mode} mode no query has a prototype; use larger or class-balanced batches, or mode="standard"'
+        )
     return labels
 
 
@@ -132,6 +129,8 @@ class ProtoLoss(nn.Module):
     own prototype. ``mode="query"`` (vision paper): prototypes from the support rows, loss on the query rows; a query
     whose class has no prototype is left out of the mean. The split is a function of (seed, call, row): the buffer
     `calls` counts training calls, so a restored state_dict continues the sequence, and evaluation does not disturb it.
+    ``mode="leave-one-out"``: every row is a query, and the prototype of its own class is the mean of the class's other
+    rows; a row that is alone in its class is a prototype for the others and is left out of the mean.
 
     On a GPU the forward pass has static shapes and reads nothing back: it can be captured in a CUDA graph and compiled.
     Rows with NaN or infinity (or whose squares would be), and labels -1 or -100 (no label) or outside 0..num_classes-1,
@@ -139,8 +138,8 @@ class ProtoLoss(nn.Module):
     on the device until :meth:`check`.
 
     Args:
-        mode: ``"standard"`` or ``"query"``.
-        query_fraction: in (0, 1); of B rows ``max(1, min(B - 1, round(query_fraction * B)))`` are queries.
+        mode: one of :data:`MODES`.
+        query_fraction: of query mode, in (0, 1): of B rows :func:`query_count` are queries.
         stratified: take the fraction inside each class; a class of one example goes to the support.
         distance: one of :data:`DISTANCES`.
         temperature, learn_temperature: above 0; whether its logarithm is learned from there (`log_temperature`).
@@ -217,19 +216,27 @@ class ProtoLoss(nn.Module):
         check_shapes(z, y)
         if self.gather:
             z, y = gather_rows(z), gather_rows(y)
-        if self.mode == "query" and len(z) < 2:
-            raise InputError(f"query mode splits the batch but it has {len(z)} row; give at least 2")
+        if self.mode != "standard" and len(z) < 2:
+            raise InputError(f"{self.mode} mode needs other rows for the prototypes, got {len(z)} row; give at least 2")
         dtype, wide = result_dtype(z), wide_dtype(z)
         finite = _finite_rows(z, self.distance)
         z = (z if finite is None else torch.where(finite[:, None], z, 0)).to(wide)
         ids, valid, classes = self._class_ids(y)
         ids = ids if finite is None else torch.where(finite, ids, classes)
         support, rows, ids = self._split(ids, classes)
-        centres, present = self._centres(z, support, classes)
+        sums, counts = self._sums(z, support, classes)
+        present, centres = counts > 0, sums / counts.clamp_min(1)[:, None]
         queries = z if rows is None else z.index_select(0, rows)
         logits = masked(wide_logits(queries, centres, self.distance, self.temperature, dtype), present)
         target, scored = ids, None
-        if not (self.mode == "standard" and finite is None and valid is None):
+        if self.mode == "leave-one-out":
+            target = ids.clamp_max(classes - 1)
+            own = ids[:, None] == torch.arange(classes, device=ids.device)  # products with it are the same bits always
+            others = own.to(wide) @ counts - 1
+            centres, scored = (own.to(wide) @ sums - z) / others.clamp_min(1)[:, None], others > 0
+            to_others = wide_logits(z, centres, self.distance, self.temperature, dtype, paired=True)
+            logits = torch.where(own, to_others[:, None], logits)
+        elif not (self.mode == "standard" and finite is None and valid is None):
             target = ids.clamp_max(classes - 1)
             scored = (ids < classes) & present[target]
         loss = _mean_cross_entropy(logits, target, scored, present, self.label_smoothing)
@@ -256,7 +263,7 @@ class ProtoLoss(nn.Module):
 
     def _split(self, ids: Tensor, classes: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """Ids of the support; the rows to score, or None for all; and their ids. C takes no part."""
-        if self.mode == "standard":
+        if self.mode != "query":
             return ids, None, ids
         keys = split_keys(self.seed, self.calls, len(ids))
         if self.stratified:
@@ -265,13 +272,11 @@ class ProtoLoss(nn.Module):
         rows = random_queries(keys, self.query_fraction)
         return ids.index_fill(0, rows, classes), rows, ids[rows]
 
-    def _centres(self, z: Tensor, support: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    def _sums(self, z: Tensor, support: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        """Sums (C, D) and counts (C,) of the prototype rows: those of the epoch, with memory."""
         sums, counts = class_sums(z, support, classes)
-        if self.memory is not None:
-            sums, counts = self._with_memory(sums, counts)
-        return sums / counts.clamp_min(1)[:, None], counts > 0
-
-    def _with_memory(self, sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        if self.memory is None:
+            return sums, counts
         if self.memory_sums is None or self.memory_counts is None:
             if not self.training:
                 return sums, counts

@@ -89,15 +89,21 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def wide_logits(
-    queries: Tensor, centres: Tensor, distance: str, temperature: float | Tensor, dtype: torch.dtype
+    queries: Tensor,
+    centres: Tensor,
+    distance: str,
+    temperature: float | Tensor,
+    dtype: torch.dtype,
+    paired: bool = False,
 ) -> Tensor:
-    """(B, C) of `dtype` from rows of the wide dtype; pairs are subtracted where `dtype` is the wide one."""
+    """(B, C) of `dtype` from rows of the wide dtype, subtracted where `dtype` is wide; paired: (B,), row by row."""
     if isinstance(temperature, Tensor):
         temperature = temperature.to(dtype)
     if distance == "cosine":
-        return (_unit(queries) @ _unit(centres).T).to(dtype) / temperature
-    if queries.dtype == dtype:
-        apart = (queries[:, None] - centres[None]).square().sum(-1)
+        q, c = _unit(queries), _unit(centres)
+        return (torch.linalg.vecdot(q, c) if paired else q @ c.T).to(dtype) / temperature
+    if paired or queries.dtype == dtype:
+        apart = (queries - centres if paired else queries[:, None] - centres).square().sum(-1)
         apart = _safe_sqrt(apart) if distance == "euclidean" else apart
     else:
         # Compiled, the function above would get no gradient at all by torch 2.11, without a word.

@@ -41,6 +41,33 @@ def loss(
     return torch.stack(losses).mean() if losses else None
 
 
+def leave_one_out(
+    z: Tensor,
+    y: list[int],
+    *,
+    earlier: tuple[Tensor, list[int]] | None = None,
+    name: str = "euclidean",
+    temperature: float = 1.0,
+    smoothing: float = 0.0,
+) -> Tensor | None:
+    """Every row is a query, its own prototype without it; `earlier` are further rows of the prototypes."""
+    all_z, all_y = (z, y) if earlier is None else (torch.cat([z, earlier[0]]), y + earlier[1])
+    losses = []
+    for row in range(len(y)):
+        log_odds, own = [], None
+        for label in sorted(set(all_y)):
+            others = [i for i in range(len(all_y)) if all_y[i] == label and i != row]
+            if label == y[row]:
+                own = len(log_odds)
+            if not others:
+                break
+            log_odds.append(-distance(z[row], all_z[others].mean(0), name) / temperature)
+        else:
+            log_p = torch.stack(log_odds).log_softmax(0)
+            losses.append(-(1 - smoothing) * log_p[own] - smoothing * log_p.mean())
+    return torch.stack(losses).mean() if losses else None
+
+
 def mix(x: int) -> int:
     """SplitMix64's finaliser on unsigned whole numbers."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.protonet import DISTANCES, ProtoLoss
+from metapretrain.protonet import DISTANCES, MODES, ProtoLoss
 from tests.protonet import slow
 
 LABELS = [-7, 300, 300, 5, -7, 300, 5, 5, -7, 12, 300, 5]
@@ -69,7 +69,48 @@ def test_query_mode_equals_the_slow_loop(
     torch.testing.assert_close(value_and_gradient(loss, z, y), expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("mode", ["standard", "query"])
+@settings(max_examples=100)
+@given(
+    y=st.lists(st.sampled_from([-3, -2, 0, 1, 2, 3, 4]), min_size=2, max_size=16),
+    seed=st.integers(0, 99),
+    distance=st.sampled_from(DISTANCES),
+    smoothing=st.sampled_from([0.0, 0.2]),
+    classes=st.booleans(),
+)
+def test_leave_one_out_equals_the_slow_loop(
+    y: list[int], seed: int, distance: str, smoothing: float, classes: bool
+) -> None:
+    y = [label + 3 for label in y] if classes else y
+    options: dict[str, Any] = {"num_classes": 9} if classes else {}
+    loss = ProtoLoss("leave-one-out", distance=distance, temperature=0.7, label_smoothing=smoothing, **options)
+    z = rows(len(y), seed=seed).requires_grad_()
+    value = slow.leave_one_out(z, y, name=distance, temperature=0.7, smoothing=smoothing)
+    expected = (torch.zeros(()).double(), torch.zeros_like(z))
+    if value is not None:
+        expected = (value.detach(), torch.autograd.grad(value, z)[0])
+    torch.testing.assert_close(value_and_gradient(loss, z.detach(), y), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_leave_one_out_over_an_epoch_takes_its_earlier_rows_too(distance: str) -> None:
+    loss = ProtoLoss("leave-one-out", distance=distance, num_classes=4, memory="epoch")
+    first, second, y, later = rows(7), rows(5, seed=1), [0, 0, 1, 1, 1, 2, 2], [0, 1, 3, 2, 2]  # 3 is alone
+    loss(first, torch.tensor(y))
+    z = second.clone().requires_grad_()
+    value = slow.leave_one_out(z, later, earlier=(first, y), name=distance)
+    assert value is not None
+    expected = value.detach(), torch.autograd.grad(value, z)[0]
+    torch.testing.assert_close(value_and_gradient(loss, second, later), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["query", "leave-one-out"])
+def test_with_random_labels_a_larger_scale_lowers_the_standard_loss_alone(mode: str) -> None:
+    z, y = rows(40, 256), torch.randint(10, (40,), generator=torch.Generator().manual_seed(0))
+    assert ProtoLoss(distance="sqeuclidean")(100 * z, y) < 1e-6
+    assert ProtoLoss(mode, distance="sqeuclidean")(100 * z, y) > 1000
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_num_classes_with_missing_classes_gives_the_same(mode: str) -> None:
     z, y = rows(12), torch.tensor([0, 3, 3, 8, 0, 3, 8, 8, 0, 3, 3, 8])
     dense = value_and_gradient(ProtoLoss(mode), z, y)
@@ -77,7 +118,7 @@ def test_num_classes_with_missing_classes_gives_the_same(mode: str) -> None:
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("mode", ["standard", "query"])
+@pytest.mark.parametrize("mode", MODES)
 def test_gradcheck_with_one_example_classes_and_equal_points(distance: str, mode: str) -> None:
     """Class 12 has one example, which is its prototype; the rows of class 5 are one point."""
     z, y = rows(len(LABELS)), torch.tensor(LABELS)
@@ -128,7 +169,7 @@ def test_scaling_by_the_temperature_leaves_the_loss() -> None:
     torch.testing.assert_close(cosine(7 * z, y), cosine(z, y))
 
 
-@pytest.mark.parametrize("mode", ["standard", "query"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_half_precision_input_is_computed_in_float32(mode: str, dtype: torch.dtype) -> None:
     z, y = (rows(64, 32) * 300).to(dtype), torch.arange(64) % 5
@@ -219,10 +260,11 @@ def test_bad_options_are_one_line(options: dict[str, Any], message: str) -> None
 
 def test_bad_batches_are_one_line() -> None:
     z, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
-    for loss in (ProtoLoss(), ProtoLoss("query")):
+    for loss in map(ProtoLoss, MODES):
         with pytest.raises(InputError, match=r"embeddings \(4, 2\) and labels \(3,\) do not match"):
             loss(z, y[:3])
         with pytest.raises(InputError, match=r"labels are torch.float32; give whole numbers"):
             loss(z, y.float())
-    with pytest.raises(InputError, match=r"query mode splits the batch but it has 1 row; give at least 2"):
-        ProtoLoss("query")(z[:1], y[:1])
+    for mode in ("query", "leave-one-out"):
+        with pytest.raises(InputError, match=f"{mode} mode needs other rows for the prototypes, got 1 row; give at"):
+            ProtoLoss(mode)(z[:1], y[:1])

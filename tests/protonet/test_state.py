@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.protonet import ProtoLoss, check_labels, prototypes
+from metapretrain.protonet import MODES, ProtoLoss, check_labels, prototypes
 from tests.protonet import slow
 
 VARIANTS: list[dict[str, Any]] = [
@@ -21,6 +21,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"mode": "query", "memory": "epoch", "num_classes": 5, "label_smoothing": 0.1},
     {"mode": "standard", "learn_temperature": True, "distance": "sqeuclidean"},
     {"mode": "query", "learn_temperature": True, "distance": "cosine"},
+    {"mode": "leave-one-out", "distance": "cosine"},
+    {"mode": "leave-one-out", "memory": "epoch", "num_classes": 5, "label_smoothing": 0.1},
 ]
 
 
@@ -99,7 +101,7 @@ def test_labels_outside_num_classes_are_left_out_and_named() -> None:
 
 
 @pytest.mark.parametrize("mark", [-1, -100])
-@pytest.mark.parametrize("mode", ["standard", "query"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_classes", [None, 8])
 def test_rows_without_a_label_are_no_class(mark: int, mode: str, num_classes: int | None) -> None:
     z, y = batch(n=40, classes=3)
@@ -249,6 +251,7 @@ def test_values_that_a_cpu_may_read_change_no_result(options: dict[str, Any], ba
 
 @pytest.mark.parametrize("options", VARIANTS)
 def test_the_loss_compiles_into_one_graph(options: dict[str, Any]) -> None:
+    torch.compiler.reset()  # each variant is compiled anew, and torch allows eight
     plain, loss = ProtoLoss(**options), ProtoLoss(**options)
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
     for seed in range(3):
