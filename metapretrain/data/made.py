@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -168,15 +169,6 @@ def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceD
     return made
 
 
-def made_plain(seed: int = 0, rows: int = 60) -> list[str]:
-    """Sentences without labels, to be given pseudo labels."""
-    random = philox_generator(seed)
-    things = ("garden", "train", "letter", "meeting", "journey", "weather", "cousin", "lesson")
-    every = [word for words in SENTIMENT for word in words]
-    picks = random.integers((len(things), len(every), len(things)), size=(rows, 3))
-    return [f"he said the {things[a]} was {every[b]} after the {things[c]}" for a, b, c in picks.tolist()]
-
-
 def _reviews(
     name: str,
     classes: tuple[str, ...],
@@ -222,72 +214,62 @@ FIRMS = ("Acorn", "Beacon", "Cobalt", "Delta")
 OBJECTS = ("boat", "clock", "horse", "lamp", "stone", "violin")
 ACTS = ("bought", "found", "lost", "painted", "sold")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+LIVES = {(0, 1): "Live_In", (0, 2): "Work_For"}
+Made = TypeVar("Made")
 
 
 def made_documents(seed: int = 0) -> dict[str, Documents]:
     """Stories of five sentences whose order shows: someone gets up, goes out, does a thing, rests and sleeps."""
-    return {split: Documents([_story(random) for _ in range(size)], split) for split, size, random in _splits(seed, 1)}
+    return {split: Documents(rows, split) for split, rows in _rows(seed, 1, lambda _, random: _story(random)).items()}
 
 
 def made_dialogues(seed: int = 0) -> dict[str, Rows[Dialogue]]:
     """Questions about one of six things; right responses name the thing."""
-    found = {}
-    for split, size, random in _splits(seed, 2):
-        rows = []
-        for _ in range(size):
-            name, thing, other, act = _pick(NAMES, random), *_two(OBJECTS, random), _pick(ACTS, random)
-            rows.append(
-                Dialogue(
-                    [f"Have you seen {name} ?", f"Yes , {name} {act} a {thing} ."],
-                    [f"Is the {thing} old ?", f"I should like a {thing} too ."],
-                    [f"Is the {other} old ?", f"I should like a {other} too ."],
-                )
-            )
-        found[split] = Rows(rows, split)
-    return found
+
+    def row(_: int, random: np.random.Generator) -> Dialogue:
+        name, thing, other, act = _pick(NAMES, random), *_two(OBJECTS, random), _pick(ACTS, random)
+        context = [f"Have you seen {name} ?", f"Yes , {name} {act} a {thing} ."]
+        right, wrong = ([f"Is the {one} old ?", f"I should like a {one} too ."] for one in (thing, other))
+        return Dialogue(context, right, wrong)
+
+    return {split: Rows(rows, split) for split, rows in _rows(seed, 2, row).items()}
 
 
 def made_relations(seed: int = 0) -> dict[str, Rows[RelationRow]]:
     """Sentences about where people live and for whom they work."""
-    found = {}
-    for split, size, random in _splits(seed, 3):
-        rows = []
-        for _ in range(size):
-            name, place, firm = _pick(NAMES, random), _pick(TOWNS, random), _pick(FIRMS, random)
-            words = f"{name} lives in {place} and works for {firm} .".split()
-            entities = [("Peop", 0, 1), ("Loc", 3, 4), ("Org", 7, 8)]
-            rows.append(RelationRow(words, entities, {(0, 1): "Live_In", (0, 2): "Work_For"}))
-        found[split] = Rows(rows, split)
-    return found
+
+    def row(_: int, random: np.random.Generator) -> RelationRow:
+        name, place, firm = _pick(NAMES, random), _pick(TOWNS, random), _pick(FIRMS, random)
+        words = f"{name} lives in {place} and works for {firm} .".split()
+        return RelationRow(words, [("Peop", 0, 1), ("Loc", 3, 4), ("Org", 7, 8)], dict(LIVES))
+
+    return {split: Rows(rows, split) for split, rows in _rows(seed, 3, row).items()}
 
 
 def made_pairs(seed: int = 0) -> dict[str, TextSet]:
     """Pairs of sentences: does the second follow from the first (class 1) or does it name another thing (class 0)."""
-    found = {}
-    for split, size, random in _splits(seed, 4):
-        first, second, labels = [], [], torch.arange(size) % 2
-        for label in labels.tolist():
-            name, act, (thing, other) = _pick(NAMES, random), _pick(ACTS, random), _two(OBJECTS, random)
-            first.append(f"{name} {act} a {thing} on {_pick(DAYS, random)} .")
-            second.append(f"{name} {act} a {thing if label else other} .")
-        found[split] = TextSet(first, second, labels, split=split)
-    return found
+
+    def row(number: int, random: np.random.Generator) -> tuple[str, str]:
+        name, act, (thing, other) = _pick(NAMES, random), _pick(ACTS, random), _two(OBJECTS, random)
+        first = f"{name} {act} a {thing} on {_pick(DAYS, random)} ."
+        return first, f"{name} {act} a {thing if number % 2 else other} ."
+
+    made = {split: tuple(map(list, zip(*rows, strict=True))) for split, rows in _rows(seed, 4, row).items()}
+    return {split: TextSet(*both, torch.arange(SIZES[split]) % 2, split=split) for split, both in made.items()}
 
 
 def made_questions(seed: int = 0) -> dict[str, Rows[Question]]:
     """Stories with a question about who, what or when; the answer is a word of the story."""
-    found = {}
-    for split, size, random in _splits(seed, 5):
-        rows = []
-        for row in range(size):
-            words = [word for sentence in _story(random) for word in sentence]
-            act, thing = next((words[place], words[place + 2]) for place, word in enumerate(words) if word in ACTS)
-            wanted = (("Who", NAMES), ("What", OBJECTS), ("When", DAYS))[row % 3]
-            place = next(place for place, word in enumerate(words) if word in wanted[1])
-            question = f"{wanted[0]} {act} a {thing} ?" if row % 3 != 1 else f"What was {act} ?"
-            rows.append(Question(question, words, place, place, words[place]))
-        found[split] = Rows(rows, split)
-    return found
+
+    def row(number: int, random: np.random.Generator) -> Question:
+        words = [word for sentence in _story(random) for word in sentence]
+        act, thing = next((words[place], words[place + 2]) for place, word in enumerate(words) if word in ACTS)
+        asked, answers = (("Who", NAMES), ("What", OBJECTS), ("When", DAYS))[number % 3]
+        place = next(place for place, word in enumerate(words) if word in answers)
+        question = f"What was {act} ?" if asked == "What" else f"{asked} {act} a {thing} ?"
+        return Question(question, words, place, place, words[place])
+
+    return {split: Rows(rows, split) for split, rows in _rows(seed, 5, row).items()}
 
 
 def _story(random: np.random.Generator) -> list[list[str]]:
@@ -303,8 +285,13 @@ def _story(random: np.random.Generator) -> list[list[str]]:
     return [sentence.split() for sentence in text]
 
 
-def _splits(seed: int, kind: int) -> list[tuple[str, int, np.random.Generator]]:
-    return [(split, size, philox_generator(seed, kind, place)) for place, (split, size) in enumerate(SIZES.items())]
+def _rows(seed: int, kind: int, row: Callable[[int, np.random.Generator], Made]) -> dict[str, list[Made]]:
+    """The rows of each split, made one after the other by a generator of the split's own."""
+    made = {}
+    for place, (split, size) in enumerate(SIZES.items()):
+        random = philox_generator(seed, kind, place)
+        made[split] = [row(number, random) for number in range(size)]
+    return made
 
 
 def _pick(words: tuple[str, ...], random: np.random.Generator) -> str:

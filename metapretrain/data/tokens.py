@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -103,26 +103,6 @@ class Tokens:
         if self.types is not None:
             batch["token_type_ids"] = torch.where(real, self.types[places].long(), self.pad_type)
         return batch
-
-    def padding_share(
-        self, batches: Iterable[Tensor | Sequence[int]], *, widths: Sequence[int] | None = None, multiple: int = 1
-    ) -> float:
-        """Return the share of padding, 1 - tokens / (rows x width), over all batches of rows; 0 without batches.
-
-        `widths` are those of the batches; None: the longest row of each, rounded up to a multiple of `multiple`.
-
-        Example:
-            >>> tokens = Tokens.from_rows([[1], [1, 1], [1, 1, 1]])
-            >>> round(tokens.padding_share([[0, 1], [2]]), 3), tokens.padding_share([[0, 1, 2]], widths=[4])
-            (0.143, 0.5)
-        """
-        chosen = [torch.as_tensor(rows, dtype=torch.int64).cpu() for rows in batches]
-        if widths is None:
-            widths = [padded_width(self.widths[rows], multiple) for rows in chosen]
-        parts = [self] if self.second is None else [self, self.second]
-        places = sum(len(rows) * width for rows, width in zip(chosen, widths, strict=True)) * len(parts)
-        tokens = sum(int(part.lengths[rows].sum()) for part in parts for rows in chosen)
-        return 1.0 - tokens / places if places else 0.0
 
 
 def padded_width(lengths: Tensor, multiple: int = 16) -> int:

@@ -35,10 +35,7 @@ class Interval:
         return {"n": self.n} | {name: value if math.isfinite(value) else None for name, value in fields.items()}
 
 
-def check_level(level: float) -> float:
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level must lie between 0 and 1, for example 0.95; got {level}")
-    return level
+ABOVE = 0.975  # the share of a distribution below the upper limit of its two-sided 95% interval
 
 
 def _finite(values: ArrayLike, what: str) -> NDArray[np.float64]:
@@ -51,10 +48,10 @@ def _finite(values: ArrayLike, what: str) -> NDArray[np.float64]:
     return array
 
 
-def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
+def mean_interval(values: Iterable[float]) -> Interval:
     """Mean of independent values (n,) with Student's t interval, `mean +- t(n - 1) sd / sqrt(n)`.
 
-    Raises InputError: there is no value, one is NaN or infinite, or `level` is not in (0, 1).
+    Raises InputError: there is no value, or one is NaN or infinite.
 
     Example:
         >>> interval = mean_interval([0.70, 0.72, 0.74])
@@ -68,11 +65,11 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     from scipy.special import stdtrit  # not at import: scipy costs a tenth of a second
 
     sd = float(array.std(ddof=1))
-    half = float(stdtrit(n - 1, 0.5 + check_level(level) / 2)) * sd / math.sqrt(n)
+    half = float(stdtrit(n - 1, ABOVE)) * sd / math.sqrt(n)
     return Interval(mean, half, n, sd, mean - half, mean + half)
 
 
-def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval:
+def proportion_interval(correct: float, n: int) -> Interval:
     """Share of `n` independent trials that succeeded, with Wilson's score interval (Wilson 1927).
 
     It is not symmetric about `mean`. `correct`, 0..n, need not be whole (a mean over seeds times n).
@@ -85,7 +82,7 @@ def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval
     """
     if n < 1 or not 0 <= correct <= n:
         raise InputError(f"a proportion needs 0 <= correct <= n and n >= 1; got correct={correct}, n={n}")
-    z = NormalDist().inv_cdf(0.5 + check_level(level) / 2)
+    z = NormalDist().inv_cdf(ABOVE)
     p = correct / n
     scale = 1 + z * z / n
     centre = (p + z * z / (2 * n)) / scale
@@ -94,7 +91,7 @@ def proportion_interval(correct: float, n: int, level: float = 0.95) -> Interval
     return Interval(p, half, n, sd, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def correlation_interval(r: float, n: int, level: float = 0.95) -> Interval:
+def correlation_interval(r: float, n: int) -> Interval:
     """Pearson's correlation of `n` pairs, with the interval `tanh(artanh r +- z / sqrt(n - 3))` (Fisher 1921).
 
     It takes the pairs for normal; of fewer than 4 there is no interval. `r` may be a mean over seeds.
@@ -111,7 +108,7 @@ def correlation_interval(r: float, n: int, level: float = 0.95) -> Interval:
         return Interval(r, math.nan, n)
     if abs(r) == 1:
         return Interval(r, 0.0, n, math.nan, r, r)
-    half = NormalDist().inv_cdf(0.5 + check_level(level) / 2) / math.sqrt(n - 3)
+    half = NormalDist().inv_cdf(ABOVE) / math.sqrt(n - 3)
     low, high = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
     return Interval(r, (high - low) / 2, n, math.nan, low, high)
 
@@ -137,7 +134,7 @@ def independent_mean_interval(parts: Sequence[Interval]) -> Interval:
     return Interval(mean, (high - low) / 2, n, math.nan, low, high)
 
 
-def paired_interval(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Interval:
+def paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Mean of `a - b`, value by value on the same seeds, with Student's t interval.
 
     Example:
@@ -147,10 +144,10 @@ def paired_interval(a: Sequence[float], b: Sequence[float], level: float = 0.95)
     """
     if len(a) != len(b):
         raise InputError(f"paired values must be of the same seeds: got {len(a)} and {len(b)} values")
-    return mean_interval(_finite(a, "paired values") - _finite(b, "paired values"), level)
+    return mean_interval(_finite(a, "paired values") - _finite(b, "paired values"))
 
 
-def paired_images_interval(correct_a: ArrayLike, correct_b: ArrayLike, level: float = 0.95) -> Interval:
+def paired_images_interval(correct_a: ArrayLike, correct_b: ArrayLike) -> Interval:
     """Difference of two accuracies on the same images, with Student's t interval over the images' differences.
 
     Right or wrong is 0/1 or bool, (N,) or (seeds, N), of which the mean is taken; the seeds may differ in number.
@@ -169,4 +166,4 @@ def paired_images_interval(correct_a: ArrayLike, correct_b: ArrayLike, level: fl
     a, b = means
     if a.shape != b.shape:
         raise InputError(f"a paired difference needs the same images: got {a.size} and {b.size} images")
-    return mean_interval(a - b, level)
+    return mean_interval(a - b)

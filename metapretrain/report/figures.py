@@ -125,20 +125,13 @@ def project(z: Tensor, reducer: str = "tsne", seed: int = 0) -> NDArray[np.float
 
 
 def tsne_figure(
-    maps: Mapping[str, tuple[Tensor, Tensor]],
-    classes: Sequence[str],
-    *,
-    reducer: str = "tsne",
-    seed: int = 0,
-    max_points: int = 2000,
-    knn: Mapping[str, float] | None = None,
+    maps: Mapping[str, tuple[Tensor, Tensor]], classes: Sequence[str], *, reducer: str = "tsne", max_points: int = 2000
 ) -> Figure:
     """Maps of embeddings by class, titled with silhouette and kNN accuracy of the embeddings themselves.
 
     Args:
         maps: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1.
-        max_points: drawn and scored per panel, a random part fixed by `seed` where there are more.
-        knn: kNN accuracy (0..1) by panel, if measured elsewhere; by default leave-one-out.
+        max_points: drawn and scored per panel, a fixed random part where there are more.
 
     Raises InputError: no panel, embeddings with NaN, labels outside 0..C-1.
     """
@@ -147,12 +140,11 @@ def tsne_figure(
     figure, all_axes = panels(len(maps), 2, 5.2, 4.9)
     for axes, (name, (z, y)) in zip(all_axes, maps.items(), strict=True):
         check_embeddings(z, y, f"embeddings of panel {name!r}")
-        kept = subsample(len(z), max_points, seed)
+        kept = subsample(len(z), max_points)
         z, y = z.detach().cpu()[kept], y.cpu()[kept]
-        _scatter(axes, project(z, reducer, seed), y.numpy(), classes)
+        _scatter(axes, project(z, reducer), y.numpy(), classes)
         tight = f"{silhouette(z, y):.2f}" if 2 <= len(torch.unique(y)) < len(y) else "undefined"
-        known = (knn or {}).get(name)
-        measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}" if known is None else f"kNN {known:.1%}"
+        measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}"
         axes.set_title(f"{name}\nsilhouette {tight}, {measured}", fontsize=10, color=INK)
     figure.supxlabel(f"{REDUCERS[reducer]} of at most {max_points:,} embeddings a panel", fontsize=8, color=INK)
     return literal(figure)
@@ -191,7 +183,7 @@ def _spread(places: dict[int, NDArray[np.float32]], extent: NDArray[np.float32])
     return placed
 
 
-def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title: str = "") -> Figure:
+def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str]) -> Figure:
     """Confusion matrix of labels and predictions, both int (N,), 0..C-1: cells in per cent of the true class.
 
     Raises InputError: lengths differ, or a label lies outside 0..C-1.
@@ -212,7 +204,7 @@ def confusion_figure(y: Tensor, predicted: Tensor, classes: Sequence[str], title
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true class", color=INK)
     right = float(counts.diagonal().sum() / counts.sum().clamp(min=1))
-    axes.set_title(f"{title}{': ' * bool(title)}{right:.1%} of {len(y):,} right; cells in % of the row", fontsize=10)
+    axes.set_title(f"{right:.1%} of {len(y):,} right; cells in % of the row", fontsize=10)
     return literal(figure)
 
 

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -118,13 +118,12 @@ class RunFolder:
         resume: bool = False,
         main: bool = True,
         device: str | torch.device | None = None,
-        may_change: Collection[str] = (),
     ) -> RunFolder:
         """Make the folder, or continue the run in it, and lock it until :meth:`close` or the process's end.
 
         ``config.json`` holds {"config", "versions", "commit", "device", "command"} of the first session.
 
-        `config` is compared as JSON has it (tuples are lists), but for the dotted keys `may_change`; `resume`: continue
+        `config` is compared as JSON has it (tuples are lists); `resume`: continue
         the run that is there, if one is; `main`: whether this process writes; only the first rank does; `device`: named
         in ``config.json`` and ``result.json``; None: the GPU when there is one.
         Raises InputError: another process uses the folder; it holds a run and `resume` is off, or of another method or
@@ -153,7 +152,7 @@ class RunFolder:
             lock = Lock(folder / ".lock")
         try:
             run = cls(folder, wanted, name, lock, main=True)
-            run._start(resume, may_change)
+            run._start(resume)
         except BaseException:
             lock.release()
             raise
@@ -277,7 +276,7 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def _start(self, resume: bool, may_change: Collection[str]) -> None:
+    def _start(self, resume: bool) -> None:
         for left_by_kill in self.path.glob(".*.tmp"):
             left_by_kill.unlink(missing_ok=True)
         stored = read_json(self.path / _CONFIG)
@@ -291,7 +290,7 @@ class RunFolder:
             return
         if not resume:
             raise InputError(f"{self.path} already holds a run; continue it with --resume or choose another --out")
-        check_same(self.path, stored.get("config"), self.config, may_change)
+        check_same(self.path, stored.get("config"), self.config)
         if (self.path / _RESULT).exists():
             return
         started = "%s was started with %s and goes on with %s: its end may differ in the last bits"

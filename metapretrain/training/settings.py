@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,11 @@ from metapretrain.files import plain, read_json
 SCHEDULES = ("constant", "cosine", "linear", "wsd")
 
 
-def learning_rate(
-    step: int, steps: int, *, peak: float, schedule: str = "cosine", warmup: int = 0, decay: float = 0.2
-) -> float:
+def learning_rate(step: int, steps: int, *, peak: float, schedule: str = "cosine", warmup: int = 0) -> float:
     """Learning rate of update `step` (counted from 0) out of `steps`.
 
     `peak`: the rate after `warmup` updates of linear warm-up; `schedule`: `constant`; `cosine` or `linear` to zero at
-    the last step; `wsd`: stable, then linear decay over the last share `decay` of steps (Hu et al., 2024, "MiniCPM").
+    the last step; `wsd`: stable, then linear decay over the last fifth of steps (Hu et al., 2024, "MiniCPM").
 
     Example:
         >>> [round(learning_rate(s, 10, peak=1.0, warmup=2), 2) for s in (0, 1, 2, 9)]
@@ -37,7 +35,7 @@ def learning_rate(
     if schedule == "linear":
         return peak * (1 - done)
     if schedule == "wsd":
-        return peak * min(1.0, (1 - done) / decay)
+        return peak * min(1.0, (1 - done) / 0.2)
     return peak
 
 
@@ -135,10 +133,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
+def check_same(run: Path, before: Any, given: Mapping[str, Any]) -> None:
     """Refuse to continue a run under another configuration.
 
-    `before`, `given`: the configuration stored in `run` and that of now, as JSON has them; `may_change`: dotted keys.
+    `before`, `given`: the configuration stored in `run` and that of now, as JSON has them.
     Raises InputError: another method, or changed keys, each named with both values (a part not stored: by its name).
     """
     if not isinstance(before, dict):
@@ -150,15 +148,11 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any], may_change: Col
         )
     unknown = [key for key, value in given.items() if isinstance(value, Mapping) and key not in before]
     old, new = flatten(before), flatten({key: value for key, value in given.items() if key not in unknown})
-    changed = [
-        f"{key} was not kept (by an older version?)"
-        for key in unknown
-        if not flatten({key: given[key]}).keys() <= {*may_change}
-    ]
+    changed = [f"{key} was not kept (by an older version?)" for key in unknown]
     changed += [
         f"{key} was {_said(old, key)}, is {_said(new, key)}"
         for key in sorted({*old, *new})
-        if key not in may_change and _said(old, key) != _said(new, key)
+        if _said(old, key) != _said(new, key)
     ]
     if changed:
         raise InputError(

@@ -129,13 +129,7 @@ def test_a_row_longer_than_the_width_is_refused() -> None:
         tokens.gather(torch.tensor([0, 1]), 2)
 
 
-def test_padding_share_counts_both_sentences() -> None:
-    second = Tokens.from_rows([[1], [1, 1, 1, 1]])
-    tokens = Tokens.from_rows([[1, 1], [1]], second=second)
-    assert tokens.padding_share([[0, 1]]) == pytest.approx(1 - 8 / 16)
-    assert tokens.padding_share([[0], [1]]) == pytest.approx(1 - 8 / 12)
-    assert tokens.padding_share([torch.tensor([0])], multiple=4) == pytest.approx(1 - 3 / 8)
-    assert tokens.padding_share([]) == 0.0
+def test_widths_are_rounded_up() -> None:
     assert padded_width(torch.tensor([1, 5]), 8) == 8
 
 

@@ -60,7 +60,7 @@ def test_a_dollar_in_a_name_begins_no_formula(name: str, tmp_path: Path) -> None
     rows = {name: {0: {"curve": curve}}}
     figures = (
         tsne_figure({name: (z, y)}, [name, "b"]),
-        confusion_figure(y, y, [name, "b"], name),
+        confusion_figure(y, y, [name, "b"]),
         comparison_figure({name: mean_interval([0.5])}, title=name),
         curves_figure({name: [tmp_path]}, ["train/loss"]),
         loss_figure(rows),
