@@ -34,19 +34,14 @@ QQP_LAYOUT = f"{', '.join(QQP_TABLES)} (label, question, question, id; no header
 
 
 def load_cs224n(folder: str | Path, *, qqp: str | Path | None = None, validation: int = 500) -> list[TextTask]:
-    """Read the three tasks of CS224N's default project.
+    """Read ``sst`` (5 classes), ``para`` (2 classes) and ``sts`` (0..5) of CS224N's default project.
 
-    Rows without a label are counted and left out. Of training pairs that occur twice (by normalised text, in either
-    order) the first is kept. `validation` rows of CS224N's own training rows are held out, the same with and without
-    `qqp`, a folder of more Quora pairs to train PARA on; those that are in quora-dev or held out are dropped. Official
-    training pairs that are in dev stay, and are counted. `folder` holds the files, or the folder ``cs224n``.
-
-    Returns:
-        ``sst`` (5 classes), ``para`` (2 classes) and ``sts`` (0..5). Counts of a training set: ``unlabelled``,
-        ``duplicates``, and ``overlap_pairs`` and ``overlap_sentences`` with dev (see
-        :func:`~metapretrain.data.texts.overlap`); with `qqp` also ``qqp``, the pairs read, ``qqp_undecodable``,
-        ``qqp_in_dev``, ``qqp_in_validation`` and ``qqp_duplicates``.
-
+    `folder` holds the files, or the folder ``cs224n``. Of training pairs that occur twice (by normalised text, in
+    either order) the first is kept; those that are in dev stay. `validation` training rows are held out, the same with
+    and without `qqp`, a folder of more Quora pairs to train PARA on, of which those in quora-dev or held out are
+    dropped. Counts of a training set: ``unlabelled``, ``duplicates``, ``overlap_pairs``, ``overlap_sentences`` with
+    dev; with `qqp` also ``qqp``, the pairs read, ``qqp_undecodable``, ``qqp_in_dev``, ``qqp_in_validation`` and
+    ``qqp_duplicates``.
     Raises InputError: a folder or file is missing, or a row cannot be used (named by file and line).
 
     Example:

@@ -174,8 +174,8 @@ _END = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]*[A-Z])")
 def read_ptb_documents(folder: str | Path, split: str = "train") -> Documents:
     """Read the Penn Treebank as prepared by Mikolov et al. (2010): lower case, ``N`` for numbers, ``<unk>``.
 
-    Every 20 sentences in a row count as a document. `folder` holds ``ptb.zip``, or the text files that are in it, or
-    has the folder ``ptb`` that does.
+    Every 20 sentences in a row count as a document. `folder` (or its folder ``ptb``) holds ``ptb.zip`` or its text
+    files.
     """
     sentences, file = _ptb(folder, split)
     blocks = [sentences[begin : begin + BLOCK] for begin in range(0, len(sentences), BLOCK)]
@@ -201,10 +201,7 @@ def _ptb(folder: str | Path, split: str) -> tuple[list[list[str]], Path]:
 
 
 def read_wikitext2_documents(folder: str | Path, part: str = "valid") -> Documents:
-    """Read the articles of a part of WikiText-2; headings are left out, ``@-@`` and the like become their sign.
-
-    `folder` holds ``valid.txt`` and ``test.txt``, or has the folder ``wikitext-2`` that does.
-    """
+    """Read the articles of a part of WikiText-2, in `folder` or its ``wikitext-2``; headings are left out."""
     file = inside(folder, "wikitext-2") / f"{part}.txt"
     if not file.exists():
         raise InputError(f"{folder} must hold wikitext-2/{part}.txt, articles of WikiText-2 under lines ' = Title = '")

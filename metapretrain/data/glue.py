@@ -15,14 +15,9 @@ from metapretrain.data.tables import read_json_lines
 from metapretrain.data.texts import Rows, TextSet, hold_out
 from metapretrain.errors import InputError, one_of
 
-NAMES = ("cola", "mrpc", "qnli", "rte")
-COLA_CLASSES = ("unacceptable", "acceptable")
-QNLI_CLASSES = ("not_entailment", "entailment")
 COLA_TEST = ("in_domain_dev.tsv", "out_of_domain_dev.tsv")
-CB_CLASSES = ("entailment", "contradiction", "neutral")
 RTE_CLASSES = ("not_entailment", "entailment")
 MRPC_CLASSES = ("different", "paraphrase")
-TABLE: dict[str, Any] = {"kind": "pair-classification", "format": "tsv", "quotes": False}
 WIC_TEST = "FewGLUE_32dev/val.jsonl"
 LAYOUTS = {
     "cola": f"in_domain_train.tsv, {' and '.join(COLA_TEST)}: source, label, mark, sentence, without a header",
@@ -35,17 +30,57 @@ LAYOUTS = {
 }
 QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 HELD = 10  # of training rows, one in so many is for validation
+_TSV: dict[str, Any] = {"format": "tsv", "quotes": False}
+_PAIR: dict[str, Any] = {"kind": "pair-classification", "label": "label"}
+SETS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {  # folder, files of training and test, how to read them
+    "cola": (
+        "glue/CoLA",
+        ("in_domain_train.tsv", *COLA_TEST),
+        {"text": "sentence", "label": "label", "header": ("source", "label", "mark", "sentence"), **_TSV}
+        | {"classes": ("unacceptable", "acceptable")},
+    ),
+    "mrpc": (
+        "glue/MRPC",
+        ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt"),  # a byte order mark, and quotes that do not quote
+        {"text": "#1 String", "pair": "#2 String", **_PAIR, "label": "Quality", "classes": MRPC_CLASSES, **_TSV},
+    ),
+    "qnli": (
+        "glue/QNLI_subset",
+        ("train.json", "dev.json"),
+        {"text": "text_a", "pair": "text_b", **_PAIR, "classes": RTE_CLASSES, "format": "json"},
+    ),
+    "rte": (
+        "glue/RTE",
+        ("train.tsv", "dev.tsv"),
+        {"text": "sentence1", "pair": "sentence2", **_PAIR, "classes": RTE_CLASSES, **_TSV},
+    ),
+    "cb": (
+        "superglue/CB",
+        ("train.jsonl", "val.jsonl"),
+        {"text": "premise", "pair": "hypothesis", **_PAIR, "format": "jsonl"}
+        | {"classes": ("entailment", "contradiction", "neutral")},
+    ),
+}
 
 
 def load_glue(name: str, folder: str | Path) -> dict[str, TextSet]:
     """Read a set; its labelled part that is not for training is the test, since GLUE keeps the test labels.
 
     ``validation`` is a tenth of the training rows, the same in every run. ``test``: CoLA 1,043 rows, MRPC 1,725, QNLI
-    1,000, RTE 277.
+    1,000, RTE 277, CB (3 classes) 57, which are too few to tell methods.
     """
-    one_of("set of GLUE", name, NAMES)
-    readers = {"cola": _cola, "mrpc": read_mrpc, "qnli": _qnli, "rte": read_rte}
-    return held_out(*readers[name](folder))
+    one_of("set of GLUE", name, SETS)
+    return held_out(*read_glue(name, folder))
+
+
+def read_glue(name: str, folder: str | Path) -> Parts:
+    """Read both parts; of RTE and MRPC training rows that repeat one another or a test row are dropped."""
+    place, files, options = SETS[name]
+    root = find_folder(folder, (place, Path(place).name), files, LAYOUTS[name])
+    if name in ("rte", "mrpc"):
+        return read_parts(root, files, **options)
+    tests = [read_file(root / file, split="test", **options) for file in files[1:]]
+    return read_file(root / files[0], split="train", **options), concatenate(tests, "test")
 
 
 def held_out(train: TextSet, test: TextSet) -> dict[str, TextSet]:
@@ -54,45 +89,6 @@ def held_out(train: TextSet, test: TextSet) -> dict[str, TextSet]:
         raise InputError(f"{', '.join(train.files)}: {len(train)} training rows, at least {HELD} are needed")
     kept, held = hold_out(train, len(train) // HELD)
     return {"train": kept, "validation": held, "test": test}
-
-
-def read_rte(folder: str | Path) -> Parts:
-    """Read RTE; GLUE's ``dev`` is the test part, for its test labels are not public."""
-    files = ("train.tsv", "dev.tsv")
-    root = find_folder(folder, ("glue/RTE", "RTE"), files, LAYOUTS["rte"])
-    columns: dict[str, Any] = {"text": "sentence1", "pair": "sentence2", "label": "label"}
-    return read_parts(root, files, classes=RTE_CLASSES, **columns, **TABLE)
-
-
-def read_mrpc(folder: str | Path) -> Parts:
-    """Read the paraphrase corpus (a byte order mark, and quotes that do not quote) in its published split."""
-    files = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
-    root = find_folder(folder, ("glue/MRPC", "MRPC"), files, LAYOUTS["mrpc"])
-    columns: dict[str, Any] = {"text": "#1 String", "pair": "#2 String", "label": "Quality"}
-    return read_parts(root, files, classes=MRPC_CLASSES, **columns, **TABLE)
-
-
-def _cola(folder: str | Path) -> Parts:
-    root = find_folder(folder, ("glue/CoLA", "CoLA"), ("in_domain_train.tsv", *COLA_TEST), LAYOUTS["cola"])
-    columns: dict[str, Any] = {"text": "sentence", "label": "label", "header": ("source", "label", "mark", "sentence")}
-    options = {**columns, "classes": COLA_CLASSES, "format": "tsv", "quotes": False}
-    test = [read_file(root / name, split="test", **options) for name in COLA_TEST]
-    return read_file(root / "in_domain_train.tsv", split="train", **options), concatenate(test, "test")
-
-
-def _json_pairs(root: Path, files: tuple[str, str], text: str, pair: str, classes: tuple[str, ...]) -> Parts:
-    options: dict[str, Any] = {"text": text, "pair": pair, "kind": "pair-classification", "classes": classes}
-    train, test = (
-        read_file(root / file, label="label", format=file.split(".")[-1], split=split, **options)
-        for file, split in zip(files, ("train", "test"), strict=True)
-    )
-    return train, test
-
-
-def _qnli(folder: str | Path) -> Parts:
-    files = ("train.json", "dev.json")
-    root = find_folder(folder, ("glue/QNLI_subset", "QNLI_subset"), files, LAYOUTS["qnli"])
-    return _json_pairs(root, files, "text_a", "text_b", QNLI_CLASSES)
 
 
 _WIC = re.compile(r"Word: (.+?)\. Sentence 1: (.+) Sentence 2: (.+)", re.DOTALL)
@@ -104,8 +100,8 @@ _COPA = {"premise": str, "choice1": str, "choice2": str, "question": tuple(QUEST
 def load_wic(folder: str | Path) -> dict[str, TextSet]:
     """Read WiC: does a word have one meaning in both sentences (class 1)? The word stands before the first.
 
-    The test is the published validation part (638 rows); training rows that have both sentences of one of its rows
-    are left out.
+    The test is the published validation part (638 rows); training rows that have both sentences of one of its rows are
+    left out.
     """
     root = find_folder(folder, ("superglue/WiC", "WiC"), ("train.jsonl", WIC_TEST), LAYOUTS["wic"])
     train = []
@@ -128,13 +124,6 @@ def load_wic(folder: str | Path) -> dict[str, TextSet]:
         files = {f"WiC/{name}": file_record(root / name, None)}
         parts.append(TextSet(first, second, labels, split=split, counts=counts, files=files))
     return held_out(*parts)
-
-
-def load_cb(folder: str | Path) -> dict[str, TextSet]:
-    """Read CommitmentBank: 3 classes; the test is the published validation part (57 rows: too few to tell methods)."""
-    files = ("train.jsonl", "val.jsonl")
-    root = find_folder(folder, ("superglue/CB", "CB"), files, LAYOUTS["cb"])
-    return held_out(*_json_pairs(root, files, "premise", "hypothesis", CB_CLASSES))
 
 
 def load_copa(folder: str | Path) -> dict[str, Rows[Dialogue]]:

@@ -57,9 +57,8 @@ def load_image_folder(
     Returns:
         images uint8 (N, channels, image_size, image_size) in the order of their paths; labels int64 (N,).
 
-    Raises:
-        InputError: the folder is missing or has no images, there is one class, a class has no images, the test split
-            has a class that the training split has not, or an image cannot be decoded (named).
+    Raises InputError: the folder is missing or has no images, there is one class, a class has no images, the test split
+    has a class that the training split has not, or an image cannot be decoded (named).
     """
     classes, paths, labels = list_images(data_dir, split)
     root = user_path(data_dir)
@@ -72,8 +71,7 @@ def load_image_folder(
 def read_images(images: Any, image_size: int, *, channels: int = 3, workers: int | None = None) -> Tensor:
     """Read an image file or a PIL image, or a list of either, as :func:`load_image_folder` does: uint8 (N, C, H, W).
 
-    Raises:
-        InputError: a file cannot be decoded (named), or something that is neither a path nor a PIL image.
+    Raises InputError: a file cannot be decoded (named), or something that is neither a path nor a PIL image.
     """
     from PIL.Image import Image
 

@@ -25,9 +25,7 @@ def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, 
 
     Each class gives its share of `size` (largest remainders; ties to the lower class). `seed` is of the split itself:
     leave it alone to compare runs. Returns train rows (N - size,) and validation rows (size,), int64, ascending.
-
-    Raises:
-        InputError: labels are not integers (N,), have a -1, or `size` leaves nothing (of a class) to train on.
+    Raises InputError: labels are not integers (N,), have a -1, or `size` leaves nothing (of a class) to train on.
 
     Example:
         >>> train, held = validation_split([0, 0, 0, 1, 1, 1], 2)
@@ -72,8 +70,7 @@ class ImageSet:
         names: of the images' files below the folder; empty where there are none.
         files: ``{name: {"bytes": int, "md5": str, "official": True | False | None}}``; None: no official checksum.
 
-    Raises:
-        InputError: wrong dtype or shape, another number of labels than images, or a label outside the classes.
+    Raises InputError: wrong dtype or shape, another number of labels than images, or a label outside the classes.
 
     Example:
         >>> rows = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]), ["a", "b"])
@@ -214,8 +211,7 @@ def file_record(path: Path, official_md5: str | None) -> dict[str, Any]:
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Return uint8 images (B, C, H, W) as float32, (x / 255 - mean) / std: the transform of evaluation.
 
-    Raises:
-        InputError: mean or std do not have C values, or a std is not positive.
+    Raises InputError: mean or std do not have C values, or a std is not positive.
 
     Example:
         >>> normalize(torch.full((1, 1, 1, 1), 0, dtype=torch.uint8), [0.5], [0.25]).item()

@@ -38,10 +38,9 @@ Row = tuple[str, str | None, float]
 def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
     """Three small tasks that can be learned, named and shaped as CS224N's: ``sst``, ``para`` and ``sts``.
 
-    A review's class (of 5) is that of its adjectives; a paraphrase says the same five things in other words, a pair of
-    the other class changes two of them; a similarity (0..5) is the number of things that two sentences share, half for
-    a synonym. Validation and test have a quarter of `rows`, dev half; test has no labels.
-    Raises InputError: fewer than 8 rows.
+    A review's class is that of its adjectives; a paraphrase says the same five things in other words, else two of them
+    are changed; a similarity (0..5) counts the things that two sentences share, a synonym half. Validation and test
+    have a quarter of `rows` (at least 8), dev half; test has no labels.
 
     Example:
         >>> sst, para, sts = made_tasks(rows=8)
@@ -149,10 +148,9 @@ NOTE = "made by the project: for trying out, not for figures"
 def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceData]:
     """Small sets under the names that :func:`~metapretrain.data.registry.load_sentiment` reads, by name.
 
-    Seven downstream sets of 100 training and 30 test rows, ``"yelp5"`` of `pretraining` rows (50 to 1,000), and the
-    pairs ``"rte"`` and ``"mrpc"``. A review says two things with adjectives of its class; each downstream set has its
-    own topic, the pretraining data has five, and no review stands twice in a set.
-    Raises InputError: another number of rows.
+    Seven downstream sets of 100 training and 30 test rows, each with its own topic; ``"yelp5"`` of `pretraining` rows
+    (50 to 1,000) with five topics; and the pairs ``"rte"`` and ``"mrpc"``. A review says two things with adjectives of
+    its class.
 
     Example:
         >>> made = made_sentiment()

@@ -33,10 +33,8 @@ def load_omniglot(data_dir: str | Path, split: str, image_size: int = 28, *, wor
 
     `data_dir` holds `omniglot-py` and `omniglot-splits` (or `splits`), or is `omniglot-py`. The images are uint8
     (20 * classes, 1, image_size, image_size), class after class in the order of the file.
-
-    Raises:
-        InputError: a folder or file is missing, a line is malformed or repeated, a character is not there or has
-            not 20 drawings, or an image cannot be decoded.
+    Raises InputError: a folder or file is missing, a line is malformed or repeated, a character is not there or has not
+    20 drawings, or an image cannot be decoded.
     """
     one_of("split", split, SPLITS)
     characters = find_characters(data_dir)

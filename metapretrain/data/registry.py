@@ -332,7 +332,7 @@ _LOADED: dict[str, tuple[str, str, Callable[..., Any]]] = {  # what it gives, it
     "cola": ("splits", "glue/CoLA", partial(glue.load_glue, "cola")),
     "qnli": ("splits", "glue/QNLI_subset", partial(glue.load_glue, "qnli")),
     "wic": ("splits", "superglue/WiC", glue.load_wic),
-    "cb": ("splits", "superglue/CB", glue.load_cb),
+    "cb": ("splits", "superglue/CB", partial(glue.load_glue, "cb")),
     "copa": ("splits", "superglue/COPA", glue.load_copa),
     "squad": ("splits", "squad", annotated.load_squad),
 }

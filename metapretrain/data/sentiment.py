@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.data.cs224n import SST_CLASSES
-from metapretrain.data.glue import MRPC_CLASSES, RTE_CLASSES, read_mrpc, read_rte
+from metapretrain.data.glue import MRPC_CLASSES, RTE_CLASSES, read_glue
 from metapretrain.data.published import (
     Parts,
     collect_rows,
@@ -167,7 +167,7 @@ def read_amazon2(folder: str | Path) -> Parts:
     domains = sorted(path.parent.name for path in root.glob("*/review_negative"))
     find_folder(root, (), [f"{domain}/review_positive" for domain in domains or ["DOMAIN"]], LAYOUTS["amazon2"])
     parts = [
-        _labelled_lines(root / name, name, "train", partial(_with_label, label), without_entities)
+        _labelled_lines(root / name, name, "train", partial(lambda label, line: (label, line), label), without_entities)
         for domain in domains
         for label in POLARITY
         for name in [f"{domain}/review_{label}"]
@@ -181,10 +181,6 @@ def read_amazon2(folder: str | Path) -> Parts:
 def amazon2_domains(rows: TextSet) -> list[str]:
     """Return the domain of each row of Amazon-2: the folder that its review came from."""
     return [name.split("/", 1)[0] for name in rows.ids]
-
-
-def _with_label(label: str, line: str) -> tuple[str, str]:
-    return label, line
 
 
 def _clean(text: str) -> str:
@@ -270,8 +266,8 @@ _SETS: dict[str, tuple[str, Callable[..., Parts], tuple[str, ...], str]] = {  # 
     "sst2": ("sst2", read_sst2, POLARITY, "test: dev part"),
     "sentihood": ("sentihood", read_sentihood, POLARITY, f"{_AGREE}; training: train and dev parts"),
     **{name: ("semeval2016", partial(read_semeval, name), THREE, f"{_AGREE}, published test part") for name in SEMEVAL},
-    "rte": ("glue/RTE", read_rte, RTE_CLASSES, "test: GLUE's dev part"),
-    "mrpc": ("glue/MRPC", read_mrpc, MRPC_CLASSES, ""),
+    "rte": ("glue/RTE", partial(read_glue, "rte"), RTE_CLASSES, "test: GLUE's dev part"),
+    "mrpc": ("glue/MRPC", partial(read_glue, "mrpc"), MRPC_CLASSES, ""),
 }
 PLACES = {name: place for name, (place, *_) in _SETS.items()}
 

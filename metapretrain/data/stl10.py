@@ -36,9 +36,8 @@ OFFICIAL_MD5 = {
 def load_stl10(data_dir: str | Path, split: str) -> ImageSet:
     """Read ``train``, ``test`` or ``unlabeled`` (labels -1): images uint8 (N, 3, 96, 96) and labels int64 (N,).
 
-    A file that is not the official one is used after a warning.
-    Raises InputError: the folder or a file is missing, a file is truncated, X and y disagree, or a label is outside
-    1..10.
+    A file that is not the official one is used after a warning. Raises InputError: the folder or a file is missing, a
+    file is truncated, X and y disagree, or a label is outside 1..10.
     """
     one_of("split", split, SPLITS)
     folder = find_folder(data_dir, split)

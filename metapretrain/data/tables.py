@@ -576,30 +576,24 @@ def read_texts(
 ) -> TextSet:
     """Read the rows of one split from a file with named columns.
 
-    Sentences are stripped of white space at their ends. Rows whose label is left empty are counted as ``unlabelled``
-    and left out; any other row that cannot be used is an error that names file and line.
+    Sentences are stripped. Rows whose label is left empty are counted as ``unlabelled`` and left out; any other row
+    that cannot be used is an error that names file and line.
 
     Args:
-        text: column of the sentence, or of the first of a pair.
-        pair: column of the second sentence; needed by the kinds of pairs.
+        text, pair: columns of the sentence, and of the second one that the kinds of pairs need.
         label: column of the label: a class name, or its number from 0 where classes are not called by numbers, or a
             score; None for an unlabelled split.
         id: column of the rows' names; None: their number in the file from 0.
-        kind: one of :data:`~metapretrain.data.texts.KINDS`.
-        classes: names in label order, for classification with labels; None: the labels that there are, sorted (their
-            names are those of the set that is returned).
-        low, high: range of scores, for regression.
+        kind: one of :data:`~metapretrain.data.texts.KINDS`; `low`, `high`: range of scores, for regression.
+        classes: names in label order, for classification with labels; None: the labels that there are, sorted.
         format: one of :data:`FORMATS`; ``"json"`` is a list or an object of records, ``"auto"`` goes by the suffix.
             Parquet and the first sheet of an Excel file are read through pandas, where it is installed.
         separator: between the fields of a table; None: tab, comma, semicolon or bar, by its first line.
-        header: column names, for a table whose first line has none.
-        split: None: the file's stem.
-        undecodable: ``"refuse"`` a file with lines in another encoding, or ``"replace"`` the bytes and count the lines
-            as ``undecodable``.
+        header: column names, for a table whose first line has none. `split`: None: the file's stem.
+        undecodable: ``"refuse"`` a file with lines in another encoding, or ``"replace"`` and count them.
         quotes: whether ``"`` quotes the fields of a table.
         unusable: ``"refuse"`` a file with rows that cannot be used, or ``"skip"`` and count them: ``empty_text``,
-            ``no_text``, ``other_fields`` (more or fewer than columns), ``other_label``, ``other_id``; in JSON
-            ``no_column`` and ``malformed``.
+            ``no_text``, ``other_fields``, ``other_label``, ``other_id``; in JSON ``no_column`` and ``malformed``.
 
     Raises InputError: the file or a column is missing, or rows cannot be used; options that may help are named.
 
@@ -674,16 +668,10 @@ def from_dataset(
 ) -> TextSet:
     """Take the rows of one split from a `datasets.Dataset`, a pandas DataFrame or a dictionary of columns.
 
-    Args:
-        dataset: gives a column by ``dataset[name]``. Its rows without a label (None, NaN, or class -1 as `datasets`
-            writes it) are counted and left out.
-        text, pair, label, id, kind, low, high, unusable: as in :func:`read_texts`.
-        classes: names in label order; by default those of the dataset's ``ClassLabel`` feature. Where both are given,
-            names decide.
-        split: None: the dataset's own, or ``"dataset"``.
-
-    Raises InputError: a column is missing, `classes` are other ones than the dataset's own, or rows cannot be used
-    (named by their number from 0).
+    Rows without a label (None, NaN, or class -1 as `datasets` writes it) are counted and left out. The options are
+    those of :func:`read_texts`; `classes` are by default those of the dataset's ``ClassLabel`` feature, `split` its
+    own.
+    Raises InputError: a column is missing, `classes` are other ones than the dataset's own, or rows cannot be used.
 
     Example:
         >>> columns = {"a": ["one", "two"], "b": ["1", "3"], "score": [5.0, 0.5]}

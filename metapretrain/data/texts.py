@@ -240,8 +240,7 @@ def check_tasks(tasks: Sequence[TextTask]) -> list[TextTask]:
 def hold_out(train: TextSet, count: int, seed: int = 0) -> tuple[TextSet, TextSet]:
     """Split off `count` training rows for validation: the same rows for every seed of a run, stratified by class.
 
-    Both parts are in the order of `train`. Scores are not stratified; leave `seed` alone to compare runs.
-    Raises InputError: no labels, or a count that leaves nothing (of a class) to train on.
+    Both parts are in the order of `train`; scores are not stratified. Raises InputError: no labels, or none are left.
 
     Example:
         >>> train, validation = hold_out(TextSet(list("abcd"), labels=torch.tensor([0, 0, 1, 1])), 2)
@@ -275,10 +274,7 @@ def pair_keys(rows: TextSet) -> list[tuple[str, ...]]:
 
 
 def overlap(train: TextSet, dev: TextSet) -> dict[str, int]:
-    """Count the training rows that dev has too, by normalised text.
-
-    ``pairs``: training rows whose whole pair (in either order) or sentence is in dev; ``sentences``: training rows that
-    share at least one sentence with dev.
+    """Count the training rows that dev has too, by normalised text, as whole ``pairs`` or single ``sentences`` of them.
 
     Example:
         >>> train = TextSet(["A b.", "x", "y"], ["c", "a B", "z"])
@@ -297,11 +293,8 @@ TEST_ROWS = 1_000
 class SentenceData:
     """A data set of sentences, or of pairs of them, in classes: a training part to draw from and a test part.
 
-    Attributes:
-        classes: names in label order, from the most negative to the most positive for sentiment.
-        train, test: labelled rows to pretrain on or to draw few-shot rows from, and to report on.
-        note: what a reader of results must know, such as where the test part comes from; may be empty.
-
+    `classes`: names in label order, from the most negative to the most positive for sentiment; `note`: what a reader of
+    results must know, such as where the test part comes from.
     Raises InputError: parts and classes do not fit each other, or the test part has a class that training never has.
 
     Example:
@@ -348,14 +341,10 @@ class SentenceData:
 def few_shot_draw(
     train: TextSet, training: int = 40, validation: int = 40, *, seed: int, stratified: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Draw the few rows to train and to validate on: the same rows for every method that gives the same seed.
+    """Draw the few rows to train and to validate on, int64 (training,) and (validation,), in a random order.
 
-    `training` and `validation` count the rows of all classes together; no row is in both. `stratified`: each class has
+    The rows are the same for every method that gives the same `seed`, none is in both. `stratified`: each class has
     its share of both (largest remainders), at least one row; otherwise a class may be missing.
-
-    Returns:
-        (rows (training,), rows (validation,)), int64, in a random order.
-
     Raises InputError: counts below 1 or above the rows that there are, or, stratified, below one a class.
 
     Example:

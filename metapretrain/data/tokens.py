@@ -116,15 +116,11 @@ def padded_width(lengths: Tensor, multiple: int = 16) -> int:
 
 
 def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool) -> Tokens:
-    """Tokenise every row of a split once.
+    """Tokenise every row of a split once, by a tokenizer of the transformers library; rows are padded at their right.
 
-    Args:
-        tokenizer: of the transformers library; rows are padded at their right whatever side it pads.
-        max_length: tokens of a row, special ones included; of a joined pair the longer sentence is cut first.
-        joined: whether a pair is one sequence with the separator between; else `second` holds the other sentences.
-
-    Raises InputError: the tokenizer has no padding token, `max_length` leaves no room for text, or a text gives no
-    token.
+    `max_length` counts special tokens too; of a joined pair the longer sentence is cut first. `joined`: a pair is one
+    sequence with the separator between; else `second` holds the other sentences.
+    Raises InputError: the tokenizer has no padding token, `max_length` leaves no room, or a text gives no token.
     """
     if tokenizer.pad_token_id is None:
         raise InputError("the tokenizer has no padding token; set tokenizer.pad_token")

@@ -23,9 +23,9 @@ Count = int | tuple[int, int]
 class EpisodeSpec:
     """The size of an episode: classes (ways), and support (shots) and query examples of each class.
 
-    Each is an integer of at least 1, or a range (low, high), both included, from which every episode draws
-    uniformly. ``ways=None`` means shots + queries disjoint examples of a group whatever their labels (the meta tasks
-    of prompt pretraining).
+    Each is an integer of at least 1, or a range (low, high), both included, from which every episode draws uniformly.
+    ``ways=None`` means shots + queries disjoint examples of a group whatever their labels (the meta tasks of prompt
+    pretraining).
 
     Example:
         >>> EpisodeSpec(ways=(3, 5), shots=1, queries=15).longest
@@ -425,15 +425,15 @@ BLOCK = 512
 class EpisodeSampler(Sampler[list[int]]):
     """Yields episode plans of random classes and rows; give it to a DataLoader as `batch_sampler`.
 
-    Every episode draws a group uniformly (with `groups`), classes in uniformly random order, and different rows of
-    each class. Classes with fewer rows than the most shots + queries of the spec are left out.
+    Every episode draws a group uniformly (with `groups`), classes in uniformly random order, and different rows of each
+    class. Classes with fewer rows than the most shots + queries of the spec are left out.
 
     Args:
         labels: one per row (N,), in any form that :func:`read_labels` takes.
         episodes: episodes of an epoch over all ranks; None is endless.
         seed: 0..2**64-1.
-        rank, world_size: rank r gives episodes r, r + world_size, ...; never pass the loader to accelerate's
-            `prepare`, which would shard a second time.
+        rank, world_size: rank r gives episodes r, r + world_size, ...; never pass the loader to accelerate's `prepare`,
+            which would shard a second time.
         groups: one per row (N,); an episode stays inside a group.
         epoch, start: see :meth:`set_epoch`.
         uneven: allow ranks to give different numbers of episodes: for evaluation; training would hang.

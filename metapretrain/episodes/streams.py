@@ -19,14 +19,14 @@ class ShuffledBatches:
     """Yields int64 row indices (B,) on the CPU; batch i of an epoch depends on (seed, epoch, i) alone.
 
     Without `labels` an epoch visits every row once (but for a dropped last batch). With `labels` the batches are
-    class-balanced: every class comes once in each round, so that class counts within a batch differ by at most two.
-    A class with fewer rows than its share of the epoch is repeated, each time in a new order; of one with more, a new
+    class-balanced: every class comes once in each round, so that class counts within a batch differ by at most two. A
+    class with fewer rows than its share of the epoch is repeated, each time in a new order; of one with more, a new
     random part is seen in each epoch.
 
     Args:
         n: rows.
-        batch_size: rows of a rank's batch; together the ranks hold the batch that one process with
-            batch_size * world_size would get.
+        batch_size: rows of a rank's batch; together the ranks hold the batch that one process with batch_size *
+            world_size would get.
         seed: 0..2**64-1.
         epoch, start: the epoch, and the first batch to give: what resumes a run.
         labels: one per row (N,), for class-balanced batches.
@@ -175,14 +175,14 @@ class TaskStream:
 
     Args:
         loaders: a re-iterable of batches for each task.
-        policy: "longest" and "shortest" give a batch of every task at each step (the text paper's two
-            strategies: draw from each until the longest has been seen, and zip); "proportional" gives one
-            task's batch, drawn with probability proportional to its loader's length; "round-robin" gives each
-            task its turn; a scheduler chooses the task (the stream does not call its `observe`).
+        policy: "longest" and "shortest" give a batch of every task at each step (the text paper's two strategies: draw
+            from each until the longest has been seen, and zip); "proportional" gives one task's batch, drawn with
+            probability proportional to its loader's length; "round-robin" gives each task its turn; a scheduler chooses
+            the task (the stream does not call its `observe`).
         seed: 0..2**64-1.
-        steps: all the steps of the stream. None: an iteration is one epoch, which is the longest or shortest
-            loader's length, the sum of lengths, or a turn each until the longest is through; the next iteration
-            goes on where the last stopped.
+        steps: all the steps of the stream. None: an iteration is one epoch, which is the longest or shortest loader's
+            length, the sum of lengths, or a turn each until the longest is through; the next iteration goes on where
+            the last stopped.
 
     Attributes:
         counts: batches given so far, of each task.

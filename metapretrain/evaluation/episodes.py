@@ -30,8 +30,7 @@ Plan = TypeVar("Plan")
 class EpisodeResult:
     """Accuracy, or another `metric`, over `n` episodes: `mean` with `ci95`, the half-width of Student's t interval.
 
-    `sd` is the standard deviation over episodes and `values` the score of each; `ci95` and `sd` are NaN for a single
-    episode. Accuracies are fractions.
+    `sd` is over episodes, `values` the score of each; `ci95` and `sd` are NaN for a single episode.
     """
 
     mean: float
@@ -80,13 +79,12 @@ def evaluate_episodes(
     """Accuracy, or another metric, of `predict` over the sampler's episodes.
 
     Args:
-        predict: maps an Episode to logits (queries, ways) or to labels int (queries,), 0..W-1, without a look at
-            `episode.query.y`. Or a learner (MAML and its kin), whose `predict` is used. A module, or the module
-            whose method it is, is in evaluation mode meanwhile; a function of yours calls `.eval()` itself.
+        predict: maps an Episode to logits (queries, ways) or labels int (queries,), 0..W-1, without a look at
+            `episode.query.y`; or a learner (MAML and its kin). A module, also of a method, is in evaluation mode
+            meanwhile.
         dataset: any map-style data set of (x, label); None where the sampler gives episodes.
-        sampler: plans, for example an EpisodeSampler with a number of episodes; or episodes of yours, whose targets
-            may be numbers.
-        batch: how many episodes a learner adapts to at a time, by its `logits`; they must be of one shape.
+        sampler: plans, for example an EpisodeSampler with a number of episodes; or episodes of yours.
+        batch: how many episodes of one shape a learner adapts to at a time, by its `logits`.
         metric: `accuracy`; of regression `mse`, `rmse` or `mae`, of outputs of the targets' shape; or a function of
             what `predict` returns and of `episode.query.y` to a number.
 
@@ -236,11 +234,8 @@ def few_shot_accuracy(
 ) -> EpisodeResult:
     """Accuracy by nearest support prototype over random episodes of `images`, for example 5-way 1-shot.
 
-    Args:
-        encode: maps uint8 images (B, C, H, W) to embeddings (B, D), for example `load(run).encode`; once for each.
-        images: rows of label -1 are left out.
-        groups: one group per image (N,); an episode stays inside a group.
-
+    `encode` maps uint8 images (B, C, H, W) to embeddings (B, D), for example `load(run).encode`, once for each; rows of
+    label -1 are left out. `groups`: one per image (N,); an episode stays inside a group.
     Raises InputError: no labelled image, too few classes or images for `spec`, embeddings with NaN.
 
     Example:

@@ -136,9 +136,8 @@ def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict
     """Score predictions for the rows of `task.dev`: accuracy, also F1 for pairs, or Pearson and Spearman.
 
     Predictions are classes int (N,) or, for regression, scores (N,); of constant ones the correlation is 0. `prefix` is
-    put before each name.
-    Raises InputError: not one prediction per row, a prediction that is NaN or no class, or a task whose name begins as
-    other figures do (`train_`).
+    put before each name. Raises InputError: not one prediction per row, a prediction that is NaN or no class, or a task
+    whose name begins as other figures do (`train_`).
 
     Example:
         >>> from metapretrain.data.made import made_tasks

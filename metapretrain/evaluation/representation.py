@@ -19,10 +19,7 @@ Encode = Callable[[Tensor], Tensor]
 def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.device | str | None = None) -> Tensor:
     """Embed all `images` (N, ...), without a graph, as float32 (N, D) on the device that `encode` runs on.
 
-    Args:
-        encode: maps a batch of rows to embeddings (B, D); its module is in evaluation mode meanwhile.
-        device: where `encode` runs; by default where `images` are.
-
+    `encode` maps a batch of rows to embeddings (B, D); its module is in evaluation mode meanwhile.
     Raises InputError: there are no images, or an embedding is not (B, D) or not finite.
 
     Example:
@@ -74,8 +71,7 @@ def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tenso
     """Predict the class whose mean training embedding is nearest in the Euclidean distance.
 
     Prototypical classification (Snell et al., 2017, equations 1 and 2): embeddings (N, D), their labels, any int (N,),
-    and embeddings (M, D) to labels int64 (M,).
-    Raises InputError: embeddings with NaN, or shapes that do not fit.
+    and embeddings (M, D) to labels int64 (M,). Raises InputError: embeddings with NaN, or shapes that do not fit.
 
     Example:
         >>> z = torch.tensor([[0.0], [0.2], [1.0]])

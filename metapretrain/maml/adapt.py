@@ -492,9 +492,8 @@ def adapt(
         optimizer: "sgd", or with engine "higher" also "momentum" (0.9), "adam", or a function from parameter groups to
             a torch optimizer; its rate is `lr`.
 
-    Raises:
-        InputError: a bad value, a loss that is not a scalar, unused parameters, gradients switched off, a compiled
-            function in second order, an engine that is not installed.
+    Raises InputError: a bad value, a loss that is not a scalar, unused parameters, gradients switched off, a compiled
+    function in second order, an engine that is not installed.
 
     Example:
         >>> w = torch.tensor(3.0, requires_grad=True)

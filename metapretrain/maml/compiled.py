@@ -45,10 +45,8 @@ class CompiledMeta:
 
     `learner` is :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap);
     `backend` is "inductor", or "eager" to run the pieces as they are traced.
-
-    Raises:
-        InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of each
-            step.
+    Raises InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of
+    each step.
 
     Example:
         >>> maml = MAML(nn.Linear(4, 2), lr=0.1)
@@ -169,9 +167,7 @@ class MetaGraph:
 
     `learner` is :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.protonet.learner.ProtoNet`. `compile`
     fuses operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
-
-    Raises:
-        InputError: something that is no learner, or a learner that cannot be compiled.
+    Raises InputError: something that is no learner, or a learner that cannot be compiled.
 
     Example:
         >>> from metapretrain.maml import MAML

@@ -66,8 +66,7 @@ def check_meta_gradient(
         learner: has `losses(support, query)` and `meta_parameters()`, as MAML and its kin do.
         batch: (support, query) as `losses` takes them, or an object with these attributes.
 
-    Raises:
-        InputError: a meta-parameter whose gradient is missing or not finite, by name.
+    Raises InputError: a meta-parameter whose gradient is missing or not finite, by name.
 
     Example:
         >>> from metapretrain.maml.learner import MAML

@@ -116,8 +116,7 @@ class MAML(nn.Module):
             al., 2019, section 4); evaluation steps beyond `steps` take the last.
         loss: of logits and labels, a scalar; for regression `F.mse_loss`.
 
-    Raises:
-        InputError: bad values, at once or when they are first used.
+    Raises InputError: bad values, at once or when they are first used.
 
     Example:
         >>> maml = MAML(nn.Linear(4, 2), lr=0.1)

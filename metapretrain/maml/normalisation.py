@@ -86,10 +86,9 @@ def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None
     Args:
         steps: number of inner steps, for "per-step".
 
-    Raises:
-        InputError: unknown policy, a compiled module, "frozen" for a layer without running statistics, an embedding
-            with `max_norm`; and, from `apply`, unknown names, two values for one tied tensor, or a module that changes
-            one of its buffers in place.
+    Raises InputError: unknown policy, a compiled module, "frozen" for a layer without running statistics, an embedding
+    with `max_norm`; and, from `apply`, unknown names, two values for one tied tensor, or a module that changes one of
+    its buffers in place.
 
     Example:
         >>> apply, params, buffers = functional(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))

@@ -140,8 +140,7 @@ def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
 def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: str = "standard") -> Encoder:
     """Build an encoder by name, one of :data:`ENCODERS`; stem `standard` or `3x3`, which only `resnet18` has.
 
-    Raises:
-        InputError: unknown name or stem, or an `image_size` (pixels) that is not positive.
+    Raises InputError: unknown name or stem, or an `image_size` (pixels) that is not positive.
 
     Example:
         >>> build_encoder("resnet18", stem="3x3").features
@@ -194,9 +193,7 @@ def build_backbone(
     """Build a backbone by name: an encoder of :func:`build_encoder`, or learn2learn's CNN4 or OmniglotCNN.
 
     `ways`: outputs of the head, None for embeddings; `mean`, `std`: of each channel in 0..1 units, None for 0 and 1.
-
-    Raises:
-        InputError: unknown name, learn2learn is not installed, or images that the network is not made for.
+    Raises InputError: unknown name, learn2learn is not installed, or images that the network is not made for.
 
     Example:
         >>> net = build_backbone("conv4", ways=5, channels=1, image_size=28)

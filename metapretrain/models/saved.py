@@ -320,9 +320,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
 
     It is in evaluation mode and has `.encode(images)`, `.predict(images)`, `.classes`, and for new classes
     `.adapt(images, labels).predict(images)`; the learner of a few-shot run has no classes before that.
-
-    Raises:
-        InputError: no finished run there, or weights that are missing, damaged or another model's or run's.
+    Raises InputError: no finished run there, or weights that are missing, damaged or another model's or run's.
 
     Example:
         >>> import tempfile

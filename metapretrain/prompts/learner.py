@@ -60,9 +60,7 @@ class OuterStep:
 
     All settings that are numbers stay as recorded; the prompt and learned rates are read anew. `context` is called
     before each step for that of its precision, such as autocast.
-
-    Raises:
-        InputError: nothing to learn; inner rates that come from further computations; rows that `backward` refuses.
+    Raises InputError: nothing to learn; inner rates that come from further computations; rows that `backward` refuses.
     """
 
     def __init__(self, learner: PromptMAML, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
@@ -181,8 +179,8 @@ class PromptMAML(nn.Module):
         checkpoint: compute inner steps again in the backward pass, for less memory.
         options: `max_length` and `normalise` of :class:`PromptedModel`.
 
-    Raises:
-        InputError: a value is not allowed, `checkpoint` comes with `inner_clip`, or the prompt does not fit the model.
+    Raises InputError: a value is not allowed, `checkpoint` comes with `inner_clip`, or the prompt does not fit the
+    model.
 
     Example:
         >>> from metapretrain import PromptTemplate, SoftPrompt, Verbalizer
@@ -330,8 +328,8 @@ class PromptMAML(nn.Module):
         Returns:
             the report of :func:`metapretrain.training.train`; `best` tells step, accuracy and history.
 
-        Raises:
-            InputError: there are no held-out pairs or no steps, a number is out of range, or the prompt is not finite.
+        Raises InputError: there are no held-out pairs or no steps, a number is out of range, or the prompt is not
+        finite.
         """
         for name, given in (("steps", steps), ("held_out", held_out)):
             if not isinstance(given, Iterable):

@@ -258,10 +258,8 @@ class PromptedModel(nn.Module):
     `model`, a causal, sequence-to-sequence or masked one of transformers, is put into evaluation mode and frozen.
     `max_length`: tokens of a row at most, without the soft prompt. `normalise`: log-probabilities among all tokens
     ("vocabulary", section 3.2) or among the label words ("labels").
-
-    Raises:
-        InputError: the model is of no such kind, its answers change with padding or are not those of a plain pass over
-            the tokens, or a value is not allowed.
+    Raises InputError: the model is of no such kind, its answers change with padding or are not those of a plain pass
+    over the tokens, or a value is not allowed.
 
     Example:
         >>> from metapretrain.models.language_models import load_language_model

@@ -199,9 +199,7 @@ class PromptTemplate:
     Without slots the text is a tail, as "It was <X>." (Huang et al., section 3.1), behind the sentences. The soft
     prompt goes in front of everything. Truncation shortens sentences only, the longer of two first. A decoder-only
     model answers with its next token: what follows `<X>` is left out.
-
-    Raises:
-        InputError: `<X>` does not stand there once, or a slot is unknown or repeated.
+    Raises InputError: `<X>` does not stand there once, or a slot is unknown or repeated.
 
     Example:
         >>> [piece.text for piece in PromptTemplate("{first}? <X>, {second}").pieces(pair=True)]
@@ -250,10 +248,8 @@ class PromptTemplate:
         """Tokens of B rows (B, N), padded on the right, at most `max_length` each, without the soft prompt.
 
         `kind` is "decoder-only", "encoder-decoder" or "masked": what stands at the place of the answer.
-
-        Raises:
-            InputError: no rows, unequal counts, not strings, no room beside the hard text, a tokenizer without
-                the mask or sentinel token that is needed, or a slot behind the answer of a decoder-only model.
+        Raises InputError: no rows, unequal counts, not strings, no room beside the hard text, a tokenizer without the
+        mask or sentinel token that is needed, or a slot behind the answer of a decoder-only model.
 
         Example:
             >>> from metapretrain.models.language_models import tiny_tokenizer
@@ -354,10 +350,8 @@ class Verbalizer:
 
     `several` allows words of several tokens, whose score is the sum of their tokens' log-probabilities; `space`: a
     space stands before the answer in the template.
-
-    Raises:
-        InputError: fewer than two words, a word that is empty, unknown to the tokenizer or (unless `several`)
-            of several tokens, or two labels with the same tokens or one the beginning of the other.
+    Raises InputError: fewer than two words, a word that is empty, unknown to the tokenizer or (unless `several`) of
+    several tokens, or two labels with the same tokens or one the beginning of the other.
 
     Example:
         >>> from metapretrain.models.language_models import tiny_tokenizer

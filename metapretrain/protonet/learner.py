@@ -106,8 +106,7 @@ class ProtoNet(_OverEmbeddings):
         ways: number of classes W of every task, each with support examples. None: read from the labels, which waits for
             the device.
 
-    Raises:
-        InputError: bad values; a class without support examples (if `ways` is None).
+    Raises InputError: bad values; a class without support examples (if `ways` is None).
 
     Example:
         >>> x, y = torch.tensor([[[0.0], [4.0]]]), torch.tensor([[0, 1]])  # one task

@@ -44,9 +44,9 @@ def check_labels(y: Tensor | Sequence[int] | Any, *, mode: str = "standard", num
         mode: the loss's mode.
         num_classes: the loss's num_classes; when given, labels are 0..num_classes-1.
 
-    Raises:
-        InputError: not one-dimensional, empty, not whole numbers, not on the CPU, -1 or -100, outside 0..num_classes-1;
-            in the other modes, fewer than 2 rows or no class with 2 examples (no query could have a prototype).
+    Raises InputError: not one-dimensional, empty, not whole numbers, not on the CPU, -1 or -100, outside
+    0..num_classes-1; in the other modes, fewer than 2 rows or no class with 2 examples (no query could have a
+    prototype).
 
     Example:
         >>> check_labels([3, 3, 8], mode="query").tolist()
@@ -151,8 +151,7 @@ class ProtoLoss(nn.Module):
         gather: use the rows of all ranks, equally many each; averaged gradients equal one process's.
         label_smoothing, seed: in [0, 1), spread over the present classes; seed of the query split.
 
-    Raises:
-        InputError: a bad value, in the constructor or for the shapes given to forward.
+    Raises InputError: a bad value, in the constructor or for the shapes given to forward.
 
     Example:
         >>> z, y = torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([5, 5, 9, 9])

@@ -140,8 +140,7 @@ def proto_logits(
     Returns:
         (B, C) logits, float64 for float64 queries and float32 for all others, also under autocast.
 
-    Raises:
-        InputError: unknown distance, temperature not above 0, shapes that do not match.
+    Raises InputError: unknown distance, temperature not above 0, shapes that do not match.
 
     Example:
         >>> z = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
@@ -257,8 +256,7 @@ def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         centres (C, D), float64 for float64 input and else float32; present (C,) bool, False for a class without
         examples, whose centre is 0 and must not be used (see `present` of :func:`proto_logits`).
 
-    Raises:
-        InputError: shapes or dtypes that do not match, num_classes below 1.
+    Raises InputError: shapes or dtypes that do not match, num_classes below 1.
 
     Example:
         >>> centres, present = prototypes(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), 3)

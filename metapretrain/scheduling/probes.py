@@ -174,9 +174,7 @@ class LoaderProbe:
 
     `loader` is a re-iterable of batches. Pass e is seeded by (seed, e) and calls its `set_epoch` if there is one, so
     that shuffled batches are the same after a resume. Not `endless`: after one pass the task has run out.
-
-    Raises:
-        InputError: from `sample`, a loader that gives nothing.
+    Raises InputError: from `sample`, a loader that gives nothing.
 
     Example:
         >>> probe = LoaderProbe([1.0, 2.0], lambda batch: torch.tensor(batch))

@@ -26,10 +26,8 @@ def register(name: str, scheduler: type[BlockScheduler]) -> None:
     Its constructor gets those of `sources` ({name: probe}), `sizes` ({name: rows}), `targets` ({name: probe}),
     `params`, `target_losses` and `seed` that it names. Its other parameters are options: booleans, numbers, texts, or
     None.
-
-    Raises:
-        InputError: a name that is taken or not of lower-case letters, digits and hyphens, something that is no
-            scheduler, or a constructor that does not name its options.
+    Raises InputError: a name that is taken or not of lower-case letters, digits and hyphens, something that is no
+    scheduler, or a constructor that does not name its options.
 
     Example:
         >>> register("often", type("Often", (RoundRobin,), {}))
@@ -86,8 +84,7 @@ def option_defaults(name: str) -> dict[str, Any]:
 def parse_schedule(text: str, sources: Collection[str]) -> Schedule:
     """Read `round-robin`, `fixed:sst` (short for `fixed:source=sst`) or `utility:alpha=0.05`, for tasks `sources`.
 
-    Raises:
-        InputError: an unknown schedule, source or option, or a value that the constructor refuses.
+    Raises InputError: an unknown schedule, source or option, or a value that the constructor refuses.
 
     Example:
         >>> parse_schedule("utility:alpha=0.05,samples=1", ["sst", "para"]).options

@@ -67,8 +67,7 @@ class BlockScheduler(ABC):
         watch: called at each decision with the number of its first update, from 1, and the choice.
         units: what a decision costs in forward passes of a batch; 0 without probes.
 
-    Raises:
-        InputError: no sources, a name twice, a bad number.
+    Raises InputError: no sources, a name twice, a bad number.
     """
 
     units = 0
@@ -335,9 +334,7 @@ class LossExp3(Exp3):
     of each target at every decision; -`reward` to `reward` (above 0) is mapped to [0, 1]. Probes leave no trace in
     weights or generators. `params` is the module that the losses use; `updates` N: over one update a reward is mostly
     noise.
-
-    Raises:
-        InputError: bad probes or numbers; from `choose`, losses of targets that are not finite.
+    Raises InputError: bad probes or numbers; from `choose`, losses of targets that are not finite.
     """
 
     def __init__(

@@ -30,8 +30,7 @@ class Agreement(NamedTuple):
 def agreement(exact: Mapping[str, float], approximate: Mapping[str, float]) -> Agreement:
     """Compare two sets of utilities of the same sources, as :meth:`UtilityScheduler.compare` gives.
 
-    Raises:
-        InputError: other sources on one side, or utilities that are not finite.
+    Raises InputError: other sources on one side, or utilities that are not finite.
 
     Example:
         >>> agreement({"a": -1.0, "b": -2.0, "c": -4.0}, {"a": 0.1, "b": 0.2, "c": 0.0})
@@ -297,9 +296,8 @@ class UtilityScheduler(BlockScheduler):
             weights of the moment.
         target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``.
 
-    Raises:
-        InputError: bad probes, weights or numbers; from `choose`, utilities that are NaN for all sources, a
-            target or all sources that have run out, losses that do not depend on params.
+    Raises InputError: bad probes, weights or numbers; from `choose`, utilities that are NaN for all sources, a target
+    or all sources that have run out, losses that do not depend on params.
 
     Example:
         >>> from metapretrain.scheduling import FunctionProbe

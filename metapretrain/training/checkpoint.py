@@ -209,9 +209,9 @@ _LAYOUTS = (("channels_last", torch.channels_last, 4), ("channels_last_3d", torc
 def pack(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """Split `state` into a value that JSON holds exactly and the tensors that it refers to by name.
 
-    Dicts (any mix of str, int, float, bool and None keys, order kept), lists, tuples, None, bools, ints,
-    floats (NaN and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What
-    JSON has no word for is written as an object with the key ``"$"``. The tensors are contiguous copies on the CPU.
+    Dicts (any mix of str, int, float, bool and None keys, order kept), lists, tuples, None, bools, ints, floats (NaN
+    and infinities too), text, tensors of any shape and device, NumPy arrays and scalars. What JSON has no word for is
+    written as an object with the key ``"$"``. The tensors are contiguous copies on the CPU.
     Raises InputError: something else is in the nest; its place is named.
 
     Example:

@@ -189,10 +189,9 @@ def write_embedding(
 ) -> Path:
     """Write points for TensorBoard's embedding projector, beside those that are there; return their folder.
 
-    Files: ``projector/<name>-<step>/{tensors.tsv,metadata.tsv,sprite.png}`` and ``projector_config.pbtxt``,
-    with relative paths. The same name and step are replaced.
-    `z`: (N, D) points; `labels`: N words or numbers; `images`: None, or (N, C, H, W) with 1 or 3 channels, uint8 or
-    float in 0..1, shown as the points.
+    Files: ``projector/<name>-<step>/{tensors.tsv,metadata.tsv,sprite.png}`` and ``projector_config.pbtxt``, with
+    relative paths. The same name and step are replaced. `z`: (N, D) points; `labels`: N words or numbers; `images`:
+    None, or (N, C, H, W) with 1 or 3 channels, uint8 or float in 0..1, shown as the points.
     Raises InputError: the lengths differ or the shapes are others; OSError: it cannot be written.
     """
     if z.ndim != 2 or len(labels) != len(z) or (images is not None and len(images) != len(z)):

@@ -135,9 +135,9 @@ class Stream(Protocol):
 class TrainReport:
     """What a call of :func:`train` did.
 
-    `steps` updates in all, of which `resumed_from` were done by an earlier process; `seconds` of this process;
-    `losses` the last logged mean loss of each task; `batches` drawn from each task; `updates_per_second` the median
-    over log intervals without evaluation and checkpoints (0 if there was only one); `best` the validations, if kept.
+    `steps` updates in all, of which `resumed_from` were done by an earlier process; `seconds` of this process; `losses`
+    the last logged mean loss of each task; `batches` drawn from each task; `updates_per_second` the median over log
+    intervals without evaluation and checkpoints (0 if there was only one); `best` the validations, if kept.
     """
 
     steps: int

@@ -97,8 +97,8 @@ class RunFolder:
     """One run's folder, open for writing; use :meth:`open`, as a context manager.
 
     `main`: False on every rank but the first: then nothing is locked or written; `seconds_before`: wall time of earlier
-    sessions, set by a loop that resumes and added to ``wall_s``.
-    Every method that writes raises InputError, one line, where it cannot; what is there stays whole.
+    sessions, set by a loop that resumes and added to ``wall_s``. Every method that writes raises InputError, one line,
+    where it cannot; what is there stays whole.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], device: str, lock: Lock | None, main: bool) -> None:
@@ -123,9 +123,9 @@ class RunFolder:
 
         ``config.json`` holds {"config", "versions", "commit", "device", "command"} of the first session.
 
-        `config` is compared as JSON has it (tuples are lists); `resume`: continue
-        the run that is there, if one is; `main`: whether this process writes; only the first rank does; `device`: named
-        in ``config.json`` and ``result.json``; None: the GPU when there is one.
+        `config` is compared as JSON has it (tuples are lists); `resume`: continue the run that is there, if one is;
+        `main`: whether this process writes; only the first rank does; `device`: named in ``config.json`` and
+        ``result.json``; None: the GPU when there is one.
         Raises InputError: another process uses the folder; it holds a run and `resume` is off, or of another method or
         configuration (each changed key is named); the folder cannot be written.
 
@@ -232,8 +232,8 @@ class RunFolder:
     def finish(self, result: Mapping[str, Any]) -> Path:
         """Write ``result.json``: `result` with what every result has, where it does not say it itself.
 
-        Added: schema, status ("complete"), wall_s, peak_memory_bytes, device, versions, commit, command.
-        Absolute paths in its texts are cut to their last part; a number that is not finite becomes ``null``.
+        Added: schema, status ("complete"), wall_s, peak_memory_bytes, device, versions, commit, command. Absolute paths
+        in its texts are cut to their last part; a number that is not finite becomes ``null``.
         """
         file = self.path / _RESULT
         if not self.main:

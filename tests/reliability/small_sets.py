@@ -20,7 +20,7 @@ from PIL import Image
 from metapretrain.data.annotated import load_conll04, load_conll2003, load_dailydialog_pp, load_mutual, load_squad
 from metapretrain.data.cs224n import load_cs224n, load_qqp
 from metapretrain.data.documents import Documents, load_book, read_ptb_documents, read_wikitext2_documents
-from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
+from metapretrain.data.glue import load_copa, load_glue, load_wic
 from metapretrain.data.image_folder import load_image_folder
 from metapretrain.data.images import ImageSet
 from metapretrain.data.omniglot import load_omniglot
@@ -397,7 +397,7 @@ SETS: dict[str, SmallSet] = {
     "conll04": SmallSet(conll04(), load_conll04),
     "squad": SmallSet(squad(), load_squad, 6),  # questions of one context
     "wic": SmallSet(wic(), load_wic),
-    "cb": SmallSet(cb(), load_cb),
+    "cb": SmallSet(cb(), partial(load_glue, "cb")),
     "copa": SmallSet(copa(), load_copa),
     "dailydialog": SmallSet(dialogues(), lambda folder: load_plain("dailydialog", folder), 3),  # utterances of a line
     "dailydialog-pp": SmallSet(dialogues(), load_dailydialog_pp),

@@ -25,7 +25,7 @@ from metapretrain.data.documents import (
     read_ptb_documents,
     read_wikitext2_documents,
 )
-from metapretrain.data.glue import load_cb, load_copa, load_glue, load_wic
+from metapretrain.data.glue import load_copa, load_glue, load_wic
 from metapretrain.data.made import made_dialogues, made_documents, made_pairs, made_questions, made_relations
 from metapretrain.data.texts import Rows, join_rows
 from metapretrain.errors import InputError, one_of
@@ -204,7 +204,7 @@ def _register_all() -> None:
         target(Sentences, name, partial(load_glue, name), made_pairs if name == "rte" else None, name=name)
     target(Sentences, "wic", load_wic, name="wic")
     target(Reading, "squad", load_squad, made_questions, name="squad")
-    target(Sentences, "cb", load_cb, name="cb", classes=3)
+    target(Sentences, "cb", partial(load_glue, "cb"), name="cb", classes=3)
     target(ResponseSelection, "copa", load_copa, name="copa", choices=2)
 
 
