@@ -126,6 +126,20 @@ def crop_resize(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, size: in
     return functional.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
+def shifted(x: Tensor, corner: Tensor, flip: Tensor, pad: int) -> Tensor:
+    """Cut each image (B, C, H, W) at its corner (B, 2) out of itself with `pad` zeros around, and mirror it by `flip`.
+
+    Corners are whole numbers from 0 to 2 `pad`, (row, column); the result lies channels last.
+    """
+    height, width = x.shape[2:]
+    padded = functional.pad(x, (pad,) * 4).permute(0, 2, 3, 1)
+    rows = corner[:, :1] + torch.arange(height, device=x.device)
+    across = torch.arange(width, device=x.device)
+    columns = corner[:, 1:] + torch.where(flip.view(-1, 1), across.flip(0), across)
+    image = torch.arange(len(x), device=x.device).view(-1, 1, 1)
+    return padded[image, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)
+
+
 def crop_rotate(x: Tensor, start: Tensor, extent: Tensor, flip: Tensor, angle: Tensor, size: int) -> Tensor:
     """As :func:`crop_resize`, with the box turned by angle (B,) in radians, counter-clockwise as it is seen.
 
@@ -168,6 +182,7 @@ class BatchAugment(nn.Module):
         crop_scale: range of the crop's share of the area, 0 < low <= high <= 1; None: no random crop.
         crop_ratio: range of the crop's width / height, drawn log-uniformly.
         flip: mirror left to right with probability 1/2.
+        pad: crop at a random place of the image with so many zeros around it, at whole pixels.
         rotate, shift: largest angle in degrees, and shift in each direction as a share of the image's size, either way.
         color_jitter: strengths (brightness, contrast, saturation, hue): factors 1 - s..1 + s, hue -s..s turns.
         jitter_prob, grayscale_prob, blur_prob: probability that an image is jittered, made grey, blurred.
@@ -199,6 +214,7 @@ class BatchAugment(nn.Module):
         crop_scale: Range | None = None,
         crop_ratio: Range = (3 / 4, 4 / 3),
         flip: bool = False,
+        pad: int = 0,
         rotate: float = 0.0,
         shift: float = 0.0,
         color_jitter: tuple[float, float, float, float] | None = None,
@@ -214,6 +230,7 @@ class BatchAugment(nn.Module):
         super().__init__()
         whole("size", size, 1)
         whole("cutout", cutout)
+        self.pad = whole("pad", pad)
         number("rotate", rotate, least=0, most=180)
         shares = {"shift": shift, "jitter_prob": jitter_prob, "grayscale_prob": grayscale_prob, "blur_prob": blur_prob}
         ranges = {"crop_scale": crop_scale or (1.0, 1.0), "crop_ratio": crop_ratio, "blur_sigma": blur_sigma}
@@ -235,6 +252,7 @@ class BatchAugment(nn.Module):
             "area": [crop_scale or (1.0, 1.0)] * self.crops,
             "half_log_ratio": [(math.log(crop_ratio[0]) / 2, math.log(crop_ratio[1]) / 2)] * self.crops,
             "corner": [UNIT, UNIT] * self.crops,
+            "pad": [UNIT, UNIT] * bool(pad),
             "flip": [UNIT] * self.flips,
             "angle": [(-math.radians(rotate), math.radians(rotate))] * self.turns,
             "shift": [(-shift, shift)] * 2 * self.turns,
@@ -288,7 +306,11 @@ class BatchAugment(nn.Module):
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
     def _place(self, x: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
-        if not (self.crops or self.flips or self.turns):
+        flip = drawn["flip"] < 0.5 if self.flips else torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        if self.pad:
+            corner = (drawn["pad"] * (2 * self.pad + 1)).long()
+            x, flip = shifted(x, corner, flip, self.pad), torch.zeros_like(flip)
+        if not (self.crops or self.turns or (self.flips and not self.pad)):
             return _resize(x, self.size)
         start = torch.zeros(len(x), 2, device=x.device)
         extent = torch.ones_like(start)
@@ -299,7 +321,6 @@ class BatchAugment(nn.Module):
             stretch = torch.cat([-squeeze, squeeze], dim=1).exp_()
             extent = (drawn["area"].sqrt() * stretch).clamp_(1 / min(height, width), 1)
             start = drawn["corner"] * (1 - extent)
-        flip = drawn["flip"] < 0.5 if self.flips else start[:, 0] < 0
         if not self.turns:
             return crop_resize(x, start, extent, flip, self.size)
         start = start - drawn["shift"]

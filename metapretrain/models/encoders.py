@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from metapretrain.checks import whole
+from metapretrain.checks import number, whole
 from metapretrain.data.images import normalisation
 from metapretrain.errors import InputError, one_of
 
@@ -38,7 +39,7 @@ def projection(features: int, size: int = 128) -> nn.Module:
     return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
 
 
-ENCODERS = ("conv4", "conv4-strided", "mlp", "resnet18", "small-conv")
+ENCODERS = ("conv4", "conv4-strided", "mlp", "resnet12", "resnet12-flat", "resnet18", "small-conv")
 STEMS = ("standard", "3x3")
 
 
@@ -110,10 +111,14 @@ def small_conv(*, channels: int = 3, width: int = 32) -> Encoder:
     return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), sizes[-1])
 
 
+def _check_pixels(name: str, image_size: int) -> None:
+    if image_size < 16:
+        raise InputError(f"{name} needs images of 16 pixels or more, got {image_size}; give a larger image size")
+
+
 def conv4(*, channels: int = 1, image_size: int = 28, width: int = 64) -> Encoder:
     """Four blocks of 3x3 convolution, BatchNorm, ReLU and 2x2 max-pooling, flattened (Vinyals et al., 2016)."""
-    if image_size < 16:
-        raise InputError(f"conv4 needs images of 16 pixels or more, got {image_size}; give a larger image size")
+    _check_pixels("conv4", image_size)
     layers: list[nn.Module] = []
     for before in (channels, width, width, width):
         layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
@@ -129,6 +134,73 @@ def conv4_strided(*, channels: int = 1, width: int = 64) -> Encoder:
     return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), width)
 
 
+class DropBlock(nn.Module):
+    """Sets squares of `size` pixels of maps (B, C, H, W) to zero in training mode (Ghiasi et al., 2018).
+
+    About `rate` of the maps after `ramp` batches, a growing share before; the rest is scaled up to keep the sum.
+
+    >>> DropBlock(0.5, size=2).eval()(torch.ones(1, 1, 4, 4)).sum().item()
+    16.0
+    """
+
+    seen: Tensor
+
+    def __init__(self, rate: float, size: int, ramp: int = 40_000) -> None:
+        super().__init__()
+        self.rate, self.size = number("rate", rate, least=0, below=1), whole("size", size, 1)
+        self.ramp = whole("ramp", ramp, 1)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        self.seen += 1
+        height, width = x.shape[2:]
+        size = min(self.size, height, width)
+        places = (height - size + 1, width - size + 1)  # of a square's corner
+        rate = self.rate * (self.seen / self.ramp).clamp(max=1)
+        chance = rate * (height * width) / (size**2 * places[0] * places[1])
+        corners = (torch.rand(*x.shape[:2], *places, device=x.device) < chance).to(x.dtype)
+        kept = 1 - F.max_pool2d(F.pad(corners, (size - 1,) * 4), size, stride=1)
+        return x * kept * (kept.numel() / kept.sum(dtype=torch.float32).clamp(min=1)).to(x.dtype)
+
+
+class ResidualBlock(nn.Module):
+    """Three 3x3 convolutions beside a 1x1 convolution, each with BatchNorm, then pooling by 2, of ResNet-12."""
+
+    def __init__(self, before: int, after: int, drop: nn.Module) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for given in (before, after, after):
+            layers += [nn.Conv2d(given, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.LeakyReLU(0.1)]
+        self.layers = nn.Sequential(*layers[:-1])
+        self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, bias=False), nn.BatchNorm2d(after))
+        self.last = nn.Sequential(nn.LeakyReLU(0.1), nn.MaxPool2d(2), drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.last(self.layers(x) + self.shortcut(x))
+        return z
+
+
+def resnet12(*, channels: int, image_size: int, pooled: bool = True, drop: float = 0.0, ramp: int = 40_000) -> Encoder:
+    """ResNet-12 of 64-160-320-640 filters as MetaOptNet has it (Lee et al., 2019, section 4.1 and code).
+
+    `pooled`: the mean over positions, 640 features; else all (2,560 of 32 pixels). `drop`: what dropout, in the first
+    two blocks, and :class:`DropBlock` drop, by squares of 2 pixels for images below 64 pixels, else 5.
+    """
+    _check_pixels("resnet12", image_size)
+    widths, size = (channels, 64, 160, 320, 640), 2 if image_size < 64 else 5
+    drops = [nn.Dropout(drop) if place < 2 else DropBlock(drop, size, ramp) for place in range(4)]
+    blocks = [
+        ResidualBlock(*pair, one if drop else nn.Identity()) for pair, one in zip(pairwise(widths), drops, strict=True)
+    ]
+    net = nn.Sequential(*blocks, *[nn.AdaptiveAvgPool2d(1)] * pooled, nn.Flatten())
+    for part in net.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="leaky_relu")
+    return Encoder(net, 640 if pooled else 640 * (image_size // 16) ** 2)
+
+
 def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
     """Two fully connected ReLU layers over the pixels: the poster's MLP baseline (its widths are not given)."""
     net = nn.Sequential(
@@ -137,10 +209,12 @@ def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
     return Encoder(net, hidden)
 
 
-def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: str = "standard") -> Encoder:
-    """Build an encoder by name, one of :data:`ENCODERS`; stem `standard` or `3x3`, which only `resnet18` has.
+def build_encoder(
+    name: str, *, channels: int = 3, image_size: int = 96, stem: str = "standard", drop: float = 0.0, ramp: int = 40_000
+) -> Encoder:
+    """Build an encoder by name, one of :data:`ENCODERS`; `stem` is of `resnet18`, `drop` and `ramp` of `resnet12`.
 
-    Raises InputError: unknown name or stem, or an `image_size` (pixels) that is not positive.
+    Raises InputError: unknown name or stem, an `image_size` (pixels) that is not positive, `drop` of another encoder.
 
     Example:
         >>> build_encoder("resnet18", stem="3x3").features
@@ -149,12 +223,17 @@ def build_encoder(name: str, *, channels: int = 3, image_size: int = 96, stem: s
     whole("channels", channels, 1)
     whole("image_size", image_size, 1)
     one_of("stem", stem, STEMS)
+    sizes: dict[str, Any] = {"channels": channels, "image_size": image_size}
+    if drop and not name.startswith("resnet12"):
+        raise InputError(f"{name} drops no units: give drop=0, or take resnet12")
     builders: dict[str, Callable[[], Encoder]] = {
-        "conv4": lambda: conv4(channels=channels, image_size=image_size),
+        "conv4": lambda: conv4(**sizes),
         "conv4-strided": lambda: conv4_strided(channels=channels),
+        "resnet12": lambda: resnet12(**sizes, drop=drop, ramp=ramp),
+        "resnet12-flat": lambda: resnet12(**sizes, pooled=False, drop=drop, ramp=ramp),
         "resnet18": lambda: resnet18(channels=channels, stem=stem),
         "small-conv": lambda: small_conv(channels=channels),
-        "mlp": lambda: mlp(channels=channels, image_size=image_size),
+        "mlp": lambda: mlp(**sizes),
     }
     return builders[one_of("encoder", name, ENCODERS)]()
 
@@ -189,10 +268,13 @@ def build_backbone(
     image_size: int,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    drop: float = 0.0,
+    ramp: int = 40_000,
 ) -> Backbone:
     """Build a backbone by name: an encoder of :func:`build_encoder`, or learn2learn's CNN4 or OmniglotCNN.
 
-    `ways`: outputs of the head, None for embeddings; `mean`, `std`: of each channel in 0..1 units, None for 0 and 1.
+    `ways`: outputs of the head, None for embeddings; `mean`, `std`: of each channel in 0..1 units, None for 0 and 1;
+    `drop`, `ramp`: as for :func:`build_encoder`.
     Raises InputError: unknown name, learn2learn is not installed, or images that the network is not made for.
 
     Example:
@@ -203,7 +285,7 @@ def build_backbone(
     mean, std = mean or (0.0,) * channels, std or (1.0,) * channels
     one_of("backbone", name, BACKBONES)
     if name not in LEARN2LEARN:
-        encoder = build_encoder(name, channels=channels, image_size=image_size)
+        encoder = build_encoder(name, channels=channels, image_size=image_size, drop=drop, ramp=ramp)
         return Backbone(encoder, None if ways is None else nn.Linear(encoder.features, ways), mean, std)
     if name == "l2l-omniglot-cnn" and (channels, image_size) != (1, 28):
         raise InputError(

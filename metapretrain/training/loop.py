@@ -309,7 +309,7 @@ class _Loop:
     def _rate(self, peak: float) -> float:
         s = self.settings
         warmup = round(s.warmup * s.steps) if s.warmup_steps is None else s.warmup_steps
-        return learning_rate(self.step, s.steps, peak=peak, schedule=s.schedule, warmup=warmup)
+        return learning_rate(self.step, s.steps, peak=peak, schedule=s.schedule, warmup=warmup, end=s.lr_end)
 
     def _next(self, batches: Iterator[dict[str, Any]]) -> dict[str, Any]:
         before = getattr(self.stream, "epochs", {})

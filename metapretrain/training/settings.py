@@ -16,11 +16,14 @@ from metapretrain.files import plain, read_json
 SCHEDULES = ("constant", "cosine", "linear", "wsd")
 
 
-def learning_rate(step: int, steps: int, *, peak: float, schedule: str = "cosine", warmup: int = 0) -> float:
+def learning_rate(
+    step: int, steps: int, *, peak: float, schedule: str = "cosine", warmup: int = 0, end: float = 0.0
+) -> float:
     """Learning rate of update `step` (counted from 0) out of `steps`.
 
-    `peak`: the rate after `warmup` updates of linear warm-up; `schedule`: `constant`; `cosine` or `linear` to zero at
-    the last step; `wsd`: stable, then linear decay over the last fifth of steps (Hu et al., 2024, "MiniCPM").
+    `peak`: the rate after `warmup` updates of linear warm-up; `schedule`: `constant`; `cosine` or `linear` to the share
+    `end` of the peak at the last step; `wsd`: stable, then linear decay over the last fifth of steps (Hu et al., 2024,
+    "MiniCPM").
 
     Example:
         >>> [round(learning_rate(s, 10, peak=1.0, warmup=2), 2) for s in (0, 1, 2, 9)]
@@ -31,9 +34,9 @@ def learning_rate(step: int, steps: int, *, peak: float, schedule: str = "cosine
         return peak * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
     if schedule == "cosine":
-        return peak * 0.5 * (1 + math.cos(math.pi * done))
+        return peak * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * done)))
     if schedule == "linear":
-        return peak * (1 - done)
+        return peak * (end + (1 - end) * (1 - done))
     if schedule == "wsd":
         return peak * min(1.0, (1 - done) / 0.2)
     return peak
@@ -51,6 +54,7 @@ class TrainSettings:
         optimizer: `sgd` (Nesterov momentum) or `adamw`. `momentum`: of `sgd`, in [0, 1).
         weight_decay: on matrices and kernels only; biases, norms and temperatures are not decayed.
         schedule: see :func:`metapretrain.training.settings.learning_rate`.
+        lr_end: share of `lr` that `cosine` and `linear` end at.
         warmup: share of the steps spent on linear warm-up, in [0, 1); `warmup_steps`: their number, in its place.
         clip: largest gradient norm, or None. `accumulate`: batches an update.
         precision: `fp32`, `bf16` or `fp16` (GPU only). `device`: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
@@ -92,6 +96,7 @@ class TrainSettings:
     evaluate_every: int | None = None
     seed: int = 0
     warmup_steps: int | None = None
+    lr_end: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -109,6 +114,7 @@ class TrainSettings:
             if name != "ema" or value is not None:
                 number(name, value, least=0, below=1)
         number("weight_decay", self.weight_decay, least=0)
+        number("lr_end", self.lr_end, least=0, most=1)
         if self.clip is not None and self.clip != math.inf:
             number("clip", self.clip, above=0)
         whole("seed", self.seed, 0, 2**32 - 1)

@@ -255,3 +255,21 @@ def test_a_shift_moves_the_picture_down_and_right() -> None:
 @pytest.mark.parametrize(("size", "kernel"), [(8, 3), (32, 3), (64, 7), (96, 9), (224, 23)])
 def test_the_blur_is_a_tenth_of_the_image_wide(size: int, kernel: int) -> None:
     assert make_augmentation("simclr", size, 3, MEAN, STD).kernel_size == kernel
+
+
+def test_a_padded_crop_is_torchvisions_at_whole_pixels() -> None:
+    augment, images = BatchAugment(32, pad=4, flip=True, mean=MEAN, std=STD), _images(64)
+    torch.manual_seed(0)
+    drawn = augment.draw(images)
+    found = augment.apply_parameters(images, drawn)
+    corners = (drawn["pad"] * 9).long()
+    for x, (top, left), flip, z in zip(images, corners.tolist(), drawn["flip"], found, strict=True):
+        expected = reference.crop(reference.pad(x, [4] * 4), top, left, 32, 32)
+        expected = reference.horizontal_flip(expected) if flip < 0.5 else expected
+        torch.testing.assert_close(z, reference.normalize(expected / 255, list(MEAN), list(STD)))
+    assert corners.unique().tolist() == list(range(9)) and 0 < int((drawn["flip"] < 0.5).sum()) < 64
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    turned = BatchAugment(32, pad=4, rotate=10.0, flip=True, mean=MEAN, std=STD)(images)
+    assert turned.shape == images.shape and bool(turned.isfinite().all())
+    with pytest.raises(InputError, match="pad is -1"):
+        BatchAugment(32, pad=-1, mean=MEAN, std=STD)
