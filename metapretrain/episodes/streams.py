@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,10 +18,14 @@ from metapretrain.errors import InputError, one_of
 class ShuffledBatches:
     """Yields int64 row indices (B,) on the CPU; batch i of an epoch depends on (seed, epoch, i) alone.
 
-    Without `labels` an epoch visits every row once (but for a dropped last batch). With `labels` the batches are
-    class-balanced: every class comes once in each round, so that class counts within a batch differ by at most two. A
-    class with fewer rows than its share of the epoch is repeated, each time in a new order; of one with more, a new
-    random part is seen in each epoch.
+    The one order of batches of the package. Without `labels` an epoch visits every row once (but for a dropped last
+    batch). With `labels` the batches are class-balanced: every class comes once in each round, so that class counts
+    within a batch differ by at most two. A class with fewer rows than its share of the epoch is repeated, each time in
+    a new order; of one with more, a new random part is seen in each epoch.
+
+    With `widths` the rows of a batch are of similar length: the epochs' orders are laid end to end, so that no row is
+    dropped, and `pool` batches at a time are sorted by length and given in a random order that depends on `seed` and
+    `pool` alone. Several tasks with one seed thus give their short batches together, to be padded to one width.
 
     Args:
         n: rows.
@@ -30,13 +34,20 @@ class ShuffledBatches:
         seed: 0..2**64-1.
         epoch, start: the epoch, and the first batch to give: what resumes a run.
         labels: one per row (N,), for class-balanced batches.
+        widths: length of each row, int64 (N,); pool: batches that are sorted together, 1 for none.
+        task: number of the task: tasks of one seed see their rows in different orders.
+        order: rows (N,) of an epoch by its number, in place of the random order of 0..n-1.
 
-    Raises InputError: there is no batch, or ranks would get unequal parts.
+    Raises:
+        InputError: there is no batch, or ranks would get unequal parts.
 
     Example:
         >>> batches = ShuffledBatches(10, 4, seed=0, drop_last=False)
         >>> len(batches), sorted(torch.cat(list(batches)).tolist())
         (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+        >>> alike = ShuffledBatches(4, 2, seed=0, widths=torch.tensor([9, 1, 8, 2]), pool=2)
+        >>> sorted(sorted(rows.tolist()) for rows in alike)
+        [[0, 2], [1, 3]]
     """
 
     def __init__(
@@ -51,13 +62,24 @@ class ShuffledBatches:
         rank: int = 0,
         world_size: int = 1,
         labels: Any = None,
+        widths: torch.Tensor | None = None,
+        pool: int = 16,
+        task: int = 0,
+        order: Callable[[int], torch.Tensor] | None = None,
     ) -> None:
         self.n, self.batch_size = whole("n", n), whole("batch_size", batch_size, 1)
         self.seed, self.drop_last = check_seed(seed), drop_last
         self.rank, self.world_size = check_rank(rank, world_size)
+        self.widths, self.pool, self.task, self._given_order = (
+            widths,
+            whole("pool", pool, 1),
+            whole("task", task),
+            order,
+        )
         self._codes = None if labels is None else read_labels(labels).codes
-        if self._codes is not None and len(self._codes) != self.n:
-            raise InputError(f"labels must be one a row: got {len(self._codes)} labels and {self.n} rows")
+        for what, given in (("labels", self._codes), ("widths", widths)):
+            if given is not None and len(given) != self.n:
+                raise InputError(f"{what} must be one a row: got {len(given)} {what} and {self.n} rows")
         self._rows = self.batch_size * self.world_size  # of a batch over all ranks
         self.total = self.n // self._rows if drop_last else -(-self.n // self._rows)
         if not self.total:
@@ -65,12 +87,13 @@ class ShuffledBatches:
                 f"{self.n} rows do not fill one batch of {self._rows}: lower batch_size"
                 + (" or keep the last batch with drop_last=False" if self.n else "")
             )
-        last = 0 if self.drop_last else self.n % self._rows
+        last = 0 if self.drop_last or widths is not None else self.n % self._rows
         if last % self.world_size:
             raise InputError(
                 f"the last batch of {last} rows cannot be shared equally by {self.world_size} ranks: use drop_last=True"
             )
         self._cached: tuple[int, torch.Tensor] | None = None
+        self._pooled: tuple[int, list[torch.Tensor]] | None = None
         self.epoch, self.start = whole("epoch", epoch), whole("start", start)
 
     def set_epoch(self, epoch: int) -> None:
@@ -85,23 +108,40 @@ class ShuffledBatches:
 
     def iter_from(self, position: int) -> Iterator[torch.Tensor]:
         """The batches of the epoch but for the first `position`."""
-        return self._batches(self._order(self.epoch), whole("position", position))
+        first = self.epoch * self.total
+        return map(self.batch, range(first + whole("position", position), first + self.total))
 
-    def _batches(self, order: torch.Tensor, position: int) -> Iterator[torch.Tensor]:
-        for i in range(position, self.total):
-            batch = order[i * self._rows : (i + 1) * self._rows]
-            part = len(batch) // self.world_size
-            yield batch[self.rank * part : (self.rank + 1) * part].clone()
+    def batch(self, number: int) -> torch.Tensor:
+        """This rank's rows (B,) of the batch with this number, counted from 0 over all epochs."""
+        if self.widths is None:
+            epoch, i = divmod(number, self.total)
+            batch = self._order(epoch)[i * self._rows : (i + 1) * self._rows]
+        else:
+            batch = self._of_similar_length(number, self.widths)
+        part = len(batch) // self.world_size
+        return batch[self.rank * part : (self.rank + 1) * part].clone()
+
+    def _of_similar_length(self, number: int, widths: torch.Tensor) -> torch.Tensor:
+        block, place = divmod(number, self.pool)
+        if self._pooled is None or self._pooled[0] != block:
+            size = self.pool * self._rows
+            epoch, begin = divmod(block * size, self.n)
+            epochs = range(epoch, epoch - (-(begin + size) // self.n))
+            rows = torch.cat([self._order(epoch) for epoch in epochs])[begin : begin + size]
+            parts = rows[widths[rows].argsort(stable=True)].split(self._rows)
+            order = permutations(Bits(self.seed, Use.BATCHES, block, 1), np.array([self.pool]))[0]
+            self._pooled = block, [parts[part] for part in order.tolist()]
+        return self._pooled[1][place]
 
     def _order(self, epoch: int) -> torch.Tensor:
         if self._cached is None or self._cached[0] != epoch:
-            bits = Bits(self.seed, Use.BATCHES, epoch, 0)
-            if self._codes is None:
-                order = permutations(bits, np.array([self.n]))[0]
-            else:
-                order = _balanced(bits, self._codes)
-            self._cached = epoch, torch.from_numpy(order)
+            self._cached = epoch, self._random_order(epoch) if self._given_order is None else self._given_order(epoch)
         return self._cached[1]
+
+    def _random_order(self, epoch: int) -> torch.Tensor:
+        bits = Bits((self.seed + (self.task << 32)) % 2**64, Use.BATCHES, epoch, 0)
+        alone = self._codes is None
+        return torch.from_numpy(permutations(bits, np.array([self.n]))[0] if alone else _balanced(bits, self._codes))
 
 
 def _balanced(bits: Bits, codes: Ints) -> Ints:

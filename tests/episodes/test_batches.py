@@ -99,6 +99,8 @@ def test_a_small_class_repeats_only_after_all_its_rows_came() -> None:
         (3, 1.5, {}, "batch_size is .*; give a whole number"),
         (True, 1, {}, "n is .*; give a whole number"),
         (8, 4, {"labels": [0, 1]}, "2 labels and 8 rows"),
+        (8, 4, {"widths": torch.ones(2)}, "2 widths and 8 rows"),
+        (8, 4, {"widths": torch.ones(8), "pool": 0}, "pool is .*; give a whole number of at least 1"),
         (8, 4, {"labels": [0.0] * 8}, "not float64"),
         (8, 4, {"seed": -1}, "seed is .*; give a whole number of at least 0"),
         (8, 4, {"start": -1}, "start is .*; give a whole number of at least 0"),
@@ -116,3 +118,65 @@ def test_the_order_of_classes_differs_between_rounds() -> None:
     labels = np.arange(600) % 3
     orders = {tuple(labels[batch.numpy()].tolist()) for batch in ShuffledBatches(600, 3, seed=0, labels=labels)}
     assert len(orders) == 6
+
+
+WIDTHS = torch.from_numpy(np.random.default_rng(0).integers(3, 31, 90))
+
+
+def alike(widths: torch.Tensor, size: int, **options: Any) -> ShuffledBatches:
+    return ShuffledBatches(len(widths), size, widths=widths, **options)
+
+
+def test_batches_of_similar_length_bring_every_row_equally_often() -> None:
+    batches = alike(WIDTHS, 8, seed=1, pool=4)
+    epochs = []
+    for epoch in range(44):  # of 11 batches: 121 whole pools of 4
+        batches.set_epoch(epoch)
+        epochs += list(batches)
+    counts = torch.bincount(torch.cat(epochs), minlength=90)
+    assert len(batches) == 11 and counts.sum() == 44 * 88 and counts.max() - counts.min() <= 1
+
+
+def test_a_pool_is_cut_by_length_and_one_batch_is_random() -> None:
+    widths = torch.from_numpy(np.random.default_rng(1).integers(3, 61, 200))
+    pooled = alike(widths, 8, seed=1, pool=8)
+    first = [widths[pooled.batch(number)] for number in range(8)]
+    first.sort(key=lambda part: int(part.min()))
+    assert all(int(a.max()) <= int(b.min()) for a, b in itertools.pairwise(first))
+    plain = alike(widths, 8, seed=1, pool=1)
+    assert sum(float(widths[rows].float().std()) for rows in plain) > 2 * sum(
+        float(widths[pooled.batch(number)].float().std()) for number in range(len(pooled))
+    )
+
+
+def test_balanced_batches_of_similar_length_have_all_classes_equally_often() -> None:
+    labels = (torch.arange(50) % 10 == 0).long()  # one row in ten is of class 1
+    batches = alike(torch.arange(50) + 1, 10, seed=0, pool=5, labels=labels)
+    assert float(labels[torch.cat(list(batches))].float().mean()) == 0.5
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, 80), size=st.integers(1, 20), pool=st.integers(1, 9), world=st.integers(1, 3))
+def test_batches_of_similar_length_are_a_sorted_pool_of_the_epochs_end_to_end(
+    n: int, size: int, pool: int, world: int
+) -> None:
+    size, world = min(size, n), world if world * size <= n else 1
+    widths = torch.arange(n) * 7 % 11
+    whole = alike(widths, size * world, seed=5, pool=pool, task=2)
+    plain = ShuffledBatches(n, n, seed=5, task=2)
+    laid = torch.cat([plain.batch(epoch) for epoch in range(2 * pool * size * world // n + 1)])
+    for block in range(2):
+        numbers = range(block * pool, (block + 1) * pool)
+        rows = laid[block * pool * size * world :][: pool * size * world]
+        assert sorted(joined(lists(map(whole.batch, numbers)))) == sorted(rows.tolist())
+    parts = [alike(widths, size, seed=5, pool=pool, task=2, rank=rank, world_size=world) for rank in range(world)]
+    for number in range(2 * pool):
+        assert joined(part.batch(number).tolist() for part in parts) == whole.batch(number).tolist()
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_an_order_of_ones_own_is_cut_into_batches(drop: bool) -> None:
+    batches = ShuffledBatches(7, 3, seed=0, drop_last=drop, order=lambda epoch: 100 * epoch + torch.arange(7))
+    batches.set_epoch(2)
+    assert lists(batches) == [[200, 201, 202], [203, 204, 205], *([] if drop else [[206]])]
+    assert batches.batch(len(batches) + 1).tolist() == [103, 104, 105]

@@ -16,12 +16,12 @@ from metapretrain.evaluation.episodes import EpisodeResult, few_shot_accuracy
 from metapretrain.experiments.base import Experiment, Outcome, check_seeds
 from metapretrain.experiments.fewshot.learning import (
     FROZEN_SEED,
+    EpisodeStacks,
     FewShotContext,
     FewShotMethod,
     FewShotRecipe,
     MetaStep,
     SavedEncoder,
-    TaskBatches,
     build_learner,
     meta_training,
     score_episodes,
@@ -83,7 +83,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
             if isinstance(method, FewShotMethod):
                 spec = self.recipe.training(method, self.data)
                 groups = self.recipe.groups(self.data.train)
-                TaskBatches(
+                EpisodeStacks(
                     self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world, groups=groups
                 )
 

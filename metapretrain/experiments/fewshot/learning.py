@@ -229,15 +229,15 @@ def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways:
     return make_learner(asdict(method), net, ways)
 
 
-class TaskBatches:
-    """Rows and labels of `tasks` episodes at a time, stacked; this rank's part of them.
+class EpisodeStacks:
+    """Rows and labels of `tasks` episodes at a time, stacked in the sampler's order; this rank's part of them.
 
     Yields {"support": (T, S), "query": (T, Q), "support_y": (T, S), "query_y": (T, Q)}, int64, without end. Batch i
     is a function of (seed, i); over all ranks it holds the episodes of the one-process batch.
     InputError: `tasks` does not divide by the number of ranks, or the labels do not fit `spec`.
 
     Example:
-        >>> batches = TaskBatches(torch.tensor([0, 0, 1, 1]), EpisodeSpec(2, 1, 1), 3, seed=0)
+        >>> batches = EpisodeStacks(torch.tensor([0, 0, 1, 1]), EpisodeSpec(2, 1, 1), 3, seed=0)
         >>> next(iter(batches))["support"].shape
         torch.Size([3, 2])
     """
@@ -325,7 +325,7 @@ def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
 
     settings = settings_of(method, seed, machine)
     ranks: dict[str, Any] = {"rank": machine.rank, "world_size": machine.world}
-    batches = TaskBatches(data.train.labels, spec, method.tasks, seed=seed, groups=recipe.groups(data.train), **ranks)
+    batches = EpisodeStacks(data.train.labels, spec, method.tasks, seed=seed, groups=recipe.groups(data.train), **ranks)
     stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
     title = f"{method.learner} seed {seed}"
     return step, Training(step, stream, settings, evaluate, title, keep_best="accuracy")

@@ -33,7 +33,7 @@ from metapretrain.experiments.prompts.data import (
     majority_class,
     predict_rows,
 )
-from metapretrain.experiments.prompts.pretraining import MetaRows, TrainedPrompt, train_meta, train_mixed
+from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, train_meta, train_mixed
 from metapretrain.experiments.prompts.recipe import PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.files import check_sums, plain, read_json, write_file, write_sums
@@ -302,7 +302,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         r, device = self.recipe, self.machine.device
         inputs, source = self.inputs, method.source
         groups = inputs.groups(method.grouping or "", source, seed)
-        rows = MetaRows(groups, shots=r.meta.shots, held_out=r.held_out, seed=seed)
+        rows = MetaTasks(groups, shots=r.meta.shots, held_out=r.held_out, seed=seed)
         soft = SoftPrompt(prompt).to(device)
         rate: Any = r.meta.inner_lr
         if r.meta.learned and method.objective == "meta":

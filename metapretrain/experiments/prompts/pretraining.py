@@ -35,8 +35,8 @@ from metapretrain.training import RunFolder, checkpoint
 Losses = Callable[[Tensor], Tensor]  # of rows (T, 2m), one loss (T,) per task
 
 
-class MetaRows:
-    """Rows of each meta task: 2m of all K tasks for a step, and others that are held out.
+class MetaTasks:
+    """The meta tasks and their rows: 2m of all K tasks for a step, an episode of each, and others that are held out.
 
     Args:
         groups: (N,); -1 marks rows in none; InputError if no group has 4m rows. shots: m.
@@ -44,7 +44,7 @@ class MetaRows:
         seed: of which rows are held out, and of those of each step.
 
     Example:
-        >>> rows = MetaRows([0] * 8 + [1] * 8, shots=2, held_out=1, seed=0)
+        >>> rows = MetaTasks([0] * 8 + [1] * 8, shots=2, held_out=1, seed=0)
         >>> rows.tasks, rows.at(0).shape, len(rows.held_out)
         (2, torch.Size([2, 4]), 1)
     """
@@ -136,7 +136,7 @@ class ScheduledTasks:
 
     def __init__(
         self,
-        rows: MetaRows,
+        rows: MetaTasks,
         schedule: str,
         losses: Losses,
         params: Params,
@@ -212,7 +212,7 @@ class MetaPairs:
     """
 
     def __init__(
-        self, tasks: MetaRows | ScheduledTasks, pair: Callable[[Tensor], tuple[PromptBatch, PromptBatch]], other: bool
+        self, tasks: MetaTasks | ScheduledTasks, pair: Callable[[Tensor], tuple[PromptBatch, PromptBatch]], other: bool
     ) -> None:
         self.tasks, self.pair, self.other, self.step = tasks, pair, other, 0
 
@@ -234,7 +234,7 @@ class MetaPairs:
 
 def train_meta(
     learner: PromptMAML,
-    rows: MetaRows,
+    rows: MetaTasks,
     pool: Pool,
     recipe: PromptRecipe,
     run: RunFolder | None,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from metapretrain.checks import whole
 from metapretrain.draws import epoch_order
-from metapretrain.episodes import TaskStream
+from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool, allowed_words, word_scores
 from metapretrain.experiments.prompts.recipe import Tuning
@@ -105,7 +105,7 @@ class Stack:
         self.steps, self.every, self.rows_per_pass = steps, every, rows_per_pass
         self.device, self.precision = device, precision
         self.progress = {job.name: self._begun(job) for job in self.jobs}
-        self.orders: dict[str, tuple[int, Tensor]] = {}
+        self.orders = {job.name: _order(job, tuning.batch_size) for job in self.jobs}
         self.fixed_shapes = torch.device(device).type == "cuda"
         self.recorder = Recorder(self._gradient_of)
         groups: list[dict[str, Any]] = [{"params": [self.progress[job.name].prompt]} for job in self.jobs]
@@ -147,14 +147,11 @@ class Stack:
 
     def total(self, job: Job) -> int:
         """Steps of a job at most."""
-        return self.tuning.epochs * self._epoch(job) if self.steps is None else self.steps
-
-    def _epoch(self, job: Job) -> int:
-        return -(-len(job.train) // self.tuning.batch_size)
+        return self.tuning.epochs * len(self.orders[job.name]) if self.steps is None else self.steps
 
     def _until_validation(self, job: Job, now: bool = False) -> int:
         """Steps to the next validation; with `now`, 0 where one is due."""
-        every, step, total = self.every or self._epoch(job), self.progress[job.name].step, self.total(job)
+        every, step, total = self.every or len(self.orders[job.name]), self.progress[job.name].step, self.total(job)
         return 0 if now and (step % every == 0 or step == total) else min(every - step % every, total - step)
 
     def _advance(self, jobs: list[Job], steps: int) -> None:
@@ -187,10 +184,7 @@ class Stack:
         rows = torch.zeros(len(jobs), size, dtype=torch.int64)
         weight = torch.zeros(len(jobs), size, dtype=torch.float64)
         for place, (job, step) in enumerate(zip(jobs, at, strict=True)):
-            epoch, batch = divmod(step, self._epoch(job))
-            if self.orders.get(job.name, (-1, None))[0] != epoch:
-                self.orders[job.name] = epoch, _order(job, epoch)
-            mine = self.orders[job.name][1][batch * size : (batch + 1) * size]
+            mine = self.orders[job.name].batch(step)
             rows[place] = mine[torch.arange(size) % len(mine)]  # fill with rows of weight 0
             weight[place, : len(mine)] = 1 / len(mine)
         return rows, weight
@@ -264,9 +258,14 @@ def _check_jobs(jobs: Sequence[Job], rows: int) -> None:
                 raise InputError(f"{what} of job {job.name} has rows that the pool, of {rows} rows, does not have")
 
 
-def _order(job: Job, epoch: int) -> Tensor:
-    """The rows that a job trains on, as an epoch takes them."""
-    return job.train[epoch_order(len(job.train), job.seed, epoch)]
+def _order(job: Job, batch_size: int) -> ShuffledBatches:
+    """The batches of rows that a job trains on."""
+    n, seed = len(job.train), job.seed
+
+    def order(epoch: int) -> Tensor:
+        return job.train[epoch_order(n, seed, epoch)]
+
+    return ShuffledBatches(n, batch_size, seed=seed, drop_last=False, order=order)
 
 
 class _WholeModel(nn.Module):
@@ -324,13 +323,13 @@ def tune_model(
             hits.append(right.masked_fill(scores[0].isnan().any(-1), torch.nan))
         return {"accuracy": float(torch.cat(hits).mean())}
 
-    batches = [rows for epoch in range(tuning.epochs) for rows in _order(job, epoch).split(tuning.batch_size)]
-    epoch = len(batches) // tuning.epochs
+    batches = _order(job, tuning.batch_size)
+    epoch, steps = len(batches), tuning.epochs * len(batches)
     how: dict[str, Any] = {"optimizer": "adamw", "schedule": "linear", "warmup_steps": tuning.warmup}
     how |= {"device": device, "cuda_graph": False, "log_every": epoch, "evaluate_every": epoch}
-    settings = TrainSettings(len(batches), tuning.lr, **how)
+    settings = TrainSettings(steps, tuning.lr, **how)
     best = KeepBest(patience=tuning.patience, forgiving=True, name=f"the model of {job.name}")
-    stream = TaskStream({"rows": batches}, "longest", seed=0, steps=len(batches))
+    stream = TaskStream({"rows": batches}, "longest", seed=0, steps=steps)
     step = _WholeModel(tuned, tuning, loss)
     report = train(step, stream, settings, evaluate=evaluate, keep_best=best, title=f"tune for {job.name}")
     best.weights.clear()  # the model has them

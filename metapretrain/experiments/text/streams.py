@@ -5,81 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from metapretrain.checks import check_rank
 from metapretrain.data.tokens import Tokens, padded_width
-from metapretrain.draws import Bits, Use, permutations
 from metapretrain.episodes import ShuffledBatches, TaskStream
 from metapretrain.errors import InputError
 
 POLICIES = ("longest", "shortest")
-
-
-class LengthBatches:
-    """Yields row indices int64 (B,) of similar length; batch g of all passes depends on (seed, g) alone.
-
-    Rows come in shuffled passes, each row once a pass. `pool` batches at a time are sorted by length and given in a
-    random order that depends on the seed alone: loaders of several tasks with one seed give their short batches
-    together and their long ones together, so that they can be padded to one width.
-
-    Args:
-        widths: tokens of each row, int64 (N,); N is at least `batch_size`, or an InputError is raised.
-        seed: 0..2**64-1, the same for all tasks; pool: 1 leaves the rows in random order.
-        labels: one label per row (N,): all classes are then equally frequent, rows of the rarer ones repeated.
-        task: number of the task: tasks of one size see their rows in different orders.
-
-    Example:
-        >>> batches = LengthBatches(torch.tensor([9, 1, 8, 2]), 2, seed=0, pool=2)
-        >>> sorted(sorted(rows.tolist()) for rows in batches)
-        [[0, 2], [1, 3]]
-    """
-
-    def __init__(
-        self, widths: Tensor, batch_size: int, *, seed: int, pool: int = 16, labels: Tensor | None = None, task: int = 0
-    ) -> None:
-        if batch_size > len(widths):
-            raise InputError(f"batch_size {batch_size} is more than the {len(widths)} training rows; lower it")
-        self.widths, self.batch_size, self.seed, self.pool = widths, batch_size, seed, pool
-        self.passes = ShuffledBatches(len(widths), len(widths), seed=(seed + (task << 32)) % 2**64, labels=labels)
-        self.epoch = 0
-        self._block: tuple[int, list[Tensor]] | None = None
-
-    def __len__(self) -> int:
-        return len(self.widths) // self.batch_size
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch: its batches follow those of the epochs before."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return self.iter_from(0)
-
-    def iter_from(self, position: int) -> Iterator[Tensor]:
-        first = self.epoch * len(self)
-        yield from map(self.batch, range(first + position, first + len(self)))
-
-    def batch(self, number: int) -> Tensor:
-        """Rows (B,) of a batch, counted over all epochs."""
-        block, place = divmod(number, self.pool)
-        if self._block is None or self._block[0] != block:
-            rows = self._rows(block * self.pool * self.batch_size, self.pool * self.batch_size)
-            parts = rows[self.widths[rows].argsort(stable=True)].split(self.batch_size)
-            order = permutations(Bits(self.seed, Use.BATCHES, block, 1), np.array([self.pool]))[0]
-            self._block = block, [parts[part] for part in order.tolist()]
-        return self._block[1][place]
-
-    def _rows(self, start: int, count: int) -> Tensor:
-        """`count` rows of the passes laid end to end, from place `start` on."""
-        n, found = len(self.widths), []
-        while count:
-            epoch, place = divmod(start, n)
-            self.passes.set_epoch(epoch)
-            found.append(next(iter(self.passes))[place : place + count])
-            start, count = start + len(found[-1]), count - len(found[-1])
-        return torch.cat(found)
 
 
 def share_of(batch_size: int, world_size: int) -> int:
@@ -105,7 +39,7 @@ class TextStream(TaskStream):
         tokens: of the training rows of each task, in the order of the tasks; batch_size: rows of a task in an update.
         policy: `longest` or `shortest`: an epoch is the longest or the shortest loader (text paper, section 5.3); or
             another policy of :class:`metapretrain.episodes.TaskStream`, or a scheduler.
-        pool, seed: see :class:`LengthBatches`; `labels`: (N,) of each task, for class-balanced batches.
+        pool, seed: see :class:`metapretrain.episodes.ShuffledBatches`; `labels`: (N,) of each task, to balance them.
         rank, world_size: rank r of w gives the r-th of w equal parts of each batch, at the width of the whole batch.
 
     Example:
@@ -134,11 +68,11 @@ class TextStream(TaskStream):
         self.share = share_of(batch_size, world_size)
         loaders = {}
         for number, (name, rows) in enumerate(tokens.items()):
-            own: dict[str, Any] = {"labels": None if labels is None else labels[name], "task": number}
-            try:
-                loaders[name] = LengthBatches(rows.widths, batch_size, seed=seed, pool=pool, **own)
-            except InputError as error:
-                raise InputError(f"{name}: {error}") from None
+            n, own = len(rows.widths), None if labels is None else labels[name]
+            if batch_size > n:
+                raise InputError(f"{name}: batch_size {batch_size} is more than the {n} training rows; lower it")
+            alike: dict[str, Any] = {"widths": rows.widths, "pool": pool, "task": number}
+            loaders[name] = ShuffledBatches(n, batch_size, seed=seed, labels=own, **alike)
         super().__init__(loaders, policy, seed=seed, steps=steps)
         self.tokens, self.multiple, self.limit = dict(tokens), multiple, limit
         self.tokens_given = self.places_given = 0

@@ -28,10 +28,10 @@ from metapretrain.experiments.fewshot.learning import (
     EPISODES,
     FROZEN_SEED,
     LEARNERS,
+    EpisodeStacks,
     FewShotMethod,
     FewShotRecipe,
     MetaStep,
-    TaskBatches,
     build_learner,
     meta_training,
     score_episodes,
@@ -49,8 +49,8 @@ def data() -> FewShotData:
     return load_few_shot("made", None, 8)
 
 
-def batches(data: FewShotData, tasks: int = 4, **options: Any) -> TaskBatches:
-    return TaskBatches(data.train.labels, SPEC, tasks, seed=3, **options)
+def batches(data: FewShotData, tasks: int = 4, **options: Any) -> EpisodeStacks:
+    return EpisodeStacks(data.train.labels, SPEC, tasks, seed=3, **options)
 
 
 def test_batches_of_two_ranks_are_the_one_process_batch(data: FewShotData) -> None:
@@ -228,7 +228,7 @@ import torch
 from safetensors.torch import save_file
 from metapretrain.data.registry import load_few_shot
 from metapretrain.episodes import EpisodeSpec
-from metapretrain.experiments.fewshot.learning import FewShotMethod, FewShotRecipe, TaskBatches, build_learner
+from metapretrain.experiments.fewshot.learning import FewShotMethod, FewShotRecipe, EpisodeStacks, build_learner
 from metapretrain.experiments.fewshot.learning import meta_training
 from metapretrain.experiments.base import Context
 from metapretrain.training import train
@@ -241,7 +241,7 @@ backbones = {"maml": "conv4", "fomaml": "mlp", "anil": "mlp", "metasgd": "mlp", 
 for kind, backbone in backbones.items():
     method = FewShotMethod(kind, updates=3, tasks=4, inner_lr=0.1, validations=1)
     step = MetaStep(build_learner(method, backbone, data, 3, 0), data.train.images)
-    tasks = TaskBatches(data.train.labels, spec, 4, seed=1, rank=machine.rank, world_size=machine.world)
+    tasks = EpisodeStacks(data.train.labels, spec, 4, seed=1, rank=machine.rank, world_size=machine.world)
     step({EPISODES: next(iter(tasks))})[EPISODES].backward()
     found |= {f"{kind} {name}": p.grad for name, p in step.learner.named_parameters()}
     if kind not in ("maml", "protonet"):

@@ -11,7 +11,7 @@ from run_fewshot import held_by
 from metapretrain.data.registry import load_few_shot
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
-from metapretrain.experiments.fewshot.learning import TaskBatches
+from metapretrain.experiments.fewshot.learning import EpisodeStacks
 
 
 def test_classes_held_by_learn2learn_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_classes_held_by_learn2learn_are_the_same(monkeypatch: pytest.MonkeyPatc
     assert len(made) == 3
     for name in ("train", "validation", "test"):
         assert torch.equal(getattr(held, name).labels, getattr(data, name).labels)
-    first, other = (next(iter(TaskBatches(d.train.labels, EpisodeSpec(3, 1, 2), 4, seed=3))) for d in (data, held))
+    first, other = (next(iter(EpisodeStacks(d.train.labels, EpisodeSpec(3, 1, 2), 4, seed=3))) for d in (data, held))
     assert all(torch.equal(other[name], rows) for name, rows in first.items())
     monkeypatch.setitem(sys.modules, "learn2learn", None)
     with pytest.raises(InputError, match="learn2learn is not installed"):

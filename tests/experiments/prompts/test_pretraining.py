@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metapretrain.data.made import made_sentiment
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import ALL_WORDS, SENTIMENT, Pool, encode_rows
-from metapretrain.experiments.prompts.pretraining import MetaRows, TrainedPrompt, crossed, train_meta, train_mixed
+from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, crossed, train_meta, train_mixed
 from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Stack
 from metapretrain.graphs import Recorder
@@ -59,8 +59,8 @@ def learner(inner_steps: int = 1, **options: Any) -> PromptMAML:
     return PromptMAML(net()[0], soft, PromptTemplate("It was <X>."), words, **settings)
 
 
-def rows(recipe: PromptRecipe = RECIPE) -> MetaRows:
-    return MetaRows(groups(), shots=recipe.meta.shots, held_out=recipe.held_out, seed=4)
+def rows(recipe: PromptRecipe = RECIPE) -> MetaTasks:
+    return MetaTasks(groups(), shots=recipe.meta.shots, held_out=recipe.held_out, seed=4)
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
@@ -93,10 +93,10 @@ def test_rows_of_a_step_are_of_their_task_and_never_held_out() -> None:
 
 
 def test_small_tasks_are_merged_and_counted() -> None:
-    few = MetaRows([0] * 20 + [1] * 20 + [2] * 7, shots=2, held_out=3, seed=0)
+    few = MetaTasks([0] * 20 + [1] * 20 + [2] * 7, shots=2, held_out=3, seed=0)
     assert (few.tasks, few.moved, sorted(few.sizes)) == (2, 7, [20, 27])
     with pytest.raises(InputError, match="no group has 8 rows"):
-        MetaRows([0] * 7, shots=2, held_out=1, seed=0)
+        MetaTasks([0] * 7, shots=2, held_out=1, seed=0)
 
 
 def by_hand(recipe: PromptRecipe, steps: int, inner: bool = True) -> Tensor:

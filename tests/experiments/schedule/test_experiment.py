@@ -18,7 +18,7 @@ from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperiment
 from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, planned_scheduler
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
-from metapretrain.experiments.schedule.tasks.base import PretrainingTask, RowBatches
+from metapretrain.experiments.schedule.tasks.base import PretrainingTask, TaskLoader
 from metapretrain.experiments.schedule.training import ScheduledPretraining, ScheduleStep, TaskProbe, downstream_scores
 from metapretrain.scheduling import UtilityScheduler, probe_units
 from metapretrain.scheduling.probes import losses_of
@@ -109,18 +109,18 @@ def test_what_utilities_see_is_never_reported_and_never_trained_on(
     data: ScheduleData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, set[tuple[str, str]]] = {"trained": set(), "probed": set()}
-    sample, begin = PretrainingTask.sample, RowBatches.__init__
+    sample, begin = PretrainingTask.sample, TaskLoader.__init__
 
     def sampled(task: PretrainingTask, split: str, *rest: Any) -> Any:
         drawn["probed"].add((task.name, split))
         return sample(task, split, *rest)
 
-    def begun(self: RowBatches, task: PretrainingTask, split: str, *rest: Any) -> None:
+    def begun(self: TaskLoader, task: PretrainingTask, split: str, *rest: Any) -> None:
         drawn["trained"].add((task.name, split))
         begin(self, task, split, *rest)
 
     monkeypatch.setattr(PretrainingTask, "sample", sampled)
-    monkeypatch.setattr(RowBatches, "__init__", begun)
+    monkeypatch.setattr(TaskLoader, "__init__", begun)
     made = pretraining(data, "utility-exact")
     made.scheduler.choose()
     sources = {(name, "train") for name in SOURCES + TARGETS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from metapretrain.data.tokens import Tokens
 from metapretrain.errors import InputError
-from metapretrain.experiments.text.streams import LengthBatches, TextStream
+from metapretrain.experiments.text.streams import TextStream
 
 
 def lengths(n: int, longest: int, seed: int) -> list[int]:
@@ -31,32 +30,6 @@ TOKENS = {
 
 def stream(policy: str = "longest", steps: int = 60, **changes: Any) -> TextStream:
     return TextStream(TOKENS, 8, policy, **({"seed": 3, "steps": steps, "pool": 4} | changes))
-
-
-def test_every_row_comes_once_in_each_pass_over_the_data() -> None:
-    batches = LengthBatches(TOKENS["sst"].widths, 8, seed=1, pool=4)
-    rows = [batches._rows(start, 45) for start in (0, 45, 90, 135)]
-    for first, second in (rows[:2], rows[2:]):
-        assert sorted(torch.cat([first, second]).tolist()) == list(range(90))
-    assert not torch.equal(rows[0], rows[2])
-    epochs = []
-    for epoch in range(44):  # of 11 batches: 121 whole pools of 4
-        batches.set_epoch(epoch)
-        epochs += list(batches)
-    counts = torch.bincount(torch.cat(epochs), minlength=90)
-    assert len(batches) == 11 and counts.sum() == 44 * 88 and counts.max() - counts.min() <= 1
-
-
-def test_a_pool_is_cut_by_length_and_one_batch_is_random() -> None:
-    widths = TOKENS["para"].widths
-    pooled = LengthBatches(widths, 8, seed=1, pool=8)
-    first = [widths[pooled.batch(number)] for number in range(8)]
-    first.sort(key=lambda part: int(part.min()))
-    assert all(int(a.max()) <= int(b.min()) for a, b in itertools.pairwise(first))
-    plain = LengthBatches(widths, 8, seed=1, pool=1)
-    assert sum(float(widths[rows].float().std()) for rows in plain) > 2 * sum(
-        float(widths[pooled.batch(number)].float().std()) for number in range(len(pooled))
-    )
 
 
 @pytest.mark.parametrize("policy", ["longest", "shortest"])
@@ -118,12 +91,6 @@ def test_seeds_and_tasks_differ() -> None:
     other = next(iter(TextStream(same, 8, "longest", seed=1, steps=1)))
     assert not torch.equal(one["a"]["rows"], one["b"]["rows"])
     assert not torch.equal(one["a"]["rows"], other["a"]["rows"])
-
-
-def test_balanced_batches_have_all_classes_equally_often() -> None:
-    labels = (torch.arange(50) % 10 == 0).long()  # one row in ten is of class 1
-    batches = LengthBatches(torch.arange(50) + 1, 10, seed=0, pool=5, labels=labels)
-    assert float(labels[torch.cat(list(batches))].float().mean()) == 0.5
 
 
 def test_too_few_rows_name_the_task() -> None:

@@ -1,6 +1,6 @@
 """Pretraining and target tasks over one text encoder, for the scheduling benchmark."""
 
-from metapretrain.experiments.schedule.tasks.base import Frame, PretrainingTask, RowBatches, Tensors, to_device
+from metapretrain.experiments.schedule.tasks.base import Frame, PretrainingTask, TaskLoader, Tensors, to_device
 from metapretrain.experiments.schedule.tasks.registry import (
     TASKS,
     Library,
@@ -16,8 +16,8 @@ __all__ = [
     "Frame",
     "Library",
     "PretrainingTask",
-    "RowBatches",
     "TaskInfo",
+    "TaskLoader",
     "Tensors",
     "load_schedule_tasks",
     "made_schedule_tasks",

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from metapretrain.checks import whole
 from metapretrain.data.documents import Corpus, Documents, tokenize_documents, tokenize_words
 from metapretrain.draws import philox_generator
+from metapretrain.episodes import ShuffledBatches
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder
 
@@ -198,9 +199,9 @@ class PretrainingTask(ABC):
         """The scalar loss of a batch at the weights that encoder and head have now."""
         return self.loss_of(encoder, head, encoder.hidden(batch), batch)
 
-    def batches(self, split: str, *, batch_size: int, seed: int, epoch: int = 0) -> RowBatches:
+    def batches(self, split: str, *, batch_size: int, seed: int, epoch: int = 0) -> TaskLoader:
         """The batches of an epoch, in an order of its own; InputError for a split that the task lacks."""
-        return RowBatches(self, self._split(split), batch_size, seed, epoch)
+        return TaskLoader(self, self._split(split), batch_size, seed, epoch)
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Tensors:
         """A batch of rows drawn without replacement; for probes of a scheduler."""
@@ -262,8 +263,10 @@ class CorpusTask(PretrainingTask):
         super().__init__(frame, texts, self.rows)
 
 
-class RowBatches:
-    """The batches of one pass over a task's rows; rows that do not fill a last one are left out.
+class TaskLoader:
+    """Makes the batches of one pass over a task's rows; rows that do not fill a last one are left out.
+
+    Which rows a batch has is :class:`metapretrain.episodes.ShuffledBatches`'s; what is drawn in it has its own seed.
 
     Example:
         >>> from metapretrain.experiments.schedule.tasks.registry import made_schedule_tasks
@@ -275,22 +278,22 @@ class RowBatches:
     def __init__(self, task: PretrainingTask, split: str, batch_size: int, seed: int, epoch: int = 0) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
             whole(f"{name} of {task.name}", value, least)
-        self.task, self.split, self.seed, self.epoch = task, split, seed, epoch
-        self.batch_size = min(batch_size, task.sizes[split])
-        self._order: tuple[int, Any] = (-1, None)
+        size = task.sizes[split]
+
+        def order(epoch: int) -> Tensor:
+            return torch.from_numpy(task.random(split, seed, epoch).permutation(size))
+
+        self.task, self.split = task, split
+        self.rows = ShuffledBatches(size, min(batch_size, size), seed=seed, epoch=epoch, order=order)
 
     def __len__(self) -> int:
-        return self.task.sizes[self.split] // self.batch_size
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> Tensors:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        if self._order[0] != self.epoch:
-            random = self.task.random(self.split, self.seed, self.epoch)
-            self._order = self.epoch, random.permutation(self.task.sizes[self.split])
-        rows = self._order[1][index * self.batch_size : (index + 1) * self.batch_size]
-        random = self.task.random(self.split, self.seed, self.epoch, index)
-        return self.task.make(self.split, rows.tolist(), random)
+        rows, epoch = self.rows.batch(self.rows.epoch * len(self) + index), self.rows.epoch
+        return self.task.make(self.split, rows.tolist(), self.task.random(self.split, self.rows.seed, epoch, index))
 
     def __iter__(self) -> Iterator[Tensors]:
         return self.iter_from(0)
@@ -299,7 +302,7 @@ class RowBatches:
         return (self[index] for index in range(position, len(self)))
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        self.rows.set_epoch(epoch)
 
 
 def to_device(batch: Tensors, where: nn.Module | torch.device | str) -> Tensors:
