@@ -118,6 +118,10 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--rows", type=parse, default=list(ROWS), metavar="A,B|all", help=about)
     parser.add_argument("--repeats", type=positive_int, default=9, help="timings of each contender (default: 9)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the results there, as JSON")
+    about = (
+        "instead: the engine auto on a CPU beside its peers over many shapes, those whose name begins so (default: all)"
+    )
+    parser.add_argument("--shapes", nargs="?", const="", metavar="NAME", help=about)
     parser.add_argument("--smoke", action="store_true", help="two short timings each, to see that all works")
     options: Namespace = parser.parse_args(argv)
     return options
@@ -131,6 +135,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.out is not None and not options.out.parent.is_dir():
         raise InputError(f"no folder {options.out.parent} for --out; make it, or name another")
     where = surroundings()
+    if options.shapes is not None:
+        shape_rows(options.shapes, settings, options.out, where)
+        return
     rows = [name for name in ROWS if {name, name.partition("-")[0]} & set(options.rows)]
     results: list[Result] = []
     held: list[Any] = []
@@ -157,6 +164,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             results.extend(timed)
             print(f"\n{table(timed)}", flush=True)
         keep(results)
+
+
+def shape_rows(prefix: str, settings: Settings, out: Path | None, where: Mapping[str, str]) -> None:
+    """Measure the shapes whose names begin with `prefix`; what there is is written after each."""
+    import speed_shapes
+
+    names = [name for name in speed_shapes.shapes() if name.startswith(prefix)]
+    if not names:
+        raise InputError(f"no shape is named {prefix!r}...; there are: {'; '.join(speed_shapes.shapes())}")
+    found = []
+    print("; ".join(f"{key} {value}" for key, value in where.items()), flush=True)
+    for shape in speed_shapes.measure_shapes(names, settings.repeats, settings.seconds):
+        found.append(shape)
+        print(speed_shapes.table([shape]).splitlines()[-1], flush=True)
+        if out is not None:
+            write_file(out, json.dumps({**where, "shapes": [asdict(shape) for shape in found]}, indent=1) + "\n")
+    print(f"\n{speed_shapes.table(found)}", flush=True)
 
 
 def surroundings() -> dict[str, str]:

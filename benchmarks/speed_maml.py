@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,10 +32,19 @@ class MamlWork:
     pooled: bool
     ways: int = 5
     rate: float = 0.1
+    hidden: int = 0
 
     def network(self) -> Any:
-        """CNN4: four blocks of convolution, batch normalisation, ReLU, and stride 2 or max-pooling."""
+        """CNN4: four blocks of convolution, batch normalisation, ReLU, and stride 2 or max-pooling.
+
+        With `hidden` an MLP of as many hidden layers.
+        """
         layers: list[Any] = []
+        if self.hidden:
+            widths = [self.channels * self.size**2, *[self.width] * self.hidden]
+            for inputs, outputs in pairwise(widths):
+                layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+            return nn.Sequential(nn.Flatten(), *layers, nn.Linear(self.width, self.ways))
         for inputs in (self.channels, *[self.width] * 3):
             stride = 1 if self.pooled else 2
             layers += [nn.Conv2d(inputs, self.width, 3, stride, 1), nn.BatchNorm2d(self.width), nn.ReLU()]
@@ -51,6 +61,10 @@ class MamlWork:
             return x, torch.arange(self.ways, device=device).repeat(self.tasks, each)
 
         return part(self.shots), part(self.queries)
+
+    def changed(self, steps: int, order: int) -> MamlWork:
+        """The same work with other inner steps and another order."""
+        return replace(self, steps=steps, order=order)
 
     def flop(self) -> float:
         """Operations that a second-order meta-step needs: products forward, backward, and along one direction.

@@ -210,6 +210,8 @@ logger = logging.getLogger(__name__)
 # timing, so that a run that is continued takes the engine that it had.
 BUSY = 5.5e7
 LARGE = 5e5
+STACK = 6 * 2**20  # bytes of a stack: half of what a small task's process holds beside the libraries
+FEW = 4  # tasks: a smaller stack is not faster than the loop
 
 
 class EngineChoice(NamedTuple):
@@ -237,17 +239,18 @@ def choose(
     if tasks is None or tasks == 1:
         return EngineChoice("loop", "a single task")
     device = next(iter(named.values())).device.type
-    if device == "cpu" and is_busy(named, batch):
+    if device == "cpu" and (is_busy(named, batch) or (query is not None and is_busy(named, query))):
         return EngineChoice("loop", "a task keeps this CPU busy by itself")
-    busy = device == "cpu" and query is not None and is_busy(named, query)
+    if device == "cpu" and stack_size(inner, named, batch, query) < min(tasks, FEW):
+        return EngineChoice("loop", "a stack of tasks would hold much more memory than one")
     parts = [(0, inner.loss_fn, batch)]
-    if query is not None and not busy:
+    if query is not None:
         parts.append((inner.steps, function or inner.loss_fn, query))
     key = _key(inner, named, parts)
     if key in _answers:
-        return _choice(_answers[key], device, busy)
+        return _choice(_answers[key], device)
     reasons = _probe(inner, named, parts)
-    choice = _choice(reasons, device, busy)
+    choice = _choice(reasons, device)
     logger.debug("engine %s: %s", choice.engine, choice.why)
     if UNKNOWN not in reasons:
         while len(_answers) >= KEPT:
@@ -256,11 +259,9 @@ def choose(
     return choice
 
 
-def _choice(reasons: Reasons, device: str, busy: bool) -> EngineChoice:
+def _choice(reasons: Reasons, device: str) -> EngineChoice:
     if reasons[0] is not None:
         return EngineChoice("loop", reasons[0])
-    if busy:
-        return EngineChoice("mixed", "small support parts are stacked, a query part keeps this CPU busy by itself")
     if reasons[-1] is not None:
         return EngineChoice("mixed", f"of the query part: {reasons[-1]}")
     return EngineChoice("vmap", f"all tasks in one forward pass on {device}")
@@ -284,6 +285,21 @@ def work(named: Named, batch: Nest) -> float:
         else:
             total += parameter.numel() * rows
     return total
+
+
+def stack_size(inner: Inner, named: Named, batch: Nest, query: Nest = None) -> int:
+    """How many tasks a CPU computes at once within STACK bytes; images are taken to halve twice a layer."""
+    weights = sum(named[name].numel() * named[name].element_size() for name in inner.adapted)
+    held = 2.0 * weights * (1 + (inner.steps if inner.twice else 1))
+    for part, steps in ((batch, inner.steps if inner.twice else 1), (query, 1)):
+        examples = [leaf for leaf in tensors(part) if leaf.ndim >= 2]
+        rows = max((leaf.shape[1] for leaf in examples), default=0) * steps
+        positions = max((math.prod(leaf.shape[3:]) for leaf in examples if leaf.ndim >= 5), default=1.0)
+        for parameter in named.values():
+            if parameter.ndim > 1:
+                held += 4 * parameter.element_size() * rows * parameter.shape[0] * positions
+                positions = max(1.0, positions / 4) if parameter.ndim > 2 else positions
+    return max(1, int(STACK / held))
 
 
 Part = tuple[int, LossFunction, Nest]  # an inner step, what is computed there, and of what

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metapretrain.checks import number, whole
 from metapretrain.errors import InputError
-from metapretrain.maml.adapt import Options, build, choose, task_values
+from metapretrain.maml.adapt import Options, build, choose, stack_size, task_values
 from metapretrain.maml.engines import STACKED
 from metapretrain.maml.inner import LossFunction, scalar
 from metapretrain.nests import Nest, check_stacked, map_tensors
@@ -109,8 +109,8 @@ def meta_backward(
 
     Each chunk goes backward before the next one is computed, so memory is that of one chunk; further computations
     behind `params`, rates and batches are gone back through once, at the end. Arguments as for :func:`meta_loss`;
-    `chunk` None is all tasks at once for the engines vmap and mixed, else one task. Raises InputError as :func:`adapt`,
-    or if nothing asks for a gradient.
+    `chunk` None is all tasks at once for the engines vmap and mixed (as many as a few MiB hold if "auto" took them on a
+    CPU), else one task. Raises InputError as :func:`adapt`, or if nothing asks for a gradient.
 
     >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
     >>> meta_backward(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25, chunk=1).tolist()
@@ -126,7 +126,11 @@ def meta_backward(
     function, losses = query_loss_of(loss_fn, query_loss), []
     engine = chosen.asked if chosen.asked != "auto" else choose(inner, named, support, tasks, query, function).engine
     how = engine, function, step_weights
-    for rows in _chunks(tasks, 1 if chunk is None and engine not in STACKED else chunk):
+    if chunk is None and engine not in STACKED:
+        chunk = 1
+    elif chunk is None and chosen.asked == "auto" and next(iter(named.values())).device.type == "cpu":
+        chunk = stack_size(inner, named, support, query)
+    for rows in _chunks(tasks, chunk):
         part = task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), *how)
         if not part.requires_grad:
             raise InputError("meta_backward: neither params nor lr ask for a gradient; see requires_grad_()")
@@ -176,4 +180,17 @@ class _Borders:
         """Hand the gradients that were collected to the tensors outside."""
         found = [(outside, inside.grad) for outside, inside in self.pairs if inside.grad is not None]
         if found:
-            torch.autograd.backward([outside for outside, _ in found], [grad for _, grad in found])
+            _Handed.apply([grad for _, grad in found], *(outside for outside, _ in found)).backward()
+
+
+class _Handed(torch.autograd.Function):
+    """A zero whose gradients are given: `torch.autograd.backward(tensors, gradients)` imports 40 MiB of sympy."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Tensor], *outside: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return outside[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Any, ...]:
+        return None, *ctx.gradients

@@ -8,9 +8,16 @@ from importlib import import_module
 import pytest
 
 from benchmarks.run_speed import ROWS
+from benchmarks.speed_shapes import Shape
 
 
 @pytest.mark.parametrize("name", list(ROWS))
 def test_a_row_names_a_function_that_takes_its_options(name: str) -> None:
     module, _, function = ROWS[name].function.partition(".")
     inspect.signature(getattr(import_module(f"benchmarks.{module}"), function)).bind(**ROWS[name].options)
+
+
+def test_a_shape_is_compared_with_the_fastest_and_with_the_smallest_peer() -> None:
+    memory = {"auto": 9.0, "higher": 12.0, "learn2learn": 6.0}
+    shape = Shape("mlp", "vmap", 3, {"auto": 1.0}, {"higher": 2.0, "learn2learn": 0.5}, memory)
+    assert (shape.slowest, shape.largest) == (0.5, 1.5)

@@ -71,8 +71,9 @@ def test_auto_takes_vmap_for_small_tasks_and_the_loop_for_large_ones_on_a_cpu() 
     assert choice_of(nn.Linear(3, 2), torch.ones(1, 5, 3)) == ("loop", "a single task")
     assert choice_of(nn.Linear(1000, 1000), torch.ones(4, 5, 1000)).engine == "loop"
     conv = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3))
-    assert choice_of(conv, torch.ones(2, 5, 3, 32, 32)).engine == "vmap"
+    assert choice_of(conv, torch.ones(2, 2, 3, 16, 16)).engine == "vmap"
     assert choice_of(conv, torch.ones(2, 50, 3, 32, 32)).engine == "loop"
+    assert choice_of(conv, torch.ones(2, 5, 3, 32, 32)).why == "a stack of tasks would hold much more memory than one"
 
 
 @pytest.mark.parametrize(

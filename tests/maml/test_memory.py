@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain import MAML
-from metapretrain.maml import functional, meta_loss
+from metapretrain.maml import engine_for, functional, meta_loss
 from tests.maml.nets import cnn, images, task
 
 
@@ -117,3 +119,27 @@ def test_meta_backward_holds_one_chunk() -> None:
     assert set(sizes) == {2}
     assert len(sizes) == 8
     assert task(support, 0)[0].shape == (6, 1, 8, 8)
+
+
+def test_a_meta_step_loads_no_further_libraries() -> None:
+    code = (
+        "import sys, torch, metapretrain; maml = metapretrain.MAML(torch.nn.Linear(4, 2), 0.1, engine='loop');"
+        "task = torch.randn(3, 6, 4), torch.arange(2).repeat(3, 3); maml.backward(task, task);"
+        "assert 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_stack_is_as_large_as_a_few_megabytes_hold() -> None:
+    for width, engine in ((8, "vmap"), (64, "vmap"), (800, "loop")):
+        maml = MAML(nn.Sequential(nn.Linear(100, width), nn.ReLU(), nn.Linear(width, 3)), 0.1, steps=2)
+        loss_fn, params = maml._task_loss(), maml._values()
+        task = torch.randn(64, 6, 100), torch.arange(3).repeat(64, 2)
+        assert engine_for(loss_fn, params, task, task, lr=0.1, steps=2, tasks=64).engine == engine
+        whole, chunked = [], []
+        for found, options in ((whole, {"engine": "loop"}), (chunked, {})):
+            maml.zero_grad()
+            maml.engine = options.get("engine", "auto")
+            maml.backward(task, task)
+            found += [p.grad for p in maml.parameters()]
+        torch.testing.assert_close(chunked, whole)
