@@ -1,4 +1,4 @@
-"""Prototypical representation learning on STL-10: the poster's eleven rows on real images.
+"""Prototypical representation learning on STL-10: the poster's eleven rows and more on real images.
 
 Each row trains an encoder, puts a head on it and is tested once. The budget is counted in encoder image passes and is
 the same for every row; docs/stl10.md gives the reason for each choice below.
@@ -36,11 +36,12 @@ from metapretrain.options import Parser, option_type, pixels
 METHODS = {
     "supervised-mlp": ImageMethod("supervised", encoder="mlp"),
     "supervised-resnet18": ImageMethod("supervised"),
+    "ce-prl": ImageMethod("supervised", joint=True),  # cross entropy and leave-one-out prototypes in every update
     "simclr": ImageMethod("simclr"),
     "simclr-frozen": ImageMethod("simclr", frozen=True),
 } | {
     f"prl-{mode}-{'frozen' if frozen else 'unfrozen'}-{head}": ImageMethod(f"prl-{mode}", head, frozen)
-    for mode in ("standard", "query")
+    for mode in ("standard", "query", "loo")
     for frozen in (True, False)
     for head in ("linear", "mlp")
 }

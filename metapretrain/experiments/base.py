@@ -383,7 +383,8 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
     def _choices(self) -> dict[str, Any]:
         recipe: Any = self.recipe
         found = asdict(recipe)
-        new = {"scheduler": ("", None), "updates": (None,)}  # runs without may go on that began before there were any
+        # runs without may go on that began before there were any
+        new = {"scheduler": ("", None), "updates": (None,), "joint_weight": (0.5,)}
         return {name: value for name, value in found.items() if name not in new or value not in new[name]}
 
     def _data(self) -> dict[str, Any]:

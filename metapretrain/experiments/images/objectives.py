@@ -51,11 +51,21 @@ class Objective(nn.Module, ABC):
 
 
 class Supervised(Objective):
-    """Cross entropy of a head, features (B, D) to logits (B, C), over the encoder's features."""
+    """Cross entropy of a head, features (B, D) to logits (B, C), over the encoder's features.
 
-    def __init__(self, images: Images, head: nn.Module, label_smoothing: float = 0.0) -> None:
+    With `proto`, `weight` (0..1) of the loss is the prototypical loss of the same features, the rest cross entropy.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        head: nn.Module,
+        label_smoothing: float = 0.0,
+        proto: ProtoLoss | None = None,
+        weight: float = 0.5,
+    ) -> None:
         super().__init__(images)
-        self.head, self.label_smoothing = head, label_smoothing
+        self.head, self.label_smoothing, self.proto, self.weight = head, label_smoothing, proto, weight
 
     @classmethod
     def build(cls, parts: Parts) -> Supervised:
@@ -63,14 +73,21 @@ class Supervised(Objective):
         return cls(parts.images, head, parts.phase.label_smoothing)
 
     def loss(self, encoder: nn.Module, rows: Tensor) -> Tensor:
-        logits = self.head(encoder(self.images.view(rows)))
-        return F.cross_entropy(logits.float(), self.images.labels[rows], label_smoothing=self.label_smoothing)
+        z, y = encoder(self.images.view(rows)), self.images.labels[rows]
+        loss = F.cross_entropy(self.head(z).float(), y, label_smoothing=self.label_smoothing)
+        return loss if self.proto is None else (1 - self.weight) * loss + self.weight * self.proto(z, y)
+
+
+def proto_loss(mode: str, classes: int, recipe: ImageRecipe, phase: ImagePhase, seed: int, gather: bool) -> ProtoLoss:
+    """The prototypical loss of a recipe, smoothed as the phase says."""
+    options = {"seed": seed, "label_smoothing": phase.label_smoothing, **asdict(recipe.proto)}
+    return ProtoLoss(mode, num_classes=classes, gather=gather, **options)
 
 
 class PRL(Objective):
     """Prototypical representation learning: the prototypical loss of the pooled features, without a projection.
 
-    Steps 1 to 4 of the vision paper; its two variants are the modes of :class:`metapretrain.protonet.ProtoLoss`.
+    Steps 1 to 4 of the vision paper; its two variants are modes of :class:`metapretrain.protonet.ProtoLoss`.
     """
 
     def __init__(self, images: Images, proto: ProtoLoss) -> None:
@@ -79,8 +96,8 @@ class PRL(Objective):
 
     @classmethod
     def build(cls, parts: Parts, mode: str = "query") -> PRL:
-        options = {"seed": parts.seed, "label_smoothing": parts.phase.label_smoothing, **asdict(parts.recipe.proto)}
-        return cls(parts.images, ProtoLoss(mode, num_classes=parts.classes, gather=parts.gather, **options))
+        proto = proto_loss(mode, parts.classes, parts.recipe, parts.phase, parts.seed, parts.gather)
+        return cls(parts.images, proto)
 
     def check_batch(self, rows: Tensor) -> None:
         check_labels(self.images.labels[rows], mode=self.proto.mode)
@@ -221,6 +238,7 @@ OBJECTIVES = {
     "supervised": Entry(Supervised, "supervised", Supervised.build, scheduled="supervised"),
     "prl-standard": Entry(PRL, "prl", partial(PRL.build, mode="standard"), scheduled="prl"),
     "prl-query": Entry(PRL, "prl", PRL.build),
+    "prl-loo": Entry(PRL, "prl", partial(PRL.build, mode="leave-one-out")),
     "simclr": Entry(SimCLR, "simclr", SimCLR.build, scheduled="simclr"),
 }
 _OURS = frozenset(OBJECTIVES)

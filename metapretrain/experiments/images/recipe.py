@@ -44,6 +44,7 @@ class ImageRecipe:
         balanced: the same number of images of each class in a batch.
         supervised, prl, simclr: the phase of each objective; `frozen` and `unfrozen`: of fine-tuning.
         proto: of the prototypical loss; simclr_temperature: of the contrastive loss.
+        joint_weight: of the prototypical loss beside cross entropy, in (0, 1), where a row has both.
         scheduler: of rows whose encoder is pretrained by several objectives, one an update: see
             :func:`metapretrain.scheduling.parse_schedule`.
     """
@@ -63,13 +64,15 @@ class ImageRecipe:
     balanced: bool = False
     simclr_temperature: float = 0.5
     scheduler: str = ""
+    joint_weight: float = 0.5
 
     def __post_init__(self) -> None:
         one_of("encoder", self.encoder, ENCODERS)
         one_of("stem", self.stem, STEMS)
         for name, least in (("epochs", 1), ("batch_size", 2), ("validation", 0)):
             whole(name, getattr(self, name), least)
-        number("pretrain_share", self.pretrain_share, above=0, below=1)
+        for share in ("pretrain_share", "joint_weight"):
+            number(share, getattr(self, share), above=0, below=1)
         number("simclr_temperature", self.simclr_temperature, above=0)
 
 

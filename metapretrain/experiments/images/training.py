@@ -21,6 +21,7 @@ from metapretrain.experiments.images.objectives import (
     Objective,
     Supervised,
     build_objectives,
+    proto_loss,
     sources,
 )
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
@@ -34,12 +35,16 @@ SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrai
 
 @dataclass(frozen=True)
 class ImageMethod:
-    """A row of the table: an objective, then (but for `supervised`) a head fine-tuned on its encoder."""
+    """A row of the table: an objective, then (but for `supervised`) a head fine-tuned on its encoder.
+
+    `joint`: the prototypical loss, leave-one-out, is added to the cross entropy of a head.
+    """
 
     objective: str
     head: str | None = "linear"  # None: the pretraining alone
     frozen: bool = False
     encoder: str | None = None  # in place of the recipe's
+    joint: bool = False
 
     @property
     def pretraining(self) -> str | None:
@@ -113,9 +118,12 @@ def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Trai
     phase = recipe.supervised if supervised else recipe.frozen if method.frozen else recipe.unfrozen
     if method.head is None:
         raise InputError(f"fine-tuning {method.objective} needs a head")
+    classes, gather = len(data.train.classes), context.machine.world > 1
     with seeded(context.seed + 2):
-        head = build_head(method.head, encoder.features, len(data.train.classes))
-    task = Supervised(images_of(data, phase, context.machine), head, phase.label_smoothing)
+        head = build_head(method.head, encoder.features, classes)
+    proto = proto_loss("leave-one-out", classes, recipe, phase, context.seed, gather) if method.joint else None
+    images = images_of(data, phase, context.machine)
+    task = Supervised(images, head, phase.label_smoothing, proto, recipe.joint_weight)
     model = Frozen(encoder) if method.frozen else encoder
 
     def evaluate(step: int) -> Mapping[str, float]:

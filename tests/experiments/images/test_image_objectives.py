@@ -80,14 +80,14 @@ def test_each_name_is_built_with_its_phase_and_options(recipe: ImageRecipe, data
         simclr_temperature=0.3,
     )
     built = build_objectives(OBJECTIVES, new_encoder(data, recipe, 0), data, changed, 0, Machine(world=2))
-    assert [type(objective) for objective in built.values()] == [Supervised, PRL, PRL, SimCLR]
+    assert [type(objective) for objective in built.values()] == [Supervised, PRL, PRL, PRL, SimCLR]
     assert {name: entry.kind for name, entry in OBJECTIVES.items()} == {n: type(o) for n, o in built.items()}
-    for name in ("prl-standard", "prl-query"):
+    for name, mode in {"prl-standard": "standard", "prl-query": "query", "prl-loo": "leave-one-out"}.items():
         proto = built[name].proto
-        assert (proto.mode, proto.query_fraction) == (name.removeprefix("prl-"), 0.5)
+        assert (proto.mode, proto.query_fraction) == (mode, 0.5)
         assert proto.gather and proto.label_smoothing == 0.2
     assert built["supervised"].label_smoothing == 0.1 and built["simclr"].contrast.temperature == 0.3
-    assert [objective.labelled for objective in built.values()] == [True, True, True, False]
+    assert [objective.labelled for objective in built.values()] == [True, True, True, True, False]
 
 
 def test_weights_are_drawn_in_turn_from_the_seed(recipe: ImageRecipe, data: ImageData) -> None:

@@ -17,7 +17,7 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.images.data import Images
 from metapretrain.experiments.images.objectives import PRL, ImageStep, Objective, SimCLR, Supervised
 from metapretrain.models import build_encoder, build_head, projection
-from metapretrain.protonet import ProtoLoss
+from metapretrain.protonet import MODES, ProtoLoss
 
 
 def make_source(labels: Tensor | None = None, augment: str = "none") -> Images:
@@ -89,7 +89,7 @@ def test_simclr_refuses_a_temperature_that_is_not_positive(temperature: float) -
         SimCLR(make_source(), nn.Identity(), temperature)
 
 
-@pytest.mark.parametrize("mode", ["standard", "query"])
+@pytest.mark.parametrize("mode", MODES)
 def test_prl_is_the_prototypical_loss_of_the_features(encoder: nn.Module, mode: str) -> None:
     source = make_source()
     ours, reference = (ProtoLoss(mode, num_classes=4, seed=3, query_fraction=0.5) for _ in range(2))
@@ -105,6 +105,13 @@ def test_supervised_is_cross_entropy(encoder: nn.Module) -> None:
     for smoothing in (0.0, 0.2):
         expected = F.cross_entropy(logits, ROWS % 4, label_smoothing=smoothing)
         torch.testing.assert_close(Supervised(source, head, smoothing).loss(encoder, ROWS), expected)
+
+
+def test_cross_entropy_and_prototypes_share_the_features(encoder: nn.Module) -> None:
+    source, head, proto = make_source(), build_head("linear", 512, 4), ProtoLoss("leave-one-out", num_classes=4)
+    parts = [Supervised(source, head, 0.1).loss(encoder, ROWS), PRL(source, proto).loss(encoder, ROWS)]
+    loss = Supervised(source, head, 0.1, proto, weight=0.3).loss(encoder, ROWS)
+    torch.testing.assert_close(loss, 0.7 * parts[0] + 0.3 * parts[1])
 
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
