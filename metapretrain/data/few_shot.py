@@ -59,16 +59,7 @@ class FewShotData:
 
 
 def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
-    """Raise InputError where parts share a class; turned copies of an Omniglot character count as the same.
-
-    Example:
-        >>> one = ImageSet(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([0]), ["Greek/character01/rot090"])
-        >>> other = replace(one, classes=["Greek/character01/rot180"])
-        >>> check_disjoint({"train": one, "test": other})
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: train and test share 1 class(es), such as 'Greek/character01': few-shot ...
-    """
+    """Raise InputError where parts share a class; turned copies of an Omniglot character count as the same."""
     owner: dict[str, str] = {}
     for name, part in parts.items():
         mine = dict.fromkeys(re.sub(r"/rot\d{3}$", "", label) for label in part.classes)

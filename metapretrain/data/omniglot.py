@@ -18,7 +18,6 @@ SPLITS = ("train", "validation", "trainval", "test")
 SPLIT_FILES = {"train": "train.txt", "validation": "val.txt", "trainval": "trainval.txt", "test": "test.txt"}
 PARTS = ("images_background", "images_evaluation")
 DRAWINGS = 20  # of each character, each by another person
-CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 LAYOUT = (
     "omniglot-py/images_{background,evaluation}/<alphabet>/<character>/*.png as torchvision.datasets.Omniglot unpacks "
     "it, and omniglot-splits/{train,val,test}.txt with lines <alphabet>/<character>/rot090"
@@ -57,12 +56,7 @@ def load_omniglot(data_dir: str | Path, split: str, image_size: int = 28, *, wor
 
 
 def turned(images: Tensor, quarters: Tensor) -> Tensor:
-    """Turn images (N, ..., H, H) counterclockwise, each by its own number of quarter turns, 0..3 (N,).
-
-    Example:
-        >>> turned(torch.tensor([[[1, 2], [3, 4]]]), torch.tensor([1])).tolist()
-        [[[2, 4], [1, 3]]]
-    """
+    """Turn images (N, ..., H, H) counterclockwise, each by its own number of quarter turns, 0..3 (N,)."""
     result = torch.empty_like(images)
     for quarter in range(4):
         rows = (quarters == quarter).nonzero().flatten()
@@ -108,29 +102,6 @@ def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
     if repeated or not classes:
         raise InputError(f"{name}: {f'{repeated} classes are named twice' if repeated else 'it names no class'}")
     return classes
-
-
-def check_omniglot(data_dir: str | Path) -> str:
-    """Read every drawing and return one line with the characters and the classes of each split."""
-    characters = find_characters(data_dir)
-    parts = {split: read_split(data_dir, split) for split in ("train", "validation", "test")}
-    for split, lines in parts.items():
-        missing = [name for name, _ in lines if name not in characters]
-        if missing:
-            raise InputError(f"omniglot {split}: {missing[0]!r} is not there; unpack both image folders")
-    owner: dict[str, str] = {}
-    for split, lines in parts.items():
-        for name in {name for name, _ in lines}:
-            if name in owner:
-                raise InputError(f"omniglot: the character {name!r} is in both {owner[name]} and {split}")
-            owner[name] = split
-    decode([path for drawings in characters.values() for path in drawings], "omniglot", 8, 1, None)
-    counts = ", ".join(
-        f"{split} {len({name for name, _ in lines}):,} characters in {len(lines):,} classes"
-        for split, lines in parts.items()
-    )
-    whole = " (all)" if len(characters) == sum(CHARACTERS.values()) else ""
-    return f"omniglot: {len(characters):,} characters{whole} of {DRAWINGS} drawings; {counts}"
 
 
 def _image_root(data_dir: str | Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from metapretrain.data import annotated, cs224n, documents, few_shot, glue, omniglot, sentiment, stl10
+from metapretrain.data import annotated, cifar100, cs224n, documents, few_shot, glue, omniglot, sentiment, stl10
 from metapretrain.data.image_folder import SPLITS as FOLDER_SPLITS
 from metapretrain.data.image_folder import check_classes, check_image_folder, load_image_folder
 from metapretrain.data.images import ImageSet, load_digits_images, resized
@@ -41,10 +41,6 @@ class DatasetInfo:
         place: subfolder in which the files are looked for first.
         checker: returns one line about a folder, or raises InputError; None: the set is read and counted.
         few_shot: (folder, image size or None) -> three parts with classes of their own; None: classes are shared out.
-
-    Example:
-        >>> print(DATASETS["qqp"].terms)
-        Quora's terms of use: non-commercial research; not to be redistributed
     """
 
     name: str
@@ -170,7 +166,11 @@ def load_plain(name: str, folder: str | Path) -> TextSet:
 
 
 def _counted(info: DatasetInfo, folder: Folder) -> str:
-    if info.gives in ("images", "few-shot"):
+    if info.gives == "few-shot":
+        data = load_few_shot(info.name, folder)
+        parts = [(name, getattr(data, name)) for name in few_shot.PARTS]
+        return "; ".join(f"{name} {len(part.classes):,} classes, {len(part):,} images" for name, part in parts)
+    if info.gives == "images":
         return ", ".join(f"{split} {len(info.load(folder, split, None)):,} images" for split in info.splits)
     if info.gives == "text-tasks":
         parts = []
@@ -224,9 +224,7 @@ _SETS = (
         "https://github.com/brendenlake/omniglot; split: https://github.com/jakesnell/prototypical-networks",
         "MIT; cite Lake, Salakhutdinov and Tenenbaum (2015)",
         omniglot.LAYOUT,
-        "benchmarks/run_fewshot.py",
         splits=omniglot.SPLITS,
-        checker=omniglot.check_omniglot,
     ),
     DatasetInfo(
         "image-folder",
@@ -338,6 +336,13 @@ _LOADED: dict[str, tuple[str, str, Callable[..., Any]]] = {  # what it gives, it
 }
 for _info in _SETS:
     register(_info)
+for _name, _paper in cifar100.SETS.items():
+    _parts = partial(cifar100.load_cifar100, _name)
+    _terms = f"none stated; cite Krizhevsky (2009) and {_paper}"
+    _page = "https://www.cs.toronto.edu/~kriz/cifar.html"
+    _one = partial(lambda read, folder, split, size: read(folder, size)[split], _parts)
+    _info = DatasetInfo(_name, "few-shot", _one, _page, _terms, cifar100.LAYOUT, few_shot=_parts)
+    register(replace(_info, splits=few_shot.PARTS))
 for _name, (_gives, _place, _load) in _LOADED.items():
     _by = SCHEDULE if _gives == "splits" else PROMPTS
     if _name in ("rte", "mrpc", "ptb", "wikitext-2"):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from metapretrain.data.omniglot import check_omniglot, load_omniglot, turned
-from metapretrain.data.registry import load_images
+from metapretrain.data.omniglot import load_omniglot, turned
+from metapretrain.data.registry import DATASETS, load_images
 from metapretrain.errors import InputError
 
 SPLITS = {
@@ -81,20 +81,19 @@ def test_both_folders_may_be_named(folder: Path, place: str) -> None:
 
 
 def test_check_reads_every_drawing_and_says_what_is_there(folder: Path) -> None:
-    assert check_omniglot(folder) == (
-        "omniglot: 4 characters of 20 drawings; train 2 characters in 8 classes, validation 1 characters in 4 classes, "
-        "test 1 characters in 4 classes"
+    assert DATASETS["omniglot"].check(folder) == (
+        "omniglot: train 8 classes, 160 images; validation 4 classes, 80 images; test 4 classes, 80 images"
     )
     next((folder / "omniglot-py").rglob("*.png")).write_bytes(b"")
     with pytest.raises(InputError, match="cannot read the image"):
-        check_omniglot(folder)
+        DATASETS["omniglot"].check(folder)
 
 
 def test_a_character_in_two_splits_is_refused(folder: Path) -> None:
     with (folder / "omniglot-splits" / "test.txt").open("a") as file:
         file.write("Greek/character02/rot090\n")
-    with pytest.raises(InputError, match="'Greek/character02' is in both train and test"):
-        check_omniglot(folder)
+    with pytest.raises(InputError, match=r"train and test share 1 class.*'Greek/character02'"):
+        DATASETS["omniglot"].check(folder)
 
 
 def test_what_is_missing_or_malformed_is_named(folder: Path) -> None:
