@@ -1,9 +1,11 @@
 """Soft prompts for a frozen language model, pretrained or not, tuned on a few examples of each sentiment set (MetaPT).
 
 Every row starts from a prompt, tunes it on the same few examples of each downstream set and is scored on its test rows.
-All pretrained rows read the same number of pretraining examples; one pretraining serves all sets.
+All pretrained rows read the same number of pretraining examples; one pretraining serves all sets. With `--recipe fair`
+they have the same passes through the model, updates, decay, start and rows to choose by.
 
     python benchmarks/run_prompts.py --data-dir DIR --seeds 0 1 2 3 4
+    python benchmarks/run_prompts.py --data-dir DIR --recipe fair --seeds 0 1 2 3 4 5 6 7 8 9 10 11 12
     python benchmarks/run_prompts.py --smoke
 """
 
@@ -35,7 +37,7 @@ from metapretrain.experiments.command import (
 )
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.experiment import PromptExperiment
-from metapretrain.experiments.prompts.recipe import BUDGETS, Meta, PromptMethod, PromptRecipe, Tuning
+from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override
 from metapretrain.options import names, option_type, positive_int
 
@@ -61,6 +63,29 @@ METHODS = {
     "ppt-pseudo": PromptMethod(objective="mixed", source="pseudo"),
     "metapt-pseudo": PromptMethod(objective="meta", grouping="kmeans", source="pseudo"),
 }
+LABELS = (2, 3, 5)
+ROWS = {
+    **METHODS,
+    "reptile-kmeans": PromptMethod(objective="reptile", grouping="kmeans"),
+    "reptile-random": PromptMethod(objective="reptile", grouping="random"),
+    "ppt-235": PromptMethod(objective="mixed", labels=LABELS),
+    "multitask-235": PromptMethod(objective="multitask", grouping="kmeans", labels=LABELS),
+    "metapt-235": PromptMethod(objective="meta", grouping="kmeans", labels=LABELS),
+    "reptile-235": PromptMethod(objective="reptile", grouping="kmeans", labels=LABELS),
+}  # with those of recipe fair alone
+
+# Equal terms: 4 rows per update through the model once each way, 4,000 updates with a linear decay, a start from the
+# vocabulary and 320 rows to choose by, whatever the row. MetaPT takes one inner step of first order.
+FAIR = PromptRecipe(
+    budget="fair",
+    reads=16_000,
+    length=48,
+    max_length=96,
+    validations=10,
+    held_out=8,
+    meta=Meta(shots=2, lr=3e-3, inner_lr=0.1, order=1),
+)
+RECIPES = {"equal": PromptRecipe(), "fair": FAIR, "paper": PromptRecipe(budget="paper")}
 TRIAL = PromptRecipe(
     model="tiny",
     embedder="tiny",
@@ -95,7 +120,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     parser = table_parser(
         __doc__,
         "prompts",
-        methods=METHODS,
+        methods=ROWS,
         change="the recipe: meta.inner_lr=0.5 examples=640 rows=1000",
         schedule=f"which meta tasks a step takes, in place of all: {schedule_names('task-0')}, "
         "with options (docs/prompts.md)",
@@ -104,8 +129,12 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     parser.set_defaults(methods=None)
     add = parser.add_argument
     add("--model", metavar="NAME", help="smollm2 (default), tiny, package:NAME, a folder, a hub model (t5-base)")
-    add("--budget", choices=BUDGETS, help="of pretraining: the same reads for all rows (default), or the paper's steps")
-    add("--reads", type=positive_int, metavar="N", help="pretraining examples read, with equal budgets (40000)")
+    told = (
+        "of pretraining: the same reads for all rows (equal, default), the same terms in all (fair), the paper's steps"
+    )
+    add("--recipe", "--budget", dest="recipe", choices=RECIPES, default="equal", help=told)
+    told = "pretraining examples read (40000), or with recipe fair, half of the passes of each row (16000)"
+    add("--reads", type=positive_int, metavar="N", help=told)
     add("--draw", choices=("stratified", "random"), default="stratified", help="of the few examples")
     known = dict.fromkeys((*DOWNSTREAM, *PAIRS, *(name for name in names_giving("sentences") if name not in ELSEWHERE)))
     add(
@@ -137,15 +166,17 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     if options.sets is None:
         options.sets = [] if options.train else list(DOWNSTREAM)
     if options.methods is None:  # pseudo labels need more data: only made ones are always there
-        options.methods = [name for name, method in METHODS.items() if options.smoke or method.source == "labelled"]
+        options.methods = [name for name, method in ROWS.items() if options.smoke or method.source == "labelled"]
+    if options.recipe != "fair" and {*ROWS} - {*METHODS} <= {*options.methods}:  # all: those that the recipe has
+        options.methods = [name for name in options.methods if name in METHODS]
     return options
 
 
 def recipe_of(options: Namespace) -> PromptRecipe:
     """Return the recipe with the changes of the command line."""
     refuse_two_schedules(options.schedule, options.changes, "meta.scheduler")
-    recipe = TRIAL if options.smoke else PromptRecipe()
-    wanted = {name: getattr(options, name) for name in ("model", "budget", "reads")}
+    recipe = replace(TRIAL, budget=options.recipe) if options.smoke else RECIPES[options.recipe]
+    wanted = {name: getattr(options, name) for name in ("model", "reads")}
     if wanted["model"] is not None and Path(wanted["model"], "config.json").is_file():
         wanted["model"] = str(Path(wanted["model"]).absolute())  # its prompts are used from other places
     given = {name: value for name, value in wanted.items() if value is not None}
@@ -159,7 +190,7 @@ def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
     mine = [SentenceData(one.name, one.classes, one.train, replace(one.dev, split="test")) for one in own]
     words = {one.name: one.classes for one in own} | words
     pretraining: SentenceData | None = None
-    pseudo = any(METHODS[name].source == "pseudo" for name in options.methods)
+    pseudo = any(ROWS[name].source == "pseudo" for name in options.methods)
     plain = NO_TEXTS
     if options.smoke:
         made = made_sentiment()
@@ -183,7 +214,7 @@ def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
 
 def needs_pretraining(options: Namespace) -> bool:
     """Whether a row that is asked for starts from a pretraining."""
-    return any(METHODS[name].objective is not None for name in options.methods)
+    return any(ROWS[name].objective is not None for name in options.methods)
 
 
 def dataset_of(options: Namespace) -> str:
@@ -222,7 +253,7 @@ def experiment_of(options: Namespace) -> PromptExperiment:
     )
 
 
-main = script_main(__file__, options_of, lambda options: [Table(experiment_of(options), METHODS)])
+main = script_main(__file__, options_of, lambda options: [Table(experiment_of(options), ROWS)])
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"--values {same} and {value} are the same number; leave one of them out")
         try:  # what cannot be run is refused before all runs
             experiment = run_prompts.experiment_of(options)
-            rows = {method: run_prompts.METHODS[method] for method in options.methods}
+            rows = {method: run_prompts.ROWS[method] for method in options.methods}
             if not options.dry_run:
                 experiment.check(rows, options.seeds)
         except InputError as error:

@@ -37,7 +37,7 @@ def clipped(gradient: Tensor, most: float | None) -> Tensor:
 
 
 def clipped_steps(
-    loss: Callable[[Tensor], Tensor], stack: Tensor, rate: float | Tensor, *, steps: int, order: int, most: float
+    loss: Callable[[Tensor], Tensor], stack: Tensor, rate: float | Tensor, *, steps: int, order: int, most: float | None
 ) -> Tensor:
     """Prompts (K, L, D) after steps of gradient descent by the sum of losses, each gradient clipped to `most`."""
     learned = isinstance(rate, Tensor) and rate.requires_grad

@@ -28,15 +28,13 @@ from metapretrain.draws import numpy_generator
 from metapretrain.episodes.groups import group_tasks
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
-from metapretrain.experiments.prompts.recipe import PromptRecipe
+from metapretrain.experiments.prompts.recipe import SENTIMENT, WORDS, PromptRecipe
 from metapretrain.files import sha256, write_file
 from metapretrain.prompts import PromptBatch, PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
 from metapretrain.training.environment import mixed_precision
 
 NO_TEXTS = TextSet([])
 NO_ROWS = TextSet([], labels=torch.zeros(0, dtype=torch.int64))
-SENTIMENT = ("terrible", "bad", "maybe", "good", "great")
-WORDS = {2: ("bad", "good"), 3: ("bad", "maybe", "good"), 5: SENTIMENT}
 PAIR_WORDS = ("no", "yes")
 ALL_WORDS = SENTIMENT + PAIR_WORDS
 
@@ -146,14 +144,18 @@ def majority_class(one: SentenceData) -> int:
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows on a device, right-padded; `labels` of the batch are numbers of label words, `lengths` lie on the CPU."""
+    """Rows on a device, right-padded; `labels` of the batch are numbers of label words, `lengths` lie on the CPU.
+
+    `allowed`: the words (N, W) that each row's label may be, where they differ from row to row.
+    """
 
     batch: PromptBatch
     lengths: Tensor
+    allowed: Tensor | None = None
 
     @classmethod
-    def of(cls, batch: PromptBatch, device: str) -> Pool:
-        return cls(batch.to(device), batch.attention_mask.sum(1).cpu())
+    def of(cls, batch: PromptBatch, device: str, allowed: Tensor | None = None) -> Pool:
+        return cls(batch.to(device), batch.attention_mask.sum(1).cpu(), allowed)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -194,13 +196,26 @@ def allowed_words(words: Sequence[Sequence[int]], total: int, device: str) -> Te
     return mask.to(device)
 
 
+def fewer_labels(labels: Tensor, count: int) -> Tensor:
+    """Labels of 5 sentiments (N,) as those of 3 or 2, in which the middle one is -1.
+
+    Example:
+        >>> fewer_labels(torch.arange(5), 3).tolist(), fewer_labels(torch.arange(5), 2).tolist()
+        ([0, 0, 1, 2, 2], [0, 0, -1, 1, 1])
+    """
+    side = (labels - len(SENTIMENT) // 2).sign()
+    return (
+        labels if count == len(SENTIMENT) else side + 1 if count == 3 else torch.where(side == 0, -1, (side + 1) // 2)
+    )
+
+
 def word_scores(model: PromptedModel, prompts: Tensor, batch: PromptBatch, allowed: Tensor, normalise: str) -> Tensor:
     """Log-probabilities (R, B, W) of the words, -inf for those that a set does not use.
 
-    `model` normalises over the vocabulary; prompts (R, L, D), rows (R, B), `allowed` (R, W).
+    `model` normalises over the vocabulary; prompts (R, L, D), rows (R, B), `allowed` (R, W) or (R, B, W).
     """
     scores: Tensor = model(prompts, batch)
-    scores = scores.masked_fill(~allowed[:, None, :], -torch.inf)
+    scores = scores.masked_fill(~(allowed if allowed.ndim == 3 else allowed[:, None, :]), -torch.inf)
     return scores.log_softmax(-1) if normalise == "labels" else scores
 
 
@@ -237,13 +252,6 @@ def kept_groups(folder: Path, texts: Sequence[str], k: int, seed: int, make: Cal
 
     They are small files below `folder`, named by a checksum of the texts and of the version of scikit-learn. One that
     is damaged is made anew, with a warning.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     first = kept_groups(Path(folder), ["a", "b"], 2, 0, lambda: torch.tensor([0, 1]))
-        ...     kept_groups(Path(folder), ["a", "b"], 2, 0, lambda: torch.tensor([7, 7]))
-        tensor([0, 1])
     """
     digest = sha256("\0".join([version("scikit-learn"), *texts]).encode())[:16]
     file = folder / "groups" / f"lda-{k}-seed{seed}-{digest}.txt"
@@ -331,7 +339,7 @@ class PromptInputs:
         features: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.recipe, self.data, self.machine, self.cache = recipe, data, machine, cache
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[tuple[str, tuple[int, ...]], Pool] = {}
         self._tests: dict[str, Pool] = {}
         self._features = dict(features or {})
         self._groups: dict[tuple[str, str, int], Tensor] = {}
@@ -370,14 +378,27 @@ class PromptInputs:
             return SoftPrompt.from_vocabulary(r.length, self.prompted.model, seed=seed).weight.detach().float()
         return SoftPrompt.random(r.length, features, spread=r.spread, seed=seed).weight.detach()
 
-    def pretraining(self, source: str) -> Pool:
-        """The rows that pretraining may read."""
-        if source not in self._pools:
-            words, r = self.data.numbers_of(None), self.recipe
-            batch = encode_rows(self.prompted, r.template, self.texts(source), words)
+    def pretraining(self, source: str, counts: tuple[int, ...] = ()) -> Pool:
+        """The rows that pretraining may read; with `counts`, all N with labels of each count, one after the other."""
+        if (source, counts) not in self._pools:
+            words, r, device = self.data.numbers_of(None), self.recipe, self.machine.device
+            texts, allowed = self.texts(source), None
+            batch = encode_rows(self.prompted, r.template, texts, words)
             log.info("%d of %d pretraining rows were cut to %d tokens", batch.truncated, len(batch), r.max_length)
-            self._pools[source] = Pool.of(batch, self.machine.device)
-        return self._pools[source]
+            if counts:
+                used = [tuple(map(self.data.vocabulary.index, WORDS[count])) for count in counts]
+                labels = (fewer_labels(texts.require_labels(), count).clamp(min=0) for count in counts)
+                own = zip(labels, used, strict=True)
+                batch = side_by_side([replace(batch, labels=torch.tensor(words)[y]) for y, words in own])
+                allowed = allowed_words(used, len(self.prompted.verbalizer), device).repeat_interleave(len(texts), 0)
+            self._pools[source, counts] = Pool.of(batch, device, allowed)
+        return self._pools[source, counts]
+
+    def rows_by_labels(self, groups: Tensor, source: str, counts: tuple[int, ...]) -> Tensor:
+        """The groups (N x C,) of rows in :meth:`pretraining`, group k with labels of the count whose turn it is."""
+        labels, turn = self.texts(source).require_labels(), groups % len(counts)
+        fits = (torch.where((turn == i) & (fewer_labels(labels, n) >= 0), groups, -1) for i, n in enumerate(counts))
+        return torch.cat([*fits])
 
     def texts(self, source: str) -> TextSet:
         """Labelled rows, or plain sentences with pseudo labels."""

@@ -25,7 +25,6 @@ from metapretrain.evaluation.representation import accuracy
 from metapretrain.experiments.base import Context, Experiment, Outcome
 from metapretrain.experiments.prompts.data import (
     ALL_WORDS,
-    SENTIMENT,
     Places,
     Pool,
     PromptData,
@@ -33,8 +32,8 @@ from metapretrain.experiments.prompts.data import (
     majority_class,
     predict_rows,
 )
-from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, train_meta, train_mixed
-from metapretrain.experiments.prompts.recipe import PromptMethod, PromptRecipe, Tuning, passes_per_step
+from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, train_fair, train_meta, train_mixed
+from metapretrain.experiments.prompts.recipe import SENTIMENT, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.files import check_sums, plain, read_json, write_file, write_sums
 from metapretrain.models.language_models import stored_bits
@@ -205,8 +204,10 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         clusters = self.recipe.meta.clusters
         if method.objective is not None and not len(self.data.pretraining):
             raise InputError(f"{name} is pretrained, and there are no rows for that; leave it out, or give --data-dir")
-        if method.grouping is not None:
-            self.recipe.meta_steps(clusters)
+        if method.only_fair and not self._fair:
+            raise InputError(f"{name} is a row of budget fair: give --recipe fair, or leave it out")
+        if method.objective is not None:
+            self.recipe.steps(method.objective, clusters)
         if method.grouping == "label" and clusters < len(SENTIMENT):
             raise InputError(f"{name} needs meta.clusters of at least {len(SENTIMENT)}, a label each; got {clusters}")
 
@@ -221,8 +222,14 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             log.warning("%s has no pretraining of these rows and seeds: all is trained here", self.lender)
 
     def model(self, method: PromptMethod) -> dict[str, Any]:
-        r = self.recipe
-        return {"language_model": Path(r.model).name, "length": r.length, "template": r.template, **asdict(method)}
+        r, own = self.recipe, {**asdict(method), "start": self._start_of(method)}
+        if not method.labels:  # as in runs that began before there were such rows
+            del own["labels"]
+        return {"language_model": Path(r.model).name, "length": r.length, "template": r.template, **own}
+
+    def _choices(self) -> dict[str, Any]:
+        found = super()._choices()
+        return found if self._fair else {name: value for name, value in found.items() if name != "fair"}
 
     @property
     def files(self) -> dict[str, Any]:
@@ -268,13 +275,8 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
     def train_together(self, contexts: Sequence[PromptContext]) -> Iterable[PromptRun]:
         """Train the prompts of all seeds in one batch, where they can be; others one after the other."""
         first = contexts[0]
-        if first.shared and first.method.objective == "mixed":
-            source, runs = first.method.source, {one.seed: one.folder for one in contexts}
-            starts = {one.seed: self._start(one) for one in contexts}
-            make = partial(self.stack, self.inputs.pretraining(source), tuning=self._mixed_tuning())
-            rows = len(self.inputs.texts(source))
-            done = train_mixed(make, starts, rows, self.recipe, self.data.numbers_of(None), runs)
-            return [PromptRun(pretrained=done[one.seed]) for one in contexts]
+        if first.shared and (first.method.objective == "mixed" or self._fair):
+            return self._pretrained_together(contexts)
         if not first.shared and first.method.tuned == "prompt":
             return self._tuned(contexts)
         return super().train_together(contexts)
@@ -282,7 +284,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
     def _start(self, context: PromptContext) -> Tensor:
         """The prompt that a run starts from."""
         if context.start is None:
-            return self.inputs.start(context.method.start, context.seed)
+            return self.inputs.start(self._start_of(context.method), context.seed)
         return SoftPrompt.from_adapter(context.start / PROMPT).weight.detach()
 
     def _lent(self, name: str, method: PromptMethod, seed: int) -> Path | None:
@@ -293,16 +295,62 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         check_lent(folder, self.whole_config(name, method, seed), all_data=method.source == "pseudo")
         return folder
 
-    def _mixed_tuning(self) -> Tuning:
-        equal = self.recipe.budget == "equal"  # then all read as much, whenever they were best
-        return replace(self.recipe.mixed, patience=None) if equal else self.recipe.mixed
+    @property
+    def _fair(self) -> bool:
+        return self.recipe.budget == "fair"
+
+    def _start_of(self, method: PromptMethod) -> str:
+        return self.recipe.fair.start if self._fair and method.objective is not None else method.start
+
+    def _tuning_of(self, objective: str) -> Tuning:
+        """How the prompts of a stack are pretrained: all read as much, whenever they were best, but in the paper."""
+        r = self.recipe
+        if r.budget == "paper":
+            return r.mixed
+        rate = {"meta": r.meta.lr, "reptile": r.tune.lr}.get(objective, r.mixed.lr)
+        return replace(r.mixed, patience=None, lr=rate)
+
+    def _pretrained_together(self, contexts: Sequence[PromptContext]) -> list[PromptRun]:
+        """The pretraining of a row, all seeds in one stack."""
+        method, r = contexts[0].method, self.recipe
+        objective, source, counts = method.objective or "", method.source, method.labels
+        starts, runs = ({one.seed: of(one) for one in contexts} for of in (self._start, lambda one: one.folder))
+        make = partial(self.stack, self.inputs.pretraining(source, counts), tuning=self._tuning_of(objective))
+        words = self.data.numbers_of(None)
+        if objective != "mixed":
+            tasks = {seed: self._meta_rows(method, seed) for seed in runs}
+            done = train_fair(make, starts, tasks, r, words, runs, objective)
+            told = {one.seed: self._about(one, tasks[one.seed], done[one.seed].steps) for one in contexts}
+            return [PromptRun(pretrained=done[seed], about=about) for seed, about in told.items()]
+        rows: Any = len(self.inputs.texts(source))
+        if counts:  # as tasks have them, in groups drawn at random
+            groups = {seed: self.inputs.groups("random", source, seed) for seed in runs}
+            found = {seed: self.inputs.rows_by_labels(of, source, counts) for seed, of in groups.items()}
+            rows = {seed: (of >= 0).nonzero()[:, 0] for seed, of in found.items()}
+        done = train_mixed(make, starts, rows, r, words, runs)
+        return [PromptRun(pretrained=done[one.seed]) for one in contexts]
+
+    def _meta_rows(self, method: PromptMethod, seed: int) -> MetaTasks:
+        r, groups = self.recipe, self.inputs.groups(method.grouping or "", method.source, seed)
+        if method.labels:
+            groups = self.inputs.rows_by_labels(groups, method.source, method.labels)
+        return MetaTasks(groups, shots=r.meta.shots, held_out=r.held_out, seed=seed)
+
+    def _about(self, context: PromptContext, rows: MetaTasks, step: int) -> dict[str, Any]:
+        """What the result of a pretraining on meta tasks says of these; it draws their map where that is asked for."""
+        method = context.method
+        groups = self.inputs.groups(method.grouping or "", method.source, context.seed)
+        if self.figures == context.seed and method.objective == "meta":
+            self._draw(context.folder, method, groups, step)
+        agreement = group_agreement(groups, self.inputs.texts(method.source).require_labels())
+        sizes = {"smallest_task": min(rows.sizes), "largest_task": max(rows.sizes), "merged_rows": rows.moved}
+        return {"tasks": rows.tasks, "agreement_with_labels": agreement, **sizes}
 
     def pretrain(self, context: PromptContext) -> PromptRun:
         method, seed, run, prompt = context.method, context.seed, context.folder, self._start(context)
         r, device = self.recipe, self.machine.device
         inputs, source = self.inputs, method.source
-        groups = inputs.groups(method.grouping or "", source, seed)
-        rows = MetaTasks(groups, shots=r.meta.shots, held_out=r.held_out, seed=seed)
+        rows = self._meta_rows(method, seed)
         soft = SoftPrompt(prompt).to(device)
         rate: Any = r.meta.inner_lr
         if r.meta.learned and method.objective == "meta":
@@ -315,12 +363,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         learner = PromptMAML(*parts, inner_lr=rate, inner_steps=steps, **options)
         precision = partial(mixed_precision, device, self.machine.precision)
         trained = train_meta(learner, rows, pool, r, run, precision, objective=method.objective or "")
-        agreement = group_agreement(groups, inputs.texts(source).require_labels())
-        if self.figures == seed and method.objective == "meta":
-            self._draw(run, method, groups, trained.steps)
-        sizes = {"smallest_task": min(rows.sizes), "largest_task": max(rows.sizes), "merged_rows": rows.moved}
-        about = {"tasks": trained.tasks, "agreement_with_labels": agreement, **sizes, **trained.about}
-        return PromptRun(pretrained=trained, about=about)
+        return PromptRun(pretrained=trained, about={**self._about(context, rows, trained.steps), **trained.about})
 
     def _draw(self, run: RunFolder, method: PromptMethod, groups: Tensor, step: int) -> None:
         """A map of sentence embeddings, coloured by meta task: figure 4."""
@@ -336,8 +379,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
     ) -> Outcome:
         method, r, tasks = context.method, self.recipe, trained.tasks
         objective = method.objective or ""
-        reads = r.mixed.batch_size if objective == "mixed" else r.meta_reads(tasks)
-        costs = reads, passes_per_step(r, objective, tasks), 1
+        costs = r.reads_per_step(objective, tasks), passes_per_step(r, objective, tasks), 1
         budget = {name: trained.steps * cost for name, cost in zip(PRETRAINING_COST, costs, strict=True)}
         budget["updates"] = trained.steps
         if trained.diverged:
@@ -370,12 +412,10 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         sets = f"{len(self.data.sets)} sets, {r.examples} examples each, at most {r.tune.epochs} epochs"
         for name, method in methods.items():
             self.check_row(name, method)
-            if method.objective == "mixed":
-                steps, reads = r.mixed_steps(len(self.data.pretraining)), r.mixed.batch_size
-            else:
-                steps, reads = r.meta_steps(r.meta.clusters), r.meta_reads(r.meta.clusters)
             before = "no pretraining"
             if method.objective is not None:
+                tasks, rows = r.meta.clusters, len(self.data.pretraining)
+                steps, reads = r.steps(method.objective, tasks, rows), r.reads_per_step(method.objective, tasks)
                 read = f"{steps:,} steps x {reads} rows = {steps * reads:,} reads"
                 before = f"pretraining of {most}{read} (one for all sets)"
             after = {"prompt": f"the prompt tuned on {sets}", "model": f"the model tuned on {sets}"}

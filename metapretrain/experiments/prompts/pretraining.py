@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,6 @@ class MetaTasks:
         groups: (N,); -1 marks rows in none; InputError if no group has 4m rows. shots: m.
         held_out: batches of 2m rows of a task to validate on; smaller tasks repeat theirs.
         seed: of which rows are held out, and of those of each step.
-
-    Example:
-        >>> rows = MetaTasks([0] * 8 + [1] * 8, shots=2, held_out=1, seed=0)
-        >>> rows.tasks, rows.at(0).shape, len(rows.held_out)
-        (2, torch.Size([2, 4]), 1)
     """
 
     def __init__(self, groups: Any, *, shots: int, held_out: int, seed: int) -> None:
@@ -76,6 +72,23 @@ class MetaTasks:
         """Rows (2m,) of one task, when it comes for the time numbered `visit`."""
         rows, sampler = self._train[task]
         return rows[torch.tensor(list(sampler.plan(visit)))]
+
+    def in_turn(self, place: int, within: int = 0, of: int = 1) -> Tensor:
+        """Rows (2m,) of the task whose turn is numbered `place`, `of` times in a turn; each round has another order.
+
+        A task's rows come all once before one comes again, but for those that fill no batch.
+        """
+        turn, place = divmod(place, self.tasks)
+        task = int(epoch_order(self.tasks, self.seed, turn)[place])
+        own = self._train[task][0]
+        epoch, batch = divmod(turn * of + within, len(own) // self.size)
+        order = epoch_order(len(own), self.seed * 1_000 + task, epoch)
+        return own[order[batch * self.size : (batch + 1) * self.size]]
+
+    @property
+    def training(self) -> Tensor:
+        """All rows that are not held out."""
+        return torch.cat([rows for rows, _ in self._train])
 
     def probe(self, task: int, losses: Losses) -> FunctionProbe:
         """A task as a scheduler sees it: rows (2m,) of its training part; M batches are one pass."""
@@ -110,11 +123,6 @@ def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
 
     `passes` are the sequences through the model of one loss and of its backward pass: the inner steps are a part of the
     loss, so that a look at a loss costs nearly as much as an update.
-
-    Example:
-        >>> utility = parse_schedule("utility", ["a", "b"])
-        >>> a_quarter(utility, 5, (1, 2)), a_quarter(utility, 5, (9, 1))
-        (130, 300)
     """
     options = map(schedule.option, ("samples", "utility", "normalise"))
     probes = probe_units(tasks, tasks, *options, passes=passes)  # every task is a source and a target
@@ -265,7 +273,7 @@ def train_meta(
         learned = [p for p in (learner.prompt.weight, learner.inner_lr) if isinstance(p, nn.Parameter)]
         limits: dict[str, Any] = {"most": learner.chunk, "passes": passes_of_loss(recipe, objective)}
         scheduled = ScheduledTasks(rows, meta.scheduler, losses, learned, seed=rows.seed, **limits)
-    steps = recipe.meta_steps(rows.tasks)
+    steps = recipe.steps(objective, rows.tasks)
     report = learner.fit(
         MetaPairs(scheduled or rows, pair, meta.query == "other" and not multitask),
         [halves(taken) for taken in rows.held_out],
@@ -295,7 +303,7 @@ def train_meta(
 def train_mixed(
     make_stack: Callable[..., Stack],
     prompts: Mapping[int, Tensor],
-    rows: int,
+    rows: int | Mapping[int, Tensor],
     recipe: PromptRecipe,
     words: tuple[int, ...],
     runs: Mapping[int, RunFolder],
@@ -304,22 +312,63 @@ def train_mixed(
 
     Args:
         make_stack: a :class:`Stack` of jobs with keyword arguments `steps`, `every`; prompts: seed to start.
-        rows: pretraining rows N; as many are held out as meta tasks hold out, and those that fill no batch.
+        rows: pretraining rows N, or those of each seed; as many are held out as meta tasks hold out, and those that
+            fill no batch.
         runs: seed to its folder; each goes on from its own checkpoint.
 
     InputError: too few rows to train and to validate on.
     """
-    held = min(2 * recipe.meta.shots * recipe.meta.clusters * recipe.held_out, rows // 5)
-    if not held or rows - held < recipe.mixed.batch_size:
-        raise InputError(f"{rows} pretraining rows leave none to validate on; give more")
-    held += (rows - held) % recipe.mixed.batch_size  # whole batches: a step reads what the budget counts
-    jobs = []
+    jobs, size, least = [], recipe.mixed.batch_size, 0
     for seed, prompt in prompts.items():
-        order = epoch_order(rows, seed, 1)
+        own = torch.arange(rows) if isinstance(rows, int) else rows[seed]
+        held = min(2 * recipe.meta.shots * recipe.meta.clusters * recipe.held_out, len(own) // 5)
+        if not held or len(own) - held < size:
+            raise InputError(f"{len(own)} pretraining rows leave none to validate on; give more")
+        held += (len(own) - held) % size  # whole batches: a step reads what the budget counts
+        order, least = own[epoch_order(len(own), seed, 1)], len(own) - held
         jobs.append(Job(str(seed), prompt, order[held:], order[:held], words, seed))
-    steps = recipe.mixed_steps(rows - held)
+    steps = recipe.steps("mixed", 1, least)
     stack = make_stack(jobs, steps=steps, every=max(1, steps // recipe.validations))
-    started, before = time.monotonic(), dict.fromkeys(prompts, 0.0)
+    return run_stack(stack, runs, dict.fromkeys(prompts, 1))
+
+
+def train_fair(
+    make_stack: Callable[..., Stack],
+    prompts: Mapping[int, Tensor],
+    tasks: Mapping[int, MetaTasks],
+    recipe: PromptRecipe,
+    words: tuple[int, ...],
+    runs: Mapping[int, RunFolder],
+    objective: str,
+) -> dict[int, TrainedPrompt]:
+    """Train a prompt for each seed on its meta tasks in turn, as :func:`train_mixed` does on all rows.
+
+    `objective` is "multitask", "meta" (MAML) or "reptile" (Nichol et al., 2018, with AdamW).
+    """
+    updates, steps = recipe.fair.updates, recipe.steps(objective, recipe.meta.clusters)
+
+    def plan(rows: MetaTasks, step: int) -> Tensor:
+        if objective == "reptile":
+            return rows.in_turn(*divmod(step, updates), of=updates)
+        count = recipe.fair.tasks
+        return torch.cat([rows.in_turn(step * count + place) for place in range(count)])
+
+    def job(seed: int, rows: MetaTasks) -> Job:
+        held_out = torch.stack(rows.held_out).flatten()
+        return Job(str(seed), prompts[seed], rows.training, held_out, words, seed, partial(plan, rows))
+
+    every = max(1, steps // recipe.validations)
+    if objective == "reptile":
+        every = updates * max(1, every // updates)
+    more: dict[str, Any] = {"meta": recipe.meta} if objective == "meta" else {}
+    more |= {"reptile": recipe.fair} if objective == "reptile" else {}
+    stack = make_stack([job(*one) for one in tasks.items()], steps=steps, every=every, **more)
+    return run_stack(stack, runs, {seed: rows.tasks for seed, rows in tasks.items()})
+
+
+def run_stack(stack: Stack, runs: Mapping[int, RunFolder], tasks: Mapping[int, int]) -> dict[int, TrainedPrompt]:
+    """Train the jobs of a stack, named by their seeds; each goes on from the checkpoint in its folder."""
+    started, before = time.monotonic(), dict.fromkeys(tasks, 0.0)
     for seed, run in runs.items():
         found = checkpoint.load_latest(run.checkpoints)
         run.cut_back(-1 if found is None else found.step)
@@ -329,7 +378,7 @@ def train_mixed(
             stack.load_state_of(str(seed), state)
 
     def seconds(seed: int) -> float:
-        return before[seed] + (time.monotonic() - started) / len(prompts)
+        return before[seed] + (time.monotonic() - started) / len(tasks)
 
     def note(job: Job, state: Progress) -> None:
         seed = int(job.name)
@@ -338,7 +387,7 @@ def train_mixed(
 
     def trained(seed: int, state: Progress) -> TrainedPrompt:
         validated, prompt = state.validated, state.best.cpu()
-        found = prompt, state.step, validated.step, state.accuracy, 1, seconds(seed)
+        found = prompt, state.step, validated.step, state.accuracy, tasks[seed], seconds(seed)
         return TrainedPrompt(*found, diverged=validated.diverged)
 
     return {int(name): trained(int(name), state) for name, state in stack.run(note).items()}

@@ -11,9 +11,12 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.prompts import PromptTemplate
 from metapretrain.scheduling import parse_schedule
 
+SENTIMENT = ("terrible", "bad", "maybe", "good", "great")
+WORDS = {2: ("bad", "good"), 3: ("bad", "maybe", "good"), 5: SENTIMENT}
 STARTS = ("none", "random", "vocabulary")
 GROUPINGS = ("kmeans", "label", "lda", "random")
-BUDGETS = ("equal", "paper")
+BUDGETS = ("equal", "fair", "paper")
+OBJECTIVES = {"mixed": "ppt", "multitask": "multitask", "meta": "metapt", "reptile": "reptile"}
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,13 @@ class PromptMethod:
     Args:
         start: of the prompt: "random", "vocabulary" (embeddings of tokens), or "none" (no soft prompt).
         objective: of pretraining: "mixed" (all data as one task), "multitask" (meta tasks, no inner step),
-            "meta" (prompt MAML), or None.
+            "meta" (prompt MAML), "reptile" (updates on one task after the other, each time a part of the way), or None.
         grouping: how meta tasks are made.
+        labels: how many labels tasks have in turn, such as (2, 3, 5); empty: the five of the data.
         source: data of pretraining: "labelled", or "pseudo" (plain sentences that a classifier labelled).
         tuned: "prompt", "model" (all weights, no soft prompt) or "nothing".
 
     InputError: an unknown name, or a grouping that the objective has no use for.
-
-    Example:
-        >>> PromptMethod(objective="meta", grouping="kmeans", source="pseudo").pretraining
-        'metapt-kmeans-pseudo'
     """
 
     start: str = "random"
@@ -40,25 +40,33 @@ class PromptMethod:
     grouping: str | None = None
     source: str = "labelled"
     tuned: str = "prompt"
+    labels: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         one_of("start", self.start, STARTS)
         one_of("tuned", self.tuned, ("model", "nothing", "prompt"))
         one_of("source", self.source, ("labelled", "pseudo"))
         if self.objective is not None:
-            one_of("objective", self.objective, ("meta", "mixed", "multitask"))
+            one_of("objective", self.objective, sorted(OBJECTIVES))
         if self.grouping is not None:
             one_of("grouping", self.grouping, GROUPINGS)
-        if (self.objective in ("multitask", "meta")) != (self.grouping is not None):
-            raise InputError("multitask and meta pretraining need a grouping, the others have none")
+        if (self.objective in ("multitask", "meta", "reptile")) != (self.grouping is not None):
+            raise InputError("multitask, meta and reptile pretraining need a grouping, the others have none")
+        if not {*self.labels} <= {*WORDS} or (self.labels and self.objective is None):
+            raise InputError(f"labels of pretraining are some of {', '.join(map(str, WORDS))}; got {self.labels}")
+
+    @property
+    def only_fair(self) -> bool:
+        """Whether the row is one of budget "fair" alone."""
+        return self.objective == "reptile" or bool(self.labels)
 
     @property
     def pretraining(self) -> str | None:
         """Name of the pretraining that the row starts from."""
         if self.objective is None:
             return None
-        words = {"mixed": "ppt", "multitask": "multitask", "meta": "metapt"}
-        return "-".join(filter(None, [words[self.objective], self.grouping, "pseudo" * (self.source == "pseudo")]))
+        parts = [OBJECTIVES[self.objective], self.grouping, "pseudo" * (self.source == "pseudo")]
+        return "-".join(filter(None, [*parts, "".join(map(str, self.labels))]))
 
 
 LIMIT = 2**31  # of all numbers of a recipe
@@ -146,6 +154,28 @@ class Meta:
 
 
 @dataclass(frozen=True)
+class Fair:
+    """Terms of budget "fair", equal for all pretraining: start, passes, decay of the rate, rows to choose by.
+
+    Args:
+        start: of pretrained prompts; tasks: meta tasks per update, 2m rows of each.
+        updates: of Reptile on one task, by the optimiser of downstream tuning; `rate`: the part of the way to where
+            they led that the prompt then goes, which decays.
+    """
+
+    start: str = "vocabulary"
+    tasks: int = 1
+    updates: int = 10
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        one_of("start", self.start, ("random", "vocabulary"))
+        _check({"tasks": self.tasks, "updates": self.updates}, 1)
+        if not 0 < self.rate < math.inf:
+            raise InputError(f"rate must be above 0, got {self.rate}")
+
+
+@dataclass(frozen=True)
 class PromptRecipe:
     """All choices of the benchmark.
 
@@ -155,7 +185,8 @@ class PromptRecipe:
         template: the hard tail of sentences; `pair_template`: of sentence pairs.
         normalise: "vocabulary" or "labels": what label words compete with; several: label words may be several tokens.
         length: rows of the prompt; `spread`: of random ones; max_length: tokens of a row, without the soft prompt.
-        budget: "equal": each pretraining reads `reads` rows, support and query counted; "paper": each its own.
+        budget: "equal": each pretraining reads `reads` rows, support and query counted; "paper": each its own; "fair":
+            each takes 2 x `reads` sequences through the model, forward or backward, by the terms of `fair`.
         rows: pretraining rows used at most, of all classes as many as there are; None: all rows as they are.
         pseudo_confidence: least probability of a pseudo label.
         validations: of a pretraining; `held_out`: batches of 2m rows that each meta task is validated on.
@@ -184,6 +215,7 @@ class PromptRecipe:
     stratified: bool = True
     test_rows: int = 1_000
     meta: Meta = field(default_factory=Meta)
+    fair: Fair = field(default_factory=Fair)
     mixed: Tuning = field(default_factory=lambda: Tuning(epochs=5))
     tune: Tuning = field(default_factory=Tuning)
     full: Tuning = field(default_factory=lambda: Tuning(lr=3e-5))
@@ -194,6 +226,10 @@ class PromptRecipe:
         names = ("length", "max_length", "validations", "held_out", "examples", "validation", "test_rows")
         _check({name: getattr(self, name) for name in names}, 1)
         _check({"reads": self.reads}, self.mixed.batch_size)
+        if self.budget != "fair" and self.fair != Fair():
+            raise InputError(f"fair.start and others need budget fair; here it is {self.budget}")
+        if self.budget == "fair" and (self.meta.scheduler or self.meta.learned or self.meta.query == "other"):
+            raise InputError("budget fair takes no schedule, meta.learned or meta.query=other; budget equal does")
         if not 0 < self.spread < math.inf:
             raise InputError(f"spread must be above 0, got {self.spread}")
         if not 0 <= self.pseudo_confidence <= 1:
@@ -204,51 +240,49 @@ class PromptRecipe:
         PromptTemplate(self.template).pieces(pair=False)
         PromptTemplate(self.pair_template).pieces(pair=True)
 
-    def meta_reads(self, tasks: int) -> int:
-        """Rows that a step of that many meta tasks reads: m to adapt and m to judge by, of each."""
-        return 2 * self.meta.shots * tasks
+    def tasks_per_step(self, objective: str, tasks: int) -> int:
+        """Meta tasks of an update: all, or with budget "fair" those whose turn it is."""
+        return tasks if self.budget != "fair" else 1 if objective == "reptile" else self.fair.tasks
 
-    def meta_steps(self, tasks: int) -> int:
-        """Outer steps at most; InputError if `reads` is less than one step's.
+    def reads_per_step(self, objective: str, tasks: int) -> int:
+        """Rows of an update: a batch of all data, or m to adapt and m to judge by of each of its meta tasks."""
+        if objective == "mixed":
+            return self.mixed.batch_size
+        return 2 * self.meta.shots * self.tasks_per_step(objective, tasks)
+
+    def steps(self, objective: str, tasks: int, rows: int = 0) -> int:
+        """Updates at most, for Reptile whole rounds; InputError if `reads` is less than one's.
 
         Example:
-            >>> PromptRecipe().meta_steps(10), PromptRecipe().mixed_steps(9_000)
+            >>> PromptRecipe().steps("meta", 10), PromptRecipe().steps("mixed", 1)
             (500, 10000)
+            >>> fair = PromptRecipe(budget="fair", reads=16_000, meta=Meta(shots=2))
+            >>> [fair.steps(objective, 10) for objective in ("mixed", "multitask", "reptile", "meta")]
+            [4000, 4000, 4000, 2666]
         """
         if self.budget == "paper":
-            return self.meta.steps
-        if self.reads < (each := self.meta_reads(tasks)):
-            raise InputError(f"reads must be at least {each}, the rows of a step, got {self.reads}")
-        return self.reads // each
-
-    def mixed_steps(self, rows: int) -> int:
-        """Steps at most on all `rows` rows as one task."""
-        if self.budget == "equal":
-            return self.reads // self.mixed.batch_size
-        return self.mixed.epochs * -(-rows // self.mixed.batch_size)
+            mixed = self.mixed.epochs * -(-rows // self.mixed.batch_size)
+            return mixed if objective == "mixed" else self.meta.steps
+        each = self.reads_per_step(objective, tasks)
+        if self.budget == "fair":  # half of the passes, as a row of PPT goes through the model forward and backward
+            each = -(-passes_per_step(self, objective, tasks) // 2)
+        together = self.fair.updates if objective == "reptile" else 1
+        if not (rounds := self.reads // (each * together)):
+            raise InputError(f"reads must be at least {each * together}, the rows of a step, got {self.reads}")
+        return rounds * together
 
 
 def passes_per_step(recipe: PromptRecipe, objective: str, tasks: int) -> int:
-    """Sequences that go through the model in a step, once forward or once backward each.
-
-    Example:
-        >>> passes_per_step(PromptRecipe(), "mixed", 1), passes_per_step(PromptRecipe(), "meta", 10)
-        (8, 240)
-    """
+    """Sequences that go through the model in a step, once forward or once backward each."""
     if objective == "mixed":
         return 2 * recipe.mixed.batch_size
-    return tasks * sum(passes_of_loss(recipe, objective))
+    return recipe.tasks_per_step(objective, tasks) * sum(passes_of_loss(recipe, objective))
 
 
 def passes_of_loss(recipe: PromptRecipe, objective: str) -> tuple[int, int]:
-    """Sequences of the outer loss of one meta task, inner steps and all, and of its backward pass.
-
-    Example:
-        >>> passes_of_loss(PromptRecipe(), "meta"), passes_of_loss(PromptRecipe(), "multitask")
-        ((12, 12), (8, 8))
-    """
+    """Sequences of the outer loss of one meta task, inner steps and all, and of its backward pass."""
     m, steps = recipe.meta.shots, recipe.meta.inner_steps
-    if objective == "multitask":
+    if objective != "meta":
         return 2 * m, 2 * m
     return m * (2 * steps + 1), m * (1 + (2 * steps if recipe.meta.order == 2 else 0))
 

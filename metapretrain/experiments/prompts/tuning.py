@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metapretrain.checks import whole
 from metapretrain.draws import epoch_order
 from metapretrain.episodes import ShuffledBatches, TaskStream
-from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool, allowed_words, word_scores
-from metapretrain.experiments.prompts.recipe import Tuning
+from metapretrain.experiments.prompts.recipe import Fair, Meta, Tuning
 from metapretrain.graphs import Recorder, rounded_up
 from metapretrain.nests import map_tensors
 from metapretrain.prompts import PromptBatch, PromptedModel
+from metapretrain.prompts.learner import clipped_steps
 from metapretrain.training import KeepBest, TrainSettings, learning_rate, train
 from metapretrain.training.environment import mixed_precision
 from metapretrain.training.logs import ProgressLine
@@ -27,7 +26,10 @@ from metapretrain.training.logs import ProgressLine
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt to tune: its start (L, D), rows of the pool to train and validate on, its words, its data order."""
+    """One prompt to tune: its start (L, D), rows of the pool to train and validate on, its words, its data order.
+
+    `plan` gives the rows (B,) of each update; None: `train` in another order every epoch.
+    """
 
     name: str
     prompt: Tensor
@@ -35,6 +37,7 @@ class Job:
     validation: Tensor
     words: tuple[int, ...]
     seed: int
+    plan: Callable[[int], Tensor] | None = None
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Progress:
     validated: KeepBest = field(default_factory=KeepBest)
     step: int = 0
     done: bool = False
+    anchor: Tensor | None = None  # where Reptile's updates on this task began
 
     @property
     def best(self) -> Tensor:
@@ -75,9 +79,9 @@ class Stack:
         jobs: prompts (L, D) of one length; normalise: what label words compete with.
         steps: of each prompt; None: `tuning.epochs` of its own rows; every: steps between validations; None: an epoch.
         rows_per_pass: rows that go through the model at a time, for training; four times as many for validation.
-
-    InputError: there are no jobs, prompts of several lengths, a name twice, a job without rows or with rows that
-        the pool does not have, or a count below 1.
+        meta: the loss, and what is validated, is that of the second half of each task's 2m rows after inner steps on
+            the first; validation also takes the halves the other way round. The rows of a job are those of tasks.
+        reptile: after so many updates a prompt goes back to a part of the way, and its optimiser begins anew.
     """
 
     def __init__(
@@ -91,20 +95,17 @@ class Stack:
         steps: int | None = None,
         every: int | None = None,
         rows_per_pass: int = 64,
+        meta: Meta | None = None,
+        reptile: Fair | None = None,
         device: str = "cpu",
         precision: str = "fp32",
     ) -> None:
-        if not jobs or len({job.prompt.shape for job in jobs}) > 1:
-            raise InputError("a stack needs prompts of one shape (L, D), one or more")
-        for name, count in (("steps", steps), ("every", every), ("rows_per_pass", rows_per_pass)):
-            if count is not None:
-                whole(f"{name} of a stack", count, 1)
-        _check_jobs(jobs, len(pool.lengths))
         self.model, self.pool, self.tuning, self.normalise = model, pool, tuning, normalise
         self.jobs = sorted(jobs, key=lambda job: float(pool.lengths[job.train].float().mean()))
         self.steps, self.every, self.rows_per_pass = steps, every, rows_per_pass
-        self.device, self.precision = device, precision
+        self.device, self.precision, self.meta, self.reptile = device, precision, meta, reptile
         self.progress = {job.name: self._begun(job) for job in self.jobs}
+        self.width = tuning.batch_size if jobs[0].plan is None else len(jobs[0].plan(0))
         self.orders = {job.name: _order(job, tuning.batch_size) for job in self.jobs}
         self.fixed_shapes = torch.device(device).type == "cuda"
         self.recorder = Recorder(self._gradient_of)
@@ -116,7 +117,7 @@ class Stack:
         patience, start = self.tuning.patience, self.tuning.keep_start
         best = KeepBest(patience=patience, start=start, forgiving=True, name=f"prompt {job.name}")
         best.begin({"prompt": prompt})
-        return Progress(prompt, best)
+        return Progress(prompt, best, anchor=prompt.detach().clone())
 
     def state_of(self, name: str) -> dict[str, Any]:
         """Return what a checkpoint of one job holds."""
@@ -131,7 +132,7 @@ class Stack:
         state.prompt.copy_(given["prompt"])
         self.optimizer.state[state.prompt] = map_tensors(lambda value: value.to(self.device), given["optimizer"])
         state.validated.load_state_dict(map_tensors(lambda value: value.to(self.device), given["validated"]))
-        state.step, state.done = given["step"], given["done"]
+        state.step, state.done, state.anchor = given["step"], given["done"], state.prompt.detach().clone()
 
     def run(self, on_validation: Callable[[Job, Progress], None] | None = None) -> dict[str, Progress]:
         """Tune all prompts; use `best` of each. `on_validation` is called after each validation of a job."""
@@ -157,10 +158,10 @@ class Stack:
     def _advance(self, jobs: list[Job], steps: int) -> None:
         """Take `steps` steps of these jobs."""
         states = [self.progress[job.name] for job in jobs]
-        allowed = allowed_words([job.words for job in jobs], len(self.model.verbalizer), self.device)
         for _ in range(steps):
             prompts = torch.stack([state.prompt.detach() for state in states])
             rows, weight = self._rows(jobs, [state.step for state in states])
+            allowed = self._allowed(jobs, rows)
             self.optimizer.zero_grad()  # those that have stopped get no gradient, and stay
             found = torch.empty_like(prompts)
             for place, inputs in self._parts(prompts, rows, weight, allowed):
@@ -171,19 +172,41 @@ class Stack:
             for group, job in zip(self.optimizer.param_groups, self.jobs, strict=True):
                 group["lr"] = self._rate(job)
             self.optimizer.step()
-            for state in states:
+            for state, job in zip(states, jobs, strict=True):
                 state.step += 1
+                if self.reptile is not None and state.step % self.reptile.updates == 0:
+                    self._go_back(job, state, self.reptile)
+
+    @torch.no_grad()
+    def _go_back(self, job: Job, state: Progress, reptile: Fair) -> None:
+        """Leave the prompt a part of the way from where its updates on a task began."""
+        assert state.anchor is not None
+        part = learning_rate(state.step - reptile.updates, self.total(job), peak=reptile.rate, schedule="linear")
+        state.anchor.lerp_(state.prompt, part)
+        state.prompt.copy_(state.anchor)
+        self.optimizer.state.pop(state.prompt, None)
+
+    def _allowed(self, jobs: list[Job], rows: Tensor) -> Tensor:
+        """Words of the jobs (R, W), or where the pool knows those of each row (R, B, W)."""
+        if self.pool.allowed is not None:
+            return self.pool.allowed[rows.to(self.device)]
+        return allowed_words([job.words for job in jobs], len(self.model.verbalizer), self.device)
 
     def _rate(self, job: Job) -> float:
+        if self.reptile is not None:
+            return self.tuning.lr
         t, step, total = self.tuning, self.progress[job.name].step, self.total(job)
         return learning_rate(step, total, peak=t.lr, schedule="linear", warmup=t.warmup)
 
     def _rows(self, jobs: list[Job], at: list[int]) -> tuple[Tensor, Tensor]:
         """Rows of the pool and their weights in the mean loss of a job, (R, batch_size) each."""
-        size = self.tuning.batch_size
+        size = self.width
         rows = torch.zeros(len(jobs), size, dtype=torch.int64)
         weight = torch.zeros(len(jobs), size, dtype=torch.float64)
         for place, (job, step) in enumerate(zip(jobs, at, strict=True)):
+            if job.plan is not None:
+                rows[place], weight[place] = job.plan(step), 1 / size
+                continue
             mine = self.orders[job.name].batch(step)
             rows[place] = mine[torch.arange(size) % len(mine)]  # fill with rows of weight 0
             weight[place, : len(mine)] = 1 / len(mine)
@@ -205,11 +228,33 @@ class Stack:
     def _gradient_of(self, prompts: Tensor, weight: Tensor, allowed: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
         """Gradient (R, L, D) of the weighted losses of rows (R, B)."""
         prompts, batch = prompts.detach().requires_grad_(), PromptBatch.of(*leaves)
-        assert batch.labels is not None
         with mixed_precision(self.device, self.precision):
-            scores = word_scores(self.model, prompts, batch, allowed, self.normalise)
-        loss = -(scores.gather(-1, batch.labels[..., None])[..., 0] * weight).sum()
-        return torch.autograd.grad(loss, prompts)
+            if self.meta is not None:
+                losses = self._losses(*self._after(self.meta, prompts, batch, allowed))
+                return torch.autograd.grad(losses.sum() * 2 / weight.shape[1], prompts)
+            losses = self._losses(prompts, batch, allowed)
+        return torch.autograd.grad((losses * weight).sum(), prompts)
+
+    def _losses(self, prompts: Tensor, batch: PromptBatch, allowed: Tensor) -> Tensor:
+        """Negative log-probability of each row's label."""
+        assert batch.labels is not None
+        scores = word_scores(self.model, prompts, batch, allowed, self.normalise)
+        return -scores.gather(-1, batch.labels[..., None])[..., 0]
+
+    def _after(
+        self, meta: Meta, prompts: Tensor, batch: PromptBatch, allowed: Tensor, turned: bool = False
+    ) -> tuple[Tensor, PromptBatch, Tensor]:
+        """Prompts (R x T, L, D) after inner steps on one half of the rows of each of T tasks, and the other half."""
+        allowed = allowed if allowed.ndim == 3 else allowed[:, None].expand(-1, batch.shape[1], -1)
+        leaves = [leaf.unflatten(1, (-1, 2, meta.shots)).flatten(0, 1) for leaf in (*batch.leaves(), allowed)]
+        support, query = ([leaf[:, half] for leaf in leaves] for half in ((1, 0) if turned else (0, 1)))
+
+        def loss(fast: Tensor) -> Tensor:
+            return self._losses(fast, PromptBatch.of(*support[:-1]), support[-1]).mean(1).sum()
+
+        stack = prompts.repeat_interleave(len(leaves[0]) // len(prompts), 0)
+        options: dict[str, Any] = {"steps": meta.inner_steps, "order": meta.order, "most": meta.inner_clip}
+        return clipped_steps(loss, stack, meta.inner_lr, **options), PromptBatch.of(*query[:-1]), query[-1]
 
     def _validate(self, jobs: list[Job], then: Callable[[Job, Progress], None] | None) -> None:
         judged = self._judged(jobs).tolist() if jobs else []
@@ -225,13 +270,14 @@ class Stack:
         """Validation accuracy of each prompt, whether all its scores are finite, and whether it is, (R, 3)."""
         found: dict[str, Tensor] = {}
         most = max(1, 4 * self.rows_per_pass)
+        if self.meta is not None:  # whole tasks, and the inner steps keep a graph
+            most = 2 * self.meta.shots * max(1, self.rows_per_pass // (2 * self.meta.shots))
         for count in sorted({len(job.validation) for job in jobs}):
             same, together = [job for job in jobs if len(job.validation) == count], max(1, most // count)
             for part in (same[first : first + together] for first in range(0, len(same), together)):
                 prompts = torch.stack([self.progress[job.name].prompt for job in part])
-                allowed = allowed_words([job.words for job in part], len(self.model.verbalizer), self.device)
                 rows = torch.stack([job.validation for job in part])
-                hits = [self._hits(prompts, some, allowed) for some in rows.split(most, 1)]
+                hits = [self._hits(prompts, some, self._allowed(part, some)) for some in rows.split(most, 1)]
                 right, known = (torch.cat(parts, 1) for parts in zip(*hits, strict=True))
                 finite = prompts.isfinite().flatten(1).all(1)
                 judged = torch.stack([right.double().mean(1), known.all(1) & finite, finite], 1)
@@ -241,21 +287,14 @@ class Stack:
     def _hits(self, prompts: Tensor, rows: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """Which rows (R, N) are right, and which have scores that are numbers."""
         batch = self.pool.gather(rows)
+        found: list[tuple[Tensor, PromptBatch, Tensor]] = [(prompts, batch, allowed)]
         with mixed_precision(self.device, self.precision):
-            scores = word_scores(self.model, prompts, batch, allowed, "vocabulary")
-        known = ~scores.isnan().any(-1)  # of a prompt that diverged, nothing is right
-        return (scores.argmax(-1) == batch.labels) & known, known
-
-
-def _check_jobs(jobs: Sequence[Job], rows: int) -> None:
-    if len({job.name for job in jobs}) < len(jobs):
-        raise InputError(f"jobs of a stack need names of their own, got {', '.join(job.name for job in jobs)}")
-    for job in jobs:
-        for what, given in (("train", job.train), ("validation", job.validation)):
-            if not len(given):
-                raise InputError(f"job {job.name} has no {what} rows; give at least one")
-            if int(given.min()) < 0 or int(given.max()) >= rows:
-                raise InputError(f"{what} of job {job.name} has rows that the pool, of {rows} rows, does not have")
+            if self.meta is not None:
+                found = [self._after(self.meta, prompts, batch, allowed, turned) for turned in (False, True)]
+            scores = [word_scores(self.model, *one, "vocabulary") for one in found]
+        known = [~one.isnan().any(-1) for one in scores]  # of a prompt that diverged, nothing is right
+        right = [(one.argmax(-1) == of.labels) & ok for one, (_, of, _), ok in zip(scores, found, known, strict=True)]
+        return tuple(torch.cat([part.reshape(len(rows), -1) for part in parts], 1) for parts in (right, known))
 
 
 def _order(job: Job, batch_size: int) -> ShuffledBatches:

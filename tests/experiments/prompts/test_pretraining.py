@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from metapretrain.data.made import made_sentiment
 from metapretrain.errors import InputError
-from metapretrain.experiments.prompts.data import ALL_WORDS, SENTIMENT, Pool, encode_rows
+from metapretrain.experiments.prompts.data import ALL_WORDS, Pool, encode_rows
 from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, crossed, train_meta, train_mixed
-from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
+from metapretrain.experiments.prompts.recipe import SENTIMENT, Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Stack
 from metapretrain.graphs import Recorder
 from metapretrain.models.language_models import load_language_model
@@ -282,14 +282,14 @@ def test_every_step_of_mixed_pretraining_reads_a_whole_batch() -> None:
 
 def test_budgets() -> None:
     recipe = PromptRecipe()
-    assert recipe.meta_steps(10) * recipe.meta_reads(10) == recipe.mixed_steps(9_360) * 4 == 40_000
+    assert recipe.steps("meta", 10) * recipe.reads_per_step("meta", 10) == recipe.steps("mixed", 1) * 4 == 40_000
     first = replace(recipe, meta=replace(recipe.meta, order=1))
     assert [passes_per_step(r, "meta", 10) for r in (recipe, first)] == [240, 160]
     assert passes_per_step(recipe, "multitask", 10) == 160
     paper = replace(recipe, budget="paper")
-    assert (paper.meta_steps(10), paper.mixed_steps(650_000)) == (20_000, 812_500)
+    assert (paper.steps("meta", 10), paper.steps("mixed", 1, 650_000)) == (20_000, 812_500)
     with pytest.raises(InputError, match="reads must be at least 80"):
-        replace(recipe, reads=79).meta_steps(10)
+        replace(recipe, reads=79).steps("meta", 10)
     with pytest.raises(InputError, match="reads is 3; give a number of at least 4"):
         replace(recipe, reads=3)
     with pytest.raises(InputError, match=r"length is 1e.*; give a number of at least 1 and below 2147483648"):

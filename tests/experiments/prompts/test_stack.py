@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from metapretrain.data.made import made_sentiment
-from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import (
     ALL_WORDS,
     PAIR_WORDS,
@@ -264,31 +263,3 @@ def test_words_of_other_sets_are_never_predicted() -> None:
         model(), jobs()[1].prompt, pool(), jobs()[1].train, jobs()[1].words, device="cpu", precision="fp32"
     )
     assert set(rows.tolist()) <= {0, 1}
-
-
-def test_prompts_of_one_shape_are_needed() -> None:
-    first, second, _ = jobs()
-    with pytest.raises(InputError, match="one shape"):
-        Stack(model(), pool(), [first, replace(second, prompt=second.prompt[:1])], TUNING)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"name": SETS[0]}, f"names of their own, got {SETS[0]}, {SETS[0]}"),
-        ({"train": torch.arange(0)}, f"job {SETS[1]} has no train rows"),
-        ({"validation": torch.arange(0)}, f"job {SETS[1]} has no validation rows"),
-        ({"validation": torch.tensor([10**6])}, f"validation of job {SETS[1]} has rows that the pool, of"),
-        ({"train": torch.tensor([-1])}, f"train of job {SETS[1]} has rows that the pool"),
-    ],
-)
-def test_jobs_have_names_and_rows(change: dict[str, Any], message: str) -> None:
-    first, second, _ = jobs()
-    with pytest.raises(InputError, match=message):
-        Stack(model(), pool(), [first, replace(second, **change)], TUNING)
-
-
-@pytest.mark.parametrize("name", ["steps", "every", "rows_per_pass"])
-def test_counts_of_a_stack_are_at_least_one(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} of a stack is 0; give a whole number of at least 1"):
-        run(jobs(), **{name: 0})
