@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lend_prompts import LendingExperiment
+from pseudo_labels import pseudo_labelled
 from report_prompts import LAYOUT
 from script_options import add_table_options, own_tasks, refuse_two_schedules, schedule_names
 
@@ -36,7 +38,6 @@ from metapretrain.experiments.command import (
     table_parser,
 )
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
-from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override
 from metapretrain.options import names, option_type, positive_int
@@ -209,7 +210,7 @@ def data_of(options: Namespace, recipe: PromptRecipe) -> PromptData:
     sets += mine
     for one in (one for one in sets if one.note):
         log.info("%s: %s", one.name, one.note)
-    return PromptData.of(pretraining, sets, recipe, options.validate, plain, words)
+    return PromptData.of(pretraining, sets, recipe, options.validate, plain, words, pseudo_labelled)
 
 
 def needs_pretraining(options: Namespace) -> bool:
@@ -235,10 +236,10 @@ def name_parts(recipe: PromptRecipe) -> tuple[str, ...]:
     return recipe.budget, Path(recipe.model).name, recipe.meta.scheduler
 
 
-def experiment_of(options: Namespace) -> PromptExperiment:
+def experiment_of(options: Namespace) -> LendingExperiment:
     """Read the data and return the experiment; nothing is trained or written yet."""
     machine, recipe = single_machine_of(options), recipe_of(options)
-    return PromptExperiment(
+    return LendingExperiment(
         "prompts",
         dataset_of(options),
         recipe=recipe,

@@ -177,13 +177,7 @@ TYPES = "gguf_tensors"  # in the config of a model from GGUF: how many of its te
 
 
 def stored_bits(model: Any) -> str:
-    """How the weights of a model from GGUF were stored; "" for others.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> stored_bits(SimpleNamespace(config=SimpleNamespace(gguf_tensors={"F32": 61, "Q4_1": 210, "Q8_0": 1})))
-        '4-bit weights (Q4_1: 210 of 272 tensors)'
-    """
+    """How the weights of a model from GGUF were stored: "4-bit weights (Q4_1: 210 of 272 tensors)"; "" for others."""
     if not (types := getattr(model.config, TYPES, None)):
         return ""
     most = max(types, key=types.__getitem__)

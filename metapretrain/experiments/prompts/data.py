@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -24,7 +23,6 @@ from metapretrain.data.texts import (
     known_texts,
     without_known,
 )
-from metapretrain.draws import numpy_generator
 from metapretrain.episodes.groups import group_tasks
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
@@ -49,6 +47,8 @@ class PromptData:
         tuning: the test parts are left alone: a recipe is chosen by validation.
         plain: sentences without labels, for pseudo labels; its count `in_downstream` tells how many more stand in a
             downstream set.
+        labeller: gives them labels, from the sentences, their embeddings, labels and embeddings of labelled rows,
+            `rows` and `confidence`; returns a set and what is to be told of it.
         words: label words of sets, in label order; by default those of the paper for as many classes, else the names of
             the classes.
     """
@@ -58,6 +58,7 @@ class PromptData:
     tuning: bool = False
     plain: TextSet = NO_TEXTS
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    labeller: Callable[..., tuple[TextSet, dict[str, float]]] | None = None
 
     @classmethod
     def of(
@@ -68,6 +69,7 @@ class PromptData:
         tuning: bool = False,
         plain: TextSet = NO_TEXTS,
         words: Mapping[str, tuple[str, ...]] | None = None,
+        labeller: Callable[..., tuple[TextSet, dict[str, float]]] | None = None,
     ) -> PromptData:
         """Sample the pretraining and test rows, the same for all methods and seeds; drop and count known sentences.
 
@@ -94,7 +96,7 @@ class PromptData:
         if len(plain):
             seen = known_texts(text for one in kept for part in (one.train, one.test) for text in part.first)
             plain = without_known(plain, seen, "in_downstream")
-        return cls(rows, tuple(kept), tuning, plain, dict(words or {}))
+        return cls(rows, tuple(kept), tuning, plain, dict(words or {}), labeller)
 
     def words_of(self, one: SentenceData | None) -> tuple[str, ...]:
         """The label words of a set, in label order; None: those of pretraining."""
@@ -266,59 +268,6 @@ def kept_groups(folder: Path, texts: Sequence[str], k: int, seed: int, make: Cal
     return groups
 
 
-def pseudo_labelled(
-    plain: Sequence[str],
-    z_plain: Tensor,
-    labels: Tensor,
-    z: Tensor,
-    *,
-    rows: int | None,
-    confidence: float,
-    seed: int = 0,
-) -> tuple[TextSet, dict[str, float]]:
-    """Plain sentences with the label that a classifier gives them, as many of each class (section 5 of Huang et al.).
-
-    The classifier is logistic regression on sentence embeddings. Of each class its surest sentences are kept.
-
-    Args:
-        plain: M sentences; `z_plain`: their embeddings (M, D).
-        labels: int64 (N,) of labelled rows; `z`: their embeddings (N, D).
-        rows: kept at most; None: as many as the rarest class allows.
-        confidence: least probability of the label that is given; InputError if a class has none so sure.
-        seed: of the tenth of the labelled rows that is held out to measure recall.
-
-    Returns:
-        the sentences with labels, and recall of each class on the held-out rows as `recall_class_0`, ..., with the
-        numbers of sentences, of sure ones, and of those kept.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    y, features = labels.numpy(), z.float().cpu().numpy()
-    order = numpy_generator(seed).permutation(len(y))
-    held, fitted = order[: max(1, len(y) // 10)], order[max(1, len(y) // 10) :]
-    mean, spread = features[fitted].mean(0), features[fitted].std(0) + 1e-6
-    model = LogisticRegression(max_iter=1000).fit((features[fitted] - mean) / spread, y[fitted])
-    judged, classes = model.predict((features[held] - mean) / spread), int(y.max()) + 1
-    right = {label: judged[y[held] == label] == label for label in np.unique(y[held]).tolist()}
-    about = {f"recall_class_{label}": float(hits.mean()) for label, hits in right.items()}
-    share = model.predict_proba((z_plain.float().cpu().numpy() - mean) / spread)
-    given, sure = model.classes_[share.argmax(1)], share.max(1)
-    candidates = [np.flatnonzero((given == label) & (sure >= confidence)) for label in range(classes)]
-    counts = [len(found) for found in candidates]
-    each = min(counts) if rows is None else min(*counts, rows // classes)
-    if not each:
-        rare = int(np.argmin(counts))
-        raise InputError(
-            f"none of {len(plain)} plain sentences is given label {rare} with a probability of {confidence} or more; "
-            "lower pseudo_confidence, or give more sentences"
-        )
-    kept = np.concatenate([found[np.argsort(-sure[found], kind="stable")[:each]] for found in candidates])
-    log.info("pseudo labels: %d sentences, sure of %s by class, %d of each kept", len(plain), counts, each)
-    about |= {"plain_sentences": len(plain), "sure_sentences": sum(counts), "kept_sentences": len(kept)}
-    texts = TextSet([plain[row] for row in kept.tolist()], labels=torch.from_numpy(given[kept]).long(), split="pseudo")
-    return texts, about
-
-
 Places = dict[tuple[int, str], tuple[Tensor, Tensor]]
 
 
@@ -407,12 +356,12 @@ class PromptInputs:
     @cached_property
     def pseudo(self) -> tuple[TextSet, dict[str, float]]:
         """Plain sentences that a classifier labelled, and how good it is; InputError without such sentences."""
-        plain, r = self.data.plain, self.recipe
-        if not len(plain):
+        plain, r, labeller = self.data.plain, self.recipe, self.data.labeller
+        if not len(plain) or labeller is None:
             raise InputError("rows on pseudo labels need plain sentences, and none were given")
         known = self.data.pretraining.require_labels(), self.features("labelled")
         limits: dict[str, Any] = {"rows": r.rows, "confidence": r.pseudo_confidence}
-        texts, about = pseudo_labelled(plain.first, self._embedded(plain.first), *known, **limits)
+        texts, about = labeller(plain.first, self._embedded(plain.first), *known, **limits)
         return texts, {**about, "sentences_in_downstream": plain.counts["in_downstream"]}
 
     def features(self, source: str) -> Tensor:

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.lend_prompts import LendingExperiment
+from benchmarks.pseudo_labels import pseudo_labelled
 from benchmarks.run_prompts import METHODS, TRIAL
 from metapretrain.data.made import made_sentiment
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData, kept_groups
-from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.prompts.recipe import PromptRecipe
 from metapretrain.experiments.prompts.tuning import Stack
 from metapretrain.files import SUMS, read_json
@@ -37,10 +38,10 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 def experiment(
     out: Path, recipe: PromptRecipe, sets: Sequence[str] = ("sst2",), plain: TextSet = NO_TEXTS, **options: Any
-) -> PromptExperiment:
+) -> LendingExperiment:
     made = made_sentiment()
-    data = PromptData.of(made["yelp5"], [made[name] for name in sets], recipe, plain=plain)
-    return PromptExperiment("prompts", "made", "trial", recipe, data, Machine(), out, None, **options)
+    data = PromptData.of(made["yelp5"], [made[name] for name in sets], recipe, plain=plain, labeller=pseudo_labelled)
+    return LendingExperiment("prompts", "made", "trial", recipe, data, Machine(), out, None, **options)
 
 
 def test_prompts_of_another_table_save_their_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

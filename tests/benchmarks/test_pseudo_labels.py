@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.pseudo_labels import pseudo_labelled
 from metapretrain.errors import InputError
-from metapretrain.experiments.prompts.data import pseudo_labelled
 
 
 def clouds(counts: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
