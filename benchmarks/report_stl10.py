@@ -1,10 +1,15 @@
-"""The table of `run_stl10.py`: its baselines, the poster's figures and the poster's claim."""
+"""The table of `run_stl10.py`: its baselines, the poster's figures and claim; reliability diagrams of its rows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 
 from metapretrain.experiments.images.experiment import IMAGES
+from metapretrain.files import read_json
+from metapretrain.report.figures import panels, save_figure
 from metapretrain.report.layout import Claim, Published
 
 
@@ -30,6 +35,8 @@ POSTER = {
 ENDS = ("frozen-linear", "frozen-mlp", "unfrozen-linear", "unfrozen-mlp")
 # The poster: the query variant outperforms the standard one.
 QUERY = Claim("prl-query", "prl-standard", tuple((f"prl-query-{end}", f"prl-standard-{end}") for end in ENDS))
+# Ours: every row as a query against a part of them.
+LOO = Claim("prl-loo", "prl-query", tuple((f"prl-loo-{end}", f"prl-query-{end}") for end in ENDS))
 
 LAYOUT = replace(
     IMAGES,
@@ -38,5 +45,25 @@ LAYOUT = replace(
     published_title="published test / train",
     published_counts={"test": 8000},  # the official test part
     cited=("test", "train"),
-    claims=(QUERY,),
+    claims=(QUERY, LOO),
 )
+
+
+def plot_reliability(root: Path) -> list[Path]:
+    """Draw accuracy over confidence of each row, all seeds together, where runs have been evaluated by `--corrupt`."""
+    found: dict[str, np.ndarray] = {}
+    for file in sorted(root.glob("*/result.json")):
+        result = read_json(file) or {}
+        if "reliability" in result:
+            bins = np.array([result["reliability"][name] for name in ("rows", "confidence", "right")])
+            found[result["method"]] = found.get(result["method"], 0) + bins
+    if not found:
+        return []
+    figure, axes = panels(len(found), 4, 2.6, 2.6)
+    for (name, (rows, confidence, right)), one in zip(found.items(), axes, strict=False):
+        full = rows > 0
+        one.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+        one.plot(confidence[full] / rows[full], right[full] / rows[full], marker="o", markersize=3)
+        one.set_title(f"{name}, ECE {100 * abs(confidence - right).sum() / rows.sum():.1f}%", fontsize=8)
+        one.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+    return [save_figure(figure, root / "figures" / "reliability.png")]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from report_stl10 import LAYOUT
+from report_stl10 import LAYOUT, plot_reliability
 from script_options import refuse_two_schedules, schedule_names
 
 from metapretrain.data.image_folder import UNLABELED, load_image_folder
@@ -126,7 +126,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--local-batchnorm", action="store_true", help="several processes: BatchNorm of each one's rows, not of all")
-    add("--corrupt", action="store_true", help="also accuracy under standard corruptions of (1,000) test images")
+    add("--corrupt", action="store_true", help="also calibration, and accuracy of (1,000) corrupted test images")
     options: Namespace = parser.parse_args(argv)
     return options
 
@@ -193,6 +193,7 @@ def tables_of(options: Namespace) -> list[Table]:
         machine=machine,
         map_points=200 if options.smoke else 1000,
         layout=LAYOUT,
+        draw=plot_reliability,
         **table_arguments(options, options.recipe, options.schedule),
     )
     return [Table(experiment, METHODS | SCHEDULED_ROWS | own_rows())]

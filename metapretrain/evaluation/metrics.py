@@ -80,21 +80,28 @@ def spearman(targets: ArrayLike, predictions: ArrayLike) -> float:
     return pearson(rankdata(y), rankdata(predicted))
 
 
-def calibration_error(probabilities: ArrayLike, targets: ArrayLike, bins: int = 15) -> float:
-    """Expected calibration error of probabilities (N, C) for classes (N,): Guo et al. (2017), equation 3.
+def reliability(probabilities: ArrayLike, targets: ArrayLike, bins: int = 15) -> NDArray[np.float64]:
+    """Rows, sum of the highest probabilities and right predictions (3, bins), in bins of equal width of the former.
 
-    Rows go into bins of equal width by their highest probability; the gaps of its mean to the accuracy are weighted.
-
-    Example:
-        >>> round(calibration_error([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]], [0, 1, 1]), 3)
-        0.333
+    Probabilities are (N, C), targets classes (N,): a reliability diagram's numbers (Guo et al., 2017, section 2).
     """
     p, y = np.asarray(probabilities, np.float64), np.asarray(targets, np.float64)
     if p.ndim != 2 or p.shape[:1] != y.shape or p.size == 0 or not (abs(p.sum(1) - 1) < 1e-3).all():
         raise InputError(f"calibration needs probabilities (N, C), each row of sum 1, and classes (N,); got {p.shape}")
     confidence, right = p.max(axis=1), p.argmax(axis=1) == y
     place = np.minimum((confidence * bins).astype(int), bins - 1)
-    return float(np.abs(np.bincount(place, confidence - right, minlength=bins)).sum() / len(y))
+    return np.stack([np.bincount(place, weights, minlength=bins) for weights in (np.ones(len(y)), confidence, right)])
+
+
+def calibration_error(probabilities: ArrayLike, targets: ArrayLike, bins: int = 15) -> float:
+    """Expected calibration error of probabilities (N, C) for classes (N,): Guo et al. (2017), equation 3.
+
+    Example:
+        >>> round(calibration_error([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]], [0, 1, 1]), 3)
+        0.333
+    """
+    rows, confidence, right = reliability(probabilities, targets, bins)
+    return float(np.abs(confidence - right).sum() / rows.sum())
 
 
 def temperature(logits: ArrayLike, targets: ArrayLike) -> float:

@@ -23,6 +23,7 @@ from metapretrain.checks import whole
 from metapretrain.data.images import ImageSet
 from metapretrain.draws import torch_generator
 from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.metrics import reliability
 from metapretrain.evaluation.representation import accuracy, subsample
 from metapretrain.files import json_bytes, read_json, write_file
 from metapretrain.nests import evaluation_mode
@@ -238,7 +239,7 @@ class CorruptedImages:
 def corrupt_runs(
     root: Path | str, images: Callable[[str, int], ImageSet], device: str | torch.device = "cpu"
 ) -> Iterator[tuple[Path, dict[str, float]]]:
-    """Add the accuracies under corruption to the result of every finished run below `root` that has none.
+    """Add accuracies under corruption and calibration to the result of every finished run below `root` without them.
 
     `images` gives the test images of a dataset in a size in pixels. Yields each run's folder and its new metrics.
     Raises InputError: no finished run, a damaged one, or one whose data or classes are not those of the images.
@@ -250,16 +251,18 @@ def corrupt_runs(
     rows = [run for run, result in results.items() if result.get("kind", "row") == "row"]
     if not rows:
         raise InputError(f"no finished run in {root}; name a run's folder or one with runs below it")
+    tests: dict[tuple[str, int], ImageSet] = {}
     corrupted: dict[tuple[str, int], CorruptedImages] = {}
     for run in rows:
         result: dict[str, Any] = results[run]
-        if "corrupt_accuracy" in result.get("metrics", {}):
+        if {"corrupt_accuracy", "calibration_error"} <= result.get("metrics", {}).keys():
             continue
         model = load(run, device)
         key = (result["dataset"], model.image_size)
         if key not in corrupted:
-            corrupted[key] = CorruptedImages(images(*key))
-        part = corrupted[key]
+            tests[key] = images(*key)
+            corrupted[key] = CorruptedImages(tests[key])
+        part, test = corrupted[key], tests[key]
         tested, read = result.get("data") or {}, part.clean.files
         other = [name for name in sorted(tested.keys() & read.keys()) if tested[name]["md5"] != read[name]["md5"]]
         if other:
@@ -267,7 +270,10 @@ def corrupt_runs(
         if part.clean.classes != model.classes:
             raise InputError(f"{run}: trained on classes {model.classes}, the images have {part.clean.classes}")
         model.polarity = None  # these images have that of the training; fog on a drawing may look like paper
+        bins = reliability(model.probabilities(test.images).cpu(), test.labels.cpu())
         scores = part.score(model.predict)
+        scores["calibration_error"] = float(abs(bins[1] - bins[2]).sum() / bins[0].sum())
+        result["reliability"] = dict(zip(("rows", "confidence", "right"), bins.tolist(), strict=True))
         result["metrics"] |= scores
         result["corrupt"] = {"images": len(part.clean), "severities": list(part.severities), "seed": part.seed}
         write_file(run / "result.json", json_bytes(result))

@@ -13,10 +13,11 @@ import torch
 from metapretrain.cli import main
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
+from metapretrain.evaluation.metrics import calibration_error
 from metapretrain.evaluation.representation import subsample
 from metapretrain.evaluation.robustness import CORRUPTIONS, CorruptedImages, corrupt, corrupt_runs
 from metapretrain.models import build_encoder, build_head
-from metapretrain.models.saved import save_model
+from metapretrain.models.saved import load, save_model
 
 CLASSES = ["dark", "bright"]
 
@@ -83,6 +84,12 @@ def test_finished_runs_get_the_scores_once(tmp_path: Path) -> None:
     assert folder == run
     after = json.loads((run / "result.json").read_text())
     assert after.pop("corrupt") == {"images": 20, "severities": [1, 3, 5], "seed": 0}
+    bins = after.pop("reliability")
+    assert sum(bins["rows"]) == 20 and len(bins["right"]) == 15
+    model, test = load(run), make_images(20)
+    shares = model.probabilities(test.images)
+    assert sum(bins["right"]) == int((shares.argmax(1) == test.labels).sum())
+    assert scores["calibration_error"] == calibration_error(shares, test.labels) > 0
     assert after.pop("metrics") == before.pop("metrics") | scores
     assert after == before
     assert (pretraining / "result.json").read_bytes() == untouched

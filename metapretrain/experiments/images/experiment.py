@@ -54,6 +54,13 @@ IMAGES = Layout(
             optional=True,
             legend="Corrupted: test images, mean over the standard corruptions and their severities.",
         ),
+        Column(
+            "calibration",
+            "calibration_error",
+            "ECE %",
+            optional=True,
+            legend="ECE: expected calibration error on the test images, 15 bins (Guo et al., 2017).",
+        ),
     ),
     main="test",
     legend=(
