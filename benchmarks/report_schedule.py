@@ -58,6 +58,8 @@ LAYOUT = Layout(
     ),
     further=(
         Column("target_loss", "target_loss", "target loss", False),
+        Column("target_loss_area", "target_loss_area", "target loss, mean over compute", False, True),
+        Column("labels", "labels", "labels read", False, True),
         Column("probe_share", "probe_share", "probes, % of compute"),
         Column("taylor_rank_correlation", "taylor_rank_correlation", "Taylor: rank correlation", False, True),
         Column("taylor_regret", "taylor_regret", "Taylor: regret", False, True),
@@ -66,7 +68,8 @@ LAYOUT = Layout(
     ),
     further_legend=(
         "Target loss: mean over the setting's targets on rows that no utility saw; aware and agnostic rows have other "
-        "targets. Taylor: agreement of its utilities with exact ones on the same batches, mean over the evaluations; "
+        "targets. Labels read: rows of labelled targets that training and probes read, at most."
+        "Taylor: agreement of its utilities with exact ones on the same batches, mean over the evaluations; "
         "the regret is 0 where its first source is the best one and 1 where it is the worst."
     ),
     baselines=(("uniform-aware",), ("uniform-agnostic",)),

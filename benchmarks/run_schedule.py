@@ -82,7 +82,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         default=",".join(scheduler_names()),
         metavar="A,B|all",
         help=f"{', '.join(scheduler_names())}, fixed:SOURCE, or fixed for one row each; all: these too; "
-        "uniform-block50: a decision every 50 updates",
+        "uniform-block50: a decision every 50 updates; uniform-updates8000: a row of 8,000 updates; "
+        "softmax:temperature=0.3,smoothing=0.8: options of the scheduler",
     )
     add("--settings", type=names("setting", SETTINGS), default=list(SETTINGS), metavar="A,B", help="aware, agnostic")
     add("--encoder", metavar="NAME", help=f"{', '.join(SIZES)} from scratch (default: small), minilm, tiny, a folder")
@@ -109,7 +110,8 @@ def rows_of(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Schedul
 def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence[str]) -> dict[str, ScheduleMethod]:
     """The rows that `--methods` and `--settings` name, such as `uniform`, `uniform-aware`, `fixed` or `fixed:SOURCE`.
 
-    `uniform-block50` is `uniform` with a decision every 50 updates.
+    `uniform-block50` is `uniform` with a decision every 50 updates, `uniform-updates8000` has as many updates, and
+    `softmax:temperature=0.3,smoothing=0.8` options of its own.
 
     Raises:
         InputError: a name that is no row in these settings.
@@ -121,13 +123,17 @@ def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence
     for name in fixed:
         groups.setdefault(f"{FIXED}:{rows[name].source}", []).append(name)
     groups |= {FIXED: fixed, "all": within}
-    given = [part.strip() for part in text.split(",") if part.strip()]
+    given = [part.strip() for part in re.split(r",(?![a-z0-9_]+=)", text) if part.strip()]
     found = {}
-    for name in given:
-        block = re.fullmatch(r"(.+)-block(\d+)((?:-aware|-agnostic)?)", name)
-        plain = f"{block[1]}{block[3]}" if block else name
+    for part in given:
+        name, _, own = part.partition(":") if "=" in part else (part, "", "")
+        parts = re.fullmatch(r"(.+?)(?:-block(\d+))?(?:-updates(\d+))?((?:-aware|-agnostic)?)", name)
+        assert parts is not None
+        changes: dict[str, Any] = {"options": own} if own else {}
+        changes |= {what: int(of) for what, of in zip(("block", "updates"), parts.groups()[1:3], strict=True) if of}
+        plain = f"{parts[1]}{parts[4]}" if changes else name
         for row in groups[one_of("method", plain, groups)]:
-            method = replace(rows[row], block=int(block[2])) if block else rows[row]
+            method = replace(rows[row], **changes)
             found[method.name] = method
     if not found:
         raise InputError(f"--methods names no row; there are: {', '.join(groups)}")

@@ -279,6 +279,11 @@ class TaskStream:
         """The pass over each loader that the last batch was drawn from, counted from 0."""
         return dict(self._epoch)
 
+    def follow(self, optimizer: Any, clip: float | None = None) -> None:
+        """Tell a scheduler that has a method `follow` which optimizer makes the updates."""
+        if (follow := getattr(self.policy, "follow", None)) is not None:
+            follow(optimizer, clip)
+
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is, as JSON values (with a scheduler: as far as its state is)."""
         return {

@@ -148,6 +148,10 @@ class _Pairs:
             self.step += 1
             yield {QUERY: _pair("steps", pair)}
 
+    def follow(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> None:
+        if hasattr(self.steps, "follow"):
+            self.steps.follow(optimizer, clip)
+
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "steps": self.steps.state_dict() if hasattr(self.steps, "state_dict") else None}
 

@@ -174,24 +174,32 @@ def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
     return notes
 
 
-def reached(run: Result, uniform: Result, *, lowest: bool = False) -> tuple[float, float] | None:
-    """Updates and compute of a run when its target loss was as low as uniform's at the end or at its `lowest`.
+NEAR = 0.02  # of uniform's minimum
 
-    They are parts of what uniform had spent then; None where the loss was never as low.
+
+def against(run: Result, uniform: Result) -> dict[str, float]:
+    """How a run's curve of target losses compares with uniform's: final losses, uniform's minimum, areas, compute.
+
+    `end` and `minimum`: the final loss less uniform's final and less its lowest. `area`: mean loss over the compute
+    that both spent, by trapezoids, less uniform's. `updates`, `compute`: parts of uniform's.
     """
-    curve, reference = run["curve"], uniform["curve"]
-    losses, goals = (
-        [math.inf if loss is None else loss for loss in one["target_loss"]]  # None: it was not finite
-        for one in (curve, reference)
-    )
-    goal = min(range(1, len(goals)), key=goals.__getitem__) if lowest else -1
-    low = [place for place, loss in enumerate(losses) if place and loss <= goals[goal]]  # 0: before any update
-    updates, compute = ([one[name] for one in (curve, reference)] for name in ("updates", "compute_units"))
-    return (updates[0][low[0]] / updates[1][goal], compute[0][low[0]] / compute[1][goal]) if low else None
+    curves = [one["curve"] for one in (run, uniform)]
+    losses = [np.array([math.inf if loss is None else loss for loss in curve["target_loss"]]) for curve in curves]
+    compute = [np.array(curve["compute_units"], float) for curve in curves]
+    grid = np.unique(np.concatenate(compute))
+    grid = grid[(grid >= max(c[0] for c in compute)) & (grid <= min(c[-1] for c in compute))]
+    areas = [np.trapezoid(np.interp(grid, c, of), grid) for c, of in zip(compute, losses, strict=True)]
+    return {
+        "end": losses[0][-1] - losses[1][-1],
+        "minimum": losses[0][-1] - losses[1][1:].min(),  # 0: before any update
+        "area": (areas[0] - areas[1]) / (grid[-1] - grid[0]),
+        "updates": curves[0]["updates"][-1] / curves[1]["updates"][-1],
+        "compute": compute[0][-1] / compute[1][-1],
+    }
 
 
 def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """How soon rows reach their baseline's target loss, and their distance to the best fixed source, by setting."""
+    """Rows' target losses beside those of their baseline, and their distance to the best fixed source, by setting."""
     notes = []
     for setting in layout.settings:
         rows = {name: runs for name, runs in by_method.items() if setting_of(runs) == setting}
@@ -205,18 +213,18 @@ def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
                 "seeds, which are left out where others are compared to it."
             )
         for name, runs in rows.items():
-            seeds = [seed for seed in fell if "curve" in runs.get(seed, {})]
-            for goal in ("final", "lowest") if seeds and runs is not uniform else ():
-                found = [reached(runs[seed], uniform[seed], lowest=goal == "lowest") for seed in seeds]
-                there = [one for one in found if one is not None]
-                if not there:
-                    notes.append(f"{name} never reached the {goal} target loss of {base} ({len(found)} seeds).")
-                    break
-                updates, compute = (100 * np.mean(part) for part in zip(*there, strict=True))
-                notes.append(
-                    f"{name} reached the {goal} target loss of {base} on {len(there)} of {len(found)} seeds, after "
-                    f"{updates:.0f}% of its source updates and {compute:.0f}% of its compute up to there, on average."
-                )
+            seeds = [seed for seed in fell if len(runs.get(seed, {}).get("curve", {}).get("updates", ())) > 1]
+            if not seeds or runs is uniform:
+                continue
+            found = [against(runs[seed], uniform[seed]) for seed in seeds]
+            mean = {what: float(np.mean([one[what] for one in found])) for what in found[0]}
+            near = sum(one["minimum"] <= NEAR for one in found)
+            notes.append(
+                f"{name} less {base}, target loss: final {mean['end']:+.3f}, final less the lowest of {base} "
+                f"{mean['minimum']:+.3f} (at most {NEAR} on {near} of {len(found)} seeds), mean over the compute that "
+                f"both spent {mean['area']:+.3f}; with {100 * mean['updates']:.0f}% of its updates and "
+                f"{100 * mean['compute']:.0f}% of its compute."
+            )
         notes += _beside_fixed(rows, layout, setting)
     return notes + _between_settings(by_method, layout)
 
@@ -246,7 +254,11 @@ def _between_settings(rows: Runs, layout: Layout) -> list[str]:
     found: dict[tuple[Any, ...], dict[str, str]] = {}
     for name, runs in rows.items():
         run = runs[min(runs)]
-        found.setdefault((run.get("scheduler"), run.get("source"), run.get("block")), {})[setting_of(runs)] = name
+        same = (
+            *(run.get(what) for what in ("scheduler", "source", "block", "options")),
+            run["budget"].get("pretrain_updates"),
+        )
+        found.setdefault(same, {})[setting_of(runs)] = name
     notes = []
     for by_setting in found.values():
         names = [by_setting[setting] for setting in layout.settings if setting in by_setting]

@@ -24,9 +24,12 @@ from metapretrain.scheduling.utility import (
     NORMALISATIONS,
     UTILITIES,
     Agreement,
+    PiKE,
+    SoftmaxUtility,
     UtilityScheduler,
     agreement,
     probe_units,
+    step_of,
 )
 
 __all__ = [
@@ -42,10 +45,12 @@ __all__ = [
     "FunctionProbe",
     "LoaderProbe",
     "LossExp3",
+    "PiKE",
     "Probe",
     "Proportional",
     "RoundRobin",
     "Schedule",
+    "SoftmaxUtility",
     "Uniform",
     "UtilityScheduler",
     "agreement",
@@ -54,4 +59,5 @@ __all__ = [
     "parse_schedule",
     "probe_units",
     "register",
+    "step_of",
 ]

@@ -14,7 +14,7 @@ from metapretrain.checks import parse_value
 from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling.probes import FunctionProbe, Params, Probe
 from metapretrain.scheduling.schedulers import BlockScheduler, Fixed, LossExp3, Proportional, RoundRobin, Uniform
-from metapretrain.scheduling.utility import TargetLosses, UtilityScheduler
+from metapretrain.scheduling.utility import PiKE, SoftmaxUtility, TargetLosses, UtilityScheduler
 
 SCHEDULERS: dict[str, type[BlockScheduler]] = {}
 GIVEN = ("sources", "sizes", "targets", "params", "target_losses", "seed")  # by whoever runs the scheduler
@@ -67,6 +67,11 @@ class Schedule:
     @property
     def probes(self) -> bool:
         """Whether the scheduler looks at losses of its own batches."""
+        return "params" in inspect.signature(SCHEDULERS[self.name]).parameters
+
+    @property
+    def looks(self) -> bool:
+        """Whether the scheduler looks at the targets."""
         return "targets" in inspect.signature(SCHEDULERS[self.name]).parameters
 
 
@@ -75,7 +80,7 @@ def option_defaults(name: str) -> dict[str, Any]:
 
     Example:
         >>> option_defaults("exp3")
-        {'samples': 2, 'reward': 0.05, 'gamma': 0.1, 'updates': 10}
+        {'samples': 2, 'reward': 0.05, 'gamma': 0.1, 'updates': 10, 'turn': None}
     """
     parameters = inspect.signature(SCHEDULERS[one_of("schedule", name, SCHEDULERS)]).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key not in GIVEN}
@@ -158,5 +163,7 @@ register("uniform", Uniform)
 register("proportional", Proportional)
 register("round-robin", RoundRobin)
 register("utility", UtilityScheduler)
+register("softmax", SoftmaxUtility)
 register("exp3", LossExp3)
+register("pike", PiKE)
 register("fixed", Fixed)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
+import torch
+
 from metapretrain.checks import check_names, number, whole
 from metapretrain.draws import generator, pick, pick_by_size, take_turns
 from metapretrain.errors import InputError, one_of
@@ -65,7 +67,7 @@ class BlockScheduler(ABC):
         active: names of the sources that have not run out.
         choices: [source, updates in a row] of all updates so far; None: they are not kept, set it to [] to do so.
         watch: called at each decision with the number of its first update, from 1, and the choice.
-        units: what a decision costs in forward passes of a batch; 0 without probes.
+        units: what probes cost in forward passes of a batch, once every `every` updates; 0 without probes.
 
     Raises InputError: no sources, a name twice, a bad number.
     """
@@ -77,7 +79,10 @@ class BlockScheduler(ABC):
         self.updates, self.seed = whole("updates", updates, 1), whole("seed", seed, 0)
         self.counts = dict.fromkeys(self.sources, 0)
         self.decisions, self.cost = 0, Cost()
+        self.every = self.updates
         self._left, self._last = 0, Choice(self.sources[0], 0)
+        self._followed: torch.optim.Optimizer | None = None
+        self._clip: float | None = None
         self._gone: set[str] = set()
         self.choices: list[list[Any]] | None = None
         self.watch: Callable[[int, Choice], None] | None = None
@@ -127,6 +132,10 @@ class BlockScheduler(ABC):
         one_of("source", source, self.sources)
         if not isinstance(reward, SupportsFloat) or not math.isfinite(reward):
             raise InputError(f"the reward of {source!r} is {reward!r}; give a finite number")
+
+    def follow(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> None:
+        """Tell which optimizer makes the updates, and the norm that gradients are cut to, for probes to do the same."""
+        self._followed, self._clip = optimizer, clip
 
     def drop(self, source: str) -> None:
         """Say that a source has run out: it is not chosen again, and its remaining updates are given up."""
@@ -333,7 +342,8 @@ class LossExp3(Exp3):
     The reward is the mean over targets of (before - now) / before, of the same M = `samples` (1..100) training batches
     of each target at every decision; -`reward` to `reward` (above 0) is mapped to [0, 1]. Probes leave no trace in
     weights or generators. `params` is the module that the losses use; `updates` N: over one update a reward is mostly
-    noise.
+    noise. With `turn` a decision looks at one target alone, and after so many at new batches of the next, whose first
+    decision has no reward: with M = N = 1 probes are a quarter of all compute, whatever the targets.
     Raises InputError: bad probes or numbers; from `choose`, losses of targets that are not finite.
     """
 
@@ -347,12 +357,14 @@ class LossExp3(Exp3):
         reward: float = 0.05,
         gamma: float = 0.1,
         updates: int = 10,
+        turn: int | None = None,
         seed: int = 0,
     ) -> None:
         reward = number("reward", reward, above=0)
         super().__init__(sources, gamma=gamma, low=-reward, high=reward, updates=updates, seed=seed)
         self.targets, self.samples = check_probes("targets", targets), whole("samples", samples, 1, MOST_SAMPLES)
-        self.units = self.samples * len(self.targets)
+        self.turn = turn if turn is None else whole("turn", turn, 1)
+        self.units = self.samples * (len(self.targets) if turn is None else 1)
         self._weights = Weights(params)
         self._before: list[float] = []
 
@@ -364,26 +376,35 @@ class LossExp3(Exp3):
         self._before = list(state["before"])
 
     def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "targets": list(self.targets), "samples": self.samples}
+        told = {} if self.turn is None else {"turn": self.turn}
+        return {**super()._identity(), "targets": list(self.targets), "samples": self.samples, **told}
 
     def _decide(self) -> Choice:
         start = time.perf_counter()
-        now = self._losses()
-        bad = [name for name, loss in zip(self.targets, now, strict=True) if not math.isfinite(loss)]
+        turn, looked = 0, list(self.targets)
+        if self.turn is not None:
+            turn, looked = self.decisions // self.turn, [looked[self.decisions // self.turn % len(looked)]]
+            self._before = self._before if self.decisions % self.turn else []
+        now = self._losses(looked, turn)
+        bad = [name for name, loss in zip(looked, now, strict=True) if not math.isfinite(loss)]
         if bad:
             raise InputError(f"losses of target {', '.join(bad)} are not finite: look at the weights and the losses")
         falls = [(before - loss) / before for before, loss in zip(self._before, now, strict=False) if before > 0]
         if falls:
             self.observe(self._last.source, sum(falls) / len(falls))
         self._before = now
-        cost = Cost(forwards=len(self.targets) * self.samples, seconds=time.perf_counter() - start)
+        cost = Cost(forwards=self.units, seconds=time.perf_counter() - start)
         return dataclasses.replace(super()._decide(), cost=cost)
 
-    def _losses(self) -> list[float]:
-        """Mean loss of each target's batches, the same ones in every call."""
+    def _losses(self, looked: list[str], turn: int) -> list[float]:
+        """Mean loss of each target's batches, the same ones in every call of a turn."""
+        probes, numbers = (
+            {name: self.targets[name] for name in looked},
+            range(turn * self.samples, (turn + 1) * self.samples),
+        )
         with self._weights.untouched():
             batches = {
-                name: [probe.sample(generator(self.seed, "exp3 batch", name, i)) for i in range(self.samples)]
-                for name, probe in self.targets.items()
+                name: [probe.sample(generator(self.seed, "exp3 batch", name, i)) for i in numbers]
+                for name, probe in probes.items()
             }
-            return list(mean_losses(self._weights, self.targets, batches, self.seed, "exp3 loss").values())
+            return list(mean_losses(self._weights, probes, batches, self.seed, "exp3 loss").values())

@@ -1,4 +1,4 @@
-"""Utilities of source tasks (Algorithm 1 of the scheduling paper), and the scheduler that follows them."""
+"""Utilities of source tasks (Algorithm 1 of the scheduling paper), the schedulers that follow them, and PiKE."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from metapretrain.checks import number, whole
 from metapretrain.draws import generator, key, pick, uniform
@@ -50,7 +52,8 @@ def agreement(exact: Mapping[str, float], approximate: Mapping[str, float]) -> A
     return Agreement(correlation, max(exact.values()) - exact[chosen])
 
 
-UTILITIES = ("exact", "taylor")
+UTILITIES = ("exact", "taylor", "cosine")
+STEPS = ("sgd", "optimizer")
 NORMALISATIONS = ("relative",)
 
 Batches = dict[str, list[Any]]
@@ -69,18 +72,51 @@ def probe_units(
 ) -> int:
     """What a decision costs, in forward passes of a batch; `passes` are what a loss and its backward pass cost.
 
-    S sources, T targets, M samples: exact takes S M (3 + M T), and M T more for normalise="relative"; Taylor
-    takes 3 M (S + T).
+    S sources, T targets, M samples: exact takes S M (3 + M T), and M T more for normalise="relative"; Taylor and
+    cosine take 3 M (S + T).
 
     Example:
         >>> probe_units(5, 4, 2), probe_units(5, 4, 2, "taylor")
         (110, 54)
     """
     forward, backward = passes
-    if utility == "taylor":
+    if utility != "exact":
         return (forward + backward) * samples * (sources + targets)
     base = samples * targets * forward if normalise else 0
     return sources * samples * ((1 + samples * targets) * forward + backward) + base
+
+
+def step_of(optimizer: Optimizer, tensors: Sequence[Tensor], gradients: Gradients, clip: float | None) -> Gradients:
+    """What gradients add to an optimizer's steps, at rate 1: g / (sqrt(v) + eps) for Adam and AdamW, else g.
+
+    v is the second moment once it has g, without its bias. Momentum and weight decay are left out, which are the same
+    whatever the source; with `clip` the norm of all gradients is cut first, and what is not trained gets None.
+
+    Source: Kingma and Ba (2015), Algorithm 1; Loshchilov and Hutter (2019), Algorithm 2.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    places = [i for i, (p, g) in enumerate(zip(tensors, gradients, strict=True)) if g is not None and id(p) in groups]
+    steps = [g for i in places if (g := gradients[i]) is not None]
+    if clip is not None and steps:
+        norm = torch.stack(torch._foreach_norm(steps)).norm()
+        steps = list(torch._foreach_mul(steps, (clip / (norm + 1e-6)).clamp(max=1)))
+    if isinstance(optimizer, torch.optim.Adam) and steps:  # AdamW is one
+        own = [groups[id(tensors[i])] for i in places]
+        states = [optimizer.state.get(tensors[i], {}) for i in places]
+        done = torch.stack([torch.as_tensor(state.get("step", 0.0)).float() for state in states]).tolist()
+        betas = [group["betas"][1] for group in own]
+        before = [state["exp_avg_sq"] if state else torch.zeros_like(g) for g, state in zip(steps, states, strict=True)]
+        squares = list(torch._foreach_mul(steps, steps))
+        torch._foreach_mul_(squares, [1 - beta for beta in betas])
+        torch._foreach_add_(squares, torch._foreach_mul(before, betas))
+        torch._foreach_div_(squares, [1 - beta ** (n + 1) for beta, n in zip(betas, done, strict=True)])
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, [group["eps"] for group in own])
+        steps = list(torch._foreach_div(steps, roots))
+    found: Gradients = [None] * len(gradients)
+    for i, step in zip(places, steps, strict=True):
+        found[i] = step
+    return found
 
 
 @dataclass(frozen=True)
@@ -114,6 +150,7 @@ class Prober:
     samples: int
     normalise: str | None
     joint: TargetLosses | None
+    step: Callable[[Sequence[Tensor], Gradients], Gradients] | None = None  # from gradients to steps at rate 1
 
     def draw(self, names: Sequence[str], *name: int | str) -> Draw:
         """Lines 3 and 5: fresh subtasks of all targets, which must not have run out, and of the named sources."""
@@ -133,7 +170,7 @@ class Prober:
         """Utilities of the sources drawn, of which one at least must have a loss that depends on the weights."""
         self._passes, self._unmoved = [0, 0], set[str]()
         with self.weights.untouched():
-            values, targets = (self._exact if utility == "exact" else self._taylor)(draw)
+            values, targets = self._exact(draw) if utility == "exact" else self._first_order(draw, utility)
             utilities = dict(zip(draw.sources, values.tolist(), strict=True))
         if draw.sources and self._unmoved >= draw.sources.keys():
             raise InputError(
@@ -145,6 +182,23 @@ class Prober:
         unmoved = tuple(source for source in draw.sources if source in self._unmoved)
         return Scores(utilities, Cost(*self._passes), bad, unmoved)
 
+    def norms(self, draw: Draw) -> tuple[dict[str, tuple[float, float]], Cost]:
+        """Unbiased estimates of each source's squared gradient norm, and of the variance of a batch's gradient."""
+        self._passes, self._unmoved = [0, 0], set[str]()
+        found = dict[str, Tensor]()
+        with self.weights.untouched():
+            for source, batches in draw.sources.items():
+                total: Gradients = [None] * len(self.weights.tensors)
+                squares, count, like = torch.zeros(()), len(batches), self.weights.tensors[0]
+                for i in range(count):
+                    gradients = self._step(draw, source, [[i]])
+                    squares = squares.to(like.device) + _inner(gradients, gradients, like)
+                    total = _added(total, gradients)
+                mean = _inner(total, total, like) / count**2
+                variance = (squares - count * mean) / (count - 1)
+                found[source] = torch.stack([mean - variance / count, variance])
+        return {name: (float(pair[0]), float(pair[1])) for name, pair in found.items()}, Cost(*self._passes)
+
     def _exact(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """Lines 4 to 9: utilities (S,), and the losses of each target summed over all candidates (T,)."""
         with torch.no_grad():
@@ -152,24 +206,30 @@ class Prober:
         losses = []
         for source, batches in draw.sources.items():
             for i in range(len(batches)):
-                gradients = self._gradients(draw, source, [i])
-                with self.weights.moved(gradients, self.alpha), torch.no_grad():
+                step = self._step(draw, source, [[i]])
+                with self.weights.moved(step, self.alpha), torch.no_grad():
                     losses.append(self._target_losses(draw))
-                del gradients
+                del step
         stacked = torch.stack(losses).cpu().double()  # (S M, T, M)
         by_target = stacked.sum(2) if scale is None else stacked.sum(2) * scale.cpu().double()
         return -by_target.sum(1).view(len(draw.sources), -1).sum(1), stacked.sum((0, 2))
 
-    def _taylor(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        """The same to first order in alpha: L(theta - alpha g) = L(theta) - alpha g . grad L."""
+    def _first_order(self, draw: Draw, utility: str) -> tuple[Tensor, Tensor]:
+        """The same to first order in alpha: L(theta - alpha g) = L(theta) - alpha g . grad L; or the cosine of both."""
         sums, levels, ascent = self._jointly(draw) if self.joint else self._one_by_one(draw)
         gains = []
         for source, batches in draw.sources.items():
             groups = self._together(self.sources[source], len(batches))
-            gains.append(sum(_inner(self._gradients(draw, source, rows), ascent, sums[0]) for rows in groups))
-        level = levels.cpu().double().sum()
-        gain = torch.stack([torch.as_tensor(g) for g in gains]).cpu().double()
-        return -self.samples * level + self.alpha * gain, sums.cpu()
+            step = self._step(draw, source, groups)
+            gain = _inner(step, ascent, sums[0])
+            if utility == "cosine":
+                lengths = _inner(step, step, sums[0]) * _inner(ascent, ascent, sums[0])
+                gain = torch.where(lengths > 0, gain / lengths.sqrt(), 0.0 * gain)
+            gains.append(gain)
+        gain = torch.stack(gains).cpu().double()
+        if utility == "cosine":
+            return gain, sums.cpu()
+        return -self.samples * levels.cpu().double().sum() + self.alpha * gain, sums.cpu()
 
     def _jointly(self, draw: Draw) -> tuple[Tensor, Tensor, Gradients]:
         """Of the targets' losses: their sums (T,), these as they count (T,), and the gradient of what counts."""
@@ -199,12 +259,18 @@ class Prober:
             ascent = _added(ascent, summed)
         return torch.stack(sums), torch.stack(levels), ascent
 
-    def _gradients(self, draw: Draw, source: str, rows: list[int]) -> Gradients:
-        """Gradient of the sum of some of a source's losses; None for what they do not use."""
-        gradients = self._backward(self._losses(draw, "source", source, rows).sum(), len(rows))
-        if all(g is None for g in gradients):
+    def _step(self, draw: Draw, source: str, groups: list[list[int]]) -> Gradients:
+        """The sum of a source's steps at rate 1 on some batches, an optimizer's from their mean gradient."""
+        summed: Gradients = [None] * len(self.weights.tensors)
+        for rows in groups:
+            summed = _added(summed, self._backward(self._losses(draw, "source", source, rows).sum(), len(rows)))
+        if all(g is None for g in summed):
             self._unmoved.add(source)
-        return gradients
+        if self.step is None:
+            return summed
+        count = sum(map(len, groups))
+        step = self.step(self.weights.tensors, [g if g is None else g / count for g in summed])
+        return [g if g is None else g * count for g in step]
 
     def _backward(self, loss: Tensor, batches: int) -> Gradients:
         tensors = self.weights.tensors
@@ -285,12 +351,14 @@ class UtilityScheduler(BlockScheduler):
         sources, targets: a :class:`Probe` for each task to choose from, and for each that should get better; the same
             mapping for both is the downstream-agnostic setting.
         params: the module that holds all that the losses use, or its parameters (see :class:`Weights`).
-        alpha: rate of a probe's step, above 0. Taylor's choices do not depend on it.
+        alpha: rate of a probe's step, above 0. Choices by "taylor" and "cosine" do not depend on it.
         samples: M, 1 to 100 batches of each source and each target in a decision.
         updates: N, until the next decision. None: :func:`probe_units`: probes take a quarter of all compute at most.
         epsilon, floor, decay: probability that a decision draws a source at random, without probes; what it decays to;
             what it is multiplied by after each decision, in (0, 1].
-        utility: "exact", or "taylor" for its first order in alpha, from inner products of gradients.
+        utility: "exact"; "taylor" for its first order in alpha, from inner products of gradients; or "cosine" of the
+            source's step and the gradient of the targets' losses.
+        step: "sgd", or "optimizer": :func:`step_of` the optimizer that `follow` was told of.
         smoothing: in [0, 1): weight of the past in a moving average of a source's utility above its decision's mean.
         normalise: None is the paper's raw sum of losses; "relative" divides each target's losses by their mean at the
             weights of the moment.
@@ -321,6 +389,7 @@ class UtilityScheduler(BlockScheduler):
         floor: float = 0.0,
         decay: float = 1.0,
         utility: str = "exact",
+        step: str = "sgd",
         smoothing: float = 0.0,
         normalise: str | None = None,
         target_losses: TargetLosses | None = None,
@@ -328,7 +397,7 @@ class UtilityScheduler(BlockScheduler):
     ) -> None:
         sources, targets = check_probes("sources", sources), check_probes("targets", targets)
         self.samples = whole("samples", samples, 1, MOST_SAMPLES)
-        self.utility = one_of("utility", utility, UTILITIES)
+        self.utility, self.step = one_of("utility", utility, UTILITIES), one_of("step", step, STEPS)
         self.normalise = normalise if normalise is None else one_of("normalise", normalise, NORMALISATIONS)
         units = probe_units(len(sources), len(targets), self.samples, utility, normalise)
         super().__init__(sources, updates=units if updates is None else updates, seed=seed)
@@ -342,7 +411,8 @@ class UtilityScheduler(BlockScheduler):
             raise InputError(f"floor is {floor}, above epsilon {epsilon}; epsilon decays to it from above")
         if target_losses is not None and not callable(target_losses):
             raise InputError(f"target_losses is {target_losses!r}; give a function or None")
-        self._prober = Prober(Weights(params), sources, targets, alpha, samples, normalise, target_losses)
+        own = self._optimizer_step if step == "optimizer" else None
+        self._prober = Prober(Weights(params), sources, targets, alpha, samples, normalise, target_losses, own)
         self._smoothed: dict[str, float] = {}
         self._unmoved: set[str] = set()
         self._warned_of_ties = False
@@ -352,7 +422,7 @@ class UtilityScheduler(BlockScheduler):
         kept = self._positions()
         draw = self._prober.draw(self.active, self.seed, self.decisions)
         self._go_to(kept)
-        return {utility: self._prober.score(draw, utility).utilities for utility in UTILITIES}
+        return {utility: self._prober.score(draw, utility).utilities for utility in UTILITIES[:2]}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "smoothed": numbers_or_none(self._smoothed), "positions": self._positions()}
@@ -364,7 +434,7 @@ class UtilityScheduler(BlockScheduler):
 
     def _identity(self) -> dict[str, Any]:
         names = ("alpha", "samples", "epsilon", "floor", "decay", "utility", "smoothing", "normalise")
-        own = {name: getattr(self, name) for name in names}
+        own = {name: getattr(self, name) for name in names} | ({} if self.step == "sgd" else {"step": self.step})
         return {**super()._identity(), "targets": list(self._prober.targets), **own}
 
     def _decide(self) -> Choice:
@@ -375,17 +445,25 @@ class UtilityScheduler(BlockScheduler):
             return Choice(pick(names, None, *place, "explored"), self.updates, explored=True)
         if len(names) == 1:
             return Choice(names[0], self.updates)
+        utilities, finite, cost = self._look()
+        values = self._smooth(finite)
+        best = max(values.values())
+        tied = [name for name, value in values.items() if value == best]
+        return Choice(pick(tied, None, *place, "tie"), self.updates, False, utilities, cost)
+
+    def _look(self) -> tuple[dict[str, float], dict[str, float], Cost]:
+        """Utilities of the sources that are left, those of them that are finite, and what they cost."""
         for device in self._prober.weights.devices:
             torch.cuda.synchronize(device)  # work that is not the probes' does not count as theirs
-        if self.decisions == 0 and self.updates < self.units:
+        if self.decisions == 0 and self.every < self.units:
             _log.info(
                 "probes take %.0f%% of the compute: %d updates a decision, %d would make it a quarter",
-                100 * self.units / (self.units + 3 * self.updates),
-                self.updates,
+                100 * self.units / (self.units + 3 * self.every),
+                self.every,
                 self.units,
             )
         start = time.perf_counter()
-        draw = self._prober.draw(names, *place)
+        draw = self._prober.draw(self.active, self.seed, self.decisions)
         for name in draw.gone:
             self.drop(name)
         self._require_active()
@@ -396,10 +474,12 @@ class UtilityScheduler(BlockScheduler):
         self._unmoved.update(scores.unmoved)
         finite = self._finite(scores.utilities, scores.bad_targets)
         self._warn_of_ties(finite)
-        values = self._smooth(finite)
-        best = max(values.values())
-        tied = [name for name, value in values.items() if value == best]
-        return Choice(pick(tied, None, *place, "tie"), self.updates, False, scores.utilities, cost)
+        return scores.utilities, finite, cost
+
+    def _optimizer_step(self, tensors: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        if self._followed is None:
+            raise InputError("step=optimizer needs the optimizer: call follow(optimizer) first, or give step=sgd")
+        return step_of(self._followed, tensors, gradients, self._clip)
 
     def _finite(self, utilities: dict[str, float], bad_targets: tuple[str, ...]) -> dict[str, float]:
         """The utilities of sources that can be chosen."""
@@ -448,3 +528,150 @@ class UtilityScheduler(BlockScheduler):
 
     def _roles(self) -> tuple[tuple[str, dict[str, Probe]], ...]:
         return ("sources", self._prober.sources), ("targets", self._prober.targets)
+
+
+class SoftmaxUtility(UtilityScheduler):
+    """Draws the source of each update from a softmax of smoothed utilities, which probes renew every few updates.
+
+    After a probe with utilities u_s of mean m and standard deviation d over the sources, averages a_s and e become
+    ``smoothing a_s + (1 - smoothing) (u_s - m)`` and the same of d; a_s begins at 0, e at the first d. A source is
+    drawn with ``p_s = (1 - epsilon) softmax(a / (temperature e))_s + epsilon / S``: no scale of utilities matters,
+    and utilities that are noise average to a uniform draw.
+
+    Args:
+        every: updates from probe to probe. None: :func:`probe_units`: a quarter of all compute at most.
+        temperature: above 0; a high one draws all sources alike.
+        epsilon: share of uniform draws, 0 to 1.
+
+    The other arguments are those of :class:`UtilityScheduler`, and so are the errors.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Probe],
+        targets: Mapping[str, Probe],
+        params: Params,
+        *,
+        alpha: float = 0.01,
+        samples: int = 1,
+        every: int | None = None,
+        temperature: float = 0.5,
+        epsilon: float = 0.2,
+        utility: str = "cosine",
+        step: str = "optimizer",
+        smoothing: float = 0.9,
+        normalise: str | None = None,
+        target_losses: TargetLosses | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.temperature = number("temperature", temperature, above=0)
+        looks: dict[str, Any] = {"utility": utility, "step": step, "smoothing": smoothing, "normalise": normalise}
+        more: dict[str, Any] = {"epsilon": epsilon, "target_losses": target_losses, "seed": seed}
+        super().__init__(sources, targets, params, alpha=alpha, samples=samples, updates=1, **looks, **more)
+        self.every = whole("every", self.units if every is None else every, 1)
+        self._spread = 0.0
+
+    def probabilities(self) -> dict[str, float]:
+        """How likely each source that has not run out is to be drawn next."""
+        names, scale = self.active, self.temperature * self._spread
+        logits = np.array([self._smoothed.get(name, 0.0) / scale if scale else 0.0 for name in names])
+        shares = np.exp(logits - logits.max())
+        mixed = (1 - self.epsilon) * shares / shares.sum() + self.epsilon / len(names)
+        return dict(zip(names, mixed.tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "spread": self._spread}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._spread = state["spread"]
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "temperature": self.temperature, "every": self.every}
+
+    def _decide(self) -> Choice:
+        utilities, cost = dict[str, float](), Cost()
+        if self.decisions % self.every == 0 and len(self.active) > 1:
+            utilities, finite, cost = self._look()
+            values = np.array(list(finite.values()))
+            first = not self._spread
+            for name, above in zip(finite, (values - values.mean()).tolist(), strict=True):
+                self._smoothed[name] = self._averaged(self._smoothed.get(name, 0.0), above)
+            self._spread = float(values.std()) if first else self._averaged(self._spread, float(values.std()))
+        names, shares = zip(*self.probabilities().items(), strict=True)
+        return Choice(pick(names, shares, self.seed, self.decisions, "softmax"), 1, False, utilities, cost)
+
+    def _averaged(self, before: float, now: float) -> float:
+        return self.smoothing * before + (1 - self.smoothing) * now
+
+
+class PiKE(BlockScheduler):
+    """Mixing by gradient norms and variances: PiKE (Li et al., 2025, Algorithm 1), with one source an update.
+
+    Every `every` updates the weight w_k of source k is multiplied by ``exp(zeta1 G_k - zeta2 / 2 V_k)`` and all are
+    normalised; G_k estimates the squared norm of the gradient of its loss, and V_k the variance of a batch's gradient
+    (the paper's sigma_k^2 / b), both without bias from M = `samples` batches, a negative G_k as 0. Each update draws
+    its source by weight, where the paper fills that part of every batch.
+
+    Args:
+        every: updates from estimate to estimate. None: estimates take a quarter of all compute at most.
+        zeta1, zeta2: of norms and of variances, 0 or more.
+        samples: M, 2 to 100.
+
+    Raises:
+        InputError: bad probes or numbers; from `choose`, gradients that are not finite.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Probe],
+        params: Params,
+        *,
+        zeta1: float = 0.1,
+        zeta2: float = 0.1,
+        samples: int = 2,
+        every: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        sources = check_probes("sources", sources)
+        super().__init__(sources, seed=seed)
+        self.zeta1, self.zeta2 = number("zeta1", zeta1, least=0), number("zeta2", zeta2, least=0)
+        self.samples = whole("samples", samples, 2, MOST_SAMPLES)
+        self.units = 3 * self.samples * len(sources)
+        self.every = whole("every", self.units if every is None else every, 1)
+        self._prober = Prober(Weights(params), sources, {}, 1.0, self.samples, None, None)
+        self._log_weights = dict.fromkeys(self.sources, 0.0)
+
+    def probabilities(self) -> dict[str, float]:
+        """The weights of the sources that have not run out."""
+        logits = np.array([self._log_weights[name] for name in self.active])
+        shares = np.exp(logits - logits.max())
+        return dict(zip(self.active, (shares / shares.sum()).tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "log_weights": dict(self._log_weights)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._log_weights = dict(state["log_weights"])
+
+    def _identity(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("zeta1", "zeta2", "samples", "every")}
+        return {**super()._identity(), **own}
+
+    def _decide(self) -> Choice:
+        cost = Cost()
+        if self.decisions % self.every == 0 and len(self.active) > 1:
+            start = time.perf_counter()
+            draw = self._prober.draw(self.active, self.seed, self.decisions)
+            for name in draw.gone:
+                self.drop(name)
+            self._require_active()
+            norms, cost = self._prober.norms(draw)
+            for name, (squared, variance) in norms.items():
+                if not math.isfinite(squared + variance):
+                    raise InputError(f"gradients of source {name} are not finite: look at the weights and the losses")
+                self._log_weights[name] += self.zeta1 * max(squared, 0.0) - self.zeta2 / 2 * variance
+            cost = dataclasses.replace(cost, seconds=time.perf_counter() - start)
+        names, shares = zip(*self.probabilities().items(), strict=True)
+        return Choice(pick(names, shares, self.seed, self.decisions, "pike"), 1, cost=cost)

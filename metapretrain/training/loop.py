@@ -238,6 +238,8 @@ class _Loop:
         if settings.compile:
             log.info("compiling %d module(s)", compile_parts(step))
         optimizer = build_optimizer(step, settings, accelerator.device)
+        if (follow := getattr(stream, "follow", None)) is not None:
+            follow(optimizer, settings.clip)
         self.module = over_ranks(step, accelerator, settings)
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.step = self.resumed_from = self.start = 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
+import pytest
 from report_schedule import LAYOUT
 
 from metapretrain.experiments.schedule.experiment import downstream_column
@@ -51,36 +54,30 @@ def grouped(*runs: dict[str, Any]) -> dict[str, dict[int, Any]]:
     return found
 
 
-def test_when_a_row_reaches_the_loss_of_uniform() -> None:
+def test_losses_beside_those_of_uniform() -> None:
     notes = schedule_notes(
         grouped(
-            run("uniform-aware", 0, [3.0, 2.0, 1.5, 1.0]),
-            run("uniform-aware", 1, [3.0, 2.0, 1.5, 1.0]),
-            run("utility-exact-aware", 0, [3.0, 1.0, 0.9, 0.8], cost=6),
-            run("utility-exact-aware", 1, [3.0, 2.5, 1.0, 2.0], cost=6),
-            run("exp3-aware", 0, [3.0, 2.5, 2.0, 1.5]),
+            run("uniform-aware", 0, [3.0, 2.0, 1.0, 1.5]),
+            run("uniform-aware", 1, [3.0, 2.0, 1.0, 1.5]),
+            run("softmax-aware", 0, [3.0, 1.0, 1.01], cost=6),
+            run("softmax-aware", 1, [3.0, 1.0, 1.03], cost=6),
         )
     )
+    # compute 0, 60, 120 against 0, 30, 60, 90; over 0 to 90: 120 + 30.075 or 30.225 less 157.5
     assert notes == [
-        "utility-exact-aware reached the final target loss of uniform-aware on 2 of 2 seeds, after 50% of its source "
-        "updates and 100% of its compute up to there, on average.",
-        "utility-exact-aware reached the lowest target loss of uniform-aware on 2 of 2 seeds, after 50% of its source "
-        "updates and 100% of its compute up to there, on average.",
-        "exp3-aware never reached the final target loss of uniform-aware (1 seeds).",
+        "softmax-aware less uniform-aware, target loss: final -0.480, final less the lowest of uniform-aware +0.020 "
+        "(at most 0.02 on 1 of 2 seeds), mean over the compute that both spent -0.082; with 67% of its updates and "
+        "133% of its compute."
     ]
 
 
-def test_the_lowest_loss_of_uniform_and_what_it_had_cost_then() -> None:
-    notes = schedule_notes(
-        grouped(
-            run("uniform-aware", 0, [3.0, 2.0, 0.9, 1.5]),
-            run("utility-exact-aware", 0, [3.0, 1.0, 0.9, 2.0], cost=6),
-            run("utility-taylor-aware", 0, [3.0, 1.0, 1.4, 2.0]),
-        )
-    )
-    assert notes[1].startswith("utility-exact-aware reached the lowest") and "after 100% of its source" in notes[1]
-    assert "200% of its compute up to there" in notes[1]
-    assert notes[3] == "utility-taylor-aware never reached the lowest target loss of uniform-aware (1 seeds)."
+def test_areas_are_those_of_a_fine_grid() -> None:
+    one, other = run("exp3-aware", 0, [3.0, 2.5, 1.0, 2.0], cost=7), run("uniform-aware", 0, [3.0, 2.0, 0.9, 1.5])
+    grid = np.linspace(0, 90, 200_001)
+    means = [np.interp(grid, run["curve"]["compute_units"], run["curve"]["target_loss"]).mean() for run in (one, other)]
+    assert notes.against(one, other)["area"] == pytest.approx(means[0] - means[1], abs=1e-4)
+    one["curve"]["target_loss"][-1] = None  # it was not finite
+    assert notes.against(one, other)["end"] == math.inf
 
 
 def test_a_loss_that_does_not_fall_is_no_measure() -> None:
@@ -139,12 +136,11 @@ def test_curves_of_one_point_and_rows_without_a_score_say_nothing() -> None:
     notes = schedule_notes(grouped(first, run("exp3-aware", 0, []), fixed))
     assert notes[0].startswith("The target loss of uniform-aware did not fall on 1 of 1 seeds")
     assert not any("uniform-aware less" in note for note in notes)
-    assert not any("exp3-aware reached" in note for note in notes)
+    assert not any("exp3-aware less uniform" in note for note in notes)
 
 
-def test_a_row_cut_short_reached_nothing() -> None:
-    notes = schedule_notes(grouped(run("uniform-aware", 0, [3.0, 2.0]), run("exp3-aware", 0, [])))
-    assert notes == ["exp3-aware never reached the final target loss of uniform-aware (1 seeds)."]
+def test_a_row_cut_short_is_not_compared() -> None:
+    assert schedule_notes(grouped(run("uniform-aware", 0, [3.0, 2.0]), run("exp3-aware", 0, []))) == []
 
 
 def test_settings_stand_apart() -> None:

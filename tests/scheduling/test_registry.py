@@ -41,11 +41,15 @@ def problem() -> tuple[nn.Sequential, dict[str, FunctionProbe]]:
     return model, {"big": probe("big", 1.0), "small": probe("small", -1.0)}
 
 
-@pytest.mark.parametrize("text", [*(name for name in SCHEDULERS if name != "fixed"), "fixed:small", "exp3:updates=2"])
+@pytest.mark.parametrize(
+    "text", [*(name for name in SCHEDULERS if name != "fixed"), "fixed:small", "exp3:updates=2,turn=3"]
+)
 def test_a_schedule_goes_on_where_another_stopped(text: str) -> None:
     schedule = parse_schedule(text, SIZES)
     model, probes = problem()
     one, other = (build_scheduler(schedule, SIZES, probes, model, seed=4) for _ in range(2))
+    for scheduler in (one, other):
+        scheduler.follow(torch.optim.AdamW(model.parameters()))
     chosen = [one.choose().source for _ in range(25)]
     assert set(chosen) <= set(SIZES) and one.spent()["updates"] == one.counts
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
@@ -99,7 +103,7 @@ def test_looking_leaves_no_trace() -> None:
     model, probes = problem()
     scheduler = LossExp3(SIZES, probes, model, updates=1)
     before, state = torch.get_rng_state(), {name: value.clone() for name, value in model.state_dict().items()}
-    losses = [scheduler._losses() for _ in range(2)]
+    losses = [scheduler._losses(list(SIZES), 0) for _ in range(2)]
     assert losses[0] == losses[1] and model.training and all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

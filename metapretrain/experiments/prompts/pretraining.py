@@ -159,13 +159,14 @@ class ScheduledTasks:
         sizes = {name: rows.sizes[task] for name, task in self.numbers.items()}
         parsed = parse_schedule(schedule, sizes)
         samples, utility = parsed.option("samples"), parsed.option("utility")
-        if parsed.name == "utility" and parsed.option("updates") is None:
-            parsed = Schedule("utility", {**parsed.options, "updates": a_quarter(parsed, rows.tasks, passes)})
+        for name, often in (("utility", "updates"), ("softmax", "every")):
+            if parsed.name == name and parsed.option(often) is None:
+                parsed = Schedule(name, {**parsed.options, often: a_quarter(parsed, rows.tasks, passes)})
         probes = {name: rows.probe(task, losses) for name, task in self.numbers.items()}
         if most is not None and samples is not None and samples > most:
             probes = {name: replace(probe, loss_many=None) for name, probe in probes.items()}
         # Exact utilities look at targets without a graph, for which the learner's chunks are enough.
-        joint = most is None or utility != "taylor" or samples * rows.tasks <= most
+        joint = most is None or utility in (None, "exact") or samples * rows.tasks <= most
         self.scheduler: BlockScheduler = build_scheduler(
             parsed, sizes, probes, params, target_losses=self._together if joint else None, seed=seed
         )
@@ -229,6 +230,10 @@ class MetaPairs:
             rows, step = self.tasks.at(self.step), self.step
             self.step += 1
             yield self.pair(crossed(rows, step) if self.other else rows)
+
+    def follow(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> None:
+        if isinstance(self.tasks, ScheduledTasks):
+            self.tasks.scheduler.follow(optimizer, clip)
 
     def state_dict(self) -> dict[str, Any]:
         scheduler = self.tasks.scheduler.state_dict() if isinstance(self.tasks, ScheduledTasks) else None

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, planned_scheduler
 from metapretrain.experiments.schedule.training import ScheduleContext, ScheduledPretraining, downstream_scores
@@ -51,9 +53,9 @@ class ScheduleExperiment(
 
     def check_row(self, name: str, method: ScheduleMethod) -> None:
         """Refuse a row whose decision would not end within the run."""
-        decision = self._decision(method)
-        if decision.units and decision.updates > self.recipe.updates:
-            log.warning("%s: %d updates are one decision of %d", name, self.recipe.updates, decision.updates)
+        decision, updates = self._decision(method), method.updates or self.recipe.updates
+        if decision.units and decision.every > updates:
+            log.warning("%s: %d updates are one decision of %d", name, updates, decision.every)
 
     def model(self, method: ScheduleMethod) -> dict[str, Any]:
         data = self.data
@@ -71,12 +73,14 @@ class ScheduleExperiment(
     def plan(self, methods: Mapping[str, ScheduleMethod]) -> list[str]:
         lines = []
         for name, method in methods.items():
-            decision, updates = self._decision(method), self.recipe.updates
-            spent = -(-updates // decision.updates) * decision.units
+            decision, updates = self._decision(method), method.updates or self.recipe.updates
+            spent = -(-updates // decision.every) * decision.units
             fitted = self.recipe.head_updates * len(self.data.watched(method.setting))
             total = 3 * updates + spent + fitted
             told = f"{updates:,} source updates of {self.recipe.batch_size} rows, a decision every {decision.updates:,}"
-            told += f" costs {decision.units} forward passes" if decision.units else ""
+            if decision.units:
+                apart = f", probes every {decision.every:,} of" if decision.every > decision.updates else " costs"
+                told += f"{apart} {decision.units} forward passes"
             lines.append(
                 f"{name}: {told}; {total:,} forward passes in all, probes {100 * spent / total:.0f}%; then "
                 f"{self.recipe.finetune_updates:,} updates on each of {', '.join(self.data.downstream)}"
@@ -94,27 +98,30 @@ class ScheduleExperiment(
         """Target losses, cost, and scores of the encoder fine-tuned on each downstream task."""
         run, last = context.folder, trained.last
         metrics = {key: last[key] for key in last if key.startswith("target_loss") or key == "probe_share"}
+        metrics["labels"] = float(sum(trained.labels().values()))
         if peak := trained.peak_memory():
             metrics["peak_memory_mib"] = peak / 2**20
         curves = read_curves(run.path)
+        losses, compute = (curves[f"validation/{name}"][1] for name in ("target_loss", "compute_units"))
+        metrics["target_loss_area"] = float(np.trapezoid(losses, compute) / (compute[-1] - compute[0]))
         for agreed in AGREED:
             values = [v for v in curves.get(f"validation/{agreed}", ((), ()))[1] if math.isfinite(v)]
             if values:
                 metrics[agreed] = float(sum(values) / len(values))
         for task in self.data.downstream:
             scores = downstream_scores(trained.step.encoder, task, context)
-            run.log(self.recipe.updates, "downstream", scores)
+            run.log(trained.updates, "downstream", scores)
             metrics |= scores
         return metrics | self._means(metrics)
 
     def outcome(self, context: ScheduleContext, trained: ScheduledPretraining, scores: Mapping[str, float]) -> Outcome:
         method, last, scheduler = context.method, trained.last, trained.scheduler
         tuned = self.recipe.finetune_updates * len(self.data.downstream)
-        passes = scheduler.cost.forwards + trained.fitting_units + self.recipe.updates
+        passes = scheduler.cost.forwards + trained.fitting_units + trained.updates
         budget = {
             "encoder_passes": passes * self.recipe.batch_size + tuned * self.recipe.finetune_batch,
-            "updates": self.recipe.updates + tuned,
-            "pretrain_updates": self.recipe.updates,
+            "updates": trained.updates + tuned,
+            "pretrain_updates": trained.updates,
             "finetune_updates": tuned,
             "decisions": scheduler.decisions,
             "compute_units": int(last["compute_units"]),
@@ -129,7 +136,8 @@ class ScheduleExperiment(
             "encoder": self.recipe.encoder,
             "setting": method.setting,
             "scheduler": method.scheduler,
-            **{key: value for key in ("source", "block") if (value := getattr(method, key)) is not None},
+            **{key: value for key in ("source", "block", "options") if (value := getattr(method, key))},
+            "labels": trained.labels(),
             "probe_seconds": round(scheduler.cost.seconds, 3),
             "updates_per_s": round(trained.report.updates_per_second, 2),
             "curve": {"updates": curves["validation/target_loss"][0].tolist(), **curve},

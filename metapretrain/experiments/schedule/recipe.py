@@ -11,7 +11,15 @@ import torch
 from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask
-from metapretrain.scheduling import SCHEDULERS, BlockScheduler, Probe, Schedule, build_scheduler, option_defaults
+from metapretrain.scheduling import (
+    SCHEDULERS,
+    BlockScheduler,
+    Probe,
+    Schedule,
+    build_scheduler,
+    option_defaults,
+    parse_schedule,
+)
 from metapretrain.scheduling.probes import Params
 from metapretrain.scheduling.registry import blank_probes
 from metapretrain.scheduling.utility import TargetLosses
@@ -19,7 +27,7 @@ from metapretrain.training import TrainSettings
 
 UTILITY = {"utility-exact": "exact", "utility-taylor": "taylor"}
 FIXED = "fixed"
-OPTIONS = ("alpha", "samples", "epsilon", "floor", "decay", "smoothing", "normalise", "gamma")  # that recipes state
+OPTIONS = ("alpha", "samples", "epsilon", "floor", "decay", "smoothing", "gamma")  # of utility and exp3, by recipes
 SETTINGS = ("aware", "agnostic")
 MOST_KEPT = 1000  # batches of a target
 
@@ -29,7 +37,7 @@ def scheduler_names() -> tuple[str, ...]:
 
     Example:
         >>> scheduler_names()
-        ('utility-exact', 'utility-taylor', 'uniform', 'proportional', 'round-robin', 'exp3')
+        ('utility-exact', 'utility-taylor', 'uniform', 'proportional', 'round-robin', 'softmax', 'exp3', 'pike')
     """
     return (*UTILITY, *(name for name in SCHEDULERS if name not in ("utility", FIXED)))
 
@@ -43,13 +51,18 @@ class ScheduleMethod:
         setting: `aware`: sources are the pretraining tasks and the targets' own training parts, and the targets are
             looked at; `agnostic`: sources are the pretraining tasks, which are the targets as well (T = S).
         source: of `fixed`, and of no other.
-        block: updates of a decision of this row, whatever the recipe says; none for `fixed`.
+        block: updates of a decision (of softmax and pike: from probe to probe) of this row, whatever the recipe says;
+            none for `fixed`.
+        updates: source updates of this row, with their own decay of the rate; None: those of the recipe.
+        options: of the scheduler, as `--schedule` has them: `temperature=0.3,smoothing=0.8`.
     """
 
     scheduler: str
     setting: str
     source: str | None = None
     block: int | None = None
+    updates: int | None = None
+    options: str = ""
 
     def __post_init__(self) -> None:
         one_of("scheduler", self.scheduler, (*scheduler_names(), FIXED))
@@ -58,11 +71,20 @@ class ScheduleMethod:
             raise InputError(f"scheduler {self.scheduler} with source {self.source}; fixed has a source, no other has")
         if self.block is not None and (self.block < 1 or self.scheduler == FIXED):
             raise InputError(f"scheduler {self.scheduler} with block {self.block}: at least 1, and none for fixed")
+        if self.updates is not None:
+            whole(f"updates of {self.scheduler}", self.updates, 1)
+        if self.options:
+            parse_schedule(f"{self.kind}:{self.options}", ["a", "b"])
+
+    @property
+    def kind(self) -> str:
+        """The scheduler's name in the registry."""
+        return "utility" if self.scheduler in UTILITY else self.scheduler
 
     @property
     def name(self) -> str:
-        block = None if self.block is None else f"block{self.block}"
-        return "-".join(filter(None, (self.scheduler, self.source, block, self.setting)))
+        own = [f"{what}{value}" for what in ("block", "updates") if (value := getattr(self, what)) is not None]
+        return "-".join(filter(None, (self.scheduler, self.source, self.options.replace(",", "-"), *own, self.setting)))
 
 
 @dataclass(frozen=True)
@@ -78,6 +100,8 @@ class ScheduleRecipe:
         joint: what allows it goes through the encoder at once: the batches of all targets, and for Taylor utilities
             the M batches of a source. False: batch after batch, for where Taylor's graph of T M batches is too large.
         fall: relative fall of the targets' losses in a block that is exp3's reward 1; as much of a rise is 0.
+        held_out: share of each target's training rows, the last ones, that a row whose scheduler looks at targets takes
+            for probes and does not train on; the other rows train on all. So no row reads a label that another may not.
         head_updates: updates of the targets' heads on the encoder as it is, before the first decision, in every row.
         target_batches: batches of each target that the reported loss is a mean over, 1 to 1000; all are kept.
         evaluations: how often it is measured.
@@ -103,6 +127,7 @@ class ScheduleRecipe:
     joint: bool = True
     gamma: float = 0.2
     fall: float = 0.1
+    held_out: float = 0.1
     head_updates: int = 50
     target_batches: int = 8
     evaluations: int = 20
@@ -116,6 +141,7 @@ class ScheduleRecipe:
             whole(name, getattr(self, name), 1)
         whole("head_updates", self.head_updates)
         whole("target_batches", self.target_batches, 1, MOST_KEPT)
+        number("held_out", self.held_out, above=0, below=1)
         number("floor", self.floor, least=0, most=1)  # the scheduler gets none above epsilon
         for scheduler in ("utility-exact", "exp3"):
             planned_scheduler(ScheduleMethod(scheduler, "aware"), ["a", "b"], ["c"], self)
@@ -146,21 +172,29 @@ def scheduler_of(
     One that probes decides again after so many updates that its probes take a quarter of the compute, unless the row
     or the recipe has a block; the others decide before every update, unless the row has one.
     """
-    name = "utility" if method.scheduler in UTILITY else method.scheduler
-    known = option_defaults(name)
-    stated = {option: getattr(recipe, option) for option in OPTIONS}
-    stated |= {"floor": min(recipe.floor, recipe.epsilon), "reward": recipe.fall, "source": method.source}
-    stated |= {"utility": UTILITY.get(method.scheduler)}
+    known = option_defaults(method.kind)
+    stated: dict[str, Any] = {"normalise": recipe.normalise, "source": method.source}
+    if method.kind in ("utility", "exp3"):
+        stated |= {option: getattr(recipe, option) for option in OPTIONS}
+        stated |= {"floor": min(recipe.floor, recipe.epsilon), "reward": recipe.fall}
+    stated |= {"utility": UTILITY[method.scheduler]} if method.scheduler in UTILITY else {}
+    own = parse_schedule(f"{method.kind}:{method.options}", sizes).options if method.options else {}
 
     def build(**more: int) -> BlockScheduler:
-        schedule = Schedule(name, {key: value for key, value in stated.items() if key in known} | more)
+        schedule = Schedule(
+            method.kind, {key: value for key, value in stated.items() if key in known} | {**own, **more}
+        )
         return build_scheduler(
             schedule, sizes, sources, params, targets=targets, target_losses=target_losses, seed=seed
         )
 
+    every = "every" if "every" in known else "updates"
+    if method.block is not None:
+        return build(**{every: method.block})
     units = build().units
-    usual = 1 if not units else units if recipe.block is None else recipe.block
-    return build(updates=usual if method.block is None else method.block)
+    if every in own or not units:
+        return build() if own else build(updates=1)
+    return build(**{every: units if recipe.block is None else recipe.block})
 
 
 def planned_scheduler(
@@ -181,9 +215,6 @@ def planned_scheduler(
     return scheduler_of(
         method, recipe, dict.fromkeys(sources, 1), blank_probes(sources), blank_probes(targets), weights
     )
-
-
-USES = {"probe": ("validation", "train"), "report": ("test", "validation")}
 
 
 @dataclass(frozen=True)
@@ -216,18 +247,21 @@ class ScheduleData:
                     raise InputError(f"{name} is among {seen[name]} and {what}; give every task one part")
                 seen[name] = what
         for name in seen:
-            self.part(name, "report")
+            self.reported(name)
 
-    def part(self, name: str, use: str) -> str:
-        """The split of a task for a use, `report` or `probe` (target batches of utilities), which is never the same."""
-        sizes = self.tasks[name].sizes
-        wanted = ("validation",) if use == "report" and self.tuning else USES[use]
-        found = next((split for split in wanted if split in sizes), None)
+    def reported(self, name: str) -> str:
+        """The split of a task that is reported, which nothing else reads."""
+        wanted = ("validation",) if self.tuning else ("test", "validation")
+        found = next((split for split in wanted if split in self.tasks[name].sizes), None)
         if found is None:
             raise InputError(f"{name} has no rows held out of training; every task of an experiment needs some")
-        if use == "probe" and found == self.part(name, "report"):
-            return "train"
         return found
+
+    def halves(self, name: str, held_out: float) -> tuple[range, range]:
+        """The training rows of a task without those that are held out for probes, and these, the last."""
+        size = self.tasks[name].sizes["train"]
+        begin = max(1, size - max(1, round(held_out * size)))
+        return range(begin), range(begin, size)
 
     def chosen(self, setting: str) -> tuple[str, ...]:
         return self.sources + self.targets if setting == "aware" else self.sources

@@ -17,7 +17,7 @@ from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, scheduler_of
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask, Tensors, to_device
 from metapretrain.models.text_encoders import TextEncoder
-from metapretrain.scheduling import Choice, Probe, UtilityScheduler, agreement
+from metapretrain.scheduling import Choice, Probe, Schedule, UtilityScheduler, agreement
 from metapretrain.scheduling.probes import Weights, mean_losses
 from metapretrain.training import TrainReport, TrainSettings, train
 from metapretrain.training.environment import mixed_precision
@@ -63,13 +63,22 @@ class TaskProbe:
     """
 
     def __init__(
-        self, step: ScheduleStep, name: str, split: str, batch_size: int, machine: Machine, joint: bool = False
+        self,
+        step: ScheduleStep,
+        name: str,
+        split: str,
+        batch_size: int,
+        machine: Machine,
+        joint: bool = False,
+        rows: range | None = None,
     ) -> None:
         self.step, self.name, self.split, self.batch_size, self.machine = step, name, split, batch_size, machine
+        self.rows = rows
         self.loss_many = (lambda batches: step.joint_losses({name: batches}, machine)[name]) if joint else None
 
     def sample(self, generator: torch.Generator) -> Tensors:
-        return to_device(self.step.tasks[self.name].sample(self.split, self.batch_size, generator), self.step)
+        found = self.step.tasks[self.name].sample(self.split, self.batch_size, generator, self.rows)
+        return to_device(found, self.step)
 
     def loss(self, batch: Tensors) -> Tensor:
         with mixed_precision(self.machine.device, self.machine.precision):
@@ -102,10 +111,14 @@ class ScheduledPretraining:
         sources, self.targets = data.chosen(method.setting), data.watched(method.setting)
         tasks = {name: data.tasks[name] for name in (*sources, *self.targets)}
         self.step = ScheduleStep(encoder, tasks, seed).to(self.machine.device)
-        probes = {name: self._probe(name, "train") for name in sources}
-        sizes = {name: tasks[name].sizes["train"] for name in sources}
+        self.held = {name: data.halves(name, recipe.held_out) for name in self.targets}
+        self.looks = Schedule(method.kind).looks
+        held = self.held if self.looks else {}
+        self.rows = {name: held[name][0] if name in held else range(tasks[name].sizes["train"]) for name in sources}
+        probes = {name: self._probe(name, "train", self.rows[name]) for name in sources}
+        sizes = {name: len(self.rows[name]) for name in sources}
         joint = partial(self.step.joint_losses, machine=self.machine) if recipe.joint else None
-        looked_at = self._probes("probe")
+        looked_at = {name: self._probe(name, "train", self.held[name][1]) for name in self.targets}
         self.scheduler = scheduler_of(method, recipe, sizes, probes, looked_at, self.step, joint, seed)
         self.scheduler.choices, self.scheduler.watch = [], self._watch
         self._reported: dict[str, list[Tensors]] = {}
@@ -115,6 +128,18 @@ class ScheduledPretraining:
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.machine.device)
         self.fitting_units = recipe.head_updates * len(self.targets)
+        self.updates = method.updates or recipe.updates
+
+    def labels(self) -> dict[str, int]:
+        """Rows of each labelled target, at most, whose labels updates, fitting of heads and probes have read."""
+        if self.context.method.setting != "aware":
+            return {}
+        scheduler, size = self.scheduler, self.recipe.batch_size
+        looks = -(-sum(scheduler.counts.values()) // scheduler.every) if scheduler.units else 0
+        drawn = looks * getattr(scheduler, "samples", 0)
+        read = {name: scheduler.counts.get(name, 0) + self.recipe.head_updates + drawn for name in self.targets}
+        held = {name: min(drawn * size, len(self.held[name][1])) if self.looks else 0 for name in read}
+        return {name: min(read[name] * size, len(self.rows[name])) + held[name] for name in read}
 
     def fit_heads(self) -> None:
         """Train the targets' heads on the encoder as it is: a utility through an untrained head is noise."""
@@ -122,7 +147,8 @@ class ScheduledPretraining:
             self.step.encoder.requires_grad_(False)
             seed = key(self.context.seed, "heads") % 2**32
             how: dict[str, Any] = {"steps": self.fitting_units, "lr": HEAD_LR, "weight_decay": 0.0, "seed": seed}
-            parts = self.step, self.machine, self.targets, self.recipe.batch_size, "round-robin", "heads"
+            rows = {name: self.held[name][0] for name in self.targets}
+            parts = self.step, self.machine, rows, self.recipe.batch_size, "round-robin", "heads"
             train(**vars(_training(*parts, schedule="constant", **how)))
             self.step.encoder.requires_grad_(True)
 
@@ -132,12 +158,12 @@ class ScheduledPretraining:
         return _training(
             self.step,
             self.machine,
-            self.scheduler.sources,
+            self.rows,
             recipe.batch_size,
             self.scheduler,
             f"{self.context.method.name} seed {seed}",
             self.evaluate,
-            steps=recipe.updates,
+            steps=self.updates,
             lr=recipe.lr,
             weight_decay=recipe.weight_decay,
             schedule=recipe.schedule,
@@ -163,7 +189,8 @@ class ScheduledPretraining:
 
     def reported(self) -> dict[str, float]:
         """The mean loss of each target's batches for reports, the same ones each time."""
-        probes, weights = self._probes("report"), Weights(self.step)
+        probes = {name: self._probe(name, self.context.data.reported(name)) for name in self.targets}
+        weights = Weights(self.step)
         with weights.untouched():
             if not self._reported:
                 for name, probe in probes.items():
@@ -187,7 +214,7 @@ class ScheduledPretraining:
         }
 
     def _compared(self) -> dict[str, float]:
-        if not isinstance(self.scheduler, UtilityScheduler):
+        if self.context.method.kind != "utility" or not isinstance(self.scheduler, UtilityScheduler):
             return {}
         self.peak_memory()  # what the comparison takes is not the scheduler's
         both = self.scheduler.compare()
@@ -215,17 +242,14 @@ class ScheduledPretraining:
             values |= {f"chosen_{name}": float(name == choice.source) for name in choice.utilities}
             run.log(update, "schedule", values | {"seconds": choice.cost.seconds})
 
-    def _probe(self, name: str, split: str) -> Probe:
-        return TaskProbe(self.step, name, split, self.recipe.batch_size, self.machine, self.recipe.joint)
-
-    def _probes(self, use: str) -> dict[str, Probe]:
-        return {name: self._probe(name, self.context.data.part(name, use)) for name in self.targets}
+    def _probe(self, name: str, split: str, rows: range | None = None) -> Probe:
+        return TaskProbe(self.step, name, split, self.recipe.batch_size, self.machine, self.recipe.joint, rows)
 
 
 def _training(
     step: ScheduleStep,
     machine: Machine,
-    names: Sequence[str],
+    rows: Mapping[str, range | None],
     batch_size: int,
     policy: Any,
     title: str,
@@ -236,7 +260,10 @@ def _training(
     evaluations: int = 1,
     **options: Any,
 ) -> Training:
-    loaders = {name: step.tasks[name].batches("train", batch_size=batch_size, seed=seed) for name in names}
+    loaders = {
+        name: step.tasks[name].batches("train", batch_size=batch_size, seed=seed, rows=own)
+        for name, own in rows.items()
+    }
     how = machine.settings(steps, seed, evaluations, **options)
     how |= {} if step.encoder.recordable else {"cuda_graph": False}
     settings = TrainSettings(steps, optimizer="adamw", **how)
@@ -250,7 +277,7 @@ def downstream_scores(encoder: TextEncoder, name: str, context: ScheduleContext)
     step = ScheduleStep(copy.deepcopy(encoder), {name: task}, key(seed, "downstream"))
     tuning: dict[str, Any] = {"steps": recipe.finetune_updates, "lr": recipe.finetune_lr, "seed": seed}
     tuning |= {"weight_decay": recipe.weight_decay, "schedule": "linear", "warmup": 0.1, "clip": 1.0}
-    parts = step, machine, [name], recipe.finetune_batch, "longest", f"fine-tuning on {name}"
+    parts = step, machine, {name: None}, recipe.finetune_batch, "longest", f"fine-tuning on {name}"
     train(**vars(_training(*parts, **tuning)))
     found: dict[str, float] = {}
     for split in ("validation", "test"):

@@ -18,7 +18,7 @@ from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperiment
 from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, planned_scheduler
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
-from metapretrain.experiments.schedule.tasks.base import PretrainingTask, TaskLoader
+from metapretrain.experiments.schedule.tasks.base import TaskLoader
 from metapretrain.experiments.schedule.training import ScheduledPretraining, ScheduleStep, TaskProbe, downstream_scores
 from metapretrain.scheduling import UtilityScheduler, probe_units
 from metapretrain.scheduling.probes import losses_of
@@ -76,6 +76,9 @@ class Killed(Exception):
         ("utility-exact-aware", 9),
         ("utility-taylor-agnostic", 9),
         ("exp3-agnostic", 4),
+        ("softmax-aware", 4),
+        ("softmax-agnostic", 9),
+        ("pike-aware", 9),
         ("proportional-aware", 9),
     ],
 )
@@ -105,32 +108,51 @@ def test_a_resumed_run_makes_the_same_choices(
     assert resumed["metrics"] == whole["metrics"] and resumed["budget"] == whole["budget"]
 
 
-def test_what_utilities_see_is_never_reported_and_never_trained_on(
-    data: ScheduleData, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("setting", ["aware", "agnostic"])
+@pytest.mark.parametrize("name", ["utility-exact", "softmax", "exp3", "pike", "uniform"])
+def test_what_utilities_see_is_held_out_of_training_and_never_reported(
+    data: ScheduleData, monkeypatch: pytest.MonkeyPatch, name: str, setting: str
 ) -> None:
-    drawn: dict[str, set[tuple[str, str]]] = {"trained": set(), "probed": set()}
-    sample, begin = PretrainingTask.sample, TaskLoader.__init__
+    made: dict[str, set[tuple[str, str, int]]] = {"looked": set(), "trained": set()}
+    now, make = ["looked"], {name: task.make for name, task in data.tasks.items()}
+    for task in data.tasks.values():
 
-    def sampled(task: PretrainingTask, split: str, *rest: Any) -> Any:
-        drawn["probed"].add((task.name, split))
-        return sample(task, split, *rest)
+        def of(split: str, rows: Any, random: Any, task: Any = task) -> Any:
+            made[now[0]] |= {(task.name, split, row) for row in rows}
+            return make[task.name](split, rows, random)
 
-    def begun(self: TaskLoader, task: PretrainingTask, split: str, *rest: Any) -> None:
-        drawn["trained"].add((task.name, split))
-        begin(self, task, split, *rest)
+        monkeypatch.setattr(task, "make", of)
+    row = pretraining(data, name, setting)
+    row.scheduler.follow(torch.optim.AdamW(row.step.parameters()))
+    watched, held = data.watched(setting), set[tuple[str, str, int]]()
+    for task in watched:
+        trained, probed = row.held[task]
+        size = data.tasks[task].sizes["train"]
+        assert [*trained, *probed] == list(range(size)) and len(probed) == max(1, round(0.1 * size))
+        held |= {(task, "train", place) for place in probed} if name not in ("uniform", "pike") else set()
+    for _ in range(40):
+        row.scheduler.choose()
+    looked = {split for task, split, _ in made["looked"]}
+    assert looked <= {"train"} and bool(made["looked"]) == (name != "uniform")
+    assert (held & made["looked"] != set()) == bool(held)
+    now[0] = "trained"
+    row.fit_heads()
+    again = pretraining(data, name, setting, updates=30)
+    seen = TaskLoader.__getitem__
+    monkeypatch.setattr(TaskLoader, "__getitem__", lambda self, i: (now.__setitem__(0, "trained"), seen(self, i))[1])
+    monkeypatch.setattr(TaskProbe, "sample", lambda self, g: (now.__setitem__(0, "looked"), sampled(self, g))[1])
+    loop.train(**vars(again.training()))
+    assert {split for _, split, _ in made["trained"]} == {"train"} and not made["trained"] & held
+    reported = {(task, split) for task, split, _ in made["looked"] if split != "train"}
+    assert reported == {(task, "test") for task in watched}
+    assert set(again.labels()) == (set(TARGETS) if setting == "aware" else set())
+    for task, count in again.labels().items():
+        read = {one for part in made.values() for one in part if one[:2] == (task, "train")}
+        assert len({one for one in made["trained"] if one[0] == task}) <= count <= data.tasks[task].sizes["train"]
+        assert len(read) <= data.tasks[task].sizes["train"]
 
-    monkeypatch.setattr(PretrainingTask, "sample", sampled)
-    monkeypatch.setattr(TaskLoader, "__init__", begun)
-    made = pretraining(data, "utility-exact")
-    made.scheduler.choose()
-    sources = {(name, "train") for name in SOURCES + TARGETS}
-    assert drawn["probed"] == sources | {(name, "validation") for name in TARGETS}
-    drawn["probed"].clear()
-    made.measured()
-    assert drawn["probed"] == {(name, "test") for name in TARGETS}
-    made.fit_heads()
-    loop.train(**vars(made.training()))
-    assert drawn["trained"] <= sources
+
+sampled = TaskProbe.sample
 
 
 def test_joint_losses_are_those_of_each_batch(data: ScheduleData) -> None:

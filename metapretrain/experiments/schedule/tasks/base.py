@@ -199,16 +199,18 @@ class PretrainingTask(ABC):
         """The scalar loss of a batch at the weights that encoder and head have now."""
         return self.loss_of(encoder, head, encoder.hidden(batch), batch)
 
-    def batches(self, split: str, *, batch_size: int, seed: int, epoch: int = 0) -> TaskLoader:
-        """The batches of an epoch, in an order of its own; InputError for a split that the task lacks."""
-        return TaskLoader(self, self._split(split), batch_size, seed, epoch)
+    def batches(
+        self, split: str, *, batch_size: int, seed: int, epoch: int = 0, rows: range | None = None
+    ) -> TaskLoader:
+        """The batches of an epoch over `rows` (None: all), in an order of its own; InputError for a split it lacks."""
+        return TaskLoader(self, self._split(split), batch_size, seed, epoch, rows)
 
-    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Tensors:
-        """A batch of rows drawn without replacement; for probes of a scheduler."""
+    def sample(self, split: str, batch_size: int, generator: torch.Generator, rows: range | None = None) -> Tensors:
+        """A batch of `rows` (None: all) drawn without replacement; for probes of a scheduler."""
         drawn = int(torch.randint(2**62, (), generator=generator))
-        random = self.random(split, drawn)
-        size = self.sizes[self._split(split)]
-        return self.make(split, random.choice(size, min(batch_size, size), replace=False).tolist(), random)
+        random, rows = self.random(split, drawn), rows or range(self.sizes[self._split(split)])
+        found = random.choice(len(rows), min(batch_size, len(rows)), replace=False) + rows.start
+        return self.make(split, found.tolist(), random)
 
     def score(
         self,
@@ -275,16 +277,18 @@ class TaskLoader:
         (4, True)
     """
 
-    def __init__(self, task: PretrainingTask, split: str, batch_size: int, seed: int, epoch: int = 0) -> None:
+    def __init__(
+        self, task: PretrainingTask, split: str, batch_size: int, seed: int, epoch: int = 0, rows: range | None = None
+    ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
             whole(f"{name} of {task.name}", value, least)
-        size = task.sizes[split]
+        rows = rows or range(task.sizes[split])
 
         def order(epoch: int) -> Tensor:
-            return torch.from_numpy(task.random(split, seed, epoch).permutation(size))
+            return torch.from_numpy(task.random(split, seed, epoch).permutation(len(rows)) + rows.start)
 
         self.task, self.split = task, split
-        self.rows = ShuffledBatches(size, min(batch_size, size), seed=seed, epoch=epoch, order=order)
+        self.rows = ShuffledBatches(len(rows), min(batch_size, len(rows)), seed=seed, epoch=epoch, order=order)
 
     def __len__(self) -> int:
         return len(self.rows)
