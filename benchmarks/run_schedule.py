@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pike  # noqa: F401
+import source_tasks  # noqa: F401
 from report_schedule import LAYOUT, plot_schedule
 from scratch_encoders import SIZES, Encoders
 

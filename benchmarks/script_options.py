@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pike  # noqa: F401
+
 from metapretrain.checks import parse_value
 from metapretrain.data.tables import TABLE_OPTIONS, TableError, read_texts, table_options
 from metapretrain.data.texts import KINDS, TextTask, hold_out

@@ -14,7 +14,7 @@ from metapretrain.checks import parse_value
 from metapretrain.errors import InputError, one_of
 from metapretrain.scheduling.probes import FunctionProbe, Params, Probe
 from metapretrain.scheduling.schedulers import BlockScheduler, Fixed, LossExp3, Proportional, RoundRobin, Uniform
-from metapretrain.scheduling.utility import PiKE, SoftmaxUtility, TargetLosses, UtilityScheduler
+from metapretrain.scheduling.utility import SoftmaxUtility, TargetLosses, UtilityScheduler
 
 SCHEDULERS: dict[str, type[BlockScheduler]] = {}
 GIVEN = ("sources", "sizes", "targets", "params", "target_losses", "seed")  # by whoever runs the scheduler
@@ -165,5 +165,4 @@ register("round-robin", RoundRobin)
 register("utility", UtilityScheduler)
 register("softmax", SoftmaxUtility)
 register("exp3", LossExp3)
-register("pike", PiKE)
 register("fixed", Fixed)

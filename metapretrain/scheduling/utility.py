@@ -1,4 +1,4 @@
-"""Utilities of source tasks (Algorithm 1 of the scheduling paper), the schedulers that follow them, and PiKE."""
+"""Utilities of source tasks (Algorithm 1 of the scheduling paper), and the schedulers that follow them."""
 
 from __future__ import annotations
 
@@ -181,23 +181,6 @@ class Prober:
         bad = tuple(name for name, good in zip(self.targets, finite, strict=True) if not good)
         unmoved = tuple(source for source in draw.sources if source in self._unmoved)
         return Scores(utilities, Cost(*self._passes), bad, unmoved)
-
-    def norms(self, draw: Draw) -> tuple[dict[str, tuple[float, float]], Cost]:
-        """Unbiased estimates of each source's squared gradient norm, and of the variance of a batch's gradient."""
-        self._passes, self._unmoved = [0, 0], set[str]()
-        found = dict[str, Tensor]()
-        with self.weights.untouched():
-            for source, batches in draw.sources.items():
-                total: Gradients = [None] * len(self.weights.tensors)
-                squares, count, like = torch.zeros(()), len(batches), self.weights.tensors[0]
-                for i in range(count):
-                    gradients = self._step(draw, source, [[i]])
-                    squares = squares.to(like.device) + _inner(gradients, gradients, like)
-                    total = _added(total, gradients)
-                mean = _inner(total, total, like) / count**2
-                variance = (squares - count * mean) / (count - 1)
-                found[source] = torch.stack([mean - variance / count, variance])
-        return {name: (float(pair[0]), float(pair[1])) for name, pair in found.items()}, Cost(*self._passes)
 
     def _exact(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """Lines 4 to 9: utilities (S,), and the losses of each target summed over all candidates (T,)."""
@@ -555,7 +538,7 @@ class SoftmaxUtility(UtilityScheduler):
         alpha: float = 0.01,
         samples: int = 1,
         every: int | None = None,
-        temperature: float = 0.5,
+        temperature: float = 0.25,
         epsilon: float = 0.2,
         utility: str = "cosine",
         step: str = "optimizer",
@@ -603,75 +586,3 @@ class SoftmaxUtility(UtilityScheduler):
 
     def _averaged(self, before: float, now: float) -> float:
         return self.smoothing * before + (1 - self.smoothing) * now
-
-
-class PiKE(BlockScheduler):
-    """Mixing by gradient norms and variances: PiKE (Li et al., 2025, Algorithm 1), with one source an update.
-
-    Every `every` updates the weight w_k of source k is multiplied by ``exp(zeta1 G_k - zeta2 / 2 V_k)`` and all are
-    normalised; G_k estimates the squared norm of the gradient of its loss, and V_k the variance of a batch's gradient
-    (the paper's sigma_k^2 / b), both without bias from M = `samples` batches, a negative G_k as 0. Each update draws
-    its source by weight, where the paper fills that part of every batch.
-
-    Args:
-        every: updates from estimate to estimate. None: estimates take a quarter of all compute at most.
-        zeta1, zeta2: of norms and of variances, 0 or more.
-        samples: M, 2 to 100.
-
-    Raises:
-        InputError: bad probes or numbers; from `choose`, gradients that are not finite.
-    """
-
-    def __init__(
-        self,
-        sources: Mapping[str, Probe],
-        params: Params,
-        *,
-        zeta1: float = 0.1,
-        zeta2: float = 0.1,
-        samples: int = 2,
-        every: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        sources = check_probes("sources", sources)
-        super().__init__(sources, seed=seed)
-        self.zeta1, self.zeta2 = number("zeta1", zeta1, least=0), number("zeta2", zeta2, least=0)
-        self.samples = whole("samples", samples, 2, MOST_SAMPLES)
-        self.units = 3 * self.samples * len(sources)
-        self.every = whole("every", self.units if every is None else every, 1)
-        self._prober = Prober(Weights(params), sources, {}, 1.0, self.samples, None, None)
-        self._log_weights = dict.fromkeys(self.sources, 0.0)
-
-    def probabilities(self) -> dict[str, float]:
-        """The weights of the sources that have not run out."""
-        logits = np.array([self._log_weights[name] for name in self.active])
-        shares = np.exp(logits - logits.max())
-        return dict(zip(self.active, (shares / shares.sum()).tolist(), strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "log_weights": dict(self._log_weights)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._log_weights = dict(state["log_weights"])
-
-    def _identity(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("zeta1", "zeta2", "samples", "every")}
-        return {**super()._identity(), **own}
-
-    def _decide(self) -> Choice:
-        cost = Cost()
-        if self.decisions % self.every == 0 and len(self.active) > 1:
-            start = time.perf_counter()
-            draw = self._prober.draw(self.active, self.seed, self.decisions)
-            for name in draw.gone:
-                self.drop(name)
-            self._require_active()
-            norms, cost = self._prober.norms(draw)
-            for name, (squared, variance) in norms.items():
-                if not math.isfinite(squared + variance):
-                    raise InputError(f"gradients of source {name} are not finite: look at the weights and the losses")
-                self._log_weights[name] += self.zeta1 * max(squared, 0.0) - self.zeta2 / 2 * variance
-            cost = dataclasses.replace(cost, seconds=time.perf_counter() - start)
-        names, shares = zip(*self.probabilities().items(), strict=True)
-        return Choice(pick(names, shares, self.seed, self.decisions, "pike"), 1, cost=cost)

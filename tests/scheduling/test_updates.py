@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pike import PiKE
 from torch import Tensor, nn
 
 from metapretrain.draws import generator
@@ -20,7 +21,6 @@ from metapretrain.scheduling import (
     Exp3,
     FunctionProbe,
     LossExp3,
-    PiKE,
     SoftmaxUtility,
     UtilityScheduler,
     step_of,
@@ -189,10 +189,9 @@ def test_pike_is_its_formula(samples: int) -> None:
     weights = np.ones(3) / 3
     for update in range(7):
         if update % 3 == 0:
-            drawn = scheduler._prober.draw(NAMES, 1, update)
             for place, name in enumerate(NAMES):
-                gradients = []
-                for batch in drawn.sources[name]:
+                random, gradients = generator(1, update, "source", name), []
+                for batch in [draw(name, random) for _ in range(samples)]:
                     net.zero_grad()
                     net.loss(name, batch).backward()
                     gradients.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
@@ -213,7 +212,7 @@ def test_estimates_of_norms_and_variances_are_unbiased() -> None:
         lambda random: mean + 2 * torch.randn(3, generator=random, dtype=torch.float64), lambda batch: (w * batch).sum()
     )
     scheduler = PiKE({"noisy": noisy, "same": noisy}, [w], samples=2)
-    found = np.array([scheduler._prober.norms(scheduler._prober.draw(("noisy",), n))[0]["noisy"] for n in range(4000)])
+    found = np.array([scheduler.estimates("noisy") for scheduler.decisions in range(4000)])
     assert found.mean(0) == pytest.approx([5.25, 12.0], abs=5 * found.std(0).max() / 4000**0.5)
 
 

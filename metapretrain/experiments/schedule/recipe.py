@@ -37,7 +37,7 @@ def scheduler_names() -> tuple[str, ...]:
 
     Example:
         >>> scheduler_names()
-        ('utility-exact', 'utility-taylor', 'uniform', 'proportional', 'round-robin', 'softmax', 'exp3', 'pike')
+        ('utility-exact', 'utility-taylor', 'uniform', 'proportional', 'round-robin', 'softmax', 'exp3')
     """
     return (*UTILITY, *(name for name in SCHEDULERS if name not in ("utility", FIXED)))
 

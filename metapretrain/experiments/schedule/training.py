@@ -67,18 +67,17 @@ class TaskProbe:
         step: ScheduleStep,
         name: str,
         split: str,
-        batch_size: int,
+        size: int,
         machine: Machine,
         joint: bool = False,
-        rows: range | None = None,
+        rows: Any = None,
     ) -> None:
-        self.step, self.name, self.split, self.batch_size, self.machine = step, name, split, batch_size, machine
-        self.rows = rows
+        self.step, self.name, self.machine, self.place = step, name, machine, (split, size, rows)
         self.loss_many = (lambda batches: step.joint_losses({name: batches}, machine)[name]) if joint else None
 
     def sample(self, generator: torch.Generator) -> Tensors:
-        found = self.step.tasks[self.name].sample(self.split, self.batch_size, generator, self.rows)
-        return to_device(found, self.step)
+        split, size, rows = self.place
+        return to_device(self.step.tasks[self.name].sample(split, size, generator, rows), self.step)
 
     def loss(self, batch: Tensors) -> Tensor:
         with mixed_precision(self.machine.device, self.machine.precision):

@@ -34,11 +34,10 @@ from metapretrain.experiments.schedule.tasks.sentences import (
     RelationExtraction,
     Reordering,
     ResponseSelection,
-    SentenceDistance,
     Sentences,
 )
-from metapretrain.experiments.schedule.tasks.spans import ClozeQA, Reading, SpanSelection
-from metapretrain.experiments.schedule.tasks.tokens import Capitalisation, MaskedLM, TokenDocument, TokenLabelling
+from metapretrain.experiments.schedule.tasks.spans import Reading
+from metapretrain.experiments.schedule.tasks.tokens import MaskedLM, TokenLabelling
 from metapretrain.models.language_models import tiny_tokenizer
 
 Tasks = dict[str, PretrainingTask]
@@ -182,14 +181,9 @@ def schedule_texts(folder: str | Path) -> list[str]:
 
 
 def _register_all() -> None:
-    documents, prose = ("ptb", "wikitext-2", "gutenberg"), ("wikitext-2", "gutenberg")
+    documents = ("ptb", "wikitext-2", "gutenberg")
     register(MaskedLM, Library.documents, data=documents, made=made_documents)
-    register(Capitalisation, Library.prose, data=prose)
-    register(TokenDocument, Library.prose, data=prose)
     register(Reordering, Library.documents, data=documents, made=made_documents)
-    register(SentenceDistance, Library.prose, data=prose)
-    register(SpanSelection, Library.prose, data=prose)
-    register(ClozeQA, Library.prose, data=prose)
     spoken = ("dailydialog-pp", "mutual")
     register(ResponseSelection, Library.dialogues, data=spoken, made=made_dialogues, name="response-selection")
 

@@ -108,49 +108,6 @@ class Reordering(CorpusTask, ClassTask):
         return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
 
 
-class SentenceDistance(CorpusTask, ClassTask):
-    """Tell of two sentences whether the second follows the first (0), is elsewhere in its document (1), or is of
-    another document (2).
-
-    A row is a first sentence; each batch draws the class and the second sentence. The last sentence of a document,
-    and documents of fewer than four, are no rows. A split with fewer than two documents is an InputError.
-
-    Source: Sun et al. (2020, ERNIE 2.0), sentence distance.
-    """
-
-    name = "sentence-distance"
-    classes = 3
-
-    def __init__(self, texts: Mapping[str, Documents], frame: Frame) -> None:
-        few = [split for split, part in texts.items() if len(part) < 2]
-        if few:
-            raise InputError(f"{self.name} needs two documents or more, {few[0]} has {len(texts[few[0]])}")
-
-        def rows(corpus: Corpus) -> list[tuple[int, int, int]]:
-            bounds = [pair for pair in pairwise(corpus.documents.tolist()) if pair[1] - pair[0] >= 4]
-            return [(sentence, first, last) for first, last in bounds for sentence in range(first, last - 1)]
-
-        super().__init__(texts, frame, rows)
-
-    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
-        corpus, labels = self.corpora[split], random.integers(3, size=len(rows))
-        sequences = []
-        for row, label in zip(rows, labels, strict=True):
-            sentence, first, last = self.rows[split][row]
-            if label == 0:
-                other = sentence + 1
-            elif label == 1:
-                far = [place for place in range(first, last) if abs(place - sentence) > 1]
-                other = far[int(random.integers(len(far)))]
-            else:
-                # Skipping the own document keeps the draw uniform over all other sentences.
-                other = int(random.integers(int(corpus.documents[-1]) - (last - first)))
-                other += (last - first) * (other >= first)
-            parts = (corpus.tokens(place, place + 1) for place in (sentence, other))
-            sequences.append(self.frame.fitted(*parts))
-        return self.frame.pad(sequences) | {"labels": torch.from_numpy(labels)}
-
-
 class ResponseSelection(ChoiceTask):
     """Choose the right one of C responses, given the turns before.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -144,78 +143,6 @@ def token_runs(corpus: Corpus, room: int) -> list[tuple[int, int]]:
             runs.append((begin, stop))
             begin = stop
     return runs
-
-
-class WordTask(LabelTask):
-    """Two classes of words of running text in lower case; rows are runs of a document's tokens."""
-
-    classes = 2
-
-    def __init__(self, texts: Mapping[str, Documents], frame: Frame) -> None:
-        self.corpora = {split: frame.corpus(part, lower=True) for split, part in texts.items()}
-        self.rows: dict[str, list[tuple[int, int]]] = {}
-        self.labels: dict[str, NDArray[np.int64]] = {}
-        for split, corpus in self.corpora.items():
-            runs = token_runs(corpus, frame.room())
-            labels = np.where(corpus.letters, self.word_labels(corpus, runs), IGNORE)
-            at_token = np.full(len(corpus.ids), IGNORE, np.int64)
-            shown = corpus.words[1:] > corpus.words[:-1]
-            at_token[corpus.words[:-1][shown]] = labels[shown]
-            self.labels[split] = at_token
-            self.rows[split] = [run for run in runs if (at_token[slice(*run)] != IGNORE).any()]
-        super().__init__(frame, texts, self.rows)
-
-    @abstractmethod
-    def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
-        """The class (W,) of each word, or IGNORE; words that do not begin with a letter count for nothing."""
-
-    def example(self, split: str, row: int) -> Example:
-        run = slice(*self.rows[split][row])
-        ids, types, (start,) = self.frame.sequence(self.corpora[split].ids[run])
-        labels = np.full(len(ids), IGNORE, np.int64)
-        labels[start : start + run.stop - run.start] = self.labels[split][run]
-        return ids, types, labels
-
-
-class Capitalisation(WordTask):
-    """Tell which words of a text in lower case began with a capital letter (class 1).
-
-    Texts must have capitals: not the Penn Treebank. The main metric is F1 of the capitalised words.
-
-    Source: Sun et al. (2020, ERNIE 2.0), capitalization prediction.
-    """
-
-    name = "capitalisation"
-
-    def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
-        return corpus.capital.astype(np.int64)
-
-
-class TokenDocument(WordTask):
-    """Tell which words of a run are also in the rest of its document (class 1).
-
-    Documents that are one run have no rest and are left out. Five of six words are in the rest, so the main metric is
-    the mean F1 of both classes.
-
-    Source: Sun et al. (2020, ERNIE 2.0), token-document relation prediction.
-    """
-
-    name = "token-document"
-    metric = "macro_f1"
-
-    def word_labels(self, corpus: Corpus, runs: list[tuple[int, int]]) -> NDArray[np.int64]:
-        labels = np.full(len(corpus.types), IGNORE, np.int64)
-        run = np.searchsorted([begin for begin, _ in runs], corpus.words[:-1], "right")
-        for first, last in pairwise(corpus.documents):
-            words = slice(int(corpus.sentences[first]), int(corpus.sentences[last]))
-            of_word, types = run[words], corpus.types[words]
-            if of_word[0] == of_word[-1]:
-                continue
-            # A word is elsewhere if its type is in two runs or more.
-            _, places = np.unique(types, return_inverse=True)
-            in_run = np.unique(np.stack([places, of_word]), axis=1)[0]
-            labels[words] = np.bincount(in_run)[places] > 1
-        return labels
 
 
 class TokenLabelling(LabelTask):

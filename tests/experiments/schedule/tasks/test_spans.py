@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from source_tasks import ClozeQA, SpanSelection
 
 from metapretrain.data.annotated import Question
 from metapretrain.data.documents import Documents
 from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks import Frame
 from metapretrain.experiments.schedule.tasks.base import Tensors, best_spans
-from metapretrain.experiments.schedule.tasks.spans import ClozeQA, Reading, SpanSelection, answer_f1, normalise
+from metapretrain.experiments.schedule.tasks.spans import Reading, answer_f1, normalise
 from metapretrain.models.text_encoders import TextEncoder
 
 
