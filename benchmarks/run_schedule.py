@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pike  # noqa: F401
-import source_tasks  # noqa: F401
 from report_schedule import LAYOUT, plot_schedule
 from scratch_encoders import SIZES, Encoders
+from source_tasks import schedule_texts
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import Table, script_main, single_machine_of, table_arguments, table_parser
@@ -35,12 +35,7 @@ from metapretrain.experiments.schedule.recipe import (
     ScheduleRecipe,
     scheduler_names,
 )
-from metapretrain.experiments.schedule.tasks import (
-    PretrainingTask,
-    load_schedule_tasks,
-    made_schedule_tasks,
-    schedule_texts,
-)
+from metapretrain.experiments.schedule.tasks import PretrainingTask, load_schedule_tasks, made_schedule_tasks
 from metapretrain.options import names, positive_int
 
 SOURCES = (

@@ -6,13 +6,14 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from metapretrain.data.documents import Corpus, Documents
+from metapretrain.data.documents import UNKNOWN, Corpus, Documents
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks import Frame, Library, Tensors, register
 from metapretrain.experiments.schedule.tasks.base import IGNORE, ClassTask, CorpusTask, Example, LabelTask, SpanTask
@@ -320,6 +321,16 @@ def cloze_rows(corpus: Corpus) -> list[Row]:
 def _continues(corpus: Corpus, word: int) -> bool:
     """Whether a capital after this word tells a name: after a quotation mark or a colon it need not."""
     return bool(corpus.letters[word]) or corpus.names[corpus.types[word]] in (",", "(")
+
+
+def schedule_texts(folder: str | Path) -> list[str]:
+    """The sentences of the training documents and dialogues, to train a tokenizer on; nothing that is held out."""
+    library = Library(folder)
+    documents = library.documents()["train"].rows
+    texts = [" ".join(word for word in row if word != UNKNOWN) for document in documents for row in document]
+    for dialogue in library.dialogues()["train"].rows:
+        texts += [*dialogue.context, *dialogue.right]
+    return [text for text in texts if text]
 
 
 for task in (Capitalisation, TokenDocument, SentenceDistance, SpanSelection, ClozeQA):

@@ -178,11 +178,7 @@ NEAR = 0.02  # of uniform's minimum
 
 
 def against(run: Result, uniform: Result) -> dict[str, float]:
-    """How a run's curve of target losses compares with uniform's: final losses, uniform's minimum, areas, compute.
-
-    `end` and `minimum`: the final loss less uniform's final and less its lowest. `area`: mean loss over the compute
-    that both spent, by trapezoids, less uniform's. `updates`, `compute`: parts of uniform's.
-    """
+    """A run's final target loss less uniform's final and lowest, mean loss over the compute of both, and its cost."""
     curves = [one["curve"] for one in (run, uniform)]
     losses = [np.array([math.inf if loss is None else loss for loss in curve["target_loss"]]) for curve in curves]
     compute = [np.array(curve["compute_units"], float) for curve in curves]

@@ -398,10 +398,8 @@ class LossExp3(Exp3):
 
     def _losses(self, looked: list[str], turn: int) -> list[float]:
         """Mean loss of each target's batches, the same ones in every call of a turn."""
-        probes, numbers = (
-            {name: self.targets[name] for name in looked},
-            range(turn * self.samples, (turn + 1) * self.samples),
-        )
+        numbers = range(turn * self.samples, (turn + 1) * self.samples)
+        probes = {name: self.targets[name] for name in looked}
         with self._weights.untouched():
             batches = {
                 name: [probe.sample(generator(self.seed, "exp3 batch", name, i)) for i in numbers]

@@ -520,13 +520,8 @@ class SoftmaxUtility(UtilityScheduler):
     ``smoothing a_s + (1 - smoothing) (u_s - m)`` and the same of d; a_s begins at 0, e at the first d. A source is
     drawn with ``p_s = (1 - epsilon) softmax(a / (temperature e))_s + epsilon / S``: no scale of utilities matters,
     and utilities that are noise average to a uniform draw.
-
-    Args:
-        every: updates from probe to probe. None: :func:`probe_units`: a quarter of all compute at most.
-        temperature: above 0; a high one draws all sources alike.
-        epsilon: share of uniform draws, 0 to 1.
-
-    The other arguments are those of :class:`UtilityScheduler`, and so are the errors.
+    `every`: updates from probe to probe, None for :func:`probe_units`: a quarter of all compute at most. The other
+    arguments are those of :class:`UtilityScheduler`, and so are the errors.
     """
 
     def __init__(
@@ -557,7 +552,7 @@ class SoftmaxUtility(UtilityScheduler):
     def probabilities(self) -> dict[str, float]:
         """How likely each source that has not run out is to be drawn next."""
         names, scale = self.active, self.temperature * self._spread
-        logits = np.array([self._smoothed.get(name, 0.0) / scale if scale else 0.0 for name in names])
+        logits = np.array([self._smoothed.get(name, 0.0) / (scale or math.inf) for name in names])
         shares = np.exp(logits - logits.max())
         mixed = (1 - self.epsilon) * shares / shares.sum() + self.epsilon / len(names)
         return dict(zip(names, mixed.tolist(), strict=True))
@@ -576,13 +571,9 @@ class SoftmaxUtility(UtilityScheduler):
         utilities, cost = dict[str, float](), Cost()
         if self.decisions % self.every == 0 and len(self.active) > 1:
             utilities, finite, cost = self._look()
-            values = np.array(list(finite.values()))
-            first = not self._spread
+            values, s = np.array(list(finite.values())), self.smoothing
             for name, above in zip(finite, (values - values.mean()).tolist(), strict=True):
-                self._smoothed[name] = self._averaged(self._smoothed.get(name, 0.0), above)
-            self._spread = float(values.std()) if first else self._averaged(self._spread, float(values.std()))
+                self._smoothed[name] = s * self._smoothed.get(name, 0.0) + (1 - s) * above
+            self._spread = s * (self._spread or float(values.std())) + (1 - s) * float(values.std())
         names, shares = zip(*self.probabilities().items(), strict=True)
         return Choice(pick(names, shares, self.seed, self.decisions, "softmax"), 1, False, utilities, cost)
-
-    def _averaged(self, before: float, now: float) -> float:
-        return self.smoothing * before + (1 - self.smoothing) * now

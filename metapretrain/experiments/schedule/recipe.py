@@ -11,17 +11,9 @@ import torch
 from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask
-from metapretrain.scheduling import (
-    SCHEDULERS,
-    BlockScheduler,
-    Probe,
-    Schedule,
-    build_scheduler,
-    option_defaults,
-    parse_schedule,
-)
+from metapretrain.scheduling import SCHEDULERS, BlockScheduler, Probe, Schedule, build_scheduler, option_defaults
 from metapretrain.scheduling.probes import Params
-from metapretrain.scheduling.registry import blank_probes
+from metapretrain.scheduling.registry import blank_probes, parse_schedule
 from metapretrain.scheduling.utility import TargetLosses
 from metapretrain.training import TrainSettings
 
@@ -77,8 +69,7 @@ class ScheduleMethod:
             parse_schedule(f"{self.kind}:{self.options}", ["a", "b"])
 
     @property
-    def kind(self) -> str:
-        """The scheduler's name in the registry."""
+    def kind(self) -> str:  # the name in the registry
         return "utility" if self.scheduler in UTILITY else self.scheduler
 
     @property
@@ -179,11 +170,10 @@ def scheduler_of(
         stated |= {"floor": min(recipe.floor, recipe.epsilon), "reward": recipe.fall}
     stated |= {"utility": UTILITY[method.scheduler]} if method.scheduler in UTILITY else {}
     own = parse_schedule(f"{method.kind}:{method.options}", sizes).options if method.options else {}
+    usual = {key: value for key, value in stated.items() if key in known}
 
     def build(**more: int) -> BlockScheduler:
-        schedule = Schedule(
-            method.kind, {key: value for key, value in stated.items() if key in known} | {**own, **more}
-        )
+        schedule = Schedule(method.kind, {**usual, **own, **more})
         return build_scheduler(
             schedule, sizes, sources, params, targets=targets, target_losses=target_losses, seed=seed
         )

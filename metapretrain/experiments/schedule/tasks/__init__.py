@@ -8,7 +8,6 @@ from metapretrain.experiments.schedule.tasks.registry import (
     load_schedule_tasks,
     made_schedule_tasks,
     register,
-    schedule_texts,
 )
 
 __all__ = [
@@ -22,6 +21,5 @@ __all__ = [
     "load_schedule_tasks",
     "made_schedule_tasks",
     "register",
-    "schedule_texts",
     "to_device",
 ]

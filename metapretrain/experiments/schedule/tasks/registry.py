@@ -18,7 +18,6 @@ from metapretrain.data.annotated import (
     load_squad,
 )
 from metapretrain.data.documents import (
-    UNKNOWN,
     Documents,
     hold_out_documents,
     load_book,
@@ -168,16 +167,6 @@ def load_schedule_tasks(
     infos = [TASKS[one_of("task", name, tuple(TASKS))] for name in (TASKS if names is None else names)]
     library, frame = Library(folder), Frame(tokenizer, max_length, multiple)
     return {info.name: info.task(info.texts(library), frame, **info.options) for info in infos}
-
-
-def schedule_texts(folder: str | Path) -> list[str]:
-    """The sentences of the training documents and dialogues, to train a tokenizer on; nothing that is held out."""
-    library = Library(folder)
-    documents = library.documents()["train"].rows
-    texts = [" ".join(word for word in row if word != UNKNOWN) for document in documents for row in document]
-    for dialogue in library.dialogues()["train"].rows:
-        texts += [*dialogue.context, *dialogue.right]
-    return [text for text in texts if text]
 
 
 def _register_all() -> None:
