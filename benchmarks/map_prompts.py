@@ -3,8 +3,8 @@
     python benchmarks/map_prompts.py --data-dir DIR
     python benchmarks/map_prompts.py --data-dir DIR --values 3 30 --grouping lda
 
-Options that are not listed here go to run_prompts.py; of several seeds the first one counts. No language model is
-read, only the sentence encoder.
+All other options are those of run_prompts.py; of several seeds the first one counts. No language model is read, only
+the sentence encoder.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ VALUES = (3, 6, 10)
 
 def options_of(argv: Sequence[str] | None) -> tuple[Namespace, Namespace]:
     """Read the command line: the options here, and those of run_prompts.py."""
-    parser = Parser(description=__doc__)
+    parser = Parser(add_help=False)
     parser.add_argument("--values", nargs="+", type=positive_int, default=VALUES, metavar="K", help="(3 6 10)")
     parser.add_argument("--grouping", choices=GROUPINGS, default="kmeans", help="what makes the tasks (kmeans)")
     parser.add_argument("--points", type=positive_int, default=1000, metavar="N", help="drawn in a panel (1000)")
-    own, rest = parser.parse_known_args(argv)
+    own, rest = run_prompts.own_options(parser, __doc__, argv)
     return own, run_prompts.options_of(["--methods", "metapt-kmeans", "--sets", "sst5", "--seeds", "0", *rest])
 
 

@@ -40,7 +40,7 @@ from metapretrain.experiments.command import (
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override
-from metapretrain.options import names, option_type, positive_int
+from metapretrain.options import Parser, names, option_type, positive_int
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +116,10 @@ def two_files(text: str) -> tuple[Any, ...]:
     return (name, *map(Path, parts))
 
 
-def options_of(argv: Sequence[str] | None) -> Namespace:
-    """Read the command line."""
+def parser_of(about: str | None = __doc__) -> Parser:
+    """The command line, also of the scripts that hand options on to this one."""
     parser = table_parser(
-        __doc__,
+        about,
         "prompts",
         methods=ROWS,
         change="the recipe: meta.inner_lr=0.5 examples=640 rows=1000",
@@ -161,7 +161,25 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     )
     add("--rows-per-pass", type=positive_int, default=64, metavar="N", help="rows through the model at once (64)")
     add("--tasks-per-pass", type=positive_int, metavar="N", help="meta tasks through the model at once (all)")
-    options: Namespace = parser.parse_args(argv)
+    return parser
+
+
+def own_options(parser: Parser, about: str | None, argv: Sequence[str] | None) -> tuple[Namespace, list[str]]:
+    """Read a script's `parser` beside the options here: what it names, with the tag, and words for :func:`options_of`.
+
+    `--help` lists both, and no option is without a meaning.
+    """
+    both = parser_of(about)
+    for action in parser._actions:
+        both._add_action(action)
+    read = both.parse_args(argv)
+    own, rest = parser.parse_known_args(argv)
+    return Namespace(**vars(own), tag=read.tag), rest
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    options: Namespace = parser_of().parse_args(argv)
     options.train = [*options.train, *((name, train) for name, train, *_ in options.set_from)]
     options.test = [*options.test, *((name, file) for name, _, *test in options.set_from for file in test)]
     if options.sets is None:

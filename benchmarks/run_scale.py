@@ -29,7 +29,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval, paired_interval
 from metapretrain.experiments.command import run_jobs, slots
 from metapretrain.files import write_file
-from metapretrain.options import Parser, add_device_options, add_int_list, main_guard, names
+from metapretrain.options import Parser, add_int_list, add_run_options, main_guard, names
 from metapretrain.report.markdown import markdown_table, shown
 
 HERE = Path(__file__).resolve().parent
@@ -109,13 +109,9 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     for name in dict.fromkeys(work.data for work in WORK.values()):
         add(f"--{name}", type=Path, metavar="DIR", help="the folder of its data, as --data-dir of its script")
     add("--encoder", metavar="NAME", help="of run_text.py")
-    add_int_list(parser, "--seeds", (0, 1, 2), "one run each (default: 0 1 2)")
+    add_run_options(parser, "scale", (0, 1, 2))
     add_int_list(parser, "--processes", (1, 2, 4), "(default: 1 2 4)")
-    add_device_options(parser)
-    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="parent of scale/ (runs)")
     add("--results", type=Path, metavar="FILE", help="write what was measured there, as JSON, after each launch")
-    add("--resume", action="store_true", help="keep finished runs, and rows of FILE")
-    add("--smoke", action="store_true", help="tiny runs, to see that all works")
     options: Namespace = parser.parse_args(argv)
     return options
 

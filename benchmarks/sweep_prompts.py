@@ -3,7 +3,7 @@
     python benchmarks/sweep_prompts.py examples --data-dir DIR --seeds 0 1 2
     python benchmarks/sweep_prompts.py clusters --data-dir DIR --values 3 10 30 --resume
 
-Options that are not listed here go to run_prompts.py.
+All other options are those of run_prompts.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import run_prompts
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.recipe import PromptRecipe
 from metapretrain.files import read_json
-from metapretrain.options import Parser, folder_part, main_guard
+from metapretrain.options import Parser, main_guard
 from metapretrain.report.figures import COLOURS, INK, MARKERS, literal, new_figure, plain, save_figure
 
 if TYPE_CHECKING:
@@ -93,11 +93,10 @@ def sweep_figure(values: Mapping[str, Mapping[float, Sequence[float]]], x_label:
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the points of a sweep one after the other and draw them."""
-    parser = Parser(description=__doc__)
+    parser = Parser(add_help=False)
     parser.add_argument("sweep", choices=SWEEPS, help="what is changed; name it first")
     parser.add_argument("--values", nargs="+", metavar="N", help="in place of those of the figure")
-    parser.add_argument("--tag", type=folder_part, default="", metavar="NAME", help="keeps a sweep's runs apart")
-    own, rest = parser.parse_known_args(argv)
+    own, rest = run_prompts.own_options(parser, __doc__, argv)
     sweep, name = SWEEPS[own.sweep], "-".join(filter(None, [own.tag, own.sweep]))
     points: dict[str, list[str]] = {}
     recipes: dict[PromptRecipe, str] = {}

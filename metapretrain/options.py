@@ -206,19 +206,25 @@ def common_options(
     add = parser.add_argument
     if data_dir:
         add("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
-    add("--out", type=Path, default=Path("runs"), metavar="DIR", help=f"parent of {benchmark}/ (runs)")
-    if tag:
-        add("--tag", type=folder_part, default="", metavar="NAME", help="added to the runs' folder, to keep them apart")
-    add_int_list(parser, "--seeds", seeds, f"one run each (default: {' '.join(map(str, seeds))})")
     if known:
         parse = names("method", known)
         add("--methods", type=parse, default=parse(default_methods), metavar="A,B|all", help=", ".join(known))
-    add_device_options(parser)
-    add("--resume", action="store_true", help="continue from the last checkpoints; finished runs are kept")
-    add("--smoke", action="store_true", help="a few tiny steps in seconds, to see that everything works")
+    add_run_options(parser, benchmark, seeds)
+    if tag:
+        add("--tag", type=folder_part, default="", metavar="NAME", help="added to the runs' folder, to keep them apart")
     add("--dry-run", action="store_true", help="show the planned runs and their budget, run nothing")
     add("--jobs-per-device", type=place_count, default=1, metavar="N", help="runs side by side (default: 1)")
     add("--plugin", action="append", metavar="FILE", help="Python file that registers something of yours by name")
+
+
+def add_run_options(parser: argparse.ArgumentParser, benchmark: str, seeds: Sequence[int]) -> None:
+    """Add ``--out``, ``--seeds``, ``--resume``, ``--smoke`` and those of the device: of every script that trains."""
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help=f"parent of {benchmark}/ (runs)")
+    add_int_list(parser, "--seeds", seeds, f"one run each (default: {' '.join(map(str, seeds))})")
+    add_device_options(parser)
+    add("--resume", action="store_true", help="continue from the last checkpoints; finished runs are kept")
+    add("--smoke", action="store_true", help="a few tiny steps in seconds, to see that everything works")
 
 
 def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = True) -> None:

@@ -140,8 +140,9 @@ class ShuffledBatches:
 
     def _random_order(self, epoch: int) -> torch.Tensor:
         bits = Bits((self.seed + (self.task << 32)) % 2**64, Use.BATCHES, epoch, 0)
-        alone = self._codes is None
-        return torch.from_numpy(permutations(bits, np.array([self.n]))[0] if alone else _balanced(bits, self._codes))
+        if self._codes is None:
+            return torch.from_numpy(permutations(bits, np.array([self.n]))[0])
+        return torch.from_numpy(_balanced(bits, self._codes))
 
 
 def _balanced(bits: Bits, codes: Ints) -> Ints:

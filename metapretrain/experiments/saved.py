@@ -23,9 +23,9 @@ from metapretrain.experiments.text.data import read_rows, write_table
 from metapretrain.experiments.text.objectives import Output, added, build_heads
 from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
 from metapretrain.experiments.text.training import embed_tokens
-from metapretrain.files import CheckpointError, check_sums, load_tensors, read_json
+from metapretrain.files import check_sums, load_tensors, read_json
 from metapretrain.models.saved import ENCODER as IMAGE_ENCODER
-from metapretrain.models.saved import LEARNER, FewShotClassifier, SavedLearner, SavedModel, by_prototypes
+from metapretrain.models.saved import LEARNER, Saved, SavedLearner, SavedModel, rebuild
 from metapretrain.models.saved import load as load_images
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
@@ -128,7 +128,7 @@ def describe(tasks: Sequence[TextTask], method: TextMethod | TextPretraining, re
     return {**own, "sts_head": recipe.sts_head, "max_length": recipe.max_length, "tasks": outputs}
 
 
-class SavedTextModel(nn.Module):
+class SavedTextModel(Saved):
     """The encoder of a finished run with its heads, or its prototypes where it has no head for a task.
 
     `outputs` is what it predicts, by the task's name; `joined`: pairs are encoded as one sequence.
@@ -153,10 +153,6 @@ class SavedTextModel(nn.Module):
     ) -> Tensor:
         """Return embeddings float32 (N, D) of sentences, or of pairs as one sequence each; `progress` shows a bar."""
         return self.encoder.encode(texts, batch_size, progress=progress)
-
-    def adapt(self, texts: Sequence[str] | Sequence[tuple[str, str]], labels: Any) -> FewShotClassifier:
-        """Classify into new classes, by the prototypes of a few support texts and their labels, integers (S,)."""
-        return by_prototypes(self.encode, texts, labels)
 
     def predict(self, task: str, texts: TextSet) -> Tensor:
         """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; see :meth:`logits`."""
@@ -208,16 +204,7 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     if not (folder / PROTOTYPES).is_file():
         raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
     encoder = load_text_encoder(folder / ENCODER)
-    try:
-        saved = SavedTextModel(encoder, model, folder)
-    except CheckpointError:
-        raise
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from None
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
-        raise InputError(
-            f"{file} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
-        ) from None
+    saved = rebuild(file, lambda: SavedTextModel(encoder, model, folder))
     return saved.to(check_device(str(device))).eval().requires_grad_(False)
 
 

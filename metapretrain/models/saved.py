@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from metapretrain.checks import check_device, whole
 from metapretrain.data.images import LIGHT_ON_DARK, light_on_dark, normalisation, normalize, resize
 from metapretrain.errors import InputError, one_of
-from metapretrain.files import check_sums, load_tensors, save_tensors
+from metapretrain.files import CheckpointError, check_sums, load_tensors, save_tensors
 from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, functional
 from metapretrain.models.encoders import Backbone, build_backbone, build_encoder, build_head
 from metapretrain.nests import evaluation_mode
@@ -135,7 +135,33 @@ def by_prototypes(encode: Callable[[Any], Tensor], rows: Any, labels: Any) -> Fe
     return FewShotClassifier(lambda queries: proto_logits(encode(queries), centres, "sqeuclidean"), classes)
 
 
-class _Images(nn.Module):
+class Saved(nn.Module):
+    """The trained model of a run, of images or texts, as its folder is loaded: it embeds, and learns new classes."""
+
+    def encode(self, inputs: Any, batch_size: int = BATCH, *, progress: bool = False) -> Tensor:
+        """Return features float32 (N, D) of images or texts; `progress` shows a bar."""
+        raise NotImplementedError
+
+    def adapt(self, inputs: Any, labels: Any) -> FewShotClassifier:
+        """Classify into new classes, by the prototypes of a few support examples and their labels, integers (S,)."""
+        return by_prototypes(self.encode, inputs, labels)
+
+
+Kind = TypeVar("Kind", bound=Saved)
+
+
+def rebuild(config: Path, build: Callable[[], Kind]) -> Kind:
+    """The model that a run's configuration describes; InputError where nothing can be built from it."""
+    try:
+        return build()
+    except CheckpointError:
+        raise
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:  # or no memory
+        told = str(error) if isinstance(error, InputError) else " ".join(repr(error).split())
+        raise InputError(f"{config} does not describe a model ({told}); is it of an older version?") from None
+
+
+class _Images(Saved):
     """What saved models of images share; images are :func:`as_uint8`'s, a path, a PIL image or a list of either."""
 
     def __init__(self, model: Mapping[str, Any], dataset: Any = None) -> None:
@@ -200,11 +226,11 @@ class SavedLearner(_Images):
         self.learner = make_learner(config["choices"], net, self.ways)
 
     @torch.no_grad()
-    def encode(self, images: Any, *, progress: bool = False) -> Tensor:
+    def encode(self, images: Any, batch_size: int = BATCH, *, progress: bool = False) -> Tensor:
         """Features float32 (N, D) before adaptation; :func:`is_transductive` ones by the statistics of these images."""
         net: Any = self.learner.module
         if isinstance(self.learner, ProtoNet):
-            parts = tqdm(self.read(images).split(BATCH), "encode", disable=not progress, leave=False)
+            parts = tqdm(self.read(images).split(batch_size), "encode", disable=not progress, leave=False)
             with evaluation_mode(net):
                 return torch.cat([net(self.prepare(part)).flatten(1).float() for part in parts])
         body = Backbone(net.encoder, None, self.mean, self.std).to(net.scale.device)
@@ -220,7 +246,7 @@ class SavedLearner(_Images):
         Where :func:`is_transductive`, the predictions of all images of a call depend on each other.
         """
         if isinstance(self.learner, ProtoNet):
-            return by_prototypes(self.encode, images, labels)
+            return super().adapt(images, labels)
         x = self.prepare(self.read(images))
         classes, codes = support_classes(labels, len(x), x.device)
         if len(classes) > self.ways:
@@ -302,10 +328,6 @@ class SavedModel(_Images):
             scores: Tensor = self.head(z)
         return scores
 
-    def adapt(self, images: Any, labels: Any) -> FewShotClassifier:
-        """Classify into new classes, by the prototypes of a few support images and their labels, integers (S,)."""
-        return by_prototypes(self.encode, images, labels)
-
 
 def _benchmark(config: Path) -> Any:
     """The benchmark that a run's configuration names; None where it names none."""
@@ -345,13 +367,12 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
             said = "is a run of texts, not images; give tables (--sst FILE), or use metapretrain.load(folder)"
         raise InputError(f"{folder} {OTHERS.get(_benchmark(config), said)}")
     check_sums(folder)
-    try:
+
+    def build() -> SavedModel | SavedLearner:
         described = json.loads(config.read_text(encoding="utf-8"))["config"]
-        model = SavedModel(described["model"]) if encoded else SavedLearner(described)
-    except (ValueError, LookupError, TypeError, OverflowError, RuntimeError) as error:  # also what no memory can hold
-        raise InputError(
-            f"{config} does not describe a model ({' '.join(repr(error).split())}); is it of an older version?"
-        ) from None
+        return SavedModel(described["model"]) if encoded else SavedLearner(described)
+
+    model = rebuild(config, build)
     if isinstance(model, SavedLearner):
         _fill(model.learner, load_tensors(folder / LEARNER), folder / LEARNER)
         return model.to(device).eval()  # the inner loop needs gradients

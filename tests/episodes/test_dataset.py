@@ -21,6 +21,7 @@ from metapretrain.episodes import (
     stack,
 )
 from metapretrain.errors import InputError
+from tests.episodes.columns import Column
 
 LABELS = torch.arange(6).repeat_interleave(5)
 ROWS = torch.arange(30.0)
@@ -56,24 +57,6 @@ class Stream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         return 30
-
-
-class Column:
-    """As a pandas Series whose index is reversed: [] is by name, `tolist` by position."""
-
-    ndim = 1
-
-    def __init__(self, values: list[Any]) -> None:
-        self.values, self.iloc = values, values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, name: int) -> Any:
-        return self.values[len(self) - 1 - name]
-
-    def tolist(self) -> list[Any]:
-        return self.values
 
 
 def sampler(spec: EpisodeSpec = SPEC, **options: Any) -> EpisodeSampler:

@@ -16,6 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 from metapretrain.episodes import EpisodeSampler, EpisodeSpec, ShuffledBatches, group_tasks
 from metapretrain.episodes.sampler import read_groups, read_labels
 from metapretrain.errors import InputError
+from tests.episodes.columns import Column
 
 
 class WithTargets:
@@ -43,27 +44,6 @@ def test_every_source_gives_the_same_codes(source: Any) -> None:
     read = read_labels(source)
     assert read.codes.tolist() == [1, 0, 1]
     assert read.names == (3, 7)
-
-
-class Column:
-    """As a pandas Series whose index is reversed: [] is by name, iteration and to_numpy are by position."""
-
-    ndim = 1
-
-    def __init__(self, values: list[Any]) -> None:
-        self.values, self.iloc = values, values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, name: int) -> Any:
-        return self.values[len(self) - 1 - name]
-
-    def to_numpy(self) -> Any:
-        return np.array(self.values, dtype=object)
-
-    def tolist(self) -> list[Any]:
-        return self.values
 
 
 def tables() -> list[Callable[[list[Any]], Any]]:
