@@ -62,7 +62,8 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 PAGES = {str(path.relative_to(ROOT)): list(lines_of(path)) for path in DOCS}
-OWN_RUNS = {"docs/own-images.md", "docs/own-text-tasks.md"}  # their Python makes what their commands use
+# Their Python makes what their commands use.
+OWN_RUNS = {"docs/own-images.md", "docs/own-prompts.md", "docs/own-text-tasks.md"}
 PAGES = {name: lines for name, lines in PAGES.items() if lines}
 
 

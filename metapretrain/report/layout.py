@@ -70,6 +70,7 @@ class Layout:
     further: tuple[Column, ...] = ()  # of a second table
     further_legend: str = ""
     baselines: tuple[tuple[str, ...], ...] = ()  # names that each may have; the first one present is used
+    aim: float = 0.0  # by which a row is to exceed each baseline in the main column, for the note "aim"
     first_row: bool = False  # is the baseline where none of the names is present
     compared: tuple[str, ...] = ()  # columns of the paired differences; empty: the main one, over examples too
     published: Mapping[str, Mapping[str, Published]] = field(default_factory=dict)  # by data set and method

@@ -129,10 +129,32 @@ def reads_notes(by_method: Runs, layout: Layout) -> list[str]:
         return []
     each = (f"{name} {reads:,} reads, {passes:,} passes, {s:,.0f} s" for name, (reads, passes, s) in trained.items())
     equal = "Equal reads" if len({read for read, _, _ in trained.values()}) == 1 else "Unequal reads"
+    every = [passes for _, passes, _ in trained.values()]
+    if equal.startswith("Un") and min(every) > 0.99 * max(every):
+        equal = "Unequal reads, but equal passes"
     return [
         f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
         f"going forward or backward once, backward in second order counts twice: {'; '.join(each)}."
     ]
+
+
+def aim_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """Whether each row exceeds the baselines by the layout's aim: shown, ruled out or neither, over common seeds."""
+    column, notes = layout.column(layout.main), []
+    scale, unit = (100, " points") if column.percent else (1, "")
+    for base in (name for names in layout.baselines for name in names if name in by_method):
+        for name in (one for one in by_method if one != base):
+            gap = paired(by_method[name], by_method[base], column.metric)
+            if gap is None or not gap.known:
+                continue
+            told = "at least that is shown" if gap.low >= layout.aim else "neither shown nor ruled out"
+            told = "that is ruled out" if gap.high < layout.aim else told
+            limits = f"{scale * gap.mean:+.2f}{unit} (95%: {scale * gap.low:+.2f} to {scale * gap.high:+.2f})"
+            notes.append(
+                f"{name} less {base}, {layout.main}: {limits}, {gap.n} paired seeds; the aim is {scale * layout.aim:g}"
+                f"{unit}: {told}."
+            )
+    return notes
 
 
 def diverged_notes(by_method: Runs, layout: Layout) -> list[str]:
@@ -324,5 +346,6 @@ NOTES: Mapping[str, Callable[[Runs, Layout], list[str]]] = {
     "tasks": tasks_notes,
     "reads": reads_notes,
     "diverged": diverged_notes,
+    "aim": aim_notes,
     "schedule": schedule_notes,
 }

@@ -110,7 +110,7 @@ def test_a_layout_that_is_none_is_one_line(change: dict[str, Any], told: str) ->
 def test_a_note_that_there_is_not_is_refused(tmp_path: Path) -> None:
     layout = {**ERRORS.to_json(), "notes": ["os.system"]}
     bundle([{**result("a", test_rmse=1.0), "layout": layout}], tmp_path / "b.json")
-    with pytest.raises(InputError, match=r"unknown note of a layout 'os\.system'; allowed: diverged, reads"):
+    with pytest.raises(InputError, match=r"unknown note of a layout 'os\.system'; allowed: aim, diverged, reads"):
         write(tmp_path / "b.json")
 
 

@@ -199,12 +199,7 @@ def allowed_words(words: Sequence[Sequence[int]], total: int, device: str) -> Te
 
 
 def fewer_labels(labels: Tensor, count: int) -> Tensor:
-    """Labels of 5 sentiments (N,) as those of 3 or 2, in which the middle one is -1.
-
-    Example:
-        >>> fewer_labels(torch.arange(5), 3).tolist(), fewer_labels(torch.arange(5), 2).tolist()
-        ([0, 0, 1, 2, 2], [0, 0, -1, 1, 1])
-    """
+    """Labels of 5 sentiments (N,) as those of 3 or 2, in which the middle one is -1."""
     side = (labels - len(SENTIMENT) // 2).sign()
     return (
         labels if count == len(SENTIMENT) else side + 1 if count == 3 else torch.where(side == 0, -1, (side + 1) // 2)

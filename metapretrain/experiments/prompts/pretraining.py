@@ -106,10 +106,6 @@ def crossed(rows: Tensor, step: int) -> Tensor:
     """Rows (K, 2m) whose query half is that of another place, each once, which changes with the step.
 
     InputError: there is one place only.
-
-    Example:
-        >>> crossed(torch.tensor([[1, 1], [2, 2], [3, 3]]), step=0).tolist()
-        [[1, 3], [2, 1], [3, 2]]
     """
     tasks, size = rows.shape
     if tasks < 2:
