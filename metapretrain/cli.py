@@ -400,18 +400,13 @@ def _few_shot(parser: Parser) -> None:
     add_device_options(parser, precision=False)
 
 
-def _next() -> str:
-    """What to try now: the table of the runs that are here, or the demo."""
-    results = sorted(Path("runs").glob("*/*/*/result.json"), key=lambda path: path.stat().st_mtime)
-    return f"report {results[-1].parents[2].as_posix()}" if results else "demo"
-
-
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
     options = build_parser().parse_args(argv)
     if not hasattr(options, "command"):
-        print(OVERVIEW.format(next=_next()))
+        results = sorted(Path("runs").glob("*/*/*/result.json"), key=lambda path: path.stat().st_mtime)
+        print(OVERVIEW.format(next=f"report {results[-1].parents[2].as_posix()}" if results else "demo"))
         return 0
     command: Callable[[Namespace], int] = options.command
     return command(options)

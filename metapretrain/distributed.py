@@ -13,49 +13,47 @@ from torch import Tensor, nn
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group, ctx.rows = group, len(x)
-        return _all_rows(x, group)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.rows = len(x)
+        return _all_rows(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _OwnRowsOfSum.apply(grad, ctx.group, ctx.rows), None
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        own: Tensor = _OwnRowsOfSum.apply(grad, ctx.rows)
+        return own
 
 
 class _OwnRowsOfSum(torch.autograd.Function):
     """The gradient of :class:`_GatherRows`, whose own gradient is that again."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, group: Any, rows: int) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, grad: Tensor, rows: int) -> Tensor:
         total = grad.contiguous().clone()
-        dist.all_reduce(total, group=group)
-        start = dist.get_rank(group) * rows
+        dist.all_reduce(total)
+        start = dist.get_rank() * rows
         return total[start : start + rows]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _GatherRows.apply(grad, ctx.group), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _GatherRows.apply(grad), None
 
 
-def _all_rows(x: Tensor, group: Any) -> Tensor:
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, x.contiguous(), group=group)
+def _all_rows(x: Tensor) -> Tensor:
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x.contiguous())
     return torch.cat(parts)
 
 
-def gather_rows(x: Tensor, group: Any = None) -> Tensor:
+def gather_rows(x: Tensor) -> Tensor:
     """Concatenate every rank's rows (B, ...), in rank order; without a process group, return `x` as it is.
 
     The gradient, of any order, is that of the sum of all ranks' losses: with the whole batch's loss on every rank and
     gradients averaged over ranks, as DDP does, it is that of one process with the whole batch. Every rank gives the
-    same shape and dtype; `group` None is the default one.
+    same shape and dtype.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+    if not _several_ranks():
         return x
-    if not x.is_floating_point():
-        return _all_rows(x, group)
-    gathered: Tensor = _GatherRows.apply(x, group)
+    gathered: Tensor = _GatherRows.apply(x) if x.is_floating_point() else _all_rows(x)
     return gathered
 
 

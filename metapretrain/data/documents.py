@@ -165,6 +165,7 @@ LAYOUTS = {
 }
 BOOK = "warandpeace.txt"
 
+_SIGN = re.compile("^@(.)@$")  # the sign within a word or number, as WikiText writes it
 _TITLE = re.compile(r" = [^=].*[^=] = $")
 _CHAPTER = re.compile(r"\s*(CHAPTER|Chapter) \w+\.?\s*$")
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
@@ -209,7 +210,7 @@ def read_wikitext2_documents(folder: str | Path, part: str = "valid") -> Documen
     if len(articles) == 1:
         raise InputError(f"{file}: no article begins in it; expected lines such as ' = Title = '")
     documents = [
-        [[_sign(word) for word in sentence] for text in article for sentence in _sentences(text.split())]
+        [[_SIGN.sub(r"\1", word) for word in sentence] for text in article for sentence in _sentences(text.split())]
         for article in articles
         if article
     ]
@@ -305,11 +306,6 @@ def read_gutenberg(path: str | Path) -> Documents:
     if not documents:
         raise InputError(f"{file}: no chapter begins in it; expected {LAYOUTS['gutenberg']}")
     return Documents(documents, "train", {}, {file.name: file_record(file, None)})
-
-
-def _sign(word: str) -> str:
-    """The sign within a word or number that WikiText writes between two @."""
-    return word[1] if len(word) == 3 and word[0] == word[2] == "@" else word
 
 
 def _sentences(words: list[str]) -> list[list[str]]:

@@ -10,21 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from metapretrain.data import published
 from metapretrain.data.cs224n import SST_CLASSES
 from metapretrain.data.glue import MRPC_CLASSES, RTE_CLASSES, read_glue
-from metapretrain.data.published import (
-    Parts,
-    collect_rows,
-    concatenate,
-    find_folder,
-    hold_back,
-    name_rows,
-    read_file,
-    read_parts,
-    unlike,
-    without_entities,
-    without_escapes,
-)
 from metapretrain.data.tables import Record, decode_text, read_json
 from metapretrain.data.texts import SentenceData, TextSet
 from metapretrain.errors import InputError
@@ -63,17 +51,19 @@ LAYOUTS = {
 }
 
 
-def read_sst5(folder: str | Path) -> Parts:
+def read_sst5(folder: str | Path) -> published.Parts:
     """Read SST in 5 classes; CS224N's ``dev`` is the test part, for its test file has no labels."""
     files = ("ids-sst-train.csv", "ids-sst-dev.csv")
-    root = find_folder(folder, ("cs224n",), files, LAYOUTS["sst5"])
-    return read_parts(root, files, text="sentence", label="sentiment", id="id", format="tsv", classes=SST_CLASSES)
+    root = published.find_folder(folder, ("cs224n",), files, LAYOUTS["sst5"])
+    return published.read_parts(
+        root, files, text="sentence", label="sentiment", id="id", format="tsv", classes=SST_CLASSES
+    )
 
 
-def read_sst2(folder: str | Path) -> Parts:
+def read_sst2(folder: str | Path) -> published.Parts:
     """Read SST in 2 classes (no neutral sentences); ``dev`` is the test part."""
     files = ("stsa.binary.train", "stsa.binary.dev")
-    root = find_folder(folder, ("sst2",), files, LAYOUTS["sst2"])
+    root = published.find_folder(folder, ("sst2",), files, LAYOUTS["sst2"])
 
     def parse(line: str) -> tuple[str, str]:
         label, _, sentence = line.partition(" ")
@@ -83,7 +73,7 @@ def read_sst2(folder: str | Path) -> Parts:
         _labelled_lines(root / file, file, split, parse, undecodable="latin-1")
         for file, split in zip(files, ("train", "test"), strict=True)
     )
-    return unlike(train, test), test
+    return published.unlike(train, test), test
 
 
 def _labelled_lines(
@@ -100,7 +90,7 @@ def _labelled_lines(
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         label, sentence = parse(line)
         records.append((f"line {number}", {"text": sentence, "label": label, "id": number}))
-    return name_rows(collect_rows(records, file, POLARITY, split), name, clean)
+    return published.name_rows(published.collect_rows(records, file, POLARITY, split), name, clean)
 
 
 _Form = tuple[str, dict[str, Any]]  # files of one form, and how they are read
@@ -119,14 +109,14 @@ TRAINING: tuple[_Form, ...] = (
 )
 
 
-def read_yelp5(folder: str | Path) -> Parts:
+def read_yelp5(folder: str | Path) -> published.Parts:
     """Read all forms of Yelp's reviews that a folder holds, without repetitions and escapes, labels 0 (one star) to 4.
 
     Counts of training: ``rows FILE`` as they were read, and those of :func:`~metapretrain.data.published.unlike`.
     """
-    root = find_folder(folder, ("yelp5", "yelp_review_full_csv"), (), LAYOUTS["yelp5"])
+    root = published.find_folder(folder, ("yelp5", "yelp_review_full_csv"), (), LAYOUTS["yelp5"])
     test, train = (_read(root, forms, split) for forms, split in ((TESTS, "test"), (TRAINING, "train")))
-    return unlike(train, test), test
+    return published.unlike(train, test), test
 
 
 def _read(root: Path, forms: tuple[_Form, ...], split: str) -> TextSet:
@@ -134,7 +124,9 @@ def _read(root: Path, forms: tuple[_Form, ...], split: str) -> TextSet:
     counts = {}
     for pattern, options in forms:
         found = [
-            name_rows(read_file(file, **options), file.relative_to(root).as_posix(), without_escapes)
+            published.name_rows(
+                published.read_file(file, **options), file.relative_to(root).as_posix(), published.without_escapes
+            )
             for file in sorted(root.glob(pattern))
         ]
         if found:
@@ -142,40 +134,44 @@ def _read(root: Path, forms: tuple[_Form, ...], split: str) -> TextSet:
         parts += found
     if not parts:
         raise InputError(f"{root} has no {split} file of Yelp's reviews; it must hold {LAYOUTS['yelp5']}")
-    joined = concatenate(parts, split)
+    joined = published.concatenate(parts, split)
     return replace(joined, counts={**counts, **joined.counts})
 
 
-def read_amazon5(folder: str | Path) -> Parts:
+def read_amazon5(folder: str | Path) -> published.Parts:
     """Read Amazon's reviews in 5 classes; the publisher's ``dev`` is the training part here."""
     files = ("amazon_review/dev.json", "amazon_review/test.json")
-    root = find_folder(folder, ("amazon5",), files, LAYOUTS["amazon5"])
-    return read_parts(root, files, _clean, text="ori", label="label", format="json", classes=RATINGS)
+    root = published.find_folder(folder, ("amazon5",), files, LAYOUTS["amazon5"])
+    return published.read_parts(root, files, _clean, text="ori", label="label", format="json", classes=RATINGS)
 
 
-def read_kindle(folder: str | Path) -> Parts:
+def read_kindle(folder: str | Path) -> published.Parts:
     """Read reviews of Kindle books in 5 classes; one row in six of each class is held back as the test part."""
-    root = find_folder(folder, ("amazon5",), (KINDLE,), LAYOUTS["amazon5-kindle"])
-    rows = read_file(root / KINDLE, text="sentence", label="sentiment", format="tsv", classes=RATINGS)
-    rows = name_rows(rows, KINDLE, _clean)
-    return hold_back(rows, rows.require_labels().tolist())
+    root = published.find_folder(folder, ("amazon5",), (KINDLE,), LAYOUTS["amazon5-kindle"])
+    rows = published.read_file(root / KINDLE, text="sentence", label="sentiment", format="tsv", classes=RATINGS)
+    rows = published.name_rows(rows, KINDLE, _clean)
+    return published.hold_back(rows, rows.require_labels().tolist())
 
 
-def read_amazon2(folder: str | Path) -> Parts:
+def read_amazon2(folder: str | Path) -> published.Parts:
     """Read reviews in 2 classes, a folder a domain; one row in six of each class and domain is the test part."""
-    root = find_folder(folder, ("amazon2",), (), LAYOUTS["amazon2"])
+    root = published.find_folder(folder, ("amazon2",), (), LAYOUTS["amazon2"])
     domains = sorted(path.parent.name for path in root.glob("*/review_negative"))
-    find_folder(root, (), [f"{domain}/review_positive" for domain in domains or ["DOMAIN"]], LAYOUTS["amazon2"])
+    published.find_folder(
+        root, (), [f"{domain}/review_positive" for domain in domains or ["DOMAIN"]], LAYOUTS["amazon2"]
+    )
     parts = [
-        _labelled_lines(root / name, name, "train", partial(lambda label, line: (label, line), label), without_entities)
+        _labelled_lines(
+            root / name, name, "train", partial(lambda label, line: (label, line), label), published.without_entities
+        )
         for domain in domains
         for label in POLARITY
         for name in [f"{domain}/review_{label}"]
     ]
-    rows = concatenate(parts, "train")
+    rows = published.concatenate(parts, "train")
     strata = [domains.index(domain) * 2 for domain in amazon2_domains(rows)]
     labels = rows.require_labels().tolist()
-    return hold_back(rows, [stratum + label for stratum, label in zip(strata, labels, strict=True)])
+    return published.hold_back(rows, [stratum + label for stratum, label in zip(strata, labels, strict=True)])
 
 
 def amazon2_domains(rows: TextSet) -> list[str]:
@@ -184,29 +180,29 @@ def amazon2_domains(rows: TextSet) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    return without_entities(without_escapes(text))
+    return published.without_entities(published.without_escapes(text))
 
 
-def read_sentihood(folder: str | Path) -> Parts:
+def read_sentihood(folder: str | Path) -> published.Parts:
     """Read the sentences of SentiHood whose opinions agree; the published train and dev are the training part."""
-    root = find_folder(folder, ("sentihood",), SENTIHOOD, LAYOUTS["sentihood"])
+    root = published.find_folder(folder, ("sentihood",), SENTIHOOD, LAYOUTS["sentihood"])
     train, dev, test = (_sentihood(root / name) for name in SENTIHOOD)
-    return unlike(concatenate([train, dev], "train"), test), test
+    return published.unlike(published.concatenate([train, dev], "train"), test), test
 
 
-def read_semeval(name: str, folder: str | Path, neutral: bool = True) -> Parts:
+def read_semeval(name: str, folder: str | Path, neutral: bool = True) -> published.Parts:
     """Read the sentences of SemEval-2016 task 5 (English, subtask 1) whose opinions agree.
 
     Neutral sentences are a class of their own, as in the paper (table 3); without `neutral` they are left out and
     counted as ``neutral``.
     """
     train, *tests = SEMEVAL[name]
-    root = find_folder(folder, ("semeval2016",), (train,), SEMEVAL_LAYOUT)
+    root = published.find_folder(folder, ("semeval2016",), (train,), SEMEVAL_LAYOUT)
     gold = next((test for test in tests if (root / test).is_file()), None)
     if gold is None:
         raise InputError(f"{root} lacks {' or '.join(tests)}; it must hold {SEMEVAL_LAYOUT}")
     parts = [_semeval(root / file, split, neutral) for file, split in ((train, "train"), (gold, "test"))]
-    return unlike(parts[0], parts[1]), parts[1]
+    return published.unlike(parts[0], parts[1]), parts[1]
 
 
 def _sentihood(file: Path) -> TextSet:
@@ -217,7 +213,9 @@ def _sentihood(file: Path) -> TextSet:
         opinions = {opinion["sentiment"].lower() for opinion in item["opinions"]}
         if _agree(opinions, counts):
             records.append((f"record {number} (id {item['id']})", {**item, "label": opinions.pop()}))
-    return name_rows(collect_rows(records, file, POLARITY, file.stem.split("-")[-1], counts), file.name)
+    return published.name_rows(
+        published.collect_rows(records, file, POLARITY, file.stem.split("-")[-1], counts), file.name
+    )
 
 
 def _semeval(file: Path, split: str, neutral: bool) -> TextSet:
@@ -239,7 +237,9 @@ def _semeval(file: Path, split: str, neutral: bool) -> TextSet:
             continue
         name = sentence.get("id", "without id")
         records.append((f"sentence {name}", {"text": sentence.findtext("text"), "label": label, "id": name}))
-    return name_rows(collect_rows(records, file, THREE if neutral else POLARITY, split, counts), file.name)
+    return published.name_rows(
+        published.collect_rows(records, file, THREE if neutral else POLARITY, split, counts), file.name
+    )
 
 
 def _agree(opinions: set[str], counts: dict[str, int]) -> bool:
@@ -251,7 +251,7 @@ def _agree(opinions: set[str], counts: dict[str, int]) -> bool:
 
 
 _AGREE = "sentences whose opinions agree"
-_SETS: dict[str, tuple[str, Callable[..., Parts], tuple[str, ...], str]] = {  # place, reader, classes, note
+_SETS: dict[str, tuple[str, Callable[..., published.Parts], tuple[str, ...], str]] = {  # place, reader, classes, note
     "yelp5": ("yelp5", read_yelp5, RATINGS, "several samples of Yelp's reviews, many more good than bad ones"),
     "amazon5": ("amazon5", read_amazon5, RATINGS, "training: 1,000 published as dev; test: 1,000 of the test part"),
     "amazon5-kindle": ("amazon5", read_kindle, RATINGS, "Kindle books only; test: one row in six held back"),

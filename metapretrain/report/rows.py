@@ -7,15 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metapretrain.evaluation.intervals import (
-    Interval,
-    correlation_interval,
-    independent_mean_interval,
-    mean_interval,
-    paired_images_interval,
-    paired_interval,
-    proportion_interval,
-)
+from metapretrain.evaluation import intervals
 from metapretrain.report.layout import Claim, Layout, Published, Result, Runs, Seeds
 from metapretrain.report.results import data_of, is_finite, unpack
 
@@ -26,9 +18,9 @@ class Difference:
 
     baseline: str
     seeds: list[int]
-    over_seeds: Interval | None  # Student's t over seeds, of the layout's main column, where both have it
-    over_images: Interval | None  # Student's t over per-image differences, each the mean over seeds
-    columns: dict[str, Interval]  # over seeds, of the columns that the layout compares
+    over_seeds: intervals.Interval | None  # Student's t over seeds, of the layout's main column, where both have it
+    over_images: intervals.Interval | None  # Student's t over per-image differences, each the mean over seeds
+    columns: dict[str, intervals.Interval]  # over seeds, of the columns that the layout compares
 
 
 @dataclass(frozen=True)
@@ -37,9 +29,9 @@ class Row:
 
     method: str
     seeds: list[int]
-    scores: dict[str, Interval]  # over seeds, where measured
+    scores: dict[str, intervals.Interval]  # over seeds, where measured
     examples: dict[str, int]  # that it was measured on, where all seeds have the same number
-    test_sets: dict[str, Interval]  # over these examples, at the mean over seeds
+    test_sets: dict[str, intervals.Interval]  # over these examples, at the mean over seeds
     differences: list[Difference | None]  # one a baseline; None for the baseline itself and other settings
     budget: dict[str, list[int]]  # name -> the different values over seeds
     wall_s: float | None  # mean over seeds
@@ -60,7 +52,7 @@ def make_row(
     for column in layout.all_columns:
         values = [runs[seed]["metrics"].get(column.metric) for seed in seeds]
         if known := [float(value) for value in values if value is not None]:
-            scores[column.name] = mean_interval(known)
+            scores[column.name] = intervals.mean_interval(known)
     examples: dict[str, int] = {}
     for column in layout.columns:
         name = column.examples
@@ -99,14 +91,14 @@ def by_seed(results: Iterable[Result]) -> dict[str, dict[int, Result]]:
     return found
 
 
-def paired(mine: Seeds, theirs: Seeds, metric: str, every: bool = False) -> Interval | None:
+def paired(mine: Seeds, theirs: Seeds, metric: str, every: bool = False) -> intervals.Interval | None:
     """Differences of a metric over the seeds on which both have it (`every`: if on all common ones), or None."""
     seeds = sorted(set(mine) & set(theirs))
     pairs = [(mine[seed]["metrics"].get(metric), theirs[seed]["metrics"].get(metric)) for seed in seeds]
     known = [pair for pair in pairs if None not in pair]
     if not known or (every and len(known) < len(pairs)):
         return None
-    return paired_interval([pair[0] for pair in known], [pair[1] for pair in known])
+    return intervals.paired_interval([pair[0] for pair in known], [pair[1] for pair in known])
 
 
 def _mean_of(runs: Seeds, name: str) -> float | None:
@@ -116,17 +108,21 @@ def _mean_of(runs: Seeds, name: str) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _test_sets(layout: Layout, scores: Mapping[str, Interval], examples: Mapping[str, int]) -> dict[str, Interval]:
+def _test_sets(
+    layout: Layout, scores: Mapping[str, intervals.Interval], examples: Mapping[str, int]
+) -> dict[str, intervals.Interval]:
     """Intervals over the examples, at the mean over seeds."""
-    found: dict[str, Interval] = {}
+    found: dict[str, intervals.Interval] = {}
     for column in layout.columns:
         if column.interval and column.name in scores and column.name in examples:
             mean, n = scores[column.name].mean, examples[column.name]
             proportion = column.interval == "proportion"
-            found[column.name] = proportion_interval(mean * n, n) if proportion else correlation_interval(mean, n)
+            found[column.name] = (
+                intervals.proportion_interval(mean * n, n) if proportion else intervals.correlation_interval(mean, n)
+            )
     for column in layout.all_columns:
         if column.parts and column.name in scores and all(part in found for part in column.parts):
-            found[column.name] = independent_mean_interval([found[part] for part in column.parts])
+            found[column.name] = intervals.independent_mean_interval([found[part] for part in column.parts])
     return found
 
 
@@ -146,7 +142,7 @@ def make_difference(layout: Layout, by_method: Runs, method: str, baseline: str)
     over_images = None
     if len(images) == 1 and len(data) == 1 and (None, None) not in images:
         first, second = (np.stack([unpack(part) for part in side]) for side in packed)
-        over_images = paired_images_interval(first, second)
+        over_images = intervals.paired_images_interval(first, second)
     return Difference(baseline, seeds, over_seeds, over_images, columns)
 
 
@@ -159,7 +155,7 @@ class Measured:
     pairs: int
     better: int  # pairs whose mean over seeds is on the side that the claim says
     seeds: list[int]
-    over_seeds: Interval
+    over_seeds: intervals.Interval
     published: float | None
     published_better: int | None
 
@@ -184,7 +180,7 @@ def measure_claim(layout: Layout, claim: Claim, by_method: Runs, published: Mapp
         pairs=len(pairs),
         better=int((sign * gaps.mean(axis=1) > 0).sum()),
         seeds=seeds,
-        over_seeds=mean_interval(gaps.mean(axis=0)),
+        over_seeds=intervals.mean_interval(gaps.mean(axis=0)),
         published=float(np.mean(cited)) if cited else None,
         published_better=sum(sign * gap > 0 for gap in cited) if cited else None,
     )
@@ -207,7 +203,7 @@ class Group:
     majority: dict[str, float]  # column to the figure of the majority class, where the results hold it
     remark: str  # bears on the marked columns; "" for none
 
-    def figures(self) -> tuple[dict[str, Interval], dict[str, float]]:
+    def figures(self) -> tuple[dict[str, intervals.Interval], dict[str, float]]:
         """The main figures by method, and the published ones of these methods that may be compared with them."""
         main = self.layout.main
         ours = {row.method: row.scores[main] for row in self.rows if main in row.scores}

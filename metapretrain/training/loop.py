@@ -15,26 +15,7 @@ from torch import nn
 
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
-from metapretrain.training import checkpoint
-from metapretrain.training.engine import (
-    Engine,
-    TrainingError,
-    build_optimizer,
-    check_settings,
-    load_states,
-    moving_average,
-    not_finite,
-    over_ranks,
-    refuse_bad_weights,
-)
-from metapretrain.training.environment import (
-    compile_parts,
-    make_accelerator,
-    memory_held,
-    out_of_memory,
-    random_state,
-    set_random_state,
-)
+from metapretrain.training import checkpoint, engine, environment
 from metapretrain.training.logs import ProgressLine
 from metapretrain.training.run_folder import RunFolder
 from metapretrain.training.settings import TrainSettings, learning_rate
@@ -193,7 +174,7 @@ def train(
     """
     every_task = getattr(stream, "policy", None) in ("longest", "shortest")
     one_task_a_step = len(getattr(stream, "loaders", ())) > 1 and not every_task  # some parameters have no gradient
-    accelerator = make_accelerator(settings.device, settings.precision, unused_parameters=one_task_a_step)
+    accelerator = environment.make_accelerator(settings.device, settings.precision, unused_parameters=one_task_a_step)
     device: torch.device = accelerator.device
     with seeded(settings.seed * 100_003 + accelerator.process_index, [device] if device.type == "cuda" else []):
         loop = _Loop(step, stream, settings, accelerator, run, evaluate, title, keep_best)
@@ -204,7 +185,9 @@ def train(
                     loop.after_update()
             return loop.report()
         except torch.OutOfMemoryError as error:
-            raise TrainingError(out_of_memory(str(device), loop.step, *memory_held(device))) from error
+            raise engine.TrainingError(
+                environment.out_of_memory(str(device), loop.step, *environment.memory_held(device))
+            ) from error
         finally:
             loop.restore_best()
             accelerator.unwrap_model(loop.module, keep_fp32_wrapper=False)
@@ -234,19 +217,19 @@ class _Loop:
         self.plain, self.stream, self.settings, self.accelerator = step, stream, settings, accelerator
         self.folder, self.evaluate = run, evaluate
         step.to(accelerator.device)
-        self.average = moving_average(step, settings.ema)
+        self.average = engine.moving_average(step, settings.ema)
         if settings.compile:
-            log.info("compiling %d module(s)", compile_parts(step))
-        optimizer = build_optimizer(step, settings, accelerator.device)
+            log.info("compiling %d module(s)", environment.compile_parts(step))
+        optimizer = engine.build_optimizer(step, settings, accelerator.device)
         if (follow := getattr(stream, "follow", None)) is not None:
             follow(optimizer, settings.clip)
-        self.module = over_ranks(step, accelerator, settings)
+        self.module = engine.over_ranks(step, accelerator, settings)
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.step = self.resumed_from = self.start = 0
         self.evaluated = -1
         self.losses: dict[str, float] = {}
         self.speeds: list[float] = []
-        self.engine = Engine(self.module, self.optimizer, accelerator, settings, self.average)
+        self.engine = engine.Engine(self.module, self.optimizer, accelerator, settings, self.average)
         if self.best is not None:
             self.best.begin(step.state_dict())
         if run is not None:
@@ -292,7 +275,7 @@ class _Loop:
     def report(self) -> TrainReport:
         """What was done, once the weights are those to keep."""
         if not self._forgiving():
-            refuse_bad_weights(self.plain, self.step, self._last_good())
+            engine.refuse_bad_weights(self.plain, self.step, self._last_good())
         if self.average is not None:
             self.plain.get_submodule("model").load_state_dict(self.average.module.state_dict())
         counts = dict(getattr(self.stream, "counts", {}))
@@ -320,7 +303,7 @@ class _Loop:
         except StopIteration:
             if getattr(self.stream, "may_end", False):
                 raise _StreamEnd from None
-            raise TrainingError(
+            raise engine.TrainingError(
                 f"the stream ended after {self.step} of {self.settings.steps} steps; "
                 "give TaskStream steps= (updates x accumulation)"
             ) from None
@@ -344,7 +327,7 @@ class _Loop:
     def _refuse_bad_loss(self) -> None:
         bad = self.engine.bad_step()
         if bad is not None and not self._forgiving():
-            raise TrainingError(
+            raise engine.TrainingError(
                 f"the loss became NaN or infinite at step {self.start + bad + 1}; {self._last_good()}; "
                 "lower the learning rate, clip gradients (clip=1.0) or use precision fp32"
             )
@@ -370,7 +353,7 @@ class _Loop:
         if self.folder is not None:
             self.folder.log(self.step, "validation", values)
         if self.best is not None:
-            finite = not not_finite(self.plain.named_parameters())
+            finite = not engine.not_finite(self.plain.named_parameters())
             self.best.see(self.step, values, self.plain.state_dict(), finite)
 
     def _checkpoint_due(self) -> bool:
@@ -392,8 +375,8 @@ class _Loop:
 
         if not self._forgiving():
             self._refuse_bad_loss()
-            refuse_bad_weights(self.plain, self.step, self._last_good())
-        generators = gather_object([random_state(self.accelerator.device)])
+            engine.refuse_bad_weights(self.plain, self.step, self._last_good())
+        generators = gather_object([environment.random_state(self.accelerator.device)])
         if self.accelerator.is_main_process:
             state = {name: None if part is None else part.state_dict() for name, part in self._parts().items()}
             state |= {"stream": self.stream.state_dict(), "random": generators, "engine": self.engine.state_dict()}
@@ -410,15 +393,15 @@ class _Loop:
             folder.cut_back(-1)
             return
         state = found.state
-        check_settings(state.get("settings"), self.settings)
-        load_states(found, self._parts())
+        engine.check_settings(state.get("settings"), self.settings)
+        engine.load_states(found, self._parts())
         self.stream.load_state_dict(state["stream"])
         ranks, now = state["random"], self.accelerator.num_processes
         if len(ranks) != now:
-            raise TrainingError(
+            raise engine.TrainingError(
                 f"the checkpoint is of {len(ranks)} process(es), this run has {now}: resume with as many as before"
             )
-        set_random_state(ranks[self.accelerator.process_index])
+        environment.set_random_state(ranks[self.accelerator.process_index])
         self.step = self.resumed_from = self.start = found.step
         folder.cut_back(found.step)
         folder.seconds_before = state.get("seconds", 0.0)

@@ -18,14 +18,7 @@ import torch
 
 from metapretrain.errors import InputError
 from metapretrain.files import json_bytes, one_line_errors, plain, read_json, write_all, write_whole
-from metapretrain.training.environment import (
-    command,
-    commit,
-    device_name,
-    peak_memory_bytes,
-    versions,
-    without_absolute_paths,
-)
+from metapretrain.training import environment
 from metapretrain.training.logs import METRICS, MetricsFile, Tracker, cut_embeddings, write_embedding
 from metapretrain.training.settings import check_same, flatten
 
@@ -140,7 +133,7 @@ class RunFolder:
             [{'step': 1, 'split': 'train', 'name': 'loss', 'value': 0.5}]
         """
         folder, wanted = Path(path), plain(config)
-        name = device_name(device)
+        name = environment.device_name(device)
         if not main:
             return cls(folder, wanted, name, None, main=False)
         with one_line_errors(f"cannot use {folder} as a run folder", "choose another --out"):
@@ -240,16 +233,16 @@ class RunFolder:
             return file
         usual = {
             "wall_s": round(self.wall_seconds, 3),
-            "peak_memory_bytes": peak_memory_bytes(),
+            "peak_memory_bytes": environment.peak_memory_bytes(),
             "device": self.device,
-            "versions": versions(),
-            "commit": commit(),
-            "command": command(),
+            "versions": environment.versions(),
+            "commit": environment.commit(),
+            "command": environment.command(),
         }
         whole = {"schema": 1, "status": "complete", **usual, **result}
         order = ["schema", *(key for key in result if key != "schema"), "status", *usual]
         with self._writing(_RESULT):
-            write_whole(file, json_bytes(without_absolute_paths(plain({key: whole[key] for key in order}))))
+            write_whole(file, json_bytes(environment.without_absolute_paths(plain({key: whole[key] for key in order}))))
             self._tracker.flush()
         return file
 
@@ -284,7 +277,12 @@ class RunFolder:
         if stored is None or not (left or resume):  # a run that was refused after it was opened is begun anew
             if left:
                 raise InputError(f"{self.path} holds {left[0]} but no {_CONFIG}; choose another --out")
-            about = {"versions": versions(), "commit": commit(), "device": self.device, "command": command()}
+            about = {
+                "versions": environment.versions(),
+                "commit": environment.commit(),
+                "device": self.device,
+                "command": environment.command(),
+            }
             with self._writing(_CONFIG):
                 write_whole(self.path / _CONFIG, json_bytes({"config": self.config, **about}))
             return
@@ -294,7 +292,7 @@ class RunFolder:
         if (self.path / _RESULT).exists():
             return
         started = "%s was started with %s and goes on with %s: its end may differ in the last bits"
-        about, before = flatten({"versions": versions(), "device": self.device}), flatten(stored)
+        about, before = flatten({"versions": environment.versions(), "device": self.device}), flatten(stored)
         for key in ("versions.torch", "device"):  # the device's name has the number of threads
             if before.get(key) != about[key]:
                 _log.warning(started, self.path, f"{key} {before.get(key)}", about[key])

@@ -161,7 +161,7 @@ def test_a_cut_experiment_resumes_to_the_same_bits(
         return real(self, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Engine, "prepared", prepared)
+        patch.setattr(loop.engine.Engine, "prepared", prepared)
         with pytest.raises(Killed):
             make("cut").row(row, method, 0)
     with pytest.raises(InputError, match="--resume"):
@@ -172,7 +172,7 @@ def test_a_cut_experiment_resumes_to_the_same_bits(
         counted.append(1)
         return real(self, batches)
 
-    monkeypatch.setattr(loop.Engine, "prepared", count)
+    monkeypatch.setattr(loop.engine.Engine, "prepared", count)
     rest = make("cut", resume=True)
     result = rest.row(row, method, 0)
     assert len(counted) < 20 - cut + 3  # from a checkpoint, not from the start
