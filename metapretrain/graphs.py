@@ -14,6 +14,7 @@ from metapretrain.nests import Nest, layout, map_tensors, tensors
 
 log = logging.getLogger(__name__)
 MOST = 64  # recorded layouts; others run as they are
+FORGET = 1000  # layouts that are counted: a state that differs with each call fills no memory
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -60,6 +61,8 @@ class Recorder:
         with torch.cuda.device_of(leaves[0]):  # a graph belongs to the current one
             key = layout(given)
             if key not in self.graphs:
+                if len(self.seen) > FORGET:
+                    self.seen.clear()
                 self.seen[key] = self.seen.get(key, 0) + 1
                 if self.seen[key] <= self.plain or len(self.graphs) >= self.most or not self._record(key, given):
                     return _aside(self.function, given) if self.aside else self.function(*given)

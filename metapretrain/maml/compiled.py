@@ -23,14 +23,13 @@ from metapretrain.graphs import Recorder, add_gradients, own_gradients
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build, state_of
 from metapretrain.maml.inner import Inner, any_step, at_step, differentiable_twice, leaves_of
-from metapretrain.maml.learner import MAML, Reptile, pair
+from metapretrain.maml.learner import GRAPH_WARMUPS, MAML, Reptile, learned_by, pair
 from metapretrain.maml.meta import meta_loss
 from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
 
 logger = logging.getLogger(__name__)
 
 Tensors = list[Tensor]
-GRAPH_WARMUPS = 3  # before recording: the engine's probe, lazy buffers and autotuning have to settle
 BY_STEP = "inner rates by step cannot be compiled; give one rate, or leave compile out"
 ALLOWED = {"batchnorm": ("batch", "frozen"), "optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
 # Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
@@ -180,7 +179,9 @@ class MetaGraph:
     def __init__(self, learner: Any, compile: bool = False) -> None:
         if not hasattr(learner, "backward"):
             raise InputError(f"a {type(learner).__name__} is no learner: give MAML, its kin or ProtoNet over it")
-        self.learner, self.step = learner, CompiledMeta(learner) if compile else learner
+        self.learner, step = learner, CompiledMeta(learner) if compile else learner
+        own = isinstance(step, MAML) and type(step).backward is MAML.backward
+        self._eager = step.eager_backward if own else step.backward
         self.recorder = Recorder(self._gradients, plain=0, warmups=GRAPH_WARMUPS, changed=self._buffers)
 
     def backward(self, support: Any, query: Any) -> Tensor:
@@ -192,7 +193,7 @@ class MetaGraph:
         batch = pair(support), pair(query)
         leaves = tensors(batch)
         if not leaves or not leaves[0].is_cuda:
-            losses: Tensor = self.step.backward(*batch)
+            losses: Tensor = self._eager(*batch)
             return losses
         learned = self._learned()
         form = [*(id(p) for p in learned), state_of(self.learner)]  # recorded anew where it is another
@@ -201,8 +202,7 @@ class MetaGraph:
         return losses
 
     def _learned(self) -> Tensors:
-        rates = tensors(getattr(self.learner, "lr", None))  # which are not registered unless they are parameters
-        learned = list({id(p): p for p in (*self.learner.parameters(), *rates) if p.requires_grad}.values())
+        learned = learned_by(self.learner)
         if not all(p.is_leaf for p in learned):
             raise InputError("lr comes from further computations, which a recorded meta-step would miss; use backward")
         return learned
@@ -212,7 +212,7 @@ class MetaGraph:
 
     def _gradients(self, support: Nest, query: Nest, _: Nest) -> tuple[Tensor, list[Tensor | None]]:
         with own_gradients(self._learned()) as found:
-            losses = self.step.backward(support, query)
+            losses = self._eager(support, query)
         return losses, found
 
 

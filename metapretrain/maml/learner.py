@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +14,15 @@ from torch.nn import functional as F
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.adapt import adapt, check_module_not_compiled, check_usable, choose_names
+from metapretrain.graphs import Recorder, add_gradients, own_gradients
+from metapretrain.maml.adapt import adapt, check_module_not_compiled, check_usable, choose_names, state_of
 from metapretrain.maml.inner import (
     Named,
     at_step,
     check_operators,
     checked_rate,
     differentiable_twice,
+    leaves_of,
     parse_rates,
     scalar,
 )
@@ -193,7 +197,20 @@ class MAML(nn.Module):
         return meta_loss(self._task_loss(), self._values(), s, q, step_weights=step_weights, **self._options(s))
 
     def backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
-        """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached."""
+        """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached.
+
+        On a GPU, with engine "auto", the fifth call with the same shapes is recorded as a CUDA graph and replayed from
+        then on, with the same result. Modules and parameters with hooks, and computed rates, are never recorded.
+        """
+        s, q = self._stacked(support, query)
+        if step_weights is not None or not records_itself(self, tensors((s, q))):
+            return self.eager_backward(s, q, step_weights)
+        if self not in _recordings:
+            _recordings[self] = RecordedBackward(self)
+        return _recordings[self].backward(s, q)
+
+    def eager_backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
+        """As :meth:`backward`, never recorded."""
         s, q = self._stacked(support, query)
         return meta_backward(self._task_loss(), self._values(), s, q, step_weights=step_weights, **self._options(s))
 
@@ -331,6 +348,8 @@ class MAML(nn.Module):
         Raises InputError for parameters that the loss does not use or that take no gradient, by name; a loss that is
         not a scalar; rates that are not above 0, or one for each step.
         """
+        if isinstance(loss, Tensor) and loss.is_cuda:
+            tell_of_batches()
         first_order = self.first_order if first_order is None else first_order
         allow_nograd = self.allow_nograd if allow_nograd is None else allow_nograd
         allow_unused = self.allow_unused if allow_unused is None else allow_unused
@@ -350,6 +369,91 @@ class MAML(nn.Module):
             raise InputError("clone() and adapt() do not count steps; give lr as one rate or by name")
         parsed = parse_rates(rates, {name: w.shape for name, w in weights.items()}, 1)
         return {name: parsed.at(0, name) for name in weights}
+
+
+logger = logging.getLogger(__name__)
+EAGER_CALLS, GRAPH_WARMUPS = 4, 3  # before recording: the engine's probe, lazy buffers and autotuning have to settle
+
+
+def records_itself(learner: MAML, data: list[Tensor]) -> bool:
+    """Whether `backward` may be recorded: on one GPU, engine "auto", and nothing that a replay would miss."""
+    if learner.engine != "auto" or not data or not data[0].is_cuda or learner._is_clone():
+        return False
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if several or torch.cuda.is_current_stream_capturing() or not torch.is_grad_enabled():
+        return False
+    learned = learned_by(learner)
+    hooked: list[Any] = [
+        *(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in learned),
+        *(hooks for part in learner.modules() for name, hooks in vars(part).items() if name.endswith("_hooks")),
+    ]
+    return not any(hooked) and all(p.is_leaf for p in learned) and not any(x.requires_grad for x in data)
+
+
+def learned_by(learner: Any) -> list[Tensor]:
+    """Parameters and rates that ask for a gradient; rates are not registered unless they are parameters."""
+    rates = tensors(getattr(learner, "lr", None))
+    return list({id(p): p for p in (*learner.parameters(), *rates) if p.requires_grad}.values())
+
+
+class RecordedBackward:
+    """A learner's eager backward on a GPU, recorded once for each shape, state and place of its tensors."""
+
+    def __init__(self, learner: MAML) -> None:
+        self.learner, self.last = ref(learner), list[Any]()  # not owned: it is kept by the learner
+        self.recorder = Recorder(
+            self._gradients,
+            plain=EAGER_CALLS,
+            warmups=GRAPH_WARMUPS,
+            changed=lambda: list(self._learner().buffers()),
+            prepare=self._check_leaves,
+            most=8,
+        )
+
+    def backward(self, support: Any, query: Any) -> Tensor:
+        """As :meth:`MAML.backward`."""
+        learner = self._learner()
+        self.last[:] = support, query
+        learned = learned_by(learner)
+        places = [tensor.data_ptr() for tensor in (*learner.parameters(), *learned, *learner.buffers())]
+        flags: Any = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        losses, gradients = self.recorder(support, query, [*places, *flags, cast, state_of(learner)])
+        self.last.clear()
+        add_gradients(learned, gradients)
+        return losses  # type: ignore[no-any-return]
+
+    def _learner(self) -> MAML:
+        learner = self.learner()
+        assert learner is not None
+        return learner
+
+    def _gradients(self, support: Nest, query: Nest, _: Nest) -> tuple[Tensor, list[Tensor | None]]:
+        learner = self._learner()
+        with own_gradients(learned_by(learner)) as found:
+            losses = learner.eager_backward(support, query)
+        return losses, found
+
+    def _check_leaves(self) -> None:
+        """Gradients of tensors that a replay would not collect, of a learned loss say, forbid the recording."""
+        learner = self._learner()
+        known = {id(p) for p in learned_by(learner)}
+        if any(id(leaf) not in known for leaf in leaves_of([learner.losses(*self.last)])):
+            raise RuntimeError("the loss asks for gradients of other tensors than the learner's")
+
+
+_recordings: WeakKeyDictionary[MAML, RecordedBackward] = WeakKeyDictionary()
+_told = [False]
+
+
+def tell_of_batches() -> None:
+    """Say, once for a process, that whole batches are faster."""
+    if not _told[0]:
+        _told[0] = True
+        logger.warning(
+            "clone() and adapt() start the kernels of one task at a time; MAML.backward(support, query) of a batch of "
+            'tasks gives the same gradient many times faster (silence: logging.getLogger("metapretrain.maml"))'
+        )
 
 
 class _Records(nn.Module):
@@ -474,7 +578,7 @@ class Reptile(FOMAML):
         start = torch.cat([p.flatten() for p in values.values()])
         return found[:, 0] + ((start.detach() - found[:, 1:]) * (start - start.detach())).sum(1)  # its value is 0
 
-    def backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
+    def eager_backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """Add the mean of Reptile's gradients to ``.grad``; return the losses (T,), detached."""
         losses = self.losses(support, query, step_weights)
         losses.mean().backward()

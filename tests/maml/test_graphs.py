@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from metapretrain import graphs
 from metapretrain.errors import InputError
-from metapretrain.maml import FOMAML, MAML, MetaGraph, MetaSGD
+from metapretrain.maml import FOMAML, MAML, MetaGraph, MetaSGD, learner
 from metapretrain.protonet.learner import ProtoNet
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
@@ -102,3 +106,122 @@ def test_the_names_of_inputs_are_not_mixed_up() -> None:
 def test_a_module_is_no_learner() -> None:
     with pytest.raises(InputError, match="a Linear is no learner: give MAML"):
         MetaGraph(nn.Linear(2, 2))
+
+
+class OnGpu(Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+class Calls:
+    """What :class:`RecordedBackward` does, with a learner on the CPU and graphs that run the function again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.eager, self.recorded, self.capturing = 0, 0, False
+
+        class Graph:
+            def __init__(own, function: Any, given: Any, pool: Any) -> None:
+                self.recorded += 1
+                own.function, own.given = function, given
+
+            def __call__(own, leaves: list[Tensor]) -> Any:
+                before = self.eager
+                found = own.function(*own.given)
+                self.eager = before
+                return found
+
+        real = MAML.eager_backward
+
+        def eager(learner: MAML, *parts: Any) -> Tensor:
+            self.eager += 1
+            support, query = ((x.as_subclass(Tensor), y.as_subclass(Tensor)) for x, y in parts[:2])
+            return real(learner, support, query, *parts[2:])
+
+        monkeypatch.setattr(MAML, "eager_backward", eager)
+        monkeypatch.setattr(MAML, "_stacked", lambda learner, support, query: (support, query))
+        monkeypatch.setattr(graphs, "_Graph", Graph)
+        monkeypatch.setattr(graphs, "_aside", lambda function, given: function(*given))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+
+    def backward(self, maml: MAML, times: int) -> None:
+        part = tuple(tensor.as_subclass(OnGpu) for tensor in batch(0, "cpu"))
+        for _ in range(times):
+            maml.backward(part, part)
+
+
+def test_backward_records_itself_after_a_few_calls_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    maml, part = MAML(net().double(), lr=0.1), batch(0, "cpu")
+    maml.eager_backward(part, part)
+    once = [p.grad for p in maml.parameters()]
+    maml.zero_grad()
+    calls = Calls(monkeypatch)
+    for times in range(1, 8):  # gradients add up, eager or recorded
+        calls.backward(maml, 1)
+        assert calls.recorded == (times > 4)
+        for p, grad in zip(maml.parameters(), once, strict=True):
+            torch.testing.assert_close(p.grad, times * grad)
+    assert calls.eager == 4 + 3  # and three to warm up
+    maml.module.eval()
+    calls.backward(maml, 5)
+    assert calls.recorded == 2
+
+
+SCALE = torch.ones((), dtype=torch.float64, requires_grad=True)
+
+
+def learned_loss(z: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(z * SCALE, y)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda maml, calls: setattr(maml, "engine", "vmap"),
+        lambda maml, calls: setattr(calls, "capturing", True),
+        lambda maml, calls: setattr(maml, "lr", torch.tensor(0.1, requires_grad=True).exp()),
+        lambda maml, calls: maml.module.register_forward_hook(lambda *_: None),
+        lambda maml, calls: next(maml.parameters()).register_hook(lambda grad: grad),
+        lambda maml, calls: setattr(maml, "loss", learned_loss),
+    ],
+)
+def test_what_a_replay_would_miss_is_not_recorded(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    maml, calls = MAML(net().double(), lr=0.1), Calls(monkeypatch)
+    for _ in range(6):
+        change(maml, calls)
+        calls.backward(maml, 1)
+    assert calls.recorded == 0
+    SCALE.grad = None
+
+
+def test_a_learner_that_was_recorded_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    maml, calls = MAML(net().double(), lr=0.1), Calls(monkeypatch)
+    calls.backward(maml, 6)
+    gone = weakref.ref(maml)
+    del maml
+    gc.collect()
+    assert gone() is None
+
+
+def test_users_of_clone_and_adapt_are_told_once_what_is_faster(caplog: pytest.LogCaptureFixture) -> None:
+    learner._told[0] = False
+    for _ in range(2):
+        learner.tell_of_batches()
+    (record,) = caplog.records
+    assert "MAML.backward(support, query)" in record.getMessage()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_backward_on_a_gpu_is_recorded_and_gives_the_same() -> None:
+    torch.manual_seed(0)
+    eager, maml = (MAML(net().cuda().double(), lr=0.1, steps=2) for _ in range(2))
+    eager.load_state_dict(maml.state_dict())
+    for seed in range(8):
+        support, query = batch(seed, "cuda"), batch(seed + 10, "cuda")
+        torch.testing.assert_close(maml.backward(support, query), eager.eager_backward(support, query))
+        for p, q in zip(maml.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+    assert len(learner._recordings[maml].recorder.graphs) == 1
