@@ -68,7 +68,7 @@ LAYOUT = Layout(
     ),
     further_legend=(
         "Target loss: mean over the setting's targets on rows that no utility saw; aware and agnostic rows have other "
-        "targets. Labels read: rows of labelled targets that training and probes read, at most."
+        "targets. Labels read: rows of labelled targets that training and probes read, at most. "
         "Taylor: agreement of its utilities with exact ones on the same batches, mean over the evaluations; "
         "the regret is 0 where its first source is the best one and 1 where it is the worst."
     ),

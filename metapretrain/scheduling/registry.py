@@ -69,11 +69,6 @@ class Schedule:
         """Whether the scheduler looks at losses of its own batches."""
         return "params" in inspect.signature(SCHEDULERS[self.name]).parameters
 
-    @property
-    def looks(self) -> bool:
-        """Whether the scheduler looks at the targets."""
-        return "targets" in inspect.signature(SCHEDULERS[self.name]).parameters
-
 
 def option_defaults(name: str) -> dict[str, Any]:
     """The options of a scheduler and their defaults; `inspect.Parameter.empty` where one must be given.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, scheduler_of
 from metapretrain.experiments.schedule.tasks.base import PretrainingTask, Tensors, to_device
 from metapretrain.models.text_encoders import TextEncoder
-from metapretrain.scheduling import Choice, Probe, Schedule, UtilityScheduler, agreement
+from metapretrain.scheduling import SCHEDULERS, Choice, Probe, UtilityScheduler, agreement
 from metapretrain.scheduling.probes import Weights, mean_losses
 from metapretrain.training import TrainReport, TrainSettings, train
 from metapretrain.training.environment import mixed_precision
@@ -111,7 +112,7 @@ class ScheduledPretraining:
         tasks = {name: data.tasks[name] for name in (*sources, *self.targets)}
         self.step = ScheduleStep(encoder, tasks, seed).to(self.machine.device)
         self.held = {name: data.halves(name, recipe.held_out) for name in self.targets}
-        self.looks = Schedule(method.kind).looks
+        self.looks = "targets" in inspect.signature(SCHEDULERS[method.kind]).parameters
         held = self.held if self.looks else {}
         self.rows = {name: held[name][0] if name in held else range(tasks[name].sizes["train"]) for name in sources}
         probes = {name: self._probe(name, "train", self.rows[name]) for name in sources}
