@@ -48,6 +48,10 @@ METHODS = {
     "weighted-sts": TextMethod(favoured="sts", sts=None),
     "pcgrad": TextMethod(joined=True, surgery=True),
     "pretrain-ce": TextMethod("cross-entropy", joined=True),
+    "cross-cosine": TextMethod(joined=True, sts="cosine"),  # PARA as one sequence, STS by the cosine
+    "proto-cosine": TextMethod("proto-cosine", joined=True, sts="cosine"),
+    "pretrain-ce-cosine": TextMethod("cross-entropy-cosine", joined=True, sts="cosine"),
+    "proto-frozen": TextMethod("proto", joined=True, frozen=True),
     "proto-separate": TextMethod("proto-separate", sts=None),
     "proto": TextMethod("proto", joined=True),
     "proto-query": TextMethod("proto-query", joined=True),

@@ -21,7 +21,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.metrics import temperature
 from metapretrain.experiments.text.data import read_rows, write_table
 from metapretrain.experiments.text.objectives import Output, added, build_heads
-from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe
+from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe, one_sequence
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import check_sums, load_tensors, read_json
 from metapretrain.models.saved import ENCODER as IMAGE_ENCODER
@@ -131,15 +131,17 @@ def describe(tasks: Sequence[TextTask], method: TextMethod | TextPretraining, re
 class SavedTextModel(Saved):
     """The encoder of a finished run with its heads, or its prototypes where it has no head for a task.
 
-    `outputs` is what it predicts, by the task's name; `joined`: pairs are encoded as one sequence.
+    `outputs` is what it predicts, by the task's name; `joined`: whether its pairs are one sequence.
     """
 
     def __init__(self, encoder: TextEncoder, model: Mapping[str, Any], folder: Path) -> None:
         super().__init__()
-        self.encoder, self.joined = encoder, bool(model["joined"])
+        self.encoder = encoder
+        plan = TextPretraining(joined=bool(model["joined"]), sts=model.get("sts"))
         self.limit = min(int(model["max_length"]), encoder.max_length)
         found = [Output(**{**about, "classes": tuple(about["classes"])}) for about in model["tasks"]]
         self.outputs = {output.name: output for output in found}
+        self.joined = {output.name: one_sequence(plan, output.kind) for output in found}
         self.heads, self.prototypes = nn.ModuleDict(), load_tensors(folder / PROTOTYPES)
         if model["heads"]:
             fields = TextMethod.__dataclass_fields__
@@ -173,7 +175,7 @@ class SavedTextModel(Saved):
             raise InputError(f"{task} takes {'pairs of sentences' if not texts.pairs else 'single sentences'}")
         if not len(texts):
             return torch.zeros(0) if output.regression else torch.zeros(0, output.num_classes)
-        tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined)
+        tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined[task])
         z = embed_tokens(self.encoder, tokens, next(self.encoder.parameters()).device, self.limit)
         if task in self.heads:
             found: Tensor = self.heads[task](*z).float().cpu()

@@ -86,11 +86,7 @@ query mode no query has a prototype; use larger or class-balanced batches, or mo
 
 
 def query_count(rows: int, query_fraction: float) -> int:
-    """Number of queries in a batch of `rows`: the rounded fraction, but never an empty side.
-
-    >>> query_count(128, 0.25), query_count(2, 0.1)
-    (32, 1)
-    """
+    """Number of queries in a batch of `rows`: the rounded fraction, but never an empty side."""
     return max(1, min(rows - 1, round(query_fraction * rows)))
 
 
@@ -100,12 +96,7 @@ def random_queries(keys: Tensor, query_fraction: float) -> Tensor:
 
 
 def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor:
-    """(B,) bool: in each class the rounded fraction, at least 1 and never all; none in a class of one.
-
-    >>> y = torch.tensor([0, 0, 0, 0, 1, 1, 2])
-    >>> stratified_queries(torch.arange(7), y, 0.25).tolist()
-    [True, False, False, False, True, False, False]
-    """
+    """(B,) bool: in each class the rounded fraction, at least 1 and never all; none in a class of one."""
     by_key = torch.argsort(keys)
     order = by_key[torch.argsort(y[by_key], stable=True)]
     ordered = y[order].contiguous()

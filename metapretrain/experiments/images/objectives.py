@@ -145,13 +145,7 @@ class SimCLR(Objective):
 
 
 def contrast_pairs(image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (anchor, positive, anchor, negative) row indices, given which image each row shows (N,).
-
-    Example:
-        >>> anchor, positive, _, negative = contrast_pairs(torch.tensor([0, 1, 0, 1]))
-        >>> anchor.tolist(), positive.tolist(), negative.tolist()
-        ([0, 1, 2, 3], [2, 3, 0, 1], [1, 3, 0, 2, 1, 3, 0, 2])
-    """
+    """Return (anchor, positive, anchor, negative) row indices, given which image each row shows (N,)."""
     same = image[:, None] == image[None, :]
     anchor, positive = torch.where(same & ~torch.eye(len(image), dtype=torch.bool, device=image.device))
     other, negative = torch.where(~same)
@@ -279,12 +273,7 @@ def own_objectives() -> list[str]:
 
 
 def sources() -> dict[str, str]:
-    """Return the objectives between which a scheduler chooses, `{its name there: its name}`.
-
-    Example:
-        >>> sources()
-        {'supervised': 'supervised', 'prl': 'prl-standard', 'simclr': 'simclr'}
-    """
+    """Return the objectives between which a scheduler chooses, `{its name there: its name}`."""
     return {entry.scheduled: name for name, entry in OBJECTIVES.items() if entry.scheduled is not None}
 
 

@@ -74,6 +74,3 @@ class ImageRecipe:
         for share in ("pretrain_share", "joint_weight"):
             number(share, getattr(self, share), above=0, below=1)
         number("simclr_temperature", self.simclr_temperature, above=0)
-
-
-Phase, Recipe = ImagePhase, ImageRecipe  # as guides named them before

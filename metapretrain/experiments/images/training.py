@@ -64,12 +64,7 @@ def new_encoder(data: ImageData, recipe: ImageRecipe, seed: int, name: str | Non
 
 
 def views(objective: str) -> int:
-    """Encoder passes an image and update.
-
-    Example:
-        >>> views("simclr"), views("prl-query")
-        (2, 1)
-    """
+    """Encoder passes an image and update."""
     return 1 if objective == SCHEDULED else OBJECTIVES[objective].kind.views
 
 

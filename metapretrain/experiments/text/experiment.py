@@ -23,6 +23,8 @@ from metapretrain.experiments.text.recipe import (
     TextPretraining,
     TextRecipe,
     loss_weights,
+    method_phase,
+    one_sequence,
     updates,
 )
 from metapretrain.experiments.text.streams import share_of
@@ -150,8 +152,7 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         encoder, heads = trained.encoder, trained.heads
         split = "validation" if self.data.tuning else "dev"
         parts = ("train", split) if self.data.tuning else ("train", split, "test")
-        joined = context.method.joined
-        z = {part: embed(encoder, self.data, self.recipe, part, joined, self.machine) for part in parts}
+        z = {part: embed(encoder, self.data, self.recipe, part, context.method, self.machine) for part in parts}
         headed = [task for task in self.data.tasks if task.name in heads]
         predicted = {part: predictions(headed, heads, z[part]) for part in parts if part != "train"}
         metrics = prototype_scores(self.data.scored, z["train"], z[split])
@@ -164,10 +165,10 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
     def outcome(self, context: TextContext, trained: TrainedText, scores: TextScores) -> Outcome:
         method, before, report = context.method, context.before, trained.report
         if context.shared:
-            budget = {"encoder_passes": self._passes(report, method.joined), "updates": report.updates}
+            budget = {"encoder_passes": self._passes(report, method), "updates": report.updates}
             return Outcome(scores.metrics, budget, self._about(report))
         steps = {"pretrain_updates": before["updates"], "finetune_updates": report.updates}
-        passes = before["encoder_passes"] + (0 if method.frozen else self._passes(report, method.joined))
+        passes = before["encoder_passes"] + (0 if method.frozen else self._passes(report, method))
         budget = {"encoder_passes": passes, "updates": sum(steps.values()), **steps}
         extra = {"pretrain_wall_s": before["wall_s"], **self._about(report, method.frozen)}
         return Outcome(scores.metrics, budget, extra)
@@ -185,10 +186,13 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         if context.shared or not self.data.tuning:  # a trial's weights are used by nobody
             self._save_model(run, trained.encoder, trained.heads, scores.z_train)
 
-    def _passes(self, report: TextReport, joined: bool) -> int:
-        """Sequences that training encoded: one a row, or two where pairs are encoded separately; probes left out."""
-        sequences = {task.name: 1 if joined or not task.train.pairs else 2 for task in self.data.tasks}
-        return self.recipe.batch_size * sum(report.batches.get(name, 0) * number for name, number in sequences.items())
+    def _passes(self, report: TextReport, method: Any) -> int:
+        """Sequences that training encoded: one a row, or two where pairs are encoded apart, all twice with R-Drop."""
+        tasks = self.data.tasks
+        rows = {task.name: 1 if one_sequence(method, task.kind) or not task.train.pairs else 2 for task in tasks}
+        phase = None if isinstance(method, TextPretraining) else method_phase(self.recipe, method)
+        times = 2 if phase is not None and phase.rdrop else 1
+        return times * self.recipe.batch_size * sum(report.batches.get(name, 0) * rows[name] for name in rows)
 
     def _about(self, report: TextReport, frozen: bool = False) -> dict[str, Any]:
         """What a result says besides: its encoder, tokens a second and share of padding where training encoded any."""
@@ -214,7 +218,7 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         """Embeddings and classes of some rows of each task, the same rows before and after."""
         split = "validation" if self.data.tuning else "dev"
         found = {}
-        for name, z in embed(encoder, self.data, self.recipe, split, context.method.joined, self.machine).items():
+        for name, z in embed(encoder, self.data, self.recipe, split, context.method, self.machine).items():
             task = next(task for task in self.data.tasks if task.name == name)
             rows = subsample(len(z[0]), self.map_points)
             found[name] = added(z).cpu()[rows], task.class_labels(getattr(task, split))[rows]

@@ -19,20 +19,14 @@ from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens
 from metapretrain.distributed import mean_over_ranks
 from metapretrain.experiments.images.objectives import WeightedLosses
-from metapretrain.experiments.text.recipe import TextMethod
+from metapretrain.experiments.text.recipe import TextMethod, one_sequence
 from metapretrain.models.text_encoders import ClassHead, CosineHead, PairHead, share_hidden
 from metapretrain.nests import evaluation_mode
 from metapretrain.protonet import ProtoLoss
 
 
 def task_gradients(losses: Sequence[Tensor], shared: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the gradient of each loss for each shared parameter; the graph is kept.
-
-    Example:
-        >>> w = torch.ones(2, requires_grad=True)
-        >>> task_gradients([w.sum(), 2 * w.sum()], [w])
-        [[tensor([1., 1.])], [tensor([2., 2.])]]
-    """
+    """Return the gradient of each loss for each shared parameter; the graph is kept."""
     options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
     return [list(torch.autograd.grad(loss, shared, **options)) for loss in losses]
 
@@ -44,12 +38,7 @@ def dot_products(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
 
 
 def cosines(products: Tensor) -> Tensor:
-    """Return the cosines (T, T) of gradients from their dot products; 0 beside a gradient that vanishes.
-
-    Example:
-        >>> cosines(torch.tensor([[4.0, -2.0], [-2.0, 1.0]]))[0]
-        tensor([ 1., -1.])
-    """
+    """Return the cosines (T, T) of gradients from their dot products; 0 beside a gradient that vanishes."""
     norms = products.diagonal().clamp_min(0).sqrt()
     scale = norms[:, None] * norms[None, :]
     return torch.where(scale > 0, products / scale.clamp_min(torch.finfo(products.dtype).tiny), 0)
@@ -60,11 +49,6 @@ def projection_weights(products: Tensor, order: Tensor) -> Tensor:
 
     Each task's gradient g_i meets the others in its own order, row i of `order`: int64 (T, T), a permutation of 0..T-1
     per row. Where g_i . g_j < 0, it loses its part along g_j.
-
-    Example:
-        >>> gradients = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
-        >>> projection_weights(gradients @ gradients.T, torch.tensor([[0, 1], [0, 1]]))
-        tensor([2.0000, 1.5000])
     """
     tasks = torch.arange(len(products), device=products.device)
     mixed = torch.eye(len(products), dtype=products.dtype, device=products.device)
@@ -199,13 +183,30 @@ class TextLabels(TextObjective):
         self.head, self.label_smoothing = head, label_smoothing
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
-        outputs, labels = self.head(*z).float(), self.texts.labels[rows]
+        return self._loss(self.head(*z).float(), self.texts.labels[rows])
+
+    def doubled(self, z: Encoded, rows: Tensor, rdrop: float) -> Tensor:
+        """The loss of rows that are there twice, first half and second, and how much the halves disagree (R-Drop)."""
+        outputs = self.head(*z).float()
+        apart = disagreement(outputs, self.texts.kind.endswith("regression"))
+        return self._loss(outputs, self.texts.labels[rows]) + rdrop * apart
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         if self.texts.kind.endswith("regression"):
             return F.mse_loss(outputs, labels)
         if outputs.ndim > 1:
             return F.cross_entropy(outputs, labels, label_smoothing=self.label_smoothing)
         wanted = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs, wanted)
+
+
+def disagreement(outputs: Tensor, scores: bool) -> Tensor:
+    """Mean KL divergence, both ways, of halves of outputs (2B, C) or (2B,); squared difference of scores: R-Drop."""
+    if scores:
+        return F.mse_loss(*outputs.chunk(2))
+    logits = outputs if outputs.ndim > 1 else torch.stack([torch.zeros_like(outputs), outputs], 1)
+    p, q = logits.log_softmax(1).chunk(2)
+    return ((p.exp() - q.exp()) * (p - q)).sum(1).mean() / 2
 
 
 def added(z: Encoded) -> Tensor:
@@ -218,19 +219,13 @@ def build_heads(tasks: Sequence[TextTask | Output], method: TextMethod, sts_head
 
     The method tells how pairs are encoded and which heads share their hidden layers; where nothing is trained, only
     heads without parameters are built. `sts_head` is `mlp` or `cosine`, where the method leaves it open.
-
-    Example:
-        >>> from metapretrain.data.made import made_tasks
-        >>> heads = build_heads(made_tasks(), TextMethod(), "mlp", 384)
-        >>> {name: sum(p.numel() for p in head.parameters()) for name, head in heads.items()}
-        {'sst': 1925, 'para': 296065, 'sts': 296065}
     """
     heads: dict[str, nn.Module] = {}
     shared: PairHead | None = None
     for task in tasks:
         binary = task.kind == "pair-classification" and task.num_classes == 2
         outputs = 1 if task.regression or binary else task.num_classes
-        if not task.kind.startswith("pair") or method.joined:
+        if not task.kind.startswith("pair") or one_sequence(method, task.kind):
             heads[task.name] = ClassHead(features, outputs)
         elif task.regression and (method.sts or sts_head) == "cosine":
             heads[task.name] = CosineHead(task.low, task.high)
@@ -254,7 +249,8 @@ def head_predictions(task: TextTask | Output, head: nn.Module, z: Encoded) -> Te
 class TextStep(WeightedLosses[TextObjective]):
     """The losses of one update; the rows of tasks whose batches have one width go through the encoder together.
 
-    The model takes {"input_ids", "attention_mask", ...} (B, L) to features (B, D); `surgery`: PCGrad on its parameters.
+    The model takes {"input_ids", "attention_mask", ...} (B, L) to features (B, D); `surgery`: PCGrad on its parameters;
+    `rdrop`: rows go through it twice, and how much the two disagree is added with this weight.
     """
 
     def __init__(
@@ -263,9 +259,10 @@ class TextStep(WeightedLosses[TextObjective]):
         objectives: Mapping[str, TextObjective],
         weights: Mapping[str, float] | None = None,
         surgery: bool = False,
+        rdrop: float | None = None,
     ) -> None:
         super().__init__(model, objectives, weights)
-        self.surgery = surgery
+        self.surgery, self.rdrop = surgery, rdrop or 0.0
 
     @property
     def texts(self) -> dict[str, TextRows]:
@@ -274,19 +271,24 @@ class TextStep(WeightedLosses[TextObjective]):
 
     def forward(self, batches: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return `{name: weighted loss}` for `{name: {"rows": (B,), "width": (L, 0)}}`."""
+        if self.rdrop:
+            batches = {name: {**batch, "rows": batch["rows"].repeat(2)} for name, batch in batches.items()}
         if not self.surgery:
-            return self.losses(batches, self.encode(batches))
+            return self.losses(batches, self.encode(batches), self.rdrop)
         # Each task by itself: the backward pass of a task then has its own rows only.
         losses: dict[str, Tensor] = {}
         for name, batch in batches.items():
-            losses |= self.losses({name: batch}, self.encode({name: batch}))
+            losses |= self.losses({name: batch}, self.encode({name: batch}), self.rdrop)
         return pcgrad(losses, list(self.model.parameters()))
 
-    def losses(self, batches: Mapping[str, Any], z: Mapping[str, Encoded]) -> dict[str, Tensor]:
-        return {
-            name: self.weights.get(name, 1.0) * self.objective(name).loss(z[name], batch["rows"])
-            for name, batch in batches.items()
-        }
+    def losses(self, batches: Mapping[str, Any], z: Mapping[str, Encoded], rdrop: float = 0.0) -> dict[str, Tensor]:
+        found = {}
+        for name, batch in batches.items():
+            objective, rows = self.objective(name), batch["rows"]
+            twice = rdrop and isinstance(objective, TextLabels)
+            loss = objective.doubled(z[name], rows, rdrop) if twice else objective.loss(z[name], rows)
+            found[name] = self.weights.get(name, 1.0) * loss
+        return found
 
     def encode(self, batches: Mapping[str, Any]) -> dict[str, list[Tensor]]:
         """Embed the rows of each task, one pass through the encoder a width."""

@@ -25,6 +25,7 @@ class TextPretraining:
     Args:
         loss: `prototypes`, or `cross-entropy` with a linear head per task: the control.
         joined: a pair is one sequence; else its two embeddings are added (text paper, appendix A.2).
+        sts: `cosine`: scores are learned by the cosine of both sentences, encoded apart, and have no prototypes.
         query: prototypes from support rows and loss on query rows, by the recipe's `query` options.
         epoch: prototypes over the epoch so far.
         ensemble: losses weighted by 1 / ln(classes), so that chance weighs the same in each task, and the average of
@@ -33,6 +34,7 @@ class TextPretraining:
 
     loss: str = "prototypes"
     joined: bool = True
+    sts: str | None = None
     query: bool = False
     epoch: bool = False
     ensemble: bool = False
@@ -45,6 +47,8 @@ PRETRAININGS = {
     "proto-epoch": TextPretraining(epoch=True),
     "proto-ensemble": TextPretraining(ensemble=True),
     "cross-entropy": TextPretraining(loss="cross-entropy"),
+    "proto-cosine": TextPretraining(sts="cosine"),
+    "cross-entropy-cosine": TextPretraining(loss="cross-entropy", sts="cosine"),
 }
 
 
@@ -54,9 +58,10 @@ class TextMethod:
 
     Args:
         pretraining: a name of :data:`PRETRAININGS`, shared by the rows that name it, or None.
-        joined: a pair is one sequence, under Dropout and one linear layer; else the heads of appendix A.1.1.
+        joined: a pair is one sequence, under Dropout and one linear layer; else the heads of appendix A.1.1. With
+            the head `cosine` for scores, theirs are encoded apart all the same.
         combine: step 3 of those heads: `mult`, `add` or `concat`.
-        sts: head of pair regression where pairs are encoded separately: `mlp` or `cosine`; None: the recipe's.
+        sts: head of pair regression where pairs are encoded apart: `mlp` or `cosine`; None: the recipe's.
         shared: pair tasks share the hidden layers of their heads; frozen: only the heads learn.
         favoured: task whose loss has the weight 0.98; the others have 0.01; surgery: PCGrad between the tasks.
         trained: False: the encoder as it is; scores by cosine and by nearest prototypes.
@@ -80,9 +85,17 @@ class TextMethod:
             one_of("head of STS", self.sts, STS_HEADS)
 
 
+def one_sequence(method: TextMethod | TextPretraining, kind: str) -> bool:
+    """Whether pairs of a task of this kind are one sequence: see `joined` and `sts` of the method."""
+    return method.joined and not (method.sts == "cosine" and kind == "pair-regression")
+
+
 @dataclass(frozen=True)
 class TextPhase(PhaseTerms):
-    """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`."""
+    """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.
+
+    `rdrop`: weight of the disagreement of two passes with dropout (R-Drop, Liang et al., 2021), in phases with heads.
+    """
 
     lr: float
     optimizer: str = "adamw"
@@ -91,6 +104,13 @@ class TextPhase(PhaseTerms):
     warmup: float = 0.0
     clip: float | None = None
     label_smoothing: float = 0.0
+    ema: float | None = None
+    rdrop: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rdrop is not None:
+            number("rdrop", self.rdrop, above=0)
 
 
 @dataclass(frozen=True)
@@ -152,9 +172,16 @@ class TextRecipe:
             whole("updates", self.updates, 1)
         for name in ("pretrain_share", "ensemble_ema"):
             number(name, getattr(self, name), above=0, below=1)
+        if self.pretrain.rdrop or self.frozen.rdrop:
+            raise InputError("rdrop is for phases in which heads and encoder learn: set joint.rdrop and finetune.rdrop")
         one_of("policy", self.policy, POLICIES)
         one_of("head of STS", self.sts_head, STS_HEADS)
         one_of("pooling", self.pooling, ("auto", "mean", "cls"))
+
+
+def method_phase(recipe: TextRecipe, method: TextMethod) -> TextPhase:
+    """The phase in which the heads of a row learn."""
+    return recipe.frozen if method.frozen else recipe.joint if method.pretraining is None else recipe.finetune
 
 
 def epoch_updates(recipe: TextRecipe, tasks: Sequence[TextTask]) -> int:
@@ -187,17 +214,7 @@ def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -
 def loss_weights(
     recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod | TextPretraining
 ) -> dict[str, float]:
-    """Return the weight of each task's loss; InputError if the recipe names another task or a wrong value.
-
-    Example:
-        >>> from metapretrain.data.made import made_tasks
-        >>> phase = TextPhase(lr=1e-3)
-        >>> recipe = TextRecipe(1, phase, phase, phase, phase, loss_weights="sts=2")
-        >>> loss_weights(recipe, made_tasks(), TextMethod())
-        {'sst': 1.0, 'para': 1.0, 'sts': 2.0}
-        >>> loss_weights(recipe, made_tasks(), TextMethod(favoured="para"))
-        {'sst': 0.01, 'para': 0.98, 'sts': 0.01}
-    """
+    """Return the weight of each task's loss; InputError if the recipe names another task or a wrong value."""
     names = [task.name for task in tasks]
     given = parse_weights(recipe.loss_weights, names)
     if isinstance(method, TextMethod) and method.favoured is not None:
@@ -212,12 +229,7 @@ def loss_weights(
 
 
 def parse_weights(text: str, names: Sequence[str]) -> Mapping[str, float]:
-    """Read `sst=0.5,para=2`.
-
-    Example:
-        >>> parse_weights("sst=0.5, para=2", ["sst", "para", "sts"])
-        {'sst': 0.5, 'para': 2.0}
-    """
+    """Read `sst=0.5,para=2`."""
     found = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")

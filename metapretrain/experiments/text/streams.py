@@ -17,12 +17,7 @@ POLICIES = ("longest", "shortest")
 
 
 def share_of(batch_size: int, world_size: int) -> int:
-    """Return the rows of a batch that each rank has; InputError if the ranks would not have the same number.
-
-    Example:
-        >>> share_of(64, 4)
-        16
-    """
+    """Return the rows of a batch that each rank has; InputError if the ranks would not have the same number."""
     if batch_size % world_size:
         raise InputError(f"batch_size {batch_size} must be a multiple of the {world_size} processes")
     return batch_size // world_size

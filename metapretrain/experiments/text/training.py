@@ -28,9 +28,17 @@ from metapretrain.experiments.text.objectives import (
     build_heads,
     head_predictions,
 )
-from metapretrain.experiments.text.recipe import TextMethod, TextPhase, TextRecipe, loss_weights, updates
+from metapretrain.experiments.text.recipe import (
+    TextMethod,
+    TextPhase,
+    TextRecipe,
+    loss_weights,
+    method_phase,
+    one_sequence,
+    updates,
+)
 from metapretrain.experiments.text.streams import TextStream
-from metapretrain.models.text_encoders import ClassHead, TextEncoder, build_text_encoder
+from metapretrain.models.text_encoders import ClassHead, CosineHead, TextEncoder, build_text_encoder
 from metapretrain.nests import evaluation_mode
 from metapretrain.protonet import ProtoLoss
 from metapretrain.scheduling import BlockScheduler, build_scheduler, parse_schedule
@@ -66,13 +74,14 @@ def embed_tokens(
 
 
 def embed(
-    encoder: TextEncoder, data: TextData, recipe: TextRecipe, split: str, joined: bool, machine: Machine
+    encoder: TextEncoder, data: TextData, recipe: TextRecipe, split: str, method: Any, machine: Machine
 ) -> Embedded:
     """Embed a split (`train`, `validation`, `dev` or `test`) of every task that has it."""
     found = {}
     for task in data.tasks:
         rows = getattr(task, split)
         if rows is not None and len(rows):
+            joined = one_sequence(method, task.kind)
             tokens = data.tokens(rows, f"{task.name} {split}", encoder, recipe, joined)
             found[task.name] = embed_tokens(encoder, tokens, machine.device, width_limit(encoder, recipe))
     return found
@@ -147,14 +156,15 @@ def pretraining(context: TextContext) -> tuple[TextEncoder, Training]:
     objectives: dict[str, TextObjective] = {}
     with seeded(seed + 1):
         for task in data.tasks:
-            texts = TextRows(task, data.tokens(task.train, f"{task.name} train", encoder, recipe, plan.joined))
+            joined = one_sequence(plan, task.kind)
+            texts = TextRows(task, data.tokens(task.train, f"{task.name} train", encoder, recipe, joined))
             objectives[task.name] = _pretraining_objective(context, texts, task, encoder)
     step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, plan))
     evaluate = _watch(context, step, _by_prototypes(context, encoder))
     name = context.name.removeprefix("pretrain-")
     count, _ = updates(recipe, data.tasks, TextMethod(pretraining=name))
-    ema = recipe.ensemble_ema if plan.ensemble else None
-    return encoder, _training(context, step, recipe.pretrain, count, recipe.balanced, evaluate, name, ema=ema)
+    phase = replace(recipe.pretrain, ema=recipe.ensemble_ema) if plan.ensemble else recipe.pretrain
+    return encoder, _training(context, step, phase, count, recipe.balanced, evaluate, name)
 
 
 def _pretraining_objective(
@@ -162,6 +172,8 @@ def _pretraining_objective(
 ) -> TextObjective:
     plan, recipe = context.method, context.recipe
     smoothing = recipe.pretrain.label_smoothing
+    if plan.sts == "cosine" and task.kind == "pair-regression":
+        return TextLabels(texts, CosineHead(task.low, task.high))
     if plan.loss == "cross-entropy":
         return TextClasses(texts, ClassHead(encoder.features, task.num_classes, dropout=0.0), smoothing)
     options = asdict(recipe.query if plan.query else recipe.proto) | {"label_smoothing": smoothing}
@@ -177,20 +189,21 @@ def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDic
     A frozen encoder embeds every row once, without dropout; the heads are trained on these embeddings.
     """
     method, data, recipe, seed, machine = context.method, context.data, context.recipe, context.seed, context.machine
-    phase = recipe.frozen if method.frozen else recipe.joint if method.pretraining is None else recipe.finetune
+    phase = method_phase(recipe, method)
     with seeded(seed + 2):
         heads = build_heads(data.tasks, method, recipe.sts_head, encoder.features)
     encoder.requires_grad_(not method.frozen)
-    known = embed(encoder, data, recipe, "train", method.joined, machine) if method.frozen else {}
+    known = embed(encoder, data, recipe, "train", method, machine) if method.frozen else {}
     objectives = {}
     for task in data.tasks:
-        tokens = data.tokens(task.train, f"{task.name} train", encoder, recipe, method.joined)
+        joined = one_sequence(method, task.kind)
+        tokens = data.tokens(task.train, f"{task.name} train", encoder, recipe, joined)
         texts = TextRows(task, tokens, known.get(task.name))
         objectives[task.name] = TextLabels(texts, heads[task.name], phase.label_smoothing)
-    step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, method), method.surgery)
+    step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, method), method.surgery, phase.rdrop)
 
     def scores() -> dict[str, float]:
-        z = embed(encoder, data, recipe, "validation", method.joined, machine)
+        z = embed(encoder, data, recipe, "validation", method, machine)
         return score(data.tasks, "validation", predictions(data.tasks, heads, z))
 
     evaluate = _watch(context, step, scores)
@@ -200,7 +213,7 @@ def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDic
 
 
 def _by_prototypes(context: TextContext, encoder: TextEncoder) -> Callable[[], dict[str, float]]:
-    data, recipe, joined, device = context.data, context.recipe, context.method.joined, context.machine.device
+    data, recipe, device = context.data, context.recipe, context.machine.device
     tasks = [replace(task, train=task.train.subset(range(min(PROTOTYPE_ROWS, len(task.train))))) for task in data.tasks]
     tasks = [replace(task, dev=task.validation) for task in tasks if len(task.validation)]
 
@@ -208,6 +221,7 @@ def _by_prototypes(context: TextContext, encoder: TextEncoder) -> Callable[[], d
         parts: list[Embedded] = [{}, {}]
         for task in tasks:
             for found, rows, key in zip(parts, (task.train, task.dev), ("some train", "validation"), strict=True):
+                joined = one_sequence(context.method, task.kind)
                 tokens = data.tokens(rows, f"{task.name} {key}", encoder, recipe, joined)
                 found[task.name] = embed_tokens(encoder, tokens, device, width_limit(encoder, recipe))
         return prototype_scores(tasks, *parts)
@@ -242,7 +256,6 @@ def _training(
     evaluate: Callable[[int], Mapping[str, float]] | None,
     title: str,
     seed: int | None = None,
-    ema: float | None = None,
 ) -> Training:
     data, recipe, machine = context.data, context.recipe, context.machine
     seed = context.seed if seed is None else seed
@@ -255,7 +268,7 @@ def _training(
     policy = scheduler or recipe.policy
     stream = TextStream(tokens, recipe.batch_size, policy, seed=seed, steps=count, labels=labels, **sizes)
     how = machine.settings(count, seed % 2**32, compile=machine.compile and not step.surgery)  # which goes back twice
-    settings = phase.settings(count, ema=ema, **how if encoder.recordable else {**how, "cuda_graph": False})
+    settings = phase.settings(count, **how if encoder.recordable else {**how, "cuda_graph": False})
 
     def evaluate_and_tell(number: int) -> Mapping[str, float]:
         return {**(evaluate(number) if evaluate else {}), **choices_of(stream)}

@@ -19,6 +19,7 @@ from metapretrain.experiments.text.objectives import (
     TextRows,
     TextStep,
     build_heads,
+    disagreement,
     head_predictions,
     task_gradients,
 )
@@ -226,3 +227,40 @@ def test_weights_that_cannot_be_used_are_refused() -> None:
         parse_weights("sst=0,para=0", ["sst", "para"])
     with pytest.raises(InputError, match="unknown task 'nli'"):
         loss_weights(recipe, TASKS, TextMethod(favoured="nli"))
+
+
+def test_rdrop_adds_the_disagreement_of_two_passes_with_dropout() -> None:
+    torch.manual_seed(0)
+    encoder = build_text_encoder("tiny", dropout=0.3).train()
+    heads = build_heads(TASKS, TextMethod(joined=True), "mlp", encoder.features)
+    step = step_of(encoder, True, lambda rows, task: TextLabels(rows, heads[task.name]), rdrop=0.7)
+    batches = batches_of(step)
+    torch.manual_seed(1)
+    found = step(batches)
+    twice = {name: {**batch, "rows": batch["rows"].repeat(2)} for name, batch in batches.items()}
+    torch.manual_seed(1)
+    z = step.encode(twice)
+    for task in TASKS:
+        objective = step.objective(task.name)
+        outputs = objective.head(*z[task.name]).float()
+        plain, apart = objective._loss(outputs, objective.texts.labels[ROWS.repeat(2)]), 0.0
+        first, second = outputs.chunk(2)
+        if task.regression:
+            apart = ((first - second) ** 2).mean()
+        else:
+            if outputs.ndim == 1:
+                first, second = (torch.stack([1 - x.sigmoid(), x.sigmoid()], 1) for x in (first, second))
+            else:
+                first, second = first.softmax(1), second.softmax(1)
+            there, back = (F.kl_div(a.log(), b, reduction="batchmean") for a, b in ((first, second), (second, first)))
+            apart = (there + back) / 2
+        assert apart > 0
+        torch.testing.assert_close(disagreement(outputs, task.regression), apart)
+        torch.testing.assert_close(found[task.name], plain + 0.7 * apart)
+
+
+def test_rdrop_is_refused_where_no_heads_learn_with_the_encoder() -> None:
+    phase, dropped = TextPhase(lr=1e-3), TextPhase(lr=1e-3, rdrop=1.0)
+    TextRecipe(1, dropped, phase, dropped, phase)
+    with pytest.raises(InputError, match=r"set joint\.rdrop and finetune\.rdrop"):
+        TextRecipe(1, phase, dropped, phase, phase)

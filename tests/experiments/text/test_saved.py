@@ -14,6 +14,7 @@ from metapretrain.cli import main
 from metapretrain.data.made import made_tasks
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.errors import InputError
+from metapretrain.evaluation.metrics import score_task
 from metapretrain.evaluation.predictions import table_scores
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.saved import load_text_model, predict_files, read_classes
@@ -158,3 +159,16 @@ def test_probabilities_scores_and_temperature_of_labelled_tables(
     assert told == f"{tmp_path / 'cli' / 'sst.csv'}\t{scores}" and "calibration error" in told
     with pytest.raises(InputError, match="unknown task that is predicted 'para'; allowed: sst"):
         predict_files(run, {"sst": files["sst"]}, tmp_path / "no", held={"para": files["para"]})
+
+
+def test_a_run_with_scores_by_the_cosine_predicts_what_it_scored(tmp_path: Path) -> None:
+    experiment = TextExperiment(
+        "text", "made", "short", RECIPE, TextData(tuple(made_tasks(rows=24))), Machine(), tmp_path, figures=None
+    )
+    method = TextMethod("proto-cosine", joined=True, sts="cosine")
+    result = experiment.row("proto-cosine", method, 0)
+    model = load_text_model(experiment.path("proto-cosine", 0))
+    assert model.joined == {"sst": True, "para": True, "sts": False}
+    for task in experiment.data.tasks:
+        expected = score_task(task, model.predict(task.name, task.dev))
+        assert {name: result["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-6)
