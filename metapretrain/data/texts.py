@@ -408,8 +408,7 @@ def balanced_sample(rows: TextSet, count: int, seed: int) -> TextSet:
         [0, 0, 0, 1]
     """
     labels = rows.require_labels().numpy()
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 1 <= count <= len(labels):
-        raise InputError(f"a balanced sample has 1 to {len(labels)} rows (all that there are), got {count!r}")
+    whole("the size of a balanced sample", count, 1, len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     random = philox_generator(seed)
     order = random.permutation(len(labels))

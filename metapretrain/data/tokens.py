@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.data.texts import TextSet
 from metapretrain.errors import InputError
 
@@ -132,8 +133,7 @@ def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool) -
 
 def _tokens(tokenizer: Any, first: list[str], second: list[str] | None, max_length: int, split: str) -> Tokens:
     special = tokenizer.num_special_tokens_to_add(pair=second is not None)
-    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length <= special:
-        raise InputError(f"max_length must be an integer above the {special} special tokens, got {max_length!r}")
+    whole(f"max_length, with {special} special tokens,", max_length, special + 1)
     if not first:
         return Tokens.from_rows([], pad_id=tokenizer.pad_token_id)
     # Cutting only the rows that are too long tells how many there are with any kind of tokenizer.

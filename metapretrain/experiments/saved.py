@@ -25,7 +25,7 @@ from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, Te
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import check_sums, load_tensors, read_json
 from metapretrain.models.saved import ENCODER as IMAGE_ENCODER
-from metapretrain.models.saved import LEARNER, Saved, SavedLearner, SavedModel, rebuild
+from metapretrain.models.saved import LEARNER, Saved, SavedLearner, SavedModel, build_described
 from metapretrain.models.saved import load as load_images
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
@@ -206,7 +206,7 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     if not (folder / PROTOTYPES).is_file():
         raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
     encoder = load_text_encoder(folder / ENCODER)
-    saved = rebuild(file, lambda: SavedTextModel(encoder, model, folder))
+    saved = build_described(file, lambda: SavedTextModel(encoder, model, folder))
     return saved.to(check_device(str(device))).eval().requires_grad_(False)
 
 

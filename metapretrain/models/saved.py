@@ -150,7 +150,7 @@ class Saved(nn.Module):
 Kind = TypeVar("Kind", bound=Saved)
 
 
-def rebuild(config: Path, build: Callable[[], Kind]) -> Kind:
+def build_described(config: Path, build: Callable[[], Kind]) -> Kind:
     """The model that a run's configuration describes; InputError where nothing can be built from it."""
     try:
         return build()
@@ -372,7 +372,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         described = json.loads(config.read_text(encoding="utf-8"))["config"]
         return SavedModel(described["model"]) if encoded else SavedLearner(described)
 
-    model = rebuild(config, build)
+    model = build_described(config, build)
     if isinstance(model, SavedLearner):
         _fill(model.learner, load_tensors(folder / LEARNER), folder / LEARNER)
         return model.to(device).eval()  # the inner loop needs gradients

@@ -65,9 +65,7 @@ def read_adapter(folder: str | Path) -> Tensor:
         prompt = decode(file.read_bytes()).get(KEY)
     except InputError as error:
         raise InputError(f"{file} is {error}; save the adapter again") from None
-    length = config.get("num_virtual_tokens")
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        raise InputError(f"{about}: num_virtual_tokens must be 1 or more, got {length!r}")
+    length = whole(f"{about}: num_virtual_tokens", config.get("num_virtual_tokens"), 1)
     most = 2 * length if config.get("task_type") == TASK_TYPES["encoder-decoder"] else length
     if prompt is None or prompt.ndim != 2 or not length <= len(prompt) <= most or not prompt.is_floating_point():
         raise InputError(f"{file} does not hold {KEY} of {length} rows, which {CONFIG} names")

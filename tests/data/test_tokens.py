@@ -88,7 +88,10 @@ def test_left_padding_tokenizers_are_padded_right(tokenizer: Any) -> None:
 
 def test_bad_lengths_and_tokenizers_are_one_line(tokenizer: Any) -> None:
     special = tokenizer.num_special_tokens_to_add(pair=True)
-    with pytest.raises(InputError, match=f"above the {special} special tokens, got {special}"):
+    with pytest.raises(
+        InputError,
+        match=f"max_length, with {special} special tokens, is {special}; give a whole number of at least {special + 1}",
+    ):
         tokenize(PAIRS, tokenizer, max_length=special, joined=True)
     tokenizer.pad_token = None
     with pytest.raises(InputError, match="no padding token"):

@@ -18,6 +18,7 @@ from metapretrain.data.documents import Corpus, Documents, tokenize_documents, t
 from metapretrain.draws import philox_generator
 from metapretrain.episodes import ShuffledBatches
 from metapretrain.errors import InputError, one_of
+from metapretrain.evaluation.metrics import f1
 from metapretrain.models.text_encoders import TextEncoder
 
 Ids = Sequence[int] | NDArray[np.int32]
@@ -269,12 +270,6 @@ class TaskLoader:
     """Makes the batches of one pass over a task's rows; rows that do not fill a last one are left out.
 
     Which rows a batch has is :class:`metapretrain.episodes.ShuffledBatches`'s; what is drawn in it has its own seed.
-
-    Example:
-        >>> from metapretrain.experiments.schedule.tasks.registry import made_schedule_tasks
-        >>> batches = made_schedule_tasks(0)[0]["masked-lm"].batches("train", batch_size=4, seed=0)
-        >>> batches[1]["input_ids"].shape[0], len(batches) == len(list(batches))
-        (4, True)
     """
 
     def __init__(
@@ -388,7 +383,7 @@ class LabelTask(PretrainingTask):
     def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """F1 of class 1, its mean over all classes, and accuracy."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
-        each = [f1(found == label, labels == label) for label in range(self.classes)]
+        each = [f1(labels == label, found == label) for label in range(self.classes)]
         return {"f1": each[1], "macro_f1": sum(each) / len(each), "accuracy": float((found == labels).mean())}
 
 
@@ -461,14 +456,3 @@ def best_spans(begin: Tensor, end: Tensor, longest: int) -> tuple[Tensor, Tensor
 def joined(outcomes: Sequence[Tensors], name: str) -> np.ndarray:
     """One part of all outcomes as one array."""
     return torch.cat([outcome[name] for outcome in outcomes]).numpy()
-
-
-def f1(found: np.ndarray, true: np.ndarray) -> float:
-    """F1 of two bool arrays (N,); 0 where nothing is right.
-
-    Example:
-        >>> f1(np.array([True, True, False]), np.array([True, False, True]))
-        0.5
-    """
-    both = int((found & true).sum())
-    return 2 * both / int(found.sum() + true.sum()) if both else 0.0
