@@ -1,6 +1,6 @@
-"""Few-shot learning: Omniglot 5-way and 20-way, 1-shot and 5-shot, by prototypes and by MAML and its kin.
+"""Few-shot learning: Omniglot, CIFAR-FS, FC100 or your own images, by prototypes, ridge regression, MAML and its kin.
 
-Each row meta-learns on the training classes, takes the weights that are best on the validation classes, and is tested
+Each row learns on the training classes, takes the weights that are best on the validation classes, and is tested
 once on a frozen set of episodes of the test classes; docs/fewshot.md gives the reason for each choice below.
 
     python benchmarks/run_fewshot.py --data-dir DIR --seeds 0 1 2 --test-episodes 1000
@@ -16,9 +16,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from report_fewshot import LAYOUT
+from report_fewshot import layout_of
 
 from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
@@ -30,13 +31,15 @@ from metapretrain.experiments.command import Table, machine_of, script_main, tab
 from metapretrain.experiments.fewshot.experiment import FewShotExperiment
 from metapretrain.experiments.fewshot.learning import WITHIN, FewShotMethod, FewShotRecipe, SavedEncoder
 from metapretrain.experiments.recipe import override
-from metapretrain.models.encoders import BACKBONES
+from metapretrain.models.encoders import ENCODERS, LEARN2LEARN
+from metapretrain.models.saved import LEARNERS, adapts
 from metapretrain.options import option_type, pixels, positive_int
 
 SETTINGS = ("5w1s", "5w5s", "20w1s", "20w5s")
 ENCODER = "encoder"
 Rows = dict[str, FewShotMethod | SavedEncoder]
 
+# Drawings: Omniglot.
 # Snell et al. (2017): 60-way training episodes, 5 queries a class.
 PROTONET = FewShotMethod("protonet", updates=20_000, tasks=1, ways=60, queries=5)
 # Finn et al. (2017): 5-way with 1 inner step of 0.4 and 32 tasks, 20-way with 5 inner steps of 0.1 and 16 tasks; with
@@ -45,13 +48,103 @@ MAML = {
     False: FewShotMethod("maml", updates=30_000, tasks=32, inner_lr=0.4, inner_steps=1, test_steps=3),
     True: FewShotMethod("maml", updates=30_000, tasks=16, inner_lr=0.1, inner_steps=5, test_steps=5, clip=1.0),
 }
-METHODS = ("protonet", "maml", "fomaml", "anil", "metasgd")
+# Nichol et al. (2018) take ten images a class to learn from, and more steps in the test; the rates are ours.
+REPTILE = FewShotMethod("reptile", updates=30_000, tasks=5, queries=9, inner_lr=0.1, inner_steps=5, test_steps=50)
+# Antoniou et al. (2019): a learned rate for each layer and step, statistics for each step, the losses after each step
+# fade out over the first 10 of 100 epochs (here 15%), one query a class, cosine to 1e-5; 8 tasks at 20 ways, else 16.
+PLUS: dict[str, Any] = {
+    "inner_lr": 0.1,
+    "inner_steps": 5,
+    "test_steps": 5,
+    "batchnorm": "per-step",
+    "learn_rates": True,
+    "fade": 0.15,
+    "queries": 1,
+    "lr_end": 0.01,
+    "clip": 1.0,
+}
+# The training of the rows "supervised-*": as long as others' on 4,112 classes of 20 images.
+SUPERVISED = FewShotMethod("supervised", updates=20_000, tasks=256, optimizer="sgd", lr=0.05, weight_decay=5e-4)
+
+# Photographs: CIFAR-FS, FC100 and folders. Crops with padding, flips and colour jitter are those of Lee et al. (2019)
+# and Tian et al. (2020); numbers of updates are ours.
+PHOTOS: dict[str, Any] = {"flip": True, "jitter": 0.4}
+# With conv4 from scratch, 20-way episodes of 15 queries; with a ResNet-12 from the encoder of the supervised training,
+# as Ye et al. (2020) and Chen et al. (2021) do, in episodes of the test's ways, logits divided by 64.
+CONV4_EPISODES = FewShotMethod("protonet", updates=10_000, tasks=1, ways=20, queries=15)
+RESNET_EPISODES = FewShotMethod(
+    "protonet",
+    updates=1_000,
+    tasks=4,
+    queries=15,
+    optimizer="sgd",
+    lr=2e-3,
+    weight_decay=5e-4,
+    temperature=64.0,
+    pretrained=True,
+    validations=10,
+)
+# Finn et al. (2017) on photographs: 4 tasks, 5 inner steps, 10 in the test, 15 queries; the inner rate is ours.
+PHOTO_MAML = FewShotMethod(
+    "maml", updates=15_000, tasks=4, queries=15, inner_lr=0.1, inner_steps=5, test_steps=10, clip=1.0
+)
+# Tian et al. (2020): 64 images an update, SGD of 0.05, decay 5e-4, about 90 epochs; here in larger batches and fewer
+# epochs (50 of CIFAR-FS's 38,400 training images), with a cosine in place of steps.
+PHOTO_SUPERVISED = FewShotMethod(
+    "supervised", updates=7_500, tasks=256, optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup=0.02, validations=12
+)
+METHODS = (
+    "protonet",
+    "r2d2",
+    "maml",
+    "maml-transductive",
+    "maml++",
+    "fomaml",
+    "anil",
+    "metasgd",
+    "reptile",
+    "supervised-centroid",
+    "supervised-logistic",
+)
+KNOWN = frozenset(LEARNERS)
+DEFAULT = ("protonet", "maml", "fomaml", "anil", "metasgd")
 
 
-def methods_of(ways: int) -> dict[str, FewShotMethod]:
-    """The rows of a setting: MAML's kin differ from it by the learner alone."""
-    maml = MAML[ways >= 20]
-    return {name: PROTONET if name == "protonet" else replace(maml, learner=name) for name in METHODS}
+def methods_of(
+    ways: int, photos: bool = False, backbone: str = "conv4", image_size: int = 28
+) -> dict[str, FewShotMethod]:
+    """The rows of a setting; MAML's kin differ from it by the learner alone.
+
+    On photographs `maml` and its kin are inductive (statistics of each step are recorded); on Omniglot they are
+    transductive, as published, and so is `maml-transductive` everywhere.
+    """
+    deep = backbone.startswith("resnet")
+    plus = {**PLUS, "updates": 40_000, "tasks": 8 if ways >= 20 else 16}
+    if not photos:
+        embedding, maml, reptile, supervised = PROTONET, MAML[ways >= 20], REPTILE, SUPERVISED
+    else:
+        more = {**PHOTOS, "pad": image_size // 8}
+        embedding = replace(RESNET_EPISODES if deep else CONV4_EPISODES, **more, drop=0.1 * deep)
+        maml = replace(PHOTO_MAML, **more, batchnorm="per-step")
+        reptile = replace(REPTILE, **more, batchnorm="per-step")
+        supervised = replace(PHOTO_SUPERVISED, **more, drop=0.1 * deep)
+        plus = {**plus, "tasks": 4, "queries": 15}
+    rows = {
+        "protonet": embedding,
+        "r2d2": replace(embedding, learner="r2d2", temperature=1.0),
+        "maml-transductive": replace(maml, batchnorm="batch"),
+        "maml++": replace(maml, **plus),
+        "reptile": reptile,
+        "supervised-centroid": replace(supervised, head="centred"),
+        "supervised-logistic": replace(supervised, head="logistic"),
+    }
+    others = {name: replace(maml if adapts(name) else embedding, learner=name) for name in LEARNERS}
+    return {name: rows.get(name) or others[name] for name in all_methods()}
+
+
+def all_methods() -> list[str]:
+    """The rows, and those of learners that a `--plugin` has added to `LEARNERS`."""
+    return [*METHODS, *[name for name in LEARNERS if name not in KNOWN]]
 
 
 HOLDERS = ("labels", "learn2learn")
@@ -88,8 +181,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     parser = table_parser(
         __doc__,
         "fewshot",
-        methods=(*METHODS, ENCODER),
-        default_methods=",".join(METHODS),
+        methods=(*all_methods(), ENCODER),
+        default_methods=",".join(DEFAULT),
         change="the methods: updates=1000 lr=0.002",
         compiled="compile the meta-steps of MAML and its kin (GPU; minutes at first)",
     )
@@ -100,7 +193,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--image-size", type=pixels, metavar="PIXELS", help="28, or 84 for an image folder")
     add("--settings", type=ways_shots, default=list(SETTINGS), metavar="5w1s,...|all", help="ways and shots (all)")
     add("--queries", type=positive_int, default=15, help="query images a class in validation and test (default: 15)")
-    add("--backbone", choices=BACKBONES, default="conv4", help="conv4 (default), or learn2learn's l2l-*")
+    backbones = (*ENCODERS, *LEARN2LEARN)
+    add("--backbone", choices=backbones, default="conv4", help="conv4 (default), resnet12, or learn2learn's l2l-*")
     add("--holder", choices=HOLDERS, default="labels", help="what holds the classes; learn2learn: its MetaDataset")
     add("--within", choices=WITHIN, help="episodes stay inside an alphabet (tests: of validation and test alone)")
     add("--encoder", type=Path, metavar="RUN", help="score the encoder of a finished run; alone unless --methods")
@@ -120,15 +214,29 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     return options
 
 
+def smoke(method: FewShotMethod) -> FewShotMethod:
+    """The method made so short that it only shows that everything runs."""
+    short = replace(method, updates=4, tasks=2, validations=2, ways=None, inner_steps=min(method.inner_steps, 2))
+    return replace(short, test_steps=min(method.test_steps, 3), tasks=20 if method.head is not None else 2)
+
+
+def changes(options: Namespace, method: FewShotMethod | None) -> Sequence[str]:
+    """What `--set` says of a row: the supervised training, which rows share, changes only if asked for alone."""
+    alone = all(name.startswith("supervised") for name in options.methods)
+    return options.changes if alone or (method is not None and method.head is None) else ()
+
+
 def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> Table:
     """The table of one setting, and all its rows by name."""
     ways, shots = map(int, re.findall(r"\d+", setting))
     episodes = {"test": options.test_episodes, "validation": options.validation_episodes}
-    methods = methods_of(ways)
+    photos = data.train.channels == 3
+    methods = methods_of(ways, photos, options.backbone, data.train.image_size)
     if options.smoke:
         episodes = {"test": 20, "validation": 5}
-        methods = {name: replace(m, updates=4, tasks=2, validations=2, ways=None) for name, m in methods.items()}
-    rows: Rows = {name: override(method, options.changes) for name, method in methods.items()}
+        methods = {name: smoke(method) for name, method in methods.items()}
+    rows: Rows = {name: override(method, changes(options, method)) for name, method in methods.items()}
+    supervised = override(replace(methods["supervised-centroid"], head=None), changes(options, None))
     if options.encoder is not None:
         rows[ENCODER] = SavedEncoder(options.encoder)
     recipe = FewShotRecipe(
@@ -137,6 +245,7 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
         episodes["test"],
         episodes["validation"],
         options.within or "",
+        supervised=supervised,
     )
     experiment = FewShotExperiment(
         "fewshot",
@@ -144,7 +253,7 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
         recipe=recipe,
         data=data,
         machine=machine,
-        layout=LAYOUT,
+        layout=layout_of(options.dataset, options.backbone),
         **table_arguments(options, options.backbone),
     )
     return Table(experiment, rows, ["--settings", setting])

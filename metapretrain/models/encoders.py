@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -39,7 +40,6 @@ def projection(features: int, size: int = 128) -> nn.Module:
     return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
 
 
-ENCODERS = ("conv4", "conv4-strided", "mlp", "resnet12", "resnet12-flat", "resnet18", "small-conv")
 STEMS = ("standard", "3x3")
 
 
@@ -223,23 +223,23 @@ def build_encoder(
     whole("channels", channels, 1)
     whole("image_size", image_size, 1)
     one_of("stem", stem, STEMS)
-    sizes: dict[str, Any] = {"channels": channels, "image_size": image_size}
     if drop and not name.startswith("resnet12"):
         raise InputError(f"{name} drops no units: give drop=0, or take resnet12")
-    builders: dict[str, Callable[[], Encoder]] = {
-        "conv4": lambda: conv4(**sizes),
-        "conv4-strided": lambda: conv4_strided(channels=channels),
-        "resnet12": lambda: resnet12(**sizes, drop=drop, ramp=ramp),
-        "resnet12-flat": lambda: resnet12(**sizes, pooled=False, drop=drop, ramp=ramp),
-        "resnet18": lambda: resnet18(channels=channels, stem=stem),
-        "small-conv": lambda: small_conv(channels=channels),
-        "mlp": lambda: mlp(**sizes),
-    }
-    return builders[one_of("encoder", name, ENCODERS)]()
+    more: dict[str, Any] = {"stem": stem} if name == "resnet18" else {}
+    more |= {"drop": drop, "ramp": ramp} if name.startswith("resnet12") else {}
+    return ENCODERS[one_of("encoder", name, ENCODERS)](channels=channels, image_size=image_size, **more)
 
 
+ENCODERS: dict[str, Callable[..., Encoder]] = {  # of channels and image_size; add your own under a new name
+    "conv4": conv4,
+    "conv4-strided": lambda channels, image_size: conv4_strided(channels=channels),
+    "mlp": mlp,
+    "resnet12": resnet12,
+    "resnet12-flat": partial(resnet12, pooled=False),
+    "resnet18": lambda channels, image_size, stem: resnet18(channels=channels, stem=stem),
+    "small-conv": lambda channels, image_size: small_conv(channels=channels),
+}
 LEARN2LEARN = {"l2l-cnn4": "CNN4", "l2l-omniglot-cnn": "OmniglotCNN"}
-BACKBONES = (*ENCODERS, *LEARN2LEARN)
 
 
 class Backbone(nn.Module):
@@ -283,7 +283,7 @@ def build_backbone(
         torch.Size([2, 5])
     """
     mean, std = mean or (0.0,) * channels, std or (1.0,) * channels
-    one_of("backbone", name, BACKBONES)
+    one_of("backbone", name, (*ENCODERS, *LEARN2LEARN))
     if name not in LEARN2LEARN:
         encoder = build_encoder(name, channels=channels, image_size=image_size, drop=drop, ramp=ramp)
         return Backbone(encoder, None if ways is None else nn.Linear(encoder.features, ways), mean, std)

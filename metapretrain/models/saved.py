@@ -16,10 +16,10 @@ from metapretrain.checks import check_device, whole
 from metapretrain.data.images import LIGHT_ON_DARK, light_on_dark, normalisation, normalize, resize
 from metapretrain.errors import InputError, one_of
 from metapretrain.files import CheckpointError, check_sums, load_tensors, save_tensors
-from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, functional
+from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, Reptile, functional
 from metapretrain.models.encoders import Backbone, build_backbone, build_encoder, build_head
 from metapretrain.nests import evaluation_mode
-from metapretrain.protonet.learner import ProtoNet
+from metapretrain.protonet.learner import R2D2, Classifier, EmbeddingLearner, ProtoNet
 from metapretrain.protonet.prototypes import proto_logits, prototypes
 
 
@@ -55,14 +55,32 @@ def _grey(images: Tensor) -> Tensor:
 
 
 LEARNER = "learner.safetensors"
-KINDS: dict[str, Callable[..., MAML]] = {"maml": MAML, "fomaml": FOMAML, "anil": ANIL, "metasgd": MetaSGD}
+LEARNERS: dict[str, Any] = {  # classes; add your own under a new name, with `ways=` as the only option or a kin of MAML
+    "protonet": ProtoNet,
+    "r2d2": R2D2,
+    "maml": MAML,
+    "fomaml": FOMAML,
+    "anil": ANIL,
+    "metasgd": MetaSGD,
+    "reptile": Reptile,
+    "supervised": Classifier,
+}
 
 
-def make_learner(choices: Mapping[str, Any], net: nn.Module, ways: int) -> MAML | ProtoNet:
+def adapts(learner: str) -> bool:
+    """Whether a learner adapts weights, and so has a head of its own; the others classify by features."""
+    return issubclass(LEARNERS[one_of("learner", learner, LEARNERS)], MAML)
+
+
+def make_learner(choices: Mapping[str, Any], net: Backbone, ways: int) -> Any:
     """The learner that a run's choices name, over a backbone; `ways` are the classes of a training episode."""
-    kind = KINDS.get(choices["learner"])
-    if kind is None:
-        return ProtoNet(net, ways=ways)
+    name = choices["learner"]
+    if name == "supervised":
+        return Classifier(net, net.encoder.features, ways, head=choices.get("head") or "centred")
+    if not adapts(name):
+        more = {"temperature": choices.get("temperature", 1.0)} if name == "protonet" else {}
+        return LEARNERS[name](net, ways=ways, **more)
+    kind = LEARNERS[name]
     adapted = {} if choices.get("adapt_norms", True) or kind is ANIL else {"only": without_norms(net)}
     return kind(
         net,
@@ -71,6 +89,7 @@ def make_learner(choices: Mapping[str, Any], net: nn.Module, ways: int) -> MAML 
         test_steps=choices["test_steps"],
         batchnorm=choices["batchnorm"],
         chunk=choices["chunk"],
+        learn_rates=choices.get("learn_rates", False),
         **adapted,
     )
 
@@ -214,7 +233,8 @@ class SavedLearner(_Images):
         super().__init__(config["model"], config.get("dataset"))
         tested = config["tested"]["ways"]
         self.ways = min(tested if isinstance(tested, int) else tested[-1], len(self.classes))
-        headless = config["choices"]["learner"] not in KINDS
+        choices = config["choices"]
+        headless = not adapts(choices["learner"])
         net = build_backbone(
             config["backbone"],
             ways=None if headless else self.ways,
@@ -222,14 +242,16 @@ class SavedLearner(_Images):
             image_size=self.image_size,
             mean=self.mean,
             std=self.std,
+            drop=choices.get("drop", 0.0),
         )
-        self.learner = make_learner(config["choices"], net, self.ways)
+        classes = len(self.classes) if choices["learner"] == "supervised" else self.ways
+        self.learner = make_learner(choices, net, classes)
 
     @torch.no_grad()
     def encode(self, images: Any, batch_size: int = BATCH, *, progress: bool = False) -> Tensor:
         """Features float32 (N, D) before adaptation; :func:`is_transductive` ones by the statistics of these images."""
         net: Any = self.learner.module
-        if isinstance(self.learner, ProtoNet):
+        if isinstance(self.learner, EmbeddingLearner):
             parts = tqdm(self.read(images).split(batch_size), "encode", disable=not progress, leave=False)
             with evaluation_mode(net):
                 return torch.cat([net(self.prepare(part)).flatten(1).float() for part in parts])
@@ -247,6 +269,12 @@ class SavedLearner(_Images):
         """
         if isinstance(self.learner, ProtoNet):
             return super().adapt(images, labels)
+        if isinstance(self.learner, EmbeddingLearner):
+            z = self.encode(images)
+            classes, codes = support_classes(labels, len(z), z.device)
+            fitted = self.learner.over_features(len(classes))
+            fitted.adapt(z, codes)
+            return FewShotClassifier(lambda queries: fitted(self.encode(queries)), classes)
         x = self.prepare(self.read(images))
         classes, codes = support_classes(labels, len(x), x.device)
         if len(classes) > self.ways:

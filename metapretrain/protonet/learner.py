@@ -14,10 +14,11 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.maml.inner import Named
 from metapretrain.maml.learner import checked_module, pair
 from metapretrain.nests import evaluation_mode, map_tensors
+from metapretrain.protonet.heads import logistic
 from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits, prototypes
 
 
-class _OverEmbeddings(nn.Module):
+class EmbeddingLearner(nn.Module):
     """A learner whose encoder embeds all tasks in one pass; a subclass fits what then classifies, and applies it."""
 
     fitted: Tensor | None
@@ -68,6 +69,12 @@ class _OverEmbeddings(nn.Module):
         """A learner of the same encoder, fitted for itself."""
         return copy.copy(self)
 
+    def over_features(self, ways: int) -> Any:
+        """A clone for tasks of so many classes whose examples are embedded already."""
+        made = copy.copy(self)
+        made._modules, made.ways, made.fitted = {**self._modules, "module": nn.Identity()}, ways, None
+        return made
+
     def adapt(self, x: Any, y: Tensor) -> None:
         """Fit to one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
         _check_whole(y)
@@ -92,7 +99,7 @@ class _OverEmbeddings(nn.Module):
         return self.apply_fitted(z[:, shots:], self.fit(z[:, :shots], sy))
 
 
-class ProtoNet(_OverEmbeddings):
+class ProtoNet(EmbeddingLearner):
     """Prototypical network (Snell et al., 2017): a query's logits are minus its distances to class means.
 
     All tasks of a batch go through the encoder in one pass. In training mode batch normalisation of `losses` therefore
@@ -148,7 +155,7 @@ def ridge(z: Tensor, y: Tensor, penalty: Tensor | float) -> Tensor:
     return z.mT @ solved if small else solved
 
 
-class R2D2(_OverEmbeddings):
+class R2D2(EmbeddingLearner):
     """Ridge regression of one-hot labels as the classifier of each task (R2-D2, Bertinetto et al., 2019).
 
     Its closed form is differentiated through. Logits are ``scale * (z w + b) + bias``, with `scale`, `bias` and the
@@ -166,9 +173,7 @@ class R2D2(_OverEmbeddings):
         [[0, 1]]
     """
 
-    def __init__(
-        self, model: nn.Module, *, penalty: float = 50.0, scale: float = 10.0, ways: int | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, *, penalty: float = 1.0, scale: float = 10.0, ways: int | None = None) -> None:
         super().__init__(model, ways)
         for name, value in (("penalty", penalty), ("scale", scale)):
             number(name, value, above=0)
@@ -187,6 +192,54 @@ class R2D2(_OverEmbeddings):
         """Logits (T, Q, W) of embeddings (T, Q, D) by weights (T, D + 1, W)."""
         with torch.autocast(z.device.type, enabled=False):
             return self.scale * (_with_ones(z.to(self.scale.dtype)) @ fitted) + self.bias
+
+
+CLASSIFIERS = ("centred", "logistic")
+
+
+class Classifier(EmbeddingLearner):
+    """An encoder that is trained to tell all training classes apart, and tells new ones apart by its features.
+
+    `head` as in :func:`metapretrain.protonet.heads.head_scores`: "centred" (SimpleShot, by the mean that
+    :meth:`find_centre` has set) or "logistic" (Tian et al., 2020). `features` is the encoder's D.
+
+    >>> x, y = torch.tensor([[[1.0, 0.0], [0.0, 4.0]]]), torch.tensor([[0, 1]])  # one task
+    >>> Classifier(nn.Identity(), 2, 5).logits((x, y), (x / 2, y)).argmax(2).tolist()
+    [[0, 1]]
+    """
+
+    centre: Tensor
+
+    def __init__(
+        self, model: nn.Module, features: int, classes: int, *, head: str = "centred", ways: int | None = None
+    ) -> None:
+        super().__init__(model, ways)
+        self.head = one_of("head", head, CLASSIFIERS)
+        self.classifier = nn.Linear(features, classes)
+        self.register_buffer("centre", torch.zeros(features))
+
+    def backward(self, query: Any, _: None = None) -> Tensor:
+        """Add the gradient of the mean cross entropy of images (T, N, ...) to ``.grad``; return it, detached."""
+        x, y = pair(query)
+        loss = F.cross_entropy(self.classifier(self._embed(x.flatten(0, 1))).float(), y.flatten())
+        loss.backward()
+        return loss.detach()
+
+    def find_centre(self, z: Tensor) -> None:
+        """Centre features by the mean of z (N, D), those of the training images."""
+        self.centre.copy_(z.mean(0))
+
+    def fit(self, z: Tensor, y: Tensor) -> Tensor:
+        """Class means (T, W, D), or weights of logistic regression (T, W, D + 1)."""
+        if self.head == "centred":
+            return _centres(F.normalize(z - self.centre, dim=-1), y, self.ways)
+        return logistic(F.normalize(z, dim=-1), y, int(y.max()) + 1 if self.ways is None else self.ways)
+
+    def apply_fitted(self, z: Tensor, fitted: Tensor) -> Tensor:
+        """Logits (T, Q, W) of embeddings (T, Q, D)."""
+        if self.head == "centred":
+            return -torch.cdist(F.normalize(z - self.centre, dim=-1), fitted).square()
+        return _with_ones(F.normalize(z, dim=-1)) @ fitted.mT
 
 
 def _with_ones(z: Tensor) -> Tensor:

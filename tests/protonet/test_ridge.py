@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from metapretrain import R2D2
 from metapretrain.errors import InputError
-from metapretrain.protonet.learner import ridge
+from metapretrain.protonet.heads import logistic
+from metapretrain.protonet.learner import CLASSIFIERS, Classifier, ridge
 from tests.maml.nets import TASKS, WAYS
 from tests.maml.test_learners import Y, encoder, rows
 
@@ -104,3 +105,33 @@ def test_embeddings_in_half_precision_are_solved_in_full() -> None:
         assert net.backward(support, query).isfinite().all()
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("head", CLASSIFIERS)
+def test_a_classifier_compares_centred_features_of_length_one(head: str) -> None:
+    torch.manual_seed(0)
+    net = Classifier(nn.Linear(6, 4).double(), 4, 7, head=head).double()
+    net.find_centre(drawn(50, 4, seed=2) + 1)
+    support, query = (rows(6), Y), (rows(6, seed=1), Y)
+    logits = net.logits(support, query)
+    for t in range(TASKS):
+        shift = net.centre if head == "centred" else 0
+        z, q = (F.normalize(net.module(x[t]) - shift, dim=1) for x in (support[0], query[0]))
+        if head == "centred":
+            centres = torch.stack([z[Y[t] == way].mean(0) for way in range(WAYS)])
+            expected = -(q[:, None] - centres).square().sum(2)
+        else:
+            expected = F.pad(q, (0, 1), value=1.0) @ logistic(z, Y[t], WAYS).mT
+        torch.testing.assert_close(logits[t], expected.detach())
+    other = net.over_features(WAYS)
+    embedded = [net.module(x.flatten(0, 1)).view(TASKS, -1, 4).detach() for x in (support[0], query[0])]
+    torch.testing.assert_close(other.logits((embedded[0], Y), (embedded[1], Y)), logits)
+    assert isinstance(net.module, nn.Linear)  # the clone has modules of its own
+
+
+def test_a_classifier_learns_by_the_cross_entropy_of_all_classes() -> None:
+    net = Classifier(nn.Linear(6, 4), 4, 7)
+    x, y = torch.randn(1, 9, 6), torch.arange(9).remainder(7)[None]
+    loss = net.backward((x, y))
+    torch.testing.assert_close(loss, F.cross_entropy(net.classifier(net.module(x[0])), y[0]).detach())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,19 +17,22 @@ from metapretrain.evaluation.episodes import EpisodeResult, few_shot_accuracy
 from metapretrain.experiments.base import Experiment, Outcome, check_seeds
 from metapretrain.experiments.fewshot.learning import (
     FROZEN_SEED,
+    SUPERVISED,
     EpisodeStacks,
     FewShotContext,
     FewShotMethod,
     FewShotRecipe,
+    ImageBatches,
     MetaStep,
     SavedEncoder,
     build_learner,
+    centre,
     meta_training,
     score_episodes,
     settings_of,
 )
 from metapretrain.experiments.images.data import describe
-from metapretrain.files import one_line_errors, write_whole
+from metapretrain.files import load_tensors, one_line_errors, write_whole
 from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, is_transductive, load
 from metapretrain.training import TrainReport, train
 
@@ -60,6 +64,12 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
                 continue
             spec = self.recipe.training(method, self.data)
             (ways, _), (shots, _), (queries, _) = spec.ranges
+            if method.learner == SUPERVISED:
+                lines.append(
+                    f"{name}: {method.updates:,} updates of {method.tasks} images, once for all settings; "
+                    f"{self.recipe.test_episodes:,} test episodes"
+                )
+                continue
             lines.append(
                 f"{name}: {method.updates:,} updates of {method.tasks} episodes ({ways}-way {shots}-shot, {queries} "
                 f"queries a class), {method.updates * method.encoder_passes(spec):,} encoder passes; "
@@ -80,7 +90,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         for part in (self.data.validation, self.data.test):
             EpisodeSampler(part.labels, self.recipe.tested, 1, seed=0, groups=self.recipe.groups(part))
         for method in methods.values():
-            if isinstance(method, FewShotMethod):
+            if isinstance(method, FewShotMethod) and method.learner != SUPERVISED:
                 spec = self.recipe.training(method, self.data)
                 groups = self.recipe.groups(self.data.train)
                 EpisodeStacks(
@@ -98,6 +108,8 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
             return
         spec = self.recipe.training(method, self.data)
         learner = build_learner(method, self.recipe.backbone, self.data, spec.ranges[0][1], 0)
+        if method.learner == SUPERVISED:
+            ImageBatches(self.data.train.labels, method.tasks // self.machine.world, seed=0)
         MetaStep(learner, self.data.train.images, compile=self.machine.compile)
         settings_of(method, 0, self.machine)
 
@@ -106,8 +118,41 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         if isinstance(context.method, SavedEncoder):
             return TrainedLearner()
         step, training = meta_training(context)
+        if context.start is not None:
+            state = load_tensors(context.start / LEARNER)
+            if context.method.learner == SUPERVISED:
+                step.learner.load_state_dict(state)
+                return TrainedLearner(step.to(self.machine.device))
+            body = {name.removeprefix("module."): value for name, value in state.items() if name.startswith("module.")}
+            step.learner.module.load_state_dict(body)
         report = train(**vars(training), run=context.run)
+        centre(step.learner, self.data)
         return TrainedLearner(step, report)
+
+    def pretraining_run(self, method: FewShotRow) -> tuple[str, FewShotRow] | None:
+        found = self.recipe.pretraining(method) if isinstance(method, FewShotMethod) else None
+        return None if found is None else (SUPERVISED, found)
+
+    def pretrain(self, context: FewShotContext) -> TrainedLearner:
+        return self.train(context)
+
+    def path(self, name: str, seed: int) -> Path:
+        """The folder of one run; the supervised training is one for all settings of a set."""
+        if name != SUPERVISED:
+            return super().path(name, seed)
+        return self.out / self.benchmark / f"{self._shared}-{self.recipe_name}" / f"{name}-s{seed}"
+
+    @property
+    def _shared(self) -> str:
+        return f"{self.dataset.rpartition('-')[0] or self.dataset}-{SUPERVISED}"
+
+    def whole_config(self, name: str, method: FewShotRow, seed: int) -> dict[str, Any]:
+        config = super().whole_config(name, method, seed)
+        if name == SUPERVISED:
+            left_out = ("tested", "episodes", "within")
+            config = {key: value for key, value in config.items() if key not in left_out} | {"dataset": self._shared}
+            config["tested"] = {"ways": 5}
+        return config
 
     def score(self, context: FewShotContext, trained: TrainedLearner) -> EpisodeResult:
         test, recipe = self.data.test, self.recipe
@@ -122,17 +167,22 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         metrics = {"test_accuracy": scores.mean, "test_ci95": scores.ci95, "test_sd": scores.sd}
         counts = {"counts": {**self.data.counts, "test_episodes": scores.n}}
         method, step, report = context.method, trained.step, trained.report
-        if isinstance(method, SavedEncoder) or step is None or report is None:
+        if isinstance(method, SavedEncoder) or step is None:
             return Outcome(metrics, {}, {"transductive": False, **counts})
+        if report is None:
+            budget = {name: value for name, value in context.before.items() if name != "wall_s"}
+            return Outcome(metrics, budget, {"transductive": False, **counts})
         spec = self.recipe.training(method, self.data)
+        passes, rate = method.encoder_passes(spec), report.updates_per_second
         budget = {
-            "encoder_passes": report.steps * method.encoder_passes(spec),
-            "updates": report.steps,
-            "best_step": report.best.step,
+            "encoder_passes": context.before["encoder_passes"] + report.steps * passes,
+            "updates": context.before["updates"] + report.steps,
+            "best_step": report.best.step if report.best.history else report.steps,
         }
-        speed = {"updates_per_s": round(report.updates_per_second, 2)}
+        speed = {"updates_per_s": round(rate, 2), "images_per_s": round(rate * passes)}
         extra = {"transductive": is_transductive(step.learner), **speed, **counts}
-        return Outcome({**metrics, "validation_accuracy": report.best.value}, budget, extra)
+        chosen = {"validation_accuracy": report.best.value} if report.best.history else {}
+        return Outcome({**metrics, **chosen}, budget, extra)
 
     def save(self, context: FewShotContext, trained: TrainedLearner, scores: EpisodeResult) -> None:
         from safetensors.torch import save
@@ -166,8 +216,10 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         }
         if self.recipe.within:
             config["within"] = self.recipe.within
+        if self.recipe.trainval:
+            config["trainval"] = True
         if isinstance(method, FewShotMethod):
-            config |= {"choices": asdict(method), "backbone": self.recipe.backbone, "model": self.model(method)}
+            config |= {"choices": method.stored(), "backbone": self.recipe.backbone, "model": self.model(method)}
         return config
 
     def model(self, method: FewShotRow) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,16 @@ from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
 from metapretrain.distributed import mean_over_ranks
 from metapretrain.draws import seeded
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec, TaskStream
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec, ShuffledBatches, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes, few_shot_accuracy
+from metapretrain.evaluation.representation import embed
 from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.graphs import own_gradients
-from metapretrain.maml import MAML, POLICIES, CompiledMeta
+from metapretrain.maml import MAML, POLICIES, CompiledMeta, Reptile, fading_weights
 from metapretrain.models.encoders import build_backbone
-from metapretrain.models.saved import KINDS, make_learner
-from metapretrain.protonet.learner import ProtoNet
+from metapretrain.models.saved import LEARNERS, adapts, make_learner
+from metapretrain.protonet.learner import CLASSIFIERS, Classifier, EmbeddingLearner, ProtoNet
 from metapretrain.training import TrainSettings
 from metapretrain.training.engine import with_gradients
 
@@ -64,7 +65,7 @@ class MetaStep(nn.Module):
     Args:
         learner: MAML and its kin, or ProtoNet; images: uint8 (N, C, H, W), which go where the learner goes.
         distort: changes a batch of images (B, C, H, W) at random before the learner sees them; None: nothing does.
-        compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`); a ProtoNet stays as it is.
+        compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`) of MAML and its kin, but for Reptile.
     """
 
     reduces_gradients = True
@@ -75,17 +76,19 @@ class MetaStep(nn.Module):
     ) -> None:
         super().__init__()
         self.learner, self.distort = learner, distort
-        self._compiled = CompiledMeta(learner) if compile and isinstance(learner, MAML) else None
+        able = isinstance(learner, MAML) and not isinstance(learner, Reptile)
+        self._compiled = CompiledMeta(learner) if compile and able else None
         self.register_buffer("images", images, persistent=False)
 
     def forward(self, batches: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return the mean query loss of a batch of episodes, whose backward gives the meta-gradient."""
         batch = batches[EPISODES]
         parameters = [p for p in self.learner.parameters() if p.requires_grad]
-        support, query = ((self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query"))
+        parts = [(self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query") if part in batch]
+        more = {name: batch[name] for name in ("step_weights",) if name in batch}
         meta: Any = self.learner if self._compiled is None else self._compiled
         with own_gradients(parameters) as found:
-            loss = meta.backward(support, query).mean()
+            loss = meta.backward(*parts, **more).mean()
         gradients = [grad for grad in found if grad is not None]
         statistics = [b for b in self.learner.buffers() if b.is_floating_point()]
         with torch.no_grad():
@@ -100,7 +103,7 @@ class MetaStep(nn.Module):
         return distorted.view(*rows.shape, *distorted.shape[1:])
 
 
-LEARNERS = ("protonet", "maml", "fomaml", "anil", "metasgd")
+SUPERVISED = "supervised"
 FROZEN_SEED = {"validation": 1_000_003, "test": 2_000_003}  # which episodes: the same for every run
 
 
@@ -109,14 +112,22 @@ class FewShotMethod:
     """How a method learns.
 
     Args:
-        learner: one of `LEARNERS`; updates: outer updates; tasks: episodes an update, over all ranks.
-        lr: outer rate of Adam; `schedule` and `warmup` as in :class:`metapretrain.training.TrainSettings`.
-        ways: classes of a training episode of `protonet`, at most all; None, and the others: as many as in the test.
-        queries: query images a class in training.
-        inner_lr, inner_steps, test_steps, batchnorm, chunk: as for :class:`metapretrain.maml.MAML`.
+        learner: one of :data:`metapretrain.models.saved.LEARNERS`.
+        updates: outer updates; tasks: episodes an update, over all ranks, or images of `supervised`.
+        lr: highest outer rate; `optimizer`, `weight_decay`, `schedule`, `warmup`, `lr_end` and `clip` as in
+            :class:`metapretrain.training.TrainSettings`.
+        ways: classes of a training episode of `protonet` and `r2d2`, at most all; None, and the others: as in the test.
+        shots, queries: support (None: as in the test) and query images per class in training.
+        inner_lr, inner_steps, test_steps, batchnorm, chunk, learn_rates: as for :class:`metapretrain.maml.MAML`.
+        fade: share of the updates over which the losses after each inner step fade out; 0: the last alone counts.
         adapt_norms: whether the inner loop moves scales and shifts of normalisation too; `anil` moves the head alone.
+        pretrained: start from the encoder of the recipe's supervised training.
+        temperature: of the logits of `protonet`.
+        head: what classifies by the features of `supervised`: `centred` or `logistic`; None: the training alone.
+        drop: share of units that a ResNet-12 drops, see :func:`metapretrain.models.encoders.resnet12`.
         rotate, shift: of training images at random, at most, in degrees and as a share of their size; crop: the least
-            share of their area that is shown (all as for :class:`metapretrain.data.augment.BatchAugment`).
+            share of their area that is shown; pad, flip; jitter: of brightness, contrast and saturation (all as for
+            :class:`metapretrain.data.augment.BatchAugment`).
         validations: how often the validation episodes are scored; the best time gives the weights.
     """
 
@@ -139,35 +150,92 @@ class FewShotMethod:
     shift: float = 0.0
     crop: float = 1.0
     validations: int = 20
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+    lr_end: float = 0.0
+    shots: int | None = None
+    learn_rates: bool = False
+    fade: float = 0.0
+    pretrained: bool = False
+    temperature: float = 1.0
+    head: str | None = None
+    drop: float = 0.0
+    pad: int = 0
+    flip: bool = False
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("learner", self.learner, LEARNERS)
         one_of("batchnorm", self.batchnorm, POLICIES)
+        if self.head is not None:
+            one_of("head", self.head, CLASSIFIERS)
         number("inner_lr", self.inner_lr, above=0)
-        for name in ("updates", "tasks", "queries", "inner_steps", "test_steps", "validations", "ways", "chunk"):
+        number("fade", self.fade, least=0, most=1)
+        number("temperature", self.temperature, above=0)
+        for name in (
+            "updates",
+            "tasks",
+            "queries",
+            "inner_steps",
+            "test_steps",
+            "validations",
+            "ways",
+            "chunk",
+            "shots",
+        ):
             value = getattr(self, name)
             if value is not None:
                 whole(name, value, 1)
-        TrainSettings(self.updates, self.lr, schedule=self.schedule, warmup=self.warmup, clip=self.clip)  # its checks
+        if self.fade and (self.learner == "reptile" or not adapts(self.learner)):
+            raise InputError(f"{self.learner} has no loss between its steps: give fade=0, or take maml")
+        if self.drop and adapts(self.learner):
+            raise InputError(
+                f"{self.learner} adapts its weights, which takes no DropBlock: give drop=0, or take protonet"
+            )
+        self.settings()
         self.distortion(size=1, channels=1)
+
+    @property
+    def pretraining(self) -> str | None:
+        """The training that this row starts from, and shares with others."""
+        return SUPERVISED if self.pretrained or self.head is not None else None
+
+    def settings(self, **how: Any) -> TrainSettings:
+        """The training loop's settings."""
+        names = ("lr", "optimizer", "weight_decay", "schedule", "warmup", "clip", "lr_end")
+        return TrainSettings(self.updates, **{name: getattr(self, name) for name in names}, **how)
+
+    def stored(self) -> dict[str, Any]:
+        """The choices that a run's configuration keeps: newer ones only where they are not the default."""
+        newer = fields(self)[[field.name for field in fields(self)].index("optimizer") :]
+        left_out = {field.name for field in newer if getattr(self, field.name) == field.default}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def distortion(self, *, size: int, channels: int) -> BatchAugment | None:
         """What distorts training images, each by itself; its images are float, still 0..255. None if nothing does."""
-        if not (self.rotate or self.shift or self.crop != 1):
-            return None
         crop = None if self.crop == 1 else (self.crop, 1.0)
+        chosen = {name: getattr(self, name) for name in ("rotate", "shift", "pad", "flip")}
+        if not (crop or self.jitter or any(chosen.values())):
+            return None
+        colour = (self.jitter, self.jitter, self.jitter, 0.0) if self.jitter else None
         mean, std = (0.0,) * channels, (1 / 255,) * channels
-        return BatchAugment(size, crop_scale=crop, rotate=self.rotate, shift=self.shift, mean=mean, std=std)
+        return BatchAugment(size, crop_scale=crop, color_jitter=colour, mean=mean, std=std, **chosen)
 
     def spec(self, tested: EpisodeSpec, classes: int) -> EpisodeSpec:
         """The training episodes: as tested, but for their ways and queries."""
-        ways = self.ways if self.learner == "protonet" else None  # a head has as many outputs as it is tested with
-        return EpisodeSpec(min(ways or tested.ranges[0][1], classes), tested.shots, self.queries)
+        ways = self.ways if not adapts(self.learner) else None  # a head has as many outputs as it is tested with
+        return EpisodeSpec(min(ways or tested.ranges[0][1], classes), self.shots or tested.shots, self.queries)
 
     def encoder_passes(self, spec: EpisodeSpec) -> int:
-        """Images that an update takes through the backbone, forward and backward as one."""
+        """Images that an update takes through the backbone, on average, forward and backward as one."""
         (ways, _), (shots, _), (queries, _) = spec.ranges
-        return self.tasks * ways * (shots * (1 if self.learner == "protonet" else self.inner_steps) + queries)
+        if self.learner == SUPERVISED:
+            return self.tasks
+        if not adapts(self.learner):
+            return self.tasks * ways * (shots + queries)
+        learned = shots + queries * (self.learner == "reptile")
+        looks = 1 + self.fade * (self.inner_steps - 1)
+        return round(self.tasks * ways * (learned * self.inner_steps + queries * looks))
 
 
 @dataclass(frozen=True)
@@ -183,9 +251,12 @@ class FewShotRecipe:
 
     Args:
         tested: ways, shots and queries of validation and test episodes.
-        backbone: see :data:`metapretrain.models.encoders.BACKBONES`.
+        backbone: see :data:`metapretrain.models.encoders.ENCODERS`.
         test_episodes, validation_episodes: how many, the same ones for every run.
         within: one of :data:`WITHIN`, or "" for episodes of any classes.
+        supervised: the training that rows with `pretrained` start from.
+        trainval: the training classes hold those of validation too, which therefore choose nothing: the last weights
+            are tested.
     """
 
     tested: EpisodeSpec
@@ -193,10 +264,20 @@ class FewShotRecipe:
     test_episodes: int = 600
     validation_episodes: int = 200
     within: str = ""
+    supervised: FewShotMethod | None = None
+    trainval: bool = False
 
     def __post_init__(self) -> None:
         if self.within:
             one_of("within", self.within, WITHIN)
+
+    def pretraining(self, method: FewShotMethod) -> FewShotMethod | None:
+        """The supervised training that a row starts from, if it does."""
+        if method.pretraining is None:
+            return None
+        if self.supervised is None:
+            raise InputError("this recipe has no supervised training to start from: give pretrained=false")
+        return self.supervised
 
     def groups(self, images: ImageSet) -> list[str] | None:
         """The groups that episodes of these images stay inside, if they do."""
@@ -216,17 +297,36 @@ FewShotContext = Context[FewShotRecipe, FewShotData, "FewShotMethod | SavedEncod
 
 
 def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways: int, seed: int) -> Any:
-    """Return a learner whose first weights are a function of `seed`; `ways` are those of training episodes."""
+    """Return a learner whose first weights are a function of `seed`; `ways` are those of training episodes.
+
+    DropBlock grows over the first two thirds of the updates, as MetaOptNet's does.
+    """
     with seeded(seed):
         net = build_backbone(
             backbone,
-            ways=ways if method.learner in KINDS else None,
+            ways=ways if adapts(method.learner) else None,
             channels=data.train.channels,
             image_size=data.train.image_size,
             mean=data.mean,
             std=data.std,
+            drop=method.drop,
+            ramp=max(1, method.updates * 2 // 3),
         )
-    return make_learner(asdict(method), net, ways)
+        classes = len(data.train.classes) if method.learner == SUPERVISED else ways
+        return make_learner(asdict(method), net, classes)
+
+
+class ImageBatches(ShuffledBatches):
+    """Shuffled images in place of episodes: {"query": (1, B), "query_y": (1, B)} of rows and labels, int64."""
+
+    def __init__(self, labels: Tensor, batch_size: int, **how: Any) -> None:
+        super().__init__(len(labels), batch_size, **how)
+        self.labels = labels
+
+    def iter_from(self, position: int) -> Iterator[Any]:
+        """The batches of the epoch but for the first `position`."""
+        for rows in super().iter_from(position):
+            yield {"query": rows[None], "query_y": self.labels[rows][None]}
 
 
 class EpisodeStacks:
@@ -234,6 +334,8 @@ class EpisodeStacks:
 
     Yields {"support": (T, S), "query": (T, Q), "support_y": (T, S), "query_y": (T, Q)}, int64, without end. Batch i
     is a function of (seed, i); over all ranks it holds the episodes of the one-process batch.
+    `fading` (steps, updates): "step_weights" (steps,) of :func:`metapretrain.maml.fading_weights` as well, as long as
+    the losses after each inner step fade out.
     InputError: `tasks` does not divide by the number of ranks, or the labels do not fit `spec`.
 
     Example:
@@ -252,7 +354,9 @@ class EpisodeStacks:
         rank: int = 0,
         world_size: int = 1,
         groups: Any = None,
+        fading: tuple[int, int] = (0, 0),
     ) -> None:
+        self.fading = fading
         if tasks % world_size:
             raise InputError(f"tasks={tasks} must be a multiple of the {world_size} processes")
         self.tasks = tasks // world_size
@@ -269,7 +373,15 @@ class EpisodeStacks:
             support_y = torch.stack([plan.support_y for plan in group])
             query_y = torch.stack([plan.query_y for plan in group])
             shots = support_y.shape[1]
-            yield {"support": rows[:, :shots], "query": rows[:, shots:], "support_y": support_y, "query_y": query_y}
+            batch = {"support": rows[:, :shots], "query": rows[:, shots:], "support_y": support_y, "query_y": query_y}
+            steps, updates = self.fading
+            if position < updates:
+                batch["step_weights"] = fading_weights(steps, position / updates)
+            position += 1
+            yield batch
+
+
+FEATURES = 100  # episodes whose classifiers are fitted at a time
 
 
 def score_episodes(
@@ -277,35 +389,29 @@ def score_episodes(
 ) -> EpisodeResult:
     """Accuracy over a part's frozen episodes (`images.split` chooses them), in evaluation mode.
 
-    A ProtoNet embeds every image once, unless the episodes hold fewer images than that.
+    A learner over embeddings embeds every image once (a ProtoNet unless the episodes hold fewer images than that).
     """
     seed = FROZEN_SEED[images.split]
     device = next(learner.parameters()).device
-    evaluated = learner
-    if isinstance(learner, ProtoNet):
+    evaluated, x = learner, images.images.to(device)
+    if isinstance(learner, EmbeddingLearner) and not isinstance(learner, ProtoNet):
+        evaluated, x = learner.over_features(spec.ranges[0][1]), embed(learner.module, images.images, device=device)
+        batch = FEATURES
+    elif isinstance(learner, ProtoNet):
         if episodes * spec.longest > len(images):
             how: dict[str, Any] = {"distance": learner.distance, "device": device, "groups": groups}
             return few_shot_accuracy(learner.module, images, spec, episodes, seed, **how)
         evaluated = learner.clone()
         evaluated.ways = spec.ranges[0][1]  # trained with more ways than it is tested with
     sampler = EpisodeSampler(images.labels, spec, episodes, seed=seed, groups=groups)
-    return evaluate_episodes(evaluated, images.images.to(device), sampler, device=device, batch=batch)
+    return evaluate_episodes(evaluated, x, sampler, device=device, batch=batch)
 
 
 def settings_of(method: FewShotMethod, seed: int, machine: Machine) -> TrainSettings:
     """The training loop's settings; fp16, or a value that the loop refuses, is an InputError."""
     if machine.precision == "fp16":
         raise InputError("precision fp16 would lose small inner gradients; use fp32 or bf16")
-    return TrainSettings(
-        steps=method.updates,
-        lr=method.lr,
-        optimizer="adamw",
-        weight_decay=0.0,
-        schedule=method.schedule,
-        warmup=method.warmup,
-        clip=method.clip,
-        **machine.settings(method.updates, seed, method.validations),
-    )
+    return method.settings(**machine.settings(method.updates, seed, method.validations))
 
 
 def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
@@ -318,14 +424,32 @@ def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
     distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
     step = MetaStep(learner, data.train.images, distort, machine.compile)
 
+    if not adapts(method.learner) and data.train.channels == 3 and machine.device != "cpu":
+        step.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    settings, groups = settings_of(method, seed, machine), recipe.groups(data.train)
+    tested = recipe.tested if method.learner != SUPERVISED else EpisodeSpec(min(5, len(data.validation.classes)), 1, 5)
+
     def evaluate(_: int) -> dict[str, float]:
-        groups = recipe.groups(data.validation)
-        result = score_episodes(learner, data.validation, recipe.tested, recipe.validation_episodes, groups=groups)
+        held = data.validation
+        centre(learner, data)
+        result = score_episodes(learner, held, tested, recipe.validation_episodes, groups=recipe.groups(held))
         return {"accuracy": result.mean, "ci95": result.ci95}
 
-    settings = settings_of(method, seed, machine)
-    ranks: dict[str, Any] = {"rank": machine.rank, "world_size": machine.world}
-    batches = EpisodeStacks(data.train.labels, spec, method.tasks, seed=seed, groups=recipe.groups(data.train), **ranks)
+    ranks: dict[str, Any] = {"rank": machine.rank, "world_size": machine.world, "seed": seed}
+    fading = (method.inner_steps, round(method.fade * method.updates))
+    batches: Any = (
+        ImageBatches(data.train.labels, method.tasks // machine.world, **ranks)
+        if method.learner == SUPERVISED
+        else EpisodeStacks(data.train.labels, spec, method.tasks, groups=groups, fading=fading, **ranks)
+    )
     stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
     title = f"{method.learner} seed {seed}"
+    if recipe.trainval:
+        return step, Training(step, stream, settings, None, title)
     return step, Training(step, stream, settings, evaluate, title, keep_best="accuracy")
+
+
+def centre(learner: Any, data: FewShotData) -> None:
+    """Let a classifier by features know their mean over the training images; others need none."""
+    if isinstance(learner, Classifier):
+        learner.find_centre(embed(learner.module, data.train.images, device=learner.centre.device))

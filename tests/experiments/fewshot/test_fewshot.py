@@ -28,6 +28,7 @@ from metapretrain.experiments.fewshot.learning import (
     EPISODES,
     FROZEN_SEED,
     LEARNERS,
+    SUPERVISED,
     EpisodeStacks,
     FewShotMethod,
     FewShotRecipe,
@@ -127,7 +128,7 @@ def test_no_more_ways_than_a_group_has_classes(data: FewShotData) -> None:
 
 
 @pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", [name for name in LEARNERS if name != SUPERVISED])  # it learns from no episodes
 def test_the_steps_gradient_is_that_of_the_losses(
     data: FewShotData, name: str, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,3 +304,95 @@ def test_distortion_reaches_the_training_images_alone(data: FewShotData) -> None
 def test_distortions_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"rotate|shift|crop"):
         FewShotMethod("protonet", 1, 1, **wrong)
+
+
+def test_losses_after_each_step_fade_out_with_the_updates(data: FewShotData) -> None:
+    found = [batch.get("step_weights") for batch in islice(batches(data, fading=(2, 4)), 6)]
+    assert [None if w is None else w.tolist() for w in found] == [
+        [0.5, 0.5],
+        [0.375, 0.625],
+        [0.25, 0.75],
+        [0.125, 0.875],
+        None,
+        None,
+    ]
+    late = next(batches(data, fading=(2, 4)).iter_from(3))
+    assert torch.equal(late["step_weights"], found[3])
+
+
+def test_a_step_with_fading_losses_has_the_learners_gradient(data: FewShotData) -> None:
+    method = FewShotMethod("maml", updates=2, tasks=2, inner_steps=2, learn_rates=True, fade=1.0, batchnorm="per-step")
+    learner = build_learner(method, TINY, data, 3, seed=0)
+    batch = next(iter(batches(data, tasks=2, fading=(2, 2))))
+    MetaStep(learner, data.train.images)({EPISODES: batch})[EPISODES].backward()
+    found = {name: p.grad.clone() for name, p in learner.named_parameters()}
+    learner.zero_grad()
+    support, query = ((data.train.images[batch[part]], batch[f"{part}_y"]) for part in ("support", "query"))
+    learner.backward(support, query, step_weights=torch.tensor([0.5, 0.5]))
+    assert all(torch.equal(p.grad, found[name]) for name, p in learner.named_parameters())
+    assert sum("rates" in name for name in found) == 6  # three layers with a bias each
+
+
+def test_newer_choices_are_kept_only_where_they_are_no_default() -> None:
+    """Runs of before these choices go on and are loaded."""
+    assert set(FewShotMethod("protonet", 1, 1).stored()) == {
+        *(
+            "learner",
+            "updates",
+            "tasks",
+            "lr",
+            "schedule",
+            "warmup",
+            "clip",
+            "ways",
+            "queries",
+            "inner_lr",
+            "inner_steps",
+        ),
+        *("test_steps", "batchnorm", "adapt_norms", "chunk", "rotate", "shift", "crop", "validations"),
+    }
+    assert FewShotMethod("protonet", 1, 1, drop=0.1, shots=3).stored().items() >= {"drop": 0.1, "shots": 3}.items()
+
+
+def test_after_training_with_the_validation_classes_the_last_weights_are_tested(data: FewShotData) -> None:
+    method, recipe = FewShotMethod("protonet", 3, 1), FewShotRecipe(SPEC, TINY, 5, 5, trainval=True)
+    experiment = FewShotExperiment("fewshot", "made", "short", recipe, data, Machine(), Path(), figures=None)
+    context = Context("protonet", method, 0, recipe, data, Machine())
+    trained = experiment.train(context)
+    assert trained.report is not None and not trained.report.best.history
+    outcome = experiment.outcome(context, trained, experiment.score(context, trained))
+    assert "validation_accuracy" not in outcome.metrics and outcome.budget["best_step"] == 3
+    assert experiment.config(method)["trainval"] is True
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_every_learner_takes_a_step_and_is_scored(data: FewShotData, learner: str) -> None:
+    method = FewShotMethod(learner, updates=2, tasks=8, validations=1, flip=True, jitter=0.2, pad=1)
+    context = Context(learner, method, 0, FewShotRecipe(SPEC, TINY, 5, 5), data, Machine())
+    step, training = meta_training(context)
+    before = {name: p.detach().clone() for name, p in step.learner.named_parameters()}
+    train(**vars(training))
+    moved = {name for name, p in step.learner.named_parameters() if not torch.equal(p, before[name])}
+    assert moved >= {name for name in before if "bias" not in name}
+    result = score_episodes(step.learner, data.test, SPEC, 5)
+    assert result.n == 5 and 0 <= result.mean <= 1
+
+
+def test_what_a_learner_cannot_do_is_refused() -> None:
+    with pytest.raises(InputError, match="maml adapts its weights, which takes no DropBlock: give drop=0"):
+        FewShotMethod("maml", 1, 1, drop=0.1)
+    with pytest.raises(InputError, match="protonet has no loss between its steps: give fade=0"):
+        FewShotMethod("protonet", 1, 1, fade=0.5)
+    with pytest.raises(InputError, match="no supervised training to start from: give pretrained=false"):
+        FewShotRecipe(SPEC, TINY).pretraining(FewShotMethod("protonet", 1, 1, pretrained=True))
+    with pytest.raises(InputError, match="did you mean 'logistic'"):
+        FewShotMethod("supervised", 1, 1, head="logistc")
+
+
+def test_images_of_a_supervised_training_are_each_seen_once_an_epoch(data: FewShotData) -> None:
+    images = learning.ImageBatches(data.train.labels, 100, seed=0)
+    seen = torch.cat([batch["query"][0] for batch in images])
+    assert len(images) == 8 and seen.sort().values.tolist() == list(range(800))
+    late = next(images.iter_from(5))
+    assert torch.equal(late["query_y"][0], data.train.labels[late["query"][0]])
+    assert torch.equal(late["query"][0], seen[500:600])
