@@ -64,10 +64,12 @@ def registries() -> Iterator[None]:
     from metapretrain.data.registry import DATASETS
     from metapretrain.experiments.images.objectives import OBJECTIVES
     from metapretrain.experiments.schedule.tasks import TASKS
+    from metapretrain.models.encoders import ENCODERS
+    from metapretrain.models.saved import LEARNERS
     from metapretrain.scheduling import SCHEDULERS
 
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (known, dict(known)) for known in (SCHEDULERS, TASKS, OBJECTIVES, DATASETS)
+        (known, dict(known)) for known in (SCHEDULERS, TASKS, OBJECTIVES, DATASETS, LEARNERS, ENCODERS)
     ]
     yield
     for known, before in kept:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from metapretrain import load
 from tests.test_docs import ROOT, blocks
 
 pytestmark = pytest.mark.usefixtures("registries")
@@ -97,3 +99,16 @@ def test_a_text_task_of_ones_own(script: Callable[..., Path], tmp_path: Path, mo
     (file,) = out.rglob("cross-s0/result.json")
     metrics = json.loads(file.read_text())["metrics"]
     assert {"topic_accuracy", "sst_accuracy", "sts_pearson"} <= metrics.keys()
+
+
+def test_a_method_a_set_and_a_backbone_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("\n".join(blocks(ROOT / "docs" / "fewshot.md", "python")))
+    words = ["--dataset", "shades", "--backbone", "patches", "--methods", "cosine,maml", "--settings", "5w1s"]
+    main = importlib.import_module("benchmarks.run_fewshot").main
+    assert main([*SMOKE, "--plugin", str(file), "--out", str(tmp_path), *words]) == 0
+    found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.rglob("result.json")}
+    assert set(found) == {"cosine-s0", "maml-s0"}
+    assert not found["cosine-s0"]["transductive"] and found["cosine-s0"]["metrics"]["test_accuracy"] > 0.2
+    model = load(tmp_path / "fewshot" / "shades-5w1s-patches-smoke" / "cosine-s0")
+    assert model.adapt(torch.zeros(2, 3, 16, 16), [4, 9]).classes.tolist() == [4, 9]
