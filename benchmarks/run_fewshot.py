@@ -166,6 +166,14 @@ def _held(images: ImageSet) -> ImageSet:
     return replace(images, labels=torch.tensor([classes[row] for row in range(len(images))]))
 
 
+def with_validation(data: FewShotData) -> FewShotData:
+    """The data with the validation classes among those of training: once everything has been chosen by them."""
+    train, held = data.train, data.validation
+    images, labels = torch.cat([train.images, held.images]), torch.cat([train.labels, held.labels + len(train.classes)])
+    classes, files = [*train.classes, *held.classes], {**train.files, **held.files}
+    return replace(data, train=replace(train, images=images, labels=labels, classes=classes, files=files, names=()))
+
+
 @option_type
 def ways_shots(text: str) -> list[str]:
     """Ways and shots such as `5w1s,20w5s`, or `all` of the four of the papers."""
@@ -197,6 +205,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--backbone", choices=backbones, default="conv4", help="conv4 (default), resnet12, or learn2learn's l2l-*")
     add("--holder", choices=HOLDERS, default="labels", help="what holds the classes; learn2learn: its MetaDataset")
     add("--within", choices=WITHIN, help="episodes stay inside an alphabet (tests: of validation and test alone)")
+    add("--trainval", action="store_true", help="learn from the validation classes too; the last weights are tested")
     add("--encoder", type=Path, metavar="RUN", help="score the encoder of a finished run; alone unless --methods")
     add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
     add("--validation-episodes", type=positive_int, default=200, help="default: 200")
@@ -216,8 +225,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 
 def smoke(method: FewShotMethod) -> FewShotMethod:
     """The method made so short that it only shows that everything runs."""
-    short = replace(method, updates=4, tasks=2, validations=2, ways=None, inner_steps=min(method.inner_steps, 2))
-    return replace(short, test_steps=min(method.test_steps, 3), tasks=20 if method.head is not None else 2)
+    tasks = 20 if method.head is not None else 2
+    return replace(method, updates=4, tasks=tasks, validations=2, ways=None, test_steps=min(method.test_steps, 5))
 
 
 def changes(options: Namespace, method: FewShotMethod | None) -> Sequence[str]:
@@ -246,10 +255,12 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
         episodes["validation"],
         options.within or "",
         supervised=supervised,
+        trainval=options.trainval,
     )
+    trainval = "trainval" if options.trainval else None
     experiment = FewShotExperiment(
         "fewshot",
-        "-".join(filter(None, [options.dataset, options.within and f"within-{options.within}", setting])),
+        "-".join(filter(None, [options.dataset, options.within and f"within-{options.within}", trainval, setting])),
         recipe=recipe,
         data=data,
         machine=machine,
@@ -265,6 +276,8 @@ def tables_of(options: Namespace) -> list[Table]:
     data = held_by(options.holder, load_few_shot(options.dataset, options.data_dir, options.image_size))
     if options.smoke:
         data = data.first(25)
+    if options.trainval:
+        data = with_validation(data)
     return [table_of(options, setting, data, machine) for setting in options.settings]
 
 

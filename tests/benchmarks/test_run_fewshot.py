@@ -56,7 +56,7 @@ def test_every_method_is_trained_tested_once_and_reported(
         assert found["counts"]["test_episodes"] == 20 and found["counts"]["train_classes"] == 25
         shared = name.startswith("supervised")
         assert found["transductive"] == (not shared and name not in ("protonet", "r2d2", "maml++"))
-        passes = {"maml++": 4 * 32, "reptile": 4 * 2 * 5 * (2 * 10 + 9)}.get(name, 4 * 2 * 5 * (1 + 5))
+        passes = {"maml++": 4 * 66, "reptile": 4 * 2 * 5 * (5 * 10 + 9)}.get(name, 4 * 2 * 5 * (1 + 5))
         assert found["budget"].items() >= {"encoder_passes": 4 * 20 if shared else passes, "updates": 4}.items()
         assert shared or found["budget"]["best_step"] in (2, 4)
         assert f"| {name} | 1 | {100 * metrics['test_accuracy']:.2f}" in table
@@ -239,3 +239,10 @@ def test_a_resnet12_starts_from_the_supervised_training(tmp_path: Path) -> None:
     assert passes == dict.fromkeys(passes, 4 * 20 + 4 * 2 * 5 * (1 + 3))  # those of the training, and its own
     assert result(training)["kind"] == "pretraining"
     assert load(root / "r2d2-s0").adapt(torch.zeros(2, 3, 16, 16), [3, 8]).classes.tolist() == [3, 8]
+
+
+def test_training_with_the_validation_classes_chooses_nothing_by_them(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run("--methods", "protonet", "--trainval") == 0
+    found = result(tmp_path / "fewshot" / "made-trainval-5w1s-conv4-smoke" / "protonet-s0")
+    assert found["counts"]["train_classes"] == 25 + 20 and found["counts"]["validation_classes"] == 20
+    assert "validation_accuracy" not in found["metrics"] and found["budget"]["best_step"] == 4
