@@ -101,7 +101,24 @@ def last_module(module: nn.Module) -> str:
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class MAML(nn.Module):
+class Learner(nn.Module):
+    """What MAML, its kin and learners over embeddings share."""
+
+    def predict(self, episode: Any) -> Tensor:
+        """Logits (Q, W) of one episode's queries, for `evaluate_episodes`."""
+        parts = (map_tensors(lambda t: t[None], pair(part)) for part in (episode.support, episode.query))
+        return self.logits(*parts)[0]
+
+    def logits(self, support: Any, query: Any) -> Tensor:
+        """Logits of each task's queries, (T, Q, W)."""
+        raise NotImplementedError
+
+    def meta_parameters(self) -> Named:
+        """Everything that the outer loop learns, by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+
+class MAML(Learner):
     """Model-agnostic meta-learning (Finn et al., 2017) of a module's initial parameters.
 
     Use it for whole batches of tasks, by the fastest engine (:meth:`losses`, :meth:`backward`, :meth:`logits`), or as
@@ -243,15 +260,6 @@ class MAML(nn.Module):
         options = {**self._options(support), "order": 1, "steps": self.test_steps, "checkpoint": False}
         options["lr"] = map_tensors(Tensor.detach, self._rates(self.test_steps))
         return options, {name: value.detach() for name, value in self._values().items()}
-
-    def predict(self, episode: Any) -> Tensor:
-        """Logits (Q, W) of one episode's queries, for `evaluate_episodes`."""
-        support, (x, y) = pair(episode.support), pair(episode.query)
-        return self.logits(*(map_tensors(lambda t: t[None], part) for part in (support, (x, y))))[0]
-
-    def meta_parameters(self) -> Named:
-        """Everything that the outer loop learns, by name."""
-        return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def _stacked(self, support: Any, query: Any) -> tuple[tuple[Any, Tensor], tuple[Any, Tensor]]:
         parts = pair(support), pair(query)
@@ -599,6 +607,8 @@ class MetaSGD(MAML):
     ) -> None:
         super().__init__(model, lr, first_order, **options)
         parameters = list(model.parameters())
+        if self.learn_rates:
+            raise InputError("MetaSGD learns its rates already: leave learn_rates out")
         start = float(checked_rate("lr", lr, ()))
         rates = [torch.full_like(p, start) for p in parameters] if lrs is None else list(lrs)
         if [r.shape for r in rates] != [p.shape for p in parameters]:

@@ -76,7 +76,8 @@ def make_learner(choices: Mapping[str, Any], net: Backbone, ways: int) -> Any:
     """The learner that a run's choices name, over a backbone; `ways` are the classes of a training episode."""
     name = choices["learner"]
     if name == "supervised":
-        return Classifier(net, net.encoder.features, ways, head=choices.get("head") or "centred")
+        features: Any = net.encoder.features
+        return Classifier(net, features, ways, head=choices.get("head") or "centred")
     if not adapts(name):
         more = {"temperature": choices.get("temperature", 1.0)} if name == "protonet" else {}
         return LEARNERS[name](net, ways=ways, **more)

@@ -11,14 +11,13 @@ from torch.nn import functional as F
 
 from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.inner import Named
-from metapretrain.maml.learner import checked_module, pair
-from metapretrain.nests import evaluation_mode, map_tensors
+from metapretrain.maml.learner import Learner, checked_module, pair
+from metapretrain.nests import evaluation_mode
 from metapretrain.protonet.heads import logistic
 from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits, prototypes
 
 
-class EmbeddingLearner(nn.Module):
+class EmbeddingLearner(Learner):
     """A learner whose encoder embeds all tasks in one pass; a subclass fits what then classifies, and applies it."""
 
     fitted: Tensor | None
@@ -55,15 +54,6 @@ class EmbeddingLearner(nn.Module):
         """Logits of each task's queries, (T, Q, W), in evaluation mode and without a graph."""
         with evaluation_mode(self):
             return self._task_logits(support, query)
-
-    def predict(self, episode: Any) -> Tensor:
-        """Logits (Q, W) of one episode's queries, for `evaluate_episodes`."""
-        parts = (map_tensors(lambda t: t[None], pair(part)) for part in (episode.support, episode.query))
-        return self.logits(*parts)[0]
-
-    def meta_parameters(self) -> Named:
-        """Everything that the outer loop learns, by name."""
-        return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def clone(self) -> Any:
         """A learner of the same encoder, fitted for itself."""
@@ -218,9 +208,9 @@ class Classifier(EmbeddingLearner):
         self.classifier = nn.Linear(features, classes)
         self.register_buffer("centre", torch.zeros(features))
 
-    def backward(self, query: Any, _: None = None) -> Tensor:
-        """Add the gradient of the mean cross entropy of images (T, N, ...) to ``.grad``; return it, detached."""
-        x, y = pair(query)
+    def backward(self, support: Any, query: Any = None) -> Tensor:
+        """Add the gradient of the mean cross entropy of `support`, (T, N, ...), to ``.grad``; return it, detached."""
+        x, y = pair(support)
         loss = F.cross_entropy(self.classifier(self._embed(x.flatten(0, 1))).float(), y.flatten())
         loss.backward()
         return loss.detach()

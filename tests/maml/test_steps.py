@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metapretrain import ANIL, MAML
+from metapretrain import ANIL, MAML, MetaSGD
 from metapretrain.errors import InputError
 from metapretrain.maml import MetaGraph, Reptile, adapt, fading_weights, meta_loss
 from tests.maml.nets import TASKS, cnn, images, relative, task
@@ -132,6 +132,8 @@ def test_bad_step_weights_and_rates_are_refused() -> None:
         MAML(cnn(), LR, steps=STEPS, checkpoint=True).backward(support, query, WEIGHTS)
     with pytest.raises(InputError, match="leave step_weights out"):
         Reptile(cnn(), LR, steps=STEPS).backward(support, query, WEIGHTS)
+    with pytest.raises(InputError, match="MetaSGD learns its rates already"):
+        MetaSGD(cnn(), LR, learn_rates=True)
     with pytest.raises(InputError, match="lr is -1"):
         MAML(cnn(), -1, learn_rates=True)
     learner = learner_of(cnn()).clone()

@@ -124,7 +124,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
                 step.learner.load_state_dict(state)
                 return TrainedLearner(step.to(self.machine.device))
             body = {name.removeprefix("module."): value for name, value in state.items() if name.startswith("module.")}
-            step.learner.module.load_state_dict(body)
+            step.learner.get_submodule("module").load_state_dict(body)
         report = train(**vars(training), run=context.run)
         centre(step.learner, self.data)
         return TrainedLearner(step, report)

@@ -172,26 +172,16 @@ class FewShotMethod:
         number("inner_lr", self.inner_lr, above=0)
         number("fade", self.fade, least=0, most=1)
         number("temperature", self.temperature, above=0)
-        for name in (
-            "updates",
-            "tasks",
-            "queries",
-            "inner_steps",
-            "test_steps",
-            "validations",
-            "ways",
-            "chunk",
-            "shots",
-        ):
+        for name in "updates tasks queries inner_steps test_steps validations ways chunk shots".split():
             value = getattr(self, name)
             if value is not None:
                 whole(name, value, 1)
         if self.fade and (self.learner == "reptile" or not adapts(self.learner)):
             raise InputError(f"{self.learner} has no loss between its steps: give fade=0, or take maml")
         if self.drop and adapts(self.learner):
-            raise InputError(
-                f"{self.learner} adapts its weights, which takes no DropBlock: give drop=0, or take protonet"
-            )
+            raise InputError(f"{self.learner} adapts weights, which takes no DropBlock: give drop=0 or take protonet")
+        if self.learn_rates and self.learner in ("metasgd", "reptile"):
+            raise InputError(f"{self.learner} learns no rates by step: give learn_rates=false, or take maml")
         self.settings()
         self.distortion(size=1, channels=1)
 
@@ -255,8 +245,7 @@ class FewShotRecipe:
         test_episodes, validation_episodes: how many, the same ones for every run.
         within: one of :data:`WITHIN`, or "" for episodes of any classes.
         supervised: the training that rows with `pretrained` start from.
-        trainval: the training classes hold those of validation too, which therefore choose nothing: the last weights
-            are tested.
+        trainval: training has the validation classes too, which choose nothing: the last weights are tested.
     """
 
     tested: EpisodeSpec
@@ -425,7 +414,7 @@ def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
     step = MetaStep(learner, data.train.images, distort, machine.compile)
 
     if not adapts(method.learner) and data.train.channels == 3 and machine.device != "cpu":
-        step.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        step.to(memory_format=torch.channels_last)
     settings, groups = settings_of(method, seed, machine), recipe.groups(data.train)
     tested = recipe.tested if method.learner != SUPERVISED else EpisodeSpec(min(5, len(data.validation.classes)), 1, 5)
 

@@ -379,10 +379,12 @@ def test_every_learner_takes_a_step_and_is_scored(data: FewShotData, learner: st
 
 
 def test_what_a_learner_cannot_do_is_refused() -> None:
-    with pytest.raises(InputError, match="maml adapts its weights, which takes no DropBlock: give drop=0"):
+    with pytest.raises(InputError, match="maml adapts weights, which takes no DropBlock: give drop=0"):
         FewShotMethod("maml", 1, 1, drop=0.1)
     with pytest.raises(InputError, match="protonet has no loss between its steps: give fade=0"):
         FewShotMethod("protonet", 1, 1, fade=0.5)
+    with pytest.raises(InputError, match="metasgd learns no rates by step"):
+        FewShotMethod("metasgd", 1, 1, learn_rates=True)
     with pytest.raises(InputError, match="no supervised training to start from: give pretrained=false"):
         FewShotRecipe(SPEC, TINY).pretraining(FewShotMethod("protonet", 1, 1, pretrained=True))
     with pytest.raises(InputError, match="did you mean 'logistic'"):
