@@ -135,3 +135,15 @@ def test_a_classifier_learns_by_the_cross_entropy_of_all_classes() -> None:
     loss = net.backward((x, y))
     torch.testing.assert_close(loss, F.cross_entropy(net.classifier(net.module(x[0])), y[0]).detach())
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
+
+
+@pytest.mark.parametrize(("rows", "size", "ways"), [(5, 640, 5), (25, 640, 5), (100, 64, 20), (12, 3, 3)])
+def test_logistic_regression_is_scikit_learns(rows: int, size: int, ways: int) -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    z, y = F.normalize(drawn(2, rows, size), dim=-1), torch.arange(rows).remainder(ways).repeat(2, 1)
+    found, queries = logistic(z, y, ways), F.normalize(drawn(30, size, seed=1), dim=-1)
+    for t in range(2):
+        theirs = linear.LogisticRegression(tol=1e-10, max_iter=5000).fit(z[t].numpy(), y[t].numpy())
+        expected = torch.tensor(theirs.predict_proba(queries.numpy()))
+        ours = (F.pad(queries, (0, 1), value=1.0) @ found[t].mT).softmax(-1)
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
