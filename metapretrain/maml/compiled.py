@@ -179,7 +179,8 @@ class MetaGraph:
     def __init__(self, learner: Any, compile: bool = False) -> None:
         if not hasattr(learner, "backward"):
             raise InputError(f"a {type(learner).__name__} is no learner: give MAML, its kin or ProtoNet over it")
-        self.learner, step = learner, CompiledMeta(learner) if compile else learner
+        step: Any = CompiledMeta(learner) if compile else learner
+        self.learner = learner
         own = isinstance(step, MAML) and type(step).backward is MAML.backward
         self._eager = step.eager_backward if own else step.backward
         self.recorder = Recorder(self._gradients, plain=0, warmups=GRAPH_WARMUPS, changed=self._buffers)
