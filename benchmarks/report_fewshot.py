@@ -61,7 +61,7 @@ def layout_of(dataset: str, backbone: str) -> Layout:
     if rows is None:
         return LAYOUT
     published = {
-        f"{dataset}-{setting}": {name: Published({"test": row[place]}, str(row[2])) for name, row in rows.items()}
+        f"{dataset}-{setting}": {name: Published({"test": row[:2][place]}, row[2]) for name, row in rows.items()}
         for place, setting in enumerate(SHOTS[:2])
     }
     classes, images = COUNTS[dataset]

@@ -76,7 +76,7 @@ def load_cifar100(name: str, data_dir: str | Path, image_size: int | None = None
         raise InputError(f"no CIFAR-100 in {root}; expected {LAYOUT}")
     reader = _read_binary if (folder / "train.bin").exists() else _read_folder
     read = [reader(folder, split, count) for split, count in IMAGES.items()]
-    images, labels = (torch.cat([part[what] for part in read]) for what in (0, 1))
+    images, labels = torch.cat([part[0] for part in read]), torch.cat([part[1] for part in read])
     order = labels.argsort(stable=True).view(len(CLASSES), -1)
     made = {}
     for part, classes in split_of(name).items():

@@ -252,8 +252,11 @@ def made_pairs(seed: int = 0) -> dict[str, TextSet]:
         first = f"{name} {act} a {thing} on {_pick(DAYS, random)} ."
         return first, f"{name} {act} a {thing if number % 2 else other} ."
 
-    made = {split: tuple(map(list, zip(*rows, strict=True))) for split, rows in _rows(seed, 4, row).items()}
-    return {split: TextSet(*both, torch.arange(SIZES[split]) % 2, split=split) for split, both in made.items()}
+    made = {}
+    for split, rows in _rows(seed, 4, row).items():
+        first, second = map(list, zip(*rows, strict=True))
+        made[split] = TextSet(first, second, torch.arange(SIZES[split]) % 2, split=split)
+    return made
 
 
 def made_questions(seed: int = 0) -> dict[str, Rows[Question]]:

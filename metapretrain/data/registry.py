@@ -173,15 +173,15 @@ def _counted(info: DatasetInfo, folder: Folder) -> str:
     if info.gives == "images":
         return ", ".join(f"{split} {len(info.load(folder, split, None)):,} images" for split in info.splits)
     if info.gives == "text-tasks":
-        parts = []
+        tasks = []
         for task in info.load(folder, 0):
             sizes = {"train": len(task.train), "dev": len(task.dev), "test": len(task.test) if task.test else 0}
-            parts.append(f"{task.name} {' + '.join(f'{size:,} {split}' for split, size in sizes.items() if size)}")
-        return ", ".join(parts)
+            tasks.append(f"{task.name} {' + '.join(f'{size:,} {split}' for split, size in sizes.items() if size)}")
+        return ", ".join(tasks)
     found = info.load(folder)
     if info.gives == "sentences":
-        parts = [_classes_counted(rows, found.num_classes) for rows in (found.train, found.test)]
-        return ", ".join(parts) + (f"; {found.note}" if found.note else "")
+        counted = [_classes_counted(rows, found.num_classes) for rows in (found.train, found.test)]
+        return ", ".join(counted) + (f"; {found.note}" if found.note else "")
     if info.gives == "rows":
         return f"{len(found):,} sentences"
     return ", ".join(f"{split} {len(rows):,}" for split, rows in found.items())

@@ -212,7 +212,8 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         """The pretraining of a row, all seeds in one stack."""
         method, r = contexts[0].method, self.recipe
         objective, source, counts = method.objective or "", method.source, method.labels
-        starts, runs = ({one.seed: of(one) for one in contexts} for of in (self._start, lambda one: one.folder))
+        starts = {one.seed: self._start(one) for one in contexts}
+        runs = {one.seed: one.folder for one in contexts}
         make = partial(self.stack, self.inputs.pretraining(source, counts), tuning=self._tuning_of(objective))
         words = self.data.numbers_of(None)
         if objective != "mixed":

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.draws import epoch_order, numpy_generator
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec, ShuffledBatches
 from metapretrain.episodes.groups import tidy_groups
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool
@@ -81,9 +81,8 @@ class MetaTasks:
         turn, place = divmod(place, self.tasks)
         task = int(epoch_order(self.tasks, self.seed, turn)[place])
         own = self._train[task][0]
-        epoch, batch = divmod(turn * of + within, len(own) // self.size)
-        order = epoch_order(len(own), self.seed * 1_000 + task, epoch)
-        return own[order[batch * self.size : (batch + 1) * self.size]]
+        order = partial(epoch_order, len(own), self.seed * 1_000 + task)
+        return own[ShuffledBatches(len(own), self.size, seed=self.seed, order=order).batch(turn * of + within)]
 
     @property
     def training(self) -> Tensor:

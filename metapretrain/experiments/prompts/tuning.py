@@ -294,7 +294,8 @@ class Stack:
             scores = [word_scores(self.model, *one, "vocabulary") for one in found]
         known = [~one.isnan().any(-1) for one in scores]  # of a prompt that diverged, nothing is right
         right = [(one.argmax(-1) == of.labels) & ok for one, (_, of, _), ok in zip(scores, found, known, strict=True)]
-        return tuple(torch.cat([part.reshape(len(rows), -1) for part in parts], 1) for parts in (right, known))
+        both = [torch.cat([part.reshape(len(rows), -1) for part in parts], 1) for parts in (right, known)]
+        return both[0], both[1]
 
 
 def _order(job: Job, batch_size: int) -> ShuffledBatches:

@@ -203,7 +203,8 @@ class TextLabels(TextObjective):
 def disagreement(outputs: Tensor, scores: bool) -> Tensor:
     """Mean KL divergence, both ways, of halves of outputs (2B, C) or (2B,); squared difference of scores: R-Drop."""
     if scores:
-        return F.mse_loss(*outputs.chunk(2))
+        one, other = outputs.chunk(2)
+        return F.mse_loss(one, other)
     logits = outputs if outputs.ndim > 1 else torch.stack([torch.zeros_like(outputs), outputs], 1)
     p, q = logits.log_softmax(1).chunk(2)
     return ((p.exp() - q.exp()) * (p - q)).sum(1).mean() / 2
@@ -285,8 +286,10 @@ class TextStep(WeightedLosses[TextObjective]):
         found = {}
         for name, batch in batches.items():
             objective, rows = self.objective(name), batch["rows"]
-            twice = rdrop and isinstance(objective, TextLabels)
-            loss = objective.doubled(z[name], rows, rdrop) if twice else objective.loss(z[name], rows)
+            if rdrop and isinstance(objective, TextLabels):
+                loss = objective.doubled(z[name], rows, rdrop)
+            else:
+                loss = objective.loss(z[name], rows)
             found[name] = self.weights.get(name, 1.0) * loss
         return found
 

@@ -15,6 +15,7 @@ from metapretrain.data.annotated import RELATIONS, Dialogue, RelationRow
 from metapretrain.data.documents import Corpus, Documents
 from metapretrain.data.texts import Rows, TextSet
 from metapretrain.errors import InputError
+from metapretrain.evaluation.metrics import f1
 from metapretrain.experiments.schedule.tasks.base import (
     ChoiceTask,
     ClassTask,
@@ -22,7 +23,6 @@ from metapretrain.experiments.schedule.tasks.base import (
     Frame,
     PooledHead,
     Tensors,
-    f1,
     joined,
     tokenize_rows,
 )
