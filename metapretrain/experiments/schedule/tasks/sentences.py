@@ -57,7 +57,7 @@ class Sentences(ClassTask):
 
     def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
-        scores = {"accuracy": float((found == labels).mean()), "f1": f1(found == 1, labels == 1)}
+        scores = {"accuracy": float((found == labels).mean()), "f1": f1(labels == 1, found == 1)}
         return scores | {"matthews": matthews(found, labels)}
 
 
@@ -207,7 +207,7 @@ class RelationExtraction(ClassTask):
         """Micro F1 of the relations, and accuracy with `none` as a class."""
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
         one_hot = np.eye(self.classes, dtype=bool)[:, 1:]
-        return {"f1": f1(one_hot[found], one_hot[labels]), "accuracy": float((found == labels).mean())}
+        return {"f1": f1(one_hot[labels].ravel(), one_hot[found].ravel()), "accuracy": float((found == labels).mean())}
 
 
 def _pairs(row: RelationRow, ids: NDArray[np.int32], places: NDArray[np.int64], frame: Frame) -> list[_Pair]:
