@@ -152,7 +152,7 @@ def test_a_cut_experiment_resumes_to_the_same_bits(
     whole, method = make("whole"), ROWS[row]
     whole.row(row, method, 0)
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
-    real, done = loop.Engine.prepared, []
+    real, done = loop.engine.Engine.prepared, []
 
     def prepared(self: Any, batches: Any) -> Any:
         if len(done) == cut:
