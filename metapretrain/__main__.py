@@ -1,7 +1,5 @@
 """`python -m metapretrain` is the command `metapretrain`."""
 
-from __future__ import annotations
-
 import sys
 
 from metapretrain.cli import main

@@ -1,7 +1,5 @@
 """Checks of what users give: counts, numbers, names, seeds and paths; and optional packages."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

@@ -1,7 +1,5 @@
 """Several processes: rows gathered over ranks with gradients, means over ranks, BatchNorm over the rows of all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

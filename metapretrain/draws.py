@@ -10,8 +10,6 @@
 The first three take only raw bits from NumPy, fixed across its versions, and are exactly uniform.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence

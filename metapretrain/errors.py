@@ -1,7 +1,5 @@
 """The one error that bad input raises, and the check of a name against the allowed ones."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

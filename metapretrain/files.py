@@ -1,7 +1,5 @@
 """Files that are whole or absent, JSON that every reader accepts, and tensors with checksums."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import glob

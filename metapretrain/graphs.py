@@ -1,7 +1,5 @@
 """Steps of few rows as CUDA graphs: on a GPU such a step is bound by starting its kernels, not by computing."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

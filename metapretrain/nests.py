@@ -1,7 +1,5 @@
 """Nests: a tensor, or dicts, lists, tuples and dataclasses of nests, read and rebuilt leaf by leaf; nested modules."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 An error says what was given, what is allowed and the nearest valid name; the exit status is 2.
 """
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import functools

@@ -1,7 +1,5 @@
 """Readers of annotated texts: CoNLL-2003, CoNLL04, SQuAD, DailyDialog++ and MuTual; what a row of each holds."""
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ that would not fit is narrowed instead of drawn again; resizing does not antiali
 output's size when they are read).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reader of CIFAR-100 (Krizhevsky, 2009) with the few-shot splits CIFAR-FS and FC100: all 600 images of each class."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

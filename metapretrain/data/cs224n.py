@@ -1,7 +1,5 @@
 """Reader of CS224N's default project (Stanford): SST sentiment, Quora paraphrases, STS similarity; more Quora pairs."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Running text of the Penn Treebank, WikiText-2 and books: documents of sentences of words, or plain sentences."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Sequence

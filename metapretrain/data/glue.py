@@ -1,7 +1,5 @@
 """Readers of GLUE's and SuperGLUE's sets."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reader of a folder of images with one subfolder a class."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Synthetic texts in the formats of the real sets, for trying out and for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product

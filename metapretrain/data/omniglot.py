@@ -1,7 +1,5 @@
 """Reader of Omniglot: drawn characters, with the few-shot split in which a turned character is another class."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

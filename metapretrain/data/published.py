@@ -1,7 +1,5 @@
 """What the readers of published texts share: archives, where files are, rows from records, sets joined."""
 
-from __future__ import annotations
-
 import gzip
 import html
 import io

@@ -1,7 +1,5 @@
 """Every data set by name: source, terms, layout, how it is read, and a check of a folder; `register` adds one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

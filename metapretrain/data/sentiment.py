@@ -1,7 +1,5 @@
 """Readers of sets of sentences with a sentiment: reviews of Yelp and Amazon, SST, SentiHood and SemEval-2016."""
 
-from __future__ import annotations
-
 import logging
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable

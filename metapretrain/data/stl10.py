@@ -4,8 +4,6 @@ A file ``*_X.bin`` holds uint8 images of 3 x 96 x 96 whose planes are stored col
 holds one uint8 label 1..10 an image. Only the files of the wanted split are needed.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

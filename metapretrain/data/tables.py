@@ -1,7 +1,5 @@
 """Sentences, or pairs of them, with labels from a table, a JSON file, a DataFrame or a `datasets` object."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

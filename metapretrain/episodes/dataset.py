@@ -1,7 +1,5 @@
 """The data of an episode: any map-style data set behind an ordinary DataLoader; and a labelled batch split in two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar

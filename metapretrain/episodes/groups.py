@@ -1,7 +1,5 @@
 """Meta tasks: the rows of a data set put into groups without their labels, or by them as a control."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Adapters to and from learn2learn's task sets."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

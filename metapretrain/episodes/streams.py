@@ -1,7 +1,5 @@
 """Streams of batches: the shuffled batches of one task, and several tasks side by side, resumable."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable

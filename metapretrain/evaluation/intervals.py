@@ -1,7 +1,5 @@
 """95% intervals: of a mean over seeds or episodes, a proportion, a correlation, and of paired differences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`predictions.csv`: what a run predicted for each test image, to compare runs image by image and count again."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """How good a feature space is without training a head: nearest prototype, kNN and silhouette."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

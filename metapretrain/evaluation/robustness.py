@@ -5,8 +5,6 @@ size / 224 (but not below 32 / 224), so that the same share of the picture is lo
 a straight line without the paper's further smoothing, so figures compare within this package only.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The skeleton of every experiment: one run folder per row and seed, pretrainings shared, finished runs kept."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from abc import ABC, abstractmethod

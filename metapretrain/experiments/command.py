@@ -1,7 +1,5 @@
 """The shared main of the scripts: options, the folder's name, rows side by side or in turn, and their table."""
 
-from __future__ import annotations
-
 import os
 import queue
 import re

@@ -1,8 +1,6 @@
 """What the recipes of all experiments share: phases, changes by name and probes of rows; values out of their range, and
 unknown names (with the nearest one), are an InputError."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The model of any finished run: images, few-shot learners, texts and prompts."""
 
-from __future__ import annotations
-
 import csv
 import logging
 from collections.abc import Callable, Mapping, Sequence

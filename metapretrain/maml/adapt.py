@@ -1,7 +1,5 @@
 """The inner loop of MAML with one signature (Finn et al., 2017): arguments checked, an engine chosen, tasks adapted."""
 
-from __future__ import annotations
-
 import fnmatch
 import logging
 import math

@@ -7,8 +7,6 @@ laid side by side (im2col) and one batched matrix product do the same work fast.
 (functorch#534), so only the forward pass is mapped: the summed losses' gradient stacks those of the tasks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Is the meta-gradient right? Central differences in float64, parameter by parameter."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

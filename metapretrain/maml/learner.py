@@ -1,7 +1,5 @@
 """MAML and its kin as learners over any module, with learn2learn's `clone()` and `adapt()` kept."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial

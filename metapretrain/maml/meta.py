@@ -1,7 +1,5 @@
 """The outer loss of MAML over a batch of tasks, and its gradient chunk by chunk (Finn et al., 2017)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

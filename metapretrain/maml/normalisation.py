@@ -1,7 +1,5 @@
 """A module as a pure function of its parameters: a policy for batch normalisation, right second derivatives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Models and tokenizers of transformers from a folder, the hub or an installed package, loaded quietly and checked."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Language models with their head and tokenizer by name: folder, hub, installed package, or a tiny random one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Trained image models on the disk, few-shot learners included, and what they are used for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

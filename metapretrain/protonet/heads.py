@@ -1,7 +1,5 @@
 """Heads: scores of queries from features of support rows, for many episodes at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Prototypical networks and R2-D2 as learners, beside MAML and its kin: an encoder and a classifier per task."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

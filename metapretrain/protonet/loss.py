@@ -1,7 +1,5 @@
 """The prototypical pretraining loss in its three modes, over a batch or an epoch's prototypes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

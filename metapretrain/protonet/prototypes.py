@@ -5,8 +5,6 @@ but is wrong near zero in float32. So it is computed in float64 and rounded once
 pair.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

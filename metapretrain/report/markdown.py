@@ -1,7 +1,5 @@
 """How a report is shown to readers: Markdown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a reader must know before comparing the rows of a report; `NOTES` are those that a layout names."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The results of many runs, from their folders or from a compact bundle, and what cannot be used."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

@@ -1,7 +1,5 @@
 """A row of a report: the means of a method over its seeds, its differences to the baselines, and claims on pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

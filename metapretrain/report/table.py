@@ -1,7 +1,5 @@
 """The table of a benchmark: means and intervals over seeds, paired differences to baselines; as Markdown, JSON, CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Probes: a task's batches and loss at the weights of the moment, looked at without leaving a trace."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

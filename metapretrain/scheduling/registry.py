@@ -1,7 +1,5 @@
 """Schedulers by name, their options read from the constructors; and `register`, which adds one."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Utilities of source tasks (Algorithm 1 of the scheduling paper), and the schedulers that follow them."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

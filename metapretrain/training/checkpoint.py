@@ -1,7 +1,5 @@
 """Checkpoints that are never half-written, never loaded when damaged, and hold no pickle."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

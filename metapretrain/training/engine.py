@@ -1,7 +1,5 @@
 """One optimizer update, run eagerly or replayed as a CUDA graph; and what an update may not give."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """What a run runs on: device, precision, memory, versions, commit, command; and the report of `metapretrain doctor`."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -1,7 +1,5 @@
 """The training loop: a stream of batches, a module of losses, and a run that survives being killed."""
 
-from __future__ import annotations
-
 import logging
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The choices of a training phase, the learning rate by step, and what a resume may not change in a configuration."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

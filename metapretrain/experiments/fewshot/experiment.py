@@ -1,7 +1,5 @@
 """Few-shot learning on the disk: one run folder a method and seed, resumable, tested once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Few-shot learning on images: learners, batches of episodes, the outer update, and training."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields

@@ -1,7 +1,5 @@
 """The recipe of an image experiment: every choice but the method and the seed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from metapretrain.checks import number, whole

@@ -1,7 +1,5 @@
 """The steps of an image experiment: pretrain an encoder, by one objective or several, and fine-tune a head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

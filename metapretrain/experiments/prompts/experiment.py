@@ -1,7 +1,5 @@
 """What a row of the prompts benchmark is judged by."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence

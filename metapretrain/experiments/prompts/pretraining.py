@@ -1,7 +1,5 @@
 """Pretraining of prompts on meta tasks, all or scheduled, and of prompts on all data as one task."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rows and recipes of the prompts benchmark (Huang et al., sections 5 and A)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tuning on a few examples: many prompts in one batch, and the whole model."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A scheduling experiment on the disk: one run folder a row and seed, resumable to the same choices."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What can be chosen in a scheduling experiment: schedulers, settings, recipes and the tasks by their part in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

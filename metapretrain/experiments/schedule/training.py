@@ -1,7 +1,5 @@
 """Pretraining by a scheduler's choices, what it probes and logs, and fine-tuning on downstream tasks."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

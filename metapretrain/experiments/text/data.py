@@ -1,7 +1,5 @@
 """The tasks of a text experiment and their tokens, made once for all rows of a table."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A text experiment on the disk: one run folder a row and seed, pretrainings shared, all of it resumable."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

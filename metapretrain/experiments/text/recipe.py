@@ -1,7 +1,5 @@
 """What can be chosen in a text experiment: methods, pretrainings and recipes, and the budget that they imply."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Batches of rows of similar length, at the same place of the length order in every task, with one width for all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

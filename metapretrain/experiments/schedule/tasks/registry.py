@@ -1,7 +1,5 @@
 """The benchmark's tasks by name, built from the publishers' files or from made texts; `register` adds one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Tasks of whole sentences: classes, order, distance, responses, relations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations

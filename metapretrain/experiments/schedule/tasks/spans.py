@@ -1,7 +1,5 @@
 """Tasks of spans: questions made from running text, and machine reading."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

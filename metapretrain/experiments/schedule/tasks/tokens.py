@@ -1,7 +1,5 @@
 """Tasks of tokens: masked language modelling, and a class of each word."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
