@@ -1,4 +1,4 @@
-"""Pretraining tasks of the scheduling benchmark with which the package has no made texts; importing registers them."""
+"""Pretraining tasks of the scheduling benchmark alone; importing registers them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from span_tasks import SpanTask, Window, span_batch
 
 from metapretrain.data.documents import UNKNOWN, Corpus, Documents
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks import Frame, Library, Tensors, register
-from metapretrain.experiments.schedule.tasks.base import IGNORE, ClassTask, CorpusTask, Example, LabelTask, SpanTask
-from metapretrain.experiments.schedule.tasks.spans import Window, span_batch
+from metapretrain.experiments.schedule.tasks.base import IGNORE, ClassTask, CorpusTask, Example, LabelTask
 from metapretrain.experiments.schedule.tasks.tokens import token_runs
 
 Row = tuple[int, int, list[Any]]  # document, sentence, answers

@@ -44,7 +44,7 @@ Make = Callable[..., ScheduleExperiment]
 
 @pytest.fixture(scope="module")
 def data() -> ScheduleData:
-    sources, targets = made_schedule_tasks(0)
+    sources, targets = made_schedule_tasks(0, names=(*SOURCES, *TARGETS, *DOWNSTREAM))
     return ScheduleData({**sources, **targets}, SOURCES, TARGETS, DOWNSTREAM)
 
 

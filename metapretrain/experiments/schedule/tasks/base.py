@@ -399,60 +399,6 @@ class ChoiceTask(ClassTask):
         return super().logits(encoder, head, states, batch).view(-1, self.choices)
 
 
-class SpanTask(PretrainingTask):
-    """Mean cross entropy of a span's first and last token; `begin`, `end` (B,), and `allowed` (B, L), bool.
-
-    Source: Devlin et al. (2019), section 4.2.
-    """
-
-    metric = "f1"
-    longest = 16  # tokens of a predicted span
-
-    def head(self, hidden: int) -> nn.Module:
-        return nn.Sequential(nn.Dropout(0.1), nn.Linear(hidden, 2))
-
-    def logits(self, head: nn.Module, states: Tensor, batch: Tensors) -> tuple[Tensor, Tensor]:
-        """Logits (B, L) of a span's first and of its last token; the lowest number where it cannot be."""
-        logits = head(states).float()
-        logits = logits.masked_fill(~batch["allowed"].unsqueeze(-1), torch.finfo(logits.dtype).min)
-        return logits[..., 0], logits[..., 1]
-
-    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
-        begin, end = self.logits(head, states, batch)
-        return (F.cross_entropy(begin, batch["begin"]) + F.cross_entropy(end, batch["end"])) / 2
-
-    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
-        """The best span (B, 2) and its score, beside the true one."""
-        span, score = best_spans(*self.logits(head, states, batch), self.longest)
-        return {"found": span, "score": score, "true": torch.stack([batch["begin"], batch["end"]], 1)}
-
-    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
-        """Exact matches, and F1 of the tokens that both spans have, averaged over rows."""
-        found, true = joined(outcomes, "found"), joined(outcomes, "true")
-        same = np.minimum(found[:, 1], true[:, 1]) - np.maximum(found[:, 0], true[:, 0]) + 1
-        sizes = (found[:, 1] - found[:, 0] + 1) + (true[:, 1] - true[:, 0] + 1)
-        return {"f1": float((2 * same.clip(0) / sizes).mean()), "exact": float((found == true).all(1).mean())}
-
-
-def best_spans(begin: Tensor, end: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """First and last token int64 (B, 2) of the best spans of at most `longest` tokens, from logits (B, L) of both.
-
-    Best is the highest sum of the log-probabilities of both ends; the sums (B,) are returned, too.
-
-    Example:
-        >>> best_spans(torch.tensor([[0.0, 5.0, 0.0]]), torch.tensor([[9.0, 0.0, 1.0]]), 2)[0].tolist()
-        [[0, 0]]
-    """
-    size = begin.shape[1]
-    place = torch.arange(size, device=begin.device)
-    gap = place - place.unsqueeze(1)
-    # log-probabilities, so that sums stay finite and windows of one question can be compared by them
-    sums = begin.log_softmax(1).unsqueeze(2) + end.log_softmax(1).unsqueeze(1)
-    sums = sums.masked_fill((gap < 0) | (gap >= longest), -torch.inf).flatten(1)
-    score, best = sums.max(1)
-    return torch.stack([best // size, best % size], 1), score
-
-
 def joined(outcomes: Sequence[Tensors], name: str) -> np.ndarray:
     """One part of all outcomes as one array."""
     return torch.cat([outcome[name] for outcome in outcomes]).numpy()

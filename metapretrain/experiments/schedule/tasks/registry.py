@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.checks import user_path
-from metapretrain.data.annotated import (
-    Dialogue,
-    load_conll04,
-    load_conll2003,
-    load_dailydialog_pp,
-    load_mutual,
-    load_squad,
-)
+from metapretrain.data.annotated import Dialogue, load_conll04, load_conll2003, load_dailydialog_pp, load_mutual
 from metapretrain.data.documents import (
     Documents,
     hold_out_documents,
@@ -23,7 +16,7 @@ from metapretrain.data.documents import (
     read_wikitext2_documents,
 )
 from metapretrain.data.glue import load_copa, load_glue, load_wic
-from metapretrain.data.made import made_dialogues, made_documents, made_pairs, made_questions, made_relations
+from metapretrain.data.made import made_dialogues, made_documents, made_pairs, made_relations
 from metapretrain.data.texts import Rows, join_rows
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import Frame, PretrainingTask
@@ -33,12 +26,11 @@ from metapretrain.experiments.schedule.tasks.sentences import (
     ResponseSelection,
     Sentences,
 )
-from metapretrain.experiments.schedule.tasks.spans import Reading
 from metapretrain.experiments.schedule.tasks.tokens import MaskedLM, TokenLabelling
 from metapretrain.models.language_models import tiny_tokenizer
 
 Tasks = dict[str, PretrainingTask]
-MADE = ("masked-lm", "reordering", "response-selection", "conll04", "rte", "squad")
+MADE = ("masked-lm", "reordering", "response-selection", "conll04", "rte")
 
 
 class Library:
@@ -139,7 +131,7 @@ def made_schedule_tasks(
     Example:
         >>> sources, targets = made_schedule_tasks(0)
         >>> list(sources), list(targets)
-        (['masked-lm', 'reordering', 'response-selection'], ['conll04', 'rte', 'squad'])
+        (['masked-lm', 'reordering', 'response-selection'], ['conll04', 'rte'])
     """
     frame, texts = Frame(tokenizer or tiny_tokenizer(), max_length, multiple), {}
     found: dict[str, Tasks] = {"source": {}, "target": {}}
@@ -184,7 +176,6 @@ def _register_all() -> None:
     for name in ("rte", "mrpc", "cola", "qnli"):
         target(Sentences, name, partial(load_glue, name), made_pairs if name == "rte" else None, name=name)
     target(Sentences, "wic", load_wic, name="wic")
-    target(Reading, "squad", load_squad, made_questions, name="squad")
     target(Sentences, "cb", partial(load_glue, "cb"), name="cb", classes=3)
     target(ResponseSelection, "copa", load_copa, name="copa", choices=2)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import span_tasks  # noqa: F401, registers squad
 import torch
 
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks import Frame, made_schedule_tasks
+from metapretrain.experiments.schedule.tasks.registry import MADE
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
 from metapretrain.scheduling import FunctionProbe, LoaderProbe, UtilityScheduler
 
-SOURCES, TARGETS = made_schedule_tasks(0)
+SOURCES, TARGETS = made_schedule_tasks(0, names=(*MADE, "squad"))
 ALL = {**SOURCES, **TARGETS}
 
 

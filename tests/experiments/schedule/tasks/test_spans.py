@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from source_tasks import ClozeQA, SpanSelection
+from span_tasks import Reading, answer_f1, best_spans, normalise
 
 from metapretrain.data.annotated import Question
 from metapretrain.data.documents import Documents
 from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks import Frame
-from metapretrain.experiments.schedule.tasks.base import Tensors, best_spans
-from metapretrain.experiments.schedule.tasks.spans import Reading, answer_f1, normalise
+from metapretrain.experiments.schedule.tasks.base import Tensors
 from metapretrain.models.text_encoders import TextEncoder
 
 
