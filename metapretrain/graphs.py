@@ -26,7 +26,7 @@ class Recorder:
         plain: calls with a layout before it is recorded: rare layouts do not pay.
         aside: these calls run on a stream of their own, to warm up a function that returns nothing.
         warmups: further calls just before the recording, without results; the tensors `changed` are put back.
-        prepare: called just before the recording. `most`: layouts that are recorded.
+        prepare: called before these; may raise RuntimeError. `most`: layouts that are recorded.
 
     Example:
         >>> Recorder(lambda a, b: (a + b,))(torch.ones(2), torch.ones(2))
@@ -72,13 +72,13 @@ class Recorder:
         static = map_tensors(Tensor.clone, tuple(given))
         try:
             try:
+                if self.prepare is not None:
+                    self.prepare()
                 for _ in range(self.warmups):
                     _aside(self.function, static)
             finally:
                 for tensor, value in before:
                     tensor.copy_(value)
-            if self.prepare is not None:
-                self.prepare()
             self.graphs[key] = _Graph(self.function, static, self.pool)
         except RuntimeError as error:  # what is wrong with the function itself is raised by the plain call that follows
             self.possible = False

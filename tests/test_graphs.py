@@ -120,11 +120,13 @@ def test_what_warm_ups_changed_is_put_back(recorded: list[int]) -> None:
         order.append("call")
         return total(x)
 
-    recorder = Recorder(
-        counted, plain=0, warmups=3, changed=lambda: [count], prepare=lambda: order.append(f"at {count:.0f}")
-    )
-    recorder(given(3))
-    assert order == ["call"] * 3 + ["at 0"] + ["call"] * 2  # recorded and replayed
+    def prepare() -> None:
+        count.add_(1)
+        order.append("prepared")
+
+    Recorder(counted, plain=0, warmups=3, changed=lambda: [count], prepare=prepare)(given(3))
+    assert order == ["prepared"] + ["call"] * 5  # three to warm up, recorded and replayed
+    assert count == 2
 
 
 def test_a_nest_is_recorded_by_its_layout(recorded: list[int]) -> None:

@@ -317,10 +317,11 @@ BOXES = {dict, OrderedDict, list, tuple, set}  # empty ones, as hooks are, say n
 OURS = ("torch.", "metapretrain.")  # packages whose functions and globals do not change
 
 
-def state_of(value: Any) -> tuple[Any, ...]:
+def state_of(value: Any, *, places: bool = False) -> tuple[Any, ...]:
     """What a function computes by, to be compared: its code, closure, globals, modules and their attributes.
 
-    Tensors count by shape, dtype and device, long lists by their length, and what has no attributes by its type.
+    Tensors count by shape, dtype and device (with `places` by their memory too, and on a CPU by changes in place), long
+    lists by their length, and what has no attributes by its type.
 
     >>> net = nn.Dropout(0.1)
     >>> before = state_of(net.forward)
@@ -339,6 +340,8 @@ def state_of(value: Any) -> tuple[Any, ...]:
         seen[id(one)] = len(seen), one
         if isinstance(one, Tensor):
             found += (one.shape, one.dtype, one.device, one.requires_grad)
+            if places and one.layout is torch.strided:
+                found += (one.data_ptr(), one._version if one.device.type == "cpu" and not one.is_inference() else 0)
             continue
         parts = _parts(one)
         kinds = [type(part) for part in parts]
@@ -580,13 +583,9 @@ def task_values(
 
     def weighted(task: int | None) -> Tensor:
         batch, data = (nest if task is None else task_of(nest, task) for nest in (support, query))
-        found = [
-            _values_after(inner, function, fast, frozen, data, engine, step)
-            for step, fast, frozen in _moments(
-                inner, named, batch, None if task is not None else tasks, engine, weights
-            )
-        ]
-        return found[-1] if weights is None else torch.tensordot(weights, torch.stack(found), 1)
+        moments = _moments(inner, named, batch, tasks if task is None else None, engine, weights)
+        found = torch.stack([_values_after(inner, function, *moment, data, engine) for moment in moments])
+        return found[0] if weights is None else torch.tensordot(weights.to(found), found, 1)
 
     try:
         return weighted(None) if engine in engines.STACKED else torch.stack([weighted(task) for task in range(tasks)])
@@ -609,7 +608,7 @@ def _moments(
 
 
 def _values_after(
-    inner: Inner, function: LossFunction, fast: Named, frozen: Named, query: Nest, engine: str, step: int
+    inner: Inner, function: LossFunction, step: int, fast: Named, frozen: Named, query: Nest, engine: str
 ) -> Tensor:
     """`function` of parameters that have taken `step` steps: of one task, or of a stack of them."""
     with at_step(step):

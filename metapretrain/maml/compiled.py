@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.graphs import Recorder, add_gradients, own_gradients
+from metapretrain.graphs import MOST
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build, state_of
 from metapretrain.maml.inner import Inner, any_step, at_step, differentiable_twice, leaves_of
-from metapretrain.maml.learner import GRAPH_WARMUPS, MAML, Reptile, learned_by, pair
+from metapretrain.maml.learner import MAML, RecordedBackward, Reptile, learned_by, pair
 from metapretrain.maml.meta import meta_loss
 from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
 
@@ -161,8 +161,7 @@ class MetaGraph:
     """Records a learner's `backward` once for each shape of batch and replays it with a single launch.
 
     On a CPU it is the learner's `backward` as it is. What decides a step beside weights, learned rates and data (steps,
-    modes, attributes of the module) is recorded anew when it changes. The learner's parameters must stay where they are
-    in memory, as optimizers and `load_state_dict` leave them.
+    modes, attributes of the module, places in memory) is recorded anew when it changes.
 
     `learner` is :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.protonet.learner.ProtoNet`. `compile`
     fuses operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
@@ -180,10 +179,9 @@ class MetaGraph:
         if not hasattr(learner, "backward"):
             raise InputError(f"a {type(learner).__name__} is no learner: give MAML, its kin or ProtoNet over it")
         step: Any = CompiledMeta(learner) if compile else learner
-        self.learner = learner
         own = isinstance(step, MAML) and type(step).backward is MAML.backward
-        self._eager = step.eager_backward if own else step.backward
-        self.recorder = Recorder(self._gradients, plain=0, warmups=GRAPH_WARMUPS, changed=self._buffers)
+        self.learner, self._eager = learner, step.eager_backward if own else step.backward
+        self._recorded = RecordedBackward(learner, lambda _, *parts: self._eager(*parts), plain=0, most=MOST)
 
     def backward(self, support: Any, query: Any) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached.
@@ -196,25 +194,9 @@ class MetaGraph:
         if not leaves or not leaves[0].is_cuda:
             losses: Tensor = self._eager(*batch)
             return losses
-        learned = self._learned()
-        form = [*(id(p) for p in learned), state_of(self.learner)]  # recorded anew where it is another
-        losses, gradients = self.recorder(*batch, form)
-        add_gradients(learned, gradients)
-        return losses
-
-    def _learned(self) -> Tensors:
-        learned = learned_by(self.learner)
-        if not all(p.is_leaf for p in learned):
+        if not all(p.is_leaf for p in learned_by(self.learner)):
             raise InputError("lr comes from further computations, which a recorded meta-step would miss; use backward")
-        return learned
-
-    def _buffers(self) -> Tensors:
-        return list(self.learner.buffers())
-
-    def _gradients(self, support: Nest, query: Nest, _: Nest) -> tuple[Tensor, list[Tensor | None]]:
-        with own_gradients(self._learned()) as found:
-            losses = self._eager(support, query)
-        return losses, found
+        return self._recorded.backward(*batch)
 
 
 class _Pieces(NamedTuple):

@@ -1,8 +1,9 @@
 """MAML and its kin as learners over any module, with learn2learn's `clone()` and `adapt()` kept."""
 
 import logging
+import random
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -26,55 +27,7 @@ from metapretrain.maml.inner import (
 )
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, adaptable, copy_tree, functional
-from metapretrain.nests import Nest, evaluation_mode, map_tensors, rebuild, tensors
-
-
-def clone_module(module: nn.Module, policy: str) -> Any:
-    """A copy whose parameters are computed from the module's: gradients flow back to it."""
-    check_module_not_compiled(module)
-    return copy_tree(module, lambda p: p.clone() if p.requires_grad else p, partial(adaptable, policy=policy))
-
-
-def weights_of(module: nn.Module, only: Callable[[tuple[str, ...]], tuple[str, ...]], allow_nograd: bool) -> Named:
-    """The parameters that adapt, by name; raises InputError if some take no gradient and `allow_nograd` is False."""
-    named = dict(module.named_parameters())
-    chosen = {name: named[name] for name in only(tuple(named))}
-    check_usable({})
-    frozen = [name for name, p in chosen.items() if not p.requires_grad]
-    if frozen and not allow_nograd:
-        raise frozen_error(frozen)
-    return {name: p for name, p in chosen.items() if p.requires_grad}
-
-
-def frozen_error(names: list[str]) -> InputError:
-    """The error for parameters that take no gradient."""
-    return InputError(f"{', '.join(names)}: requires_grad is False; pass allow_nograd=True to leave them as they are")
-
-
-def gradients_of(loss: Tensor, weights: Named, first_order: bool, allow_unused: bool) -> list[Tensor | None]:
-    """The loss's gradient by each weight.
-
-    Raises InputError if it uses not all (unless `allow_unused`), has no gradient, or a wrong one.
-    """
-    if not loss.requires_grad:
-        raise InputError("adapt: the loss has no gradient; compute it from this clone's output")
-    check_operators(loss, weights.values(), twice=not first_order)
-    gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=not first_order, allow_unused=True)
-    unused = [name for name, g in zip(weights, gradients, strict=True) if g is None]
-    if unused and not allow_unused:
-        raise InputError(
-            f"adapt: the loss does not use {', '.join(unused)}; pass allow_unused=True to keep them, "
-            "and call adapt() on the clone that computed the loss"
-        )
-    return list(gradients)
-
-
-def set_parameters(module: nn.Module, values: dict[int, Tensor]) -> None:
-    """Put new tensors in the place of those with the given ids, wherever they are used."""
-    for part in module.modules():
-        for name, old in part._parameters.items():
-            if id(old) in values:
-                part._parameters[name] = values[id(old)]  # type: ignore[assignment]
+from metapretrain.nests import Nest, evaluation_mode, map_tensors, named_leaves, rebuild, tensors
 
 
 def checked_module(module: Any) -> nn.Module:
@@ -181,9 +134,9 @@ class MAML(Learner):
             self.records = _Records(functional(model, batchnorm, steps=steps).buffers)
         self.learn_rates = learn_rates
         if learn_rates:
-            start, named = checked_rate("lr", lr, ()), dict(model.named_parameters())
-            self.rated = [name for name in self._only(tuple(named)) if named[name].requires_grad]
-            first = [named[name].new_full((whole("steps", steps, 1),), float(start)) for name in self.rated]
+            start, adapting = float(checked_rate("lr", lr, ())), self._adapting()
+            self.rated = list(adapting)
+            first = [p.new_full((whole("steps", steps, 1),), start) for p in adapting.values()]
             self.rates = nn.ParameterList(map(nn.Parameter, first))
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -221,7 +174,7 @@ class MAML(Learner):
         if step_weights is not None or not records_itself(self, tensors((s, q))):
             return self.eager_backward(s, q, step_weights)
         if self not in _recordings:
-            _recordings[self] = RecordedBackward(self)
+            _recordings[self] = RecordedBackward(self, lambda own, *parts: own.eager_backward(*parts), plain=4, most=8)
         return _recordings[self].backward(s, q)
 
     def eager_backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
@@ -274,22 +227,25 @@ class MAML(Learner):
         places = [min(step, self.steps - 1) for step in range(steps)]
         return [{name: rate[place] for name, rate in named.items()} for place in places]
 
-    def _only(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return choose_names(self.only, names)
+    def _adapting(self, allow_nograd: bool = True) -> Named:
+        """The parameters that adapt, by name; raises InputError if some take no gradient, unless `allow_nograd`."""
+        named = dict(self.module.named_parameters())
+        chosen = {name: named[name] for name in choose_names(self.only, tuple(named))}
+        frozen = [name for name, p in chosen.items() if not p.requires_grad]
+        if frozen and not allow_nograd:
+            raise InputError(
+                f"{', '.join(frozen)}: requires_grad is False; pass allow_nograd=True to leave them as they are"
+            )
+        return {name: p for name, p in chosen.items() if p.requires_grad}
 
     def _options(self, support: tuple[Any, Tensor]) -> dict[str, Any]:
-        values = dict(self.module.named_parameters())
-        names = self._only(tuple(values))
-        frozen = [name for name in names if not values[name].requires_grad]
-        if frozen and not self.allow_nograd:
-            raise frozen_error(frozen)
         return {
             "tasks": len(support[1]),
             "lr": self._rates(self.steps),
             "steps": self.steps,
             "order": 1 if self.first_order else 2,
             "engine": self.engine,
-            "only": [name for name in names if name not in set(frozen)],
+            "only": list(self._adapting(self.allow_nograd)),
             "checkpoint": self.checkpoint,
             "chunk": self.chunk,
             "optimizer": self.optimizer,
@@ -329,17 +285,13 @@ class MAML(Learner):
         """A learner with parameters of its own, from which gradients flow back to this one's."""
         if self.batchnorm == "per-step":
             raise InputError('clone() and adapt() do not count steps; batchnorm="per-step" needs losses()')
-        copied = clone_module(self.module, self.batchnorm)
+        check_module_not_compiled(self.module)
+        replace = partial(adaptable, policy=self.batchnorm)
+        copied = copy_tree(self.module, lambda p: p.clone() if p.requires_grad else p, replace)
+        given = {"first_order": first_order, "allow_unused": allow_unused, "allow_nograd": allow_nograd}
         made = object.__new__(type(self))
-        made.__dict__ = {**self.__dict__, "_clone": True}
-        made.__dict__["_modules"] = {**self._modules, "module": copied}
-        for name, value in (
-            ("first_order", first_order),
-            ("allow_unused", allow_unused),
-            ("allow_nograd", allow_nograd),
-        ):
-            if value is not None:
-                made.__dict__[name] = value
+        made.__dict__ = {**self.__dict__, "_clone": True, "_modules": {**self._modules, "module": copied}}
+        made.__dict__ |= {name: value for name, value in given.items() if value is not None}
         return made
 
     def adapt(
@@ -357,28 +309,33 @@ class MAML(Learner):
         if isinstance(loss, Tensor) and loss.is_cuda:
             tell_of_batches()
         first_order = self.first_order if first_order is None else first_order
-        allow_nograd = self.allow_nograd if allow_nograd is None else allow_nograd
         allow_unused = self.allow_unused if allow_unused is None else allow_unused
-        weights = weights_of(self.module, self._only, allow_nograd)
-        gradients = gradients_of(scalar(loss, "adapt: loss"), weights, first_order, allow_unused)
-        set_parameters(self.module, self._moved(weights, gradients))
-
-    def _moved(self, weights: Named, gradients: list[Tensor | None]) -> dict[int, Tensor]:
-        rates = self._named_rates(weights)
-        return {
-            id(w): w - rates[name] * g for (name, w), g in zip(weights.items(), gradients, strict=True) if g is not None
-        }
-
-    def _named_rates(self, weights: Named) -> dict[str, Any]:
+        weights = self._adapting(self.allow_nograd if allow_nograd is None else allow_nograd)
+        check_usable({})
+        if not scalar(loss, "adapt: loss").requires_grad:
+            raise InputError("adapt: the loss has no gradient; compute it from this clone's output")
+        check_operators(loss, weights.values(), twice=not first_order)
+        gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=not first_order, allow_unused=True)
+        found = dict(zip(weights, gradients, strict=True))
+        unused = [name for name, g in found.items() if g is None]
+        if unused and not allow_unused:
+            raise InputError(
+                f"adapt: the loss does not use {', '.join(unused)}; pass allow_unused=True to keep them, "
+                "and call adapt() on the clone that computed the loss"
+            )
         rates = self._rates(self.steps)
         if isinstance(rates, (list, tuple)):
             raise InputError("clone() and adapt() do not count steps; give lr as one rate or by name")
         parsed = parse_rates(rates, {name: w.shape for name, w in weights.items()}, 1)
-        return {name: parsed.at(0, name) for name in weights}
+        moved: dict[int, Any] = {
+            id(w): w - parsed.at(0, name) * found[name] for name, w in weights.items() if found[name] is not None
+        }
+        for part in self.module.modules():  # wherever they are used
+            for name, old in part._parameters.items():
+                part._parameters[name] = moved.get(id(old), old)
 
 
 logger = logging.getLogger(__name__)
-EAGER_CALLS, GRAPH_WARMUPS = 4, 3  # before recording: the engine's probe, lazy buffers and autotuning have to settle
 
 
 def records_itself(learner: MAML, data: list[Tensor]) -> bool:
@@ -403,17 +360,20 @@ def learned_by(learner: Any) -> list[Tensor]:
 
 
 class RecordedBackward:
-    """A learner's eager backward on a GPU, recorded once for each shape, state and place of its tensors."""
+    """What adds a learner's gradients on a GPU, recorded once for each shape, state and place of its tensors.
 
-    def __init__(self, learner: MAML) -> None:
-        self.learner, self.last = ref(learner), list[Any]()  # not owned: it is kept by the learner
+    `eager` (learner, support, query) adds them. `plain` calls come before the recording; `most` recordings are kept.
+    """
+
+    def __init__(self, learner: Any, eager: Callable[..., Tensor], plain: int, most: int) -> None:
+        self.learner, self.eager, self.last = ref(learner), eager, list[Any]()  # not owned: it is kept by the learner
         self.recorder = Recorder(
             self._gradients,
-            plain=EAGER_CALLS,
-            warmups=GRAPH_WARMUPS,
+            plain=plain,
+            warmups=3,  # the engine's probe, lazy buffers and autotuning have to settle
             changed=lambda: list(self._learner().buffers()),
-            prepare=self._check_leaves,
-            most=8,
+            prepare=self._check_replay,
+            most=most,
         )
 
     def backward(self, support: Any, query: Any) -> Tensor:
@@ -424,12 +384,12 @@ class RecordedBackward:
         places = [tensor.data_ptr() for tensor in (*learner.parameters(), *learned, *learner.buffers())]
         flags: Any = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        losses, gradients = self.recorder(support, query, [*places, *flags, cast, state_of(learner)])
+        losses, gradients = self.recorder(support, query, [*places, *flags, cast, state_of(learner, places=True)])
         self.last.clear()
         add_gradients(learned, gradients)
         return losses  # type: ignore[no-any-return]
 
-    def _learner(self) -> MAML:
+    def _learner(self) -> Any:
         learner = self.learner()
         assert learner is not None
         return learner
@@ -437,29 +397,32 @@ class RecordedBackward:
     def _gradients(self, support: Nest, query: Nest, _: Nest) -> tuple[Tensor, list[Tensor | None]]:
         learner = self._learner()
         with own_gradients(learned_by(learner)) as found:
-            losses = learner.eager_backward(support, query)
+            losses = self.eager(learner, support, query)
         return losses, found
 
-    def _check_leaves(self) -> None:
-        """Gradients of tensors that a replay would not collect, of a learned loss say, forbid the recording."""
+    def _check_replay(self) -> None:
+        """Raise RuntimeError for gradients that a replay would not collect, or random numbers that it would repeat."""
         learner = self._learner()
-        known = {id(p) for p in learned_by(learner)}
-        if any(id(leaf) not in known for leaf in leaves_of([learner.losses(*self.last)])):
+        known, before = {id(p) for p in learned_by(learner)}, (random.getstate(), torch.get_rng_state())
+        losses = learner.losses(*self.last)
+        if any(id(leaf) not in known for leaf in leaves_of([losses])):
             raise RuntimeError("the loss asks for gradients of other tensors than the learner's")
+        if random.getstate() != before[0] or not torch.equal(torch.get_rng_state(), before[1]):
+            random.setstate(before[0])
+            torch.set_rng_state(before[1])
+            raise RuntimeError("the loss draws random numbers on the CPU, which a replay would repeat")
 
 
 _recordings: WeakKeyDictionary[MAML, RecordedBackward] = WeakKeyDictionary()
-_told = [False]
 
 
+@cache
 def tell_of_batches() -> None:
     """Say, once for a process, that whole batches are faster."""
-    if not _told[0]:
-        _told[0] = True
-        logger.warning(
-            "clone() and adapt() start the kernels of one task at a time; MAML.backward(support, query) of a batch of "
-            'tasks gives the same gradient many times faster (silence: logging.getLogger("metapretrain.maml"))'
-        )
+    logger.warning(
+        "clone() and adapt() start the kernels of one task at a time; MAML.backward(support, query) of a batch of "
+        'tasks gives the same gradient many times faster (silence: logging.getLogger("metapretrain.maml"))'
+    )
 
 
 class _Records(nn.Module):
@@ -488,6 +451,12 @@ def pair(batch: Any) -> tuple[Any, Any]:
         )
     x, y = batch
     return _with_rows(x, y)
+
+
+def joined(support: Nest, query: Nest) -> Nest:
+    """Support and query rows of each task, (T, S + Q, ...); inputs are told apart by their names."""
+    theirs = dict(named_leaves(query))
+    return rebuild(support, (torch.cat([own, theirs[name]], 1) for name, own in named_leaves(support)))
 
 
 def _with_rows(x: Any, y: Any) -> tuple[Any, Any]:
@@ -567,12 +536,16 @@ class Reptile(FOMAML):
     0.5
     """
 
+    def __init__(self, model: nn.Module, lr: Any, **options: Any) -> None:
+        super().__init__(model, lr, **options)
+        if self.learn_rates:
+            raise InputError("Reptile's gradient reaches no rates: leave learn_rates out")
+
     def losses(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """As for MAML, with Reptile's gradient; `step_weights` are refused."""
         if step_weights is not None:
             raise InputError("Reptile has no loss between its steps: leave step_weights out")
         support, query = self._stacked(support, query)
-        both = (torch.cat(two, 1) for two in zip(tensors(support), tensors(query), strict=True))
         values, loss, options = self._values(), self._task_loss(), self._options(support)
         options["lr"] = map_tensors(Tensor.detach, options["lr"])
 
@@ -580,7 +553,7 @@ class Reptile(FOMAML):
             return torch.cat([loss(params, data)[None], *(p.flatten() for p in params.values())])
 
         constant = {name: p.detach() for name, p in values.items()}
-        found = meta_outputs(loss, constant, rebuild(support, both), query, ends, **options).detach()
+        found = meta_outputs(loss, constant, joined(support, query), query, ends, **options).detach()
         start = torch.cat([p.flatten() for p in values.values()])
         return found[:, 0] + ((start.detach() - found[:, 1:]) * (start - start.detach())).sum(1)  # its value is 0
 

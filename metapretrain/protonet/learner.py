@@ -9,9 +9,8 @@ from torch.nn import functional as F
 
 from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.learner import Learner, checked_module, pair
-from metapretrain.nests import evaluation_mode
-from metapretrain.protonet.heads import logistic
+from metapretrain.maml.learner import Learner, checked_module, joined, pair
+from metapretrain.nests import evaluation_mode, map_tensors
 from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits, prototypes
 
 
@@ -83,7 +82,7 @@ class EmbeddingLearner(Learner):
         for name, x, y in (("support", sx, sy), ("query", qx, qy)):
             _check_rows(name, x, y, len(sy) if isinstance(sy, Tensor) and sy.dim() else 1)
         tasks, shots = sy.shape
-        z = self._embed(_joined(sx, qx)).view(tasks, shots + _rows(qx), -1)
+        z = self._embed(map_tensors(lambda x: x.flatten(0, 1), joined(sx, qx))).view(tasks, shots + qy.shape[1], -1)
         return self.apply_fitted(z[:, shots:], self.fit(z[:, :shots], sy))
 
 
@@ -182,14 +181,45 @@ class R2D2(EmbeddingLearner):
             return self.scale * (_with_ones(z.to(self.scale.dtype)) @ fitted) + self.bias
 
 
+def logistic(z: Tensor, y: Tensor, ways: int, penalty: float = 1.0, steps: int = 200) -> Tensor:
+    """Weights (..., W, D + 1) of multinomial logistic regression on rows z (..., S, D), labels y (..., S); bias last.
+
+    The minimum of the summed cross entropy plus ``penalty / 2 |w|^2``, without the bias (scikit-learn's with
+    ``C = 1 / penalty``), by `steps` of accelerated descent with the Hessian's upper bound (Boehning, 1992). Not
+    differentiable.
+
+    >>> w = logistic(torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1]), 2)
+    >>> bool(w[0, 0] > 0), bool(w[1, 0] < 0)
+    (True, True)
+    """
+    with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+        z = z.float() if z.dtype != torch.float64 else z
+        reduced = z.shape[-2] < z.shape[-1]
+        basis, corner = torch.linalg.qr(z.mT) if reduced else (None, None)  # w lies in the span of the rows
+        x = F.pad(z if corner is None else corner.mT, (0, 1), value=1.0)
+        shrunk = torch.full(x.shape[-1:], penalty, dtype=x.dtype, device=x.device)
+        shrunk[-1] = 0
+        bound = 0.5 * x.mT @ x + torch.diag(shrunk.clamp(min=1e-6))
+        factor, targets = torch.linalg.cholesky(bound), F.one_hot(y, ways).to(x.dtype)
+        w = ahead = x.new_zeros(*x.shape[:-2], x.shape[-1], ways)
+        for step in range(steps):
+            slope = x.mT @ ((x @ ahead).softmax(-1) - targets) + shrunk[:, None] * ahead
+            moved = ahead - torch.cholesky_solve(slope, factor)
+            ahead = moved + step / (step + 3) * (moved - w)
+            w = moved
+        if basis is not None:
+            w = torch.cat([basis @ w[..., :-1, :], w[..., -1:, :]], -2)
+        return w.mT
+
+
 CLASSIFIERS = ("centred", "logistic")
 
 
 class Classifier(EmbeddingLearner):
     """An encoder that is trained to tell all training classes apart, and tells new ones apart by its features.
 
-    `head` as in :func:`metapretrain.protonet.heads.head_scores`: "centred" (SimpleShot, by the mean that
-    :meth:`find_centre` has set) or "logistic" (Tian et al., 2020). `features` is the encoder's D.
+    `head`: "centred" (SimpleShot: Wang et al., 2019; by the mean that :meth:`find_centre` has set) or "logistic" (Tian
+    et al., 2020), both on features of length 1. `features` is the encoder's D.
 
     >>> x, y = torch.tensor([[[1.0, 0.0], [0.0, 4.0]]]), torch.tensor([[0, 1]])  # one task
     >>> Classifier(nn.Identity(), 2, 5).logits((x, y), (x / 2, y)).argmax(2).tolist()
@@ -257,15 +287,3 @@ def _check_rows(name: str, x: Any, y: Any, tasks: int) -> None:
 def _check_whole(y: Tensor) -> None:
     if y.is_floating_point():
         raise InputError(f"labels are {y.dtype}; give whole numbers 0..W-1, for example y.long()")
-
-
-def _rows(x: Any) -> int:
-    first: Tensor = next(iter(x.values())) if isinstance(x, dict) else x
-    return first.shape[1]
-
-
-def _joined(support: Any, query: Any) -> Any:
-    """Support and query rows of all tasks as one batch, task by task: (T * (S + Q), ...)."""
-    if isinstance(support, dict):
-        return {key: _joined(value, query[key]) for key, value in support.items()}
-    return torch.cat([support, query], 1).flatten(0, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import random
 import weakref
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch.nn import functional as F
 
 from metapretrain import graphs
 from metapretrain.errors import InputError
-from metapretrain.maml import FOMAML, MAML, MetaGraph, MetaSGD, learner
+from metapretrain.maml import FOMAML, MAML, EngineChoice, MetaGraph, MetaSGD, learner
 from metapretrain.protonet.learner import ProtoNet
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
@@ -155,6 +157,7 @@ class Calls:
 def test_backward_records_itself_after_a_few_calls_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     maml, part = MAML(net().double(), lr=0.1), batch(0, "cpu")
+    maml.module[1] = nn.BatchNorm2d(4, track_running_stats=False).double()  # buffers on a CPU change when put back
     maml.eager_backward(part, part)
     once = [p.grad for p in maml.parameters()]
     maml.zero_grad()
@@ -197,6 +200,51 @@ def test_what_a_replay_would_miss_is_not_recorded(change: Any, monkeypatch: pyte
     SCALE.grad = None
 
 
+class Noisy(nn.Linear):
+    """A layer whose noise is drawn on the CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * random.random()
+
+
+def test_steps_with_random_numbers_of_the_cpu_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Flatten(), Noisy(64, 3)
+    maml, calls = MAML(nn.Sequential(*layers).double(), lr=0.1), Calls(monkeypatch)
+    monkeypatch.setattr("metapretrain.maml.meta.choose", lambda *_: EngineChoice("loop", ""))
+    calls.backward(maml, 6)
+    assert calls.recorded == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda maml: maml.lr.mul_(2),
+        lambda maml: setattr(maml, "lr", maml.lr.clone()),
+        lambda maml: setattr(maml, "loss", nn.CrossEntropyLoss(torch.ones(3).double())),
+    ],
+)
+def test_a_constant_in_another_place_is_recorded_anew(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = nn.CrossEntropyLoss(torch.ones(3).double())
+    maml, calls = MAML(net().double(), lr=torch.tensor(0.1), loss=loss), Calls(monkeypatch)
+    calls.backward(maml, 6)
+    assert calls.recorded == 1
+    kept = maml.lr, maml.loss
+    change(maml)
+    calls.backward(maml, 5)
+    assert calls.recorded == 2 and kept
+
+
+def test_the_records_of_each_step_are_those_of_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    maml, part = MAML(net().double(), lr=0.1, batchnorm="per-step"), batch(0, "cpu")
+    eager = copy.deepcopy(maml)
+    for _ in range(5):
+        eager.eager_backward(part, part)
+    Calls(monkeypatch).backward(maml, 5)
+    for p, q in zip(maml.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
 def test_a_learner_that_was_recorded_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     maml, calls = MAML(net().double(), lr=0.1), Calls(monkeypatch)
     calls.backward(maml, 6)
@@ -207,7 +255,7 @@ def test_a_learner_that_was_recorded_is_freed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_users_of_clone_and_adapt_are_told_once_what_is_faster(caplog: pytest.LogCaptureFixture) -> None:
-    learner._told[0] = False
+    learner.tell_of_batches.cache_clear()
     for _ in range(2):
         learner.tell_of_batches()
     (record,) = caplog.records

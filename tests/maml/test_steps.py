@@ -134,6 +134,8 @@ def test_bad_step_weights_and_rates_are_refused() -> None:
         Reptile(cnn(), LR, steps=STEPS).backward(support, query, WEIGHTS)
     with pytest.raises(InputError, match="MetaSGD learns its rates already"):
         MetaSGD(cnn(), LR, learn_rates=True)
+    with pytest.raises(InputError, match="leave learn_rates out"):
+        Reptile(cnn(), LR, learn_rates=True)
     with pytest.raises(InputError, match="lr is -1"):
         MAML(cnn(), -1, learn_rates=True)
     learner = learner_of(cnn()).clone()
@@ -162,6 +164,34 @@ def test_reptiles_gradient_is_the_weights_minus_the_adapted_ones(engine: str) ->
         for name, p in net.named_parameters():
             p.grad -= (p.detach() - fast[name].detach()) / TASKS
     assert max(float(p.grad.abs().max()) for p in net.parameters()) < 1e-12
+
+
+def test_reptile_joins_inputs_by_their_names() -> None:
+    class Difference(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2).double()
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.layer(a - b)
+
+    net, (a, b), y = Difference(), torch.randn(2, 1, 4, 2).double(), torch.tensor([[0, 1, 0, 1]])
+    given = ({"a": a, "b": b}, y), ({"b": b, "a": a}, y)
+    found = []
+    for query in given:
+        learner = Reptile(net, LR)
+        learner.backward(given[0], query)
+        found.append([p.grad for p in net.parameters()])
+        net.zero_grad()
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_step_weights_take_the_dtype_of_the_losses(engine: str) -> None:
+    net, support, query = untracked(cnn()), images(2, 0), images(1, 1)
+    learner = MAML(net, LR, steps=STEPS, engine=engine)
+    found = learner.backward(support, query, step_weights=WEIGHTS.float())
+    torch.testing.assert_close(found, learner.backward(support, query, step_weights=WEIGHTS), rtol=1e-6, atol=1e-6)
 
 
 def test_reptile_with_one_step_is_the_gradient_of_the_joined_loss() -> None:

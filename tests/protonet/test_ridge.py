@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from metapretrain import R2D2
 from metapretrain.errors import InputError
-from metapretrain.protonet.heads import logistic
-from metapretrain.protonet.learner import CLASSIFIERS, Classifier, ridge
+from metapretrain.protonet.learner import CLASSIFIERS, Classifier, logistic, ridge
 from tests.maml.nets import TASKS, WAYS
 from tests.maml.test_learners import Y, encoder, rows
 

@@ -84,7 +84,7 @@ class MetaStep(nn.Module):
         parameters = [p for p in self.learner.parameters() if p.requires_grad]
         parts = [(self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query") if part in batch]
         more = {name: batch[name] for name in ("step_weights",) if name in batch}
-        meta: Any = self.learner if self._compiled is None else self._compiled
+        meta: Any = self.learner if self._compiled is None or more else self._compiled
         with own_gradients(parameters) as found:
             loss = meta.backward(*parts, **more).mean()
         gradients = [grad for grad in found if grad is not None]

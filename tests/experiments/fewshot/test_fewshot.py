@@ -333,6 +333,15 @@ def test_a_step_with_fading_losses_has_the_learners_gradient(data: FewShotData) 
     assert sum("rates" in name for name in found) == 6  # three layers with a bias each
 
 
+def test_a_compiled_step_takes_fading_losses_as_they_are(data: FewShotData) -> None:
+    method = FewShotMethod("maml", updates=2, tasks=2, inner_steps=2, fade=1.0)
+    batch = next(iter(batches(data, tasks=2, fading=(2, 2))))
+    learner = build_learner(method, TINY, data, 3, 0)
+    plain, compiled = (MetaStep(learner, data.train.images, compile=compile) for compile in (False, True))
+    assert compiled._compiled is not None
+    torch.testing.assert_close(compiled({EPISODES: batch}), plain({EPISODES: batch}))
+
+
 def test_newer_choices_are_kept_only_where_they_are_no_default() -> None:
     """Runs of before these choices go on and are loaded."""
     assert set(FewShotMethod("protonet", 1, 1).stored()) == {
