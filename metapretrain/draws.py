@@ -277,3 +277,16 @@ def seeded(seed: int, devices: Sequence[torch.device | int] | None = ()) -> Iter
 def epoch_order(rows: int, seed: int, epoch: int) -> Tensor:
     """The numbers 0..rows-1 in the order of an epoch, int64 (rows,)."""
     return torch.from_numpy(numpy_generator(seed, epoch).permutation(rows))
+
+
+def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor:
+    """(B,) bool: in each class the rounded fraction, at least 1 and never all; none in a class of one."""
+    by_key = torch.argsort(keys)
+    order = by_key[torch.argsort(y[by_key], stable=True)]
+    ordered = y[order].contiguous()
+    start = torch.searchsorted(ordered, ordered)
+    size = torch.searchsorted(ordered, ordered, right=True) - start
+    wanted = (size.float() * query_fraction).round().long().clamp_min(1)
+    place = torch.arange(len(y), device=y.device) - start
+    chosen = place < torch.minimum(wanted, size - 1)
+    return torch.zeros_like(chosen).scatter(0, order, chosen)

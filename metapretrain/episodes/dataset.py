@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from metapretrain.checks import number
+from metapretrain.draws import stratified_queries
 from metapretrain.episodes.sampler import EpisodePlan, EpisodeSampler, read_labels
 from metapretrain.errors import InputError
 from metapretrain.nests import map_tensors, named_leaves
@@ -35,30 +36,18 @@ def split_support_query(
     if len(y) < 2:
         raise InputError(f"a batch needs at least 2 rows to have a support and a query part, not {len(y)}")
     order = torch.randperm(len(y), generator=generator, device=generator.device if generator else None).cpu()
+    if stratified and int(torch.bincount(y).max()) < 2:
+        raise InputError(
+            f"every class of this batch of {len(y)} has one example, so no query can have a prototype;"
+            " use larger batches or fewer classes"
+        )
     if stratified:
-        is_query = _stratified(y, order, query_fraction)
+        is_query = stratified_queries(order.argsort(), y, query_fraction)
     else:
         queries = min(max(round(query_fraction * len(y)), 1), len(y) - 1)
         is_query = torch.zeros(len(y), dtype=torch.bool)
         is_query[order[:queries]] = True
     return (~is_query).nonzero().flatten(), is_query.nonzero().flatten()
-
-
-def _stratified(y: torch.Tensor, order: torch.Tensor, query_fraction: float) -> torch.Tensor:
-    _, code, count = torch.unique(y, return_inverse=True, return_counts=True)
-    if int(count.max()) < 2:
-        raise InputError(
-            f"every class of this batch of {len(y)} has one example, so no query can have a prototype;"
-            " use larger batches or fewer classes"
-        )
-    wanted = torch.round(count * query_fraction).long().clamp(min=1).minimum(count - 1)
-    by_class = order[torch.argsort(code[order], stable=True)]  # random order within each class
-    start = torch.cumsum(count, 0) - count
-    sorted_code = code[by_class]
-    rank = torch.arange(len(y)) - start[sorted_code]
-    is_query = torch.empty(len(y), dtype=torch.bool)
-    is_query[by_class] = rank < wanted[sorted_code]
-    return is_query
 
 
 class _Tensors:

@@ -462,10 +462,7 @@ def _difference(looped: list[Found], mapped: Found) -> str | None:
     total = math.hypot(*sizes[1:])
     if not math.isfinite(sum(sizes)) or (total == 0 and len(mapped) > 1):
         return UNKNOWN
-    floors = [
-        sizes[0],
-        *(max(size, total / 100) for size in sizes[1:]),
-    ]  # zero but for rounding: a bias before BatchNorm
+    floors = [sizes[0], *(max(size, total / 100) for size in sizes[1:])]  # a bias before BatchNorm: 0 but for rounding
     worst = max(gap / (floor or 1.0) for gap, floor in zip(gaps, floors, strict=True))
     if worst <= (1e-8 if exact else 2e-2):
         return None

@@ -298,6 +298,7 @@ def _traced(
     `decompose`: into operations with a derivative along a direction; `pure`: nothing in place, no gradients asked.
     """
     from torch._decomp import core_aten_decompositions, get_decompositions
+    from torch._functorch.compile_utils import fx_graph_cse
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def run(*flat: Tensor) -> Tensors:
@@ -313,12 +314,6 @@ def _traced(
     tags = [tag for node in graph.graph.nodes for tag in getattr(node.target, "tags", ())]
     if torch.Tag.nondeterministic_seeded in tags:
         raise InputError("a step that draws random numbers, as dropout does, cannot be compiled; leave compile out")
-    return _without_repeats(graph)
-
-
-def _without_repeats(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    from torch._functorch.compile_utils import fx_graph_cse
-
     graph.graph.eliminate_dead_code()
     return torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
 
@@ -492,7 +487,8 @@ def _of_patches(
     images, rows, columns = patches.shape[:3]
     inputs = patches.reshape(images, rows * columns, -1)
     filters = weight.permute(2, 3, 1, 0).reshape(-1, out)
-    y = (_few if len(filters) <= FEW and inputs.shape[:2].numel() <= SHORT else _many)(inputs, filters)
+    few = len(filters) <= FEW and inputs.shape[:2].numel() <= SHORT
+    y: Tensor = _Taps.apply(inputs, filters) if few else _many(inputs, filters)
     if bias is not None:
         y = _Shifted.apply(y, bias)
     return y.reshape(images, rows, columns, out).permute(0, 3, 1, 2)
@@ -500,11 +496,6 @@ def _of_patches(
 
 FEW, SHORT = 32, 4096  # inputs of a filter, and positions, up to which sums are as fast as products
 LONG, PART = 1300, 600  # rows of a product that is taken in parts, and of a part at least
-
-
-def _few(x: Tensor, w: Tensor) -> Tensor:
-    found: Tensor = _Taps.apply(x, w)
-    return found
 
 
 def _many(x: Tensor, w: Tensor) -> Tensor:

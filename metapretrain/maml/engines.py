@@ -151,9 +151,7 @@ def descend(
         for step in range(inner.steps) if steps is None else steps:
             with at_step(step):
                 loss = loss_of(inner, fast, frozen, batch)
-            inner.check_loss(step, loss, fast)
-            gradients = torch.autograd.grad(loss, list(fast.values()), create_graph=inner.twice, allow_unused=True)
-            fast = inner.update(step, fast, inner.checked(gradients))
+            fast = inner.update(step, fast, inner.gradients(step, loss, fast))
     return inner.finish(fast), frozen
 
 
@@ -231,7 +229,10 @@ def descend_by_higher(inner: Inner, params: Named, batch: Nest, tasks: None = No
 
 
 def _differentiable(inner: Inner, fast: Named) -> Any:
-    higher = library()
+    try:
+        import higher
+    except ImportError:
+        raise InputError("engine 'higher' needs the package higher: pip install higher") from None
     # Its own parameters only tell higher the groups, one a parameter so that each can have a rate.
     stand_ins = [p.detach().clone().requires_grad_() for p in fast.values()]
     groups: list[dict[str, Any]] = [{"params": [p]} for p in stand_ins]
@@ -240,15 +241,6 @@ def _differentiable(inner: Inner, fast: Named) -> Any:
         return higher.get_diff_optim(optimizer, stand_ins, track_higher_grads=inner.graph)
     except ValueError as error:
         raise InputError(f"higher has no differentiable {type(optimizer).__name__}: {error}") from None
-
-
-def library() -> Any:
-    """The module higher; raises InputError if it is not installed."""
-    try:
-        import higher
-    except ImportError:
-        raise InputError("engine 'higher' needs the package higher: pip install higher") from None
-    return higher
 
 
 def descend_by_learn2learn(inner: Inner, params: Named, batch: Nest, tasks: None = None) -> tuple[Named, Named]:

@@ -75,7 +75,7 @@ def check_meta_gradient(
     """
     learner = copy.deepcopy(learner).double()
     parts = (batch.support, batch.query) if hasattr(batch, "support") else batch
-    support, query = (map_tensors(_wide, pair(part)) for part in parts)
+    support, query = (map_tensors(lambda x: x.double() if x.is_floating_point() else x, pair(part)) for part in parts)
     seeds = torch_generator(seed)
 
     def mean_loss() -> Tensor:
@@ -95,10 +95,6 @@ def check_meta_gradient(
         error = max(_error(mean_loss, named[name], gradient, d, scale, tolerance) for d in tried)
         checks.append(ParameterCheck(name, norm, error))
     return MetaGradientCheck(tuple(checks), tolerance)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _signs(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -137,9 +137,7 @@ def checked_rate(what: str, rate: Any, shape: Sequence[int]) -> Rate:
         if rate.ndim > len(shape) or any(a not in (1, b) for a, b in sizes):
             raise InputError(f"{what} has shape {tuple(rate.shape)}, which does not fit {tuple(shape)}")
         return rate
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-        raise InputError(f"{what} is {rate!r}; {FORMS}")
-    if not (rate > 0 and math.isfinite(rate)):
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not (rate > 0 and math.isfinite(rate)):
         raise InputError(f"{what} is {rate!r}; {FORMS}")
     return float(rate)
 
@@ -357,7 +355,9 @@ def _segment(engine: Any, inner: Inner, names: list[str], batch: Nest, steps: ra
 class _Segment(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Run, moving: int, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.run, ctx.random, ctx.autocast = run, _RandomState(values), _Autocast(values[0].device.type)
+        device = values[0].device.type  # the backward pass runs outside of a block of autocast, in another thread
+        ctx.cast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        ctx.run, ctx.random = run, _RandomState(values)
         ctx.save_for_backward(*values)
         with torch.enable_grad():
             moved = run([value.detach() for value in values], False)
@@ -372,7 +372,7 @@ class _Segment(torch.autograd.Function):
             stack.enter_context(torch.enable_grad())
             stack.enter_context(repeated())
             stack.enter_context(ctx.random.restored())
-            stack.enter_context(ctx.autocast.restored())
+            stack.enter_context(torch.autocast(*ctx.cast))
             moved = ctx.run(values, True)
         _check_hidden(moved, values)
         wanted = [value for value in values if value.requires_grad]
@@ -407,14 +407,3 @@ class _RandomState:
         for index, state in self.cuda.items():
             torch.cuda.set_rng_state(state, index)
         return stack
-
-
-class _Autocast:
-    """Mixed precision as it was: the backward pass runs outside of the block, in another thread."""
-
-    def __init__(self, device: str) -> None:
-        self.device, self.enabled = device, torch.is_autocast_enabled(device)
-        self.dtype = torch.get_autocast_dtype(device)
-
-    def restored(self) -> Any:
-        return torch.autocast(self.device, self.dtype, self.enabled)

@@ -99,6 +99,8 @@ class MAML(Learner):
         >>> learner.adapt(F.cross_entropy(learner(x[0]), y[0]))
     """
 
+    _clone = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -141,7 +143,7 @@ class MAML(Learner):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The module's output; of a clone that adapts in second order, differentiable twice."""
-        with differentiable_twice(2 if self._is_clone() and not self.first_order else 1):
+        with differentiable_twice(2 if self._clone and not self.first_order else 1):
             return self.module(*inputs, **keywords)
 
     def __getattr__(self, name: str) -> Any:
@@ -276,9 +278,6 @@ class MAML(Learner):
 
     # One task at a time, as in learn2learn
 
-    def _is_clone(self) -> bool:
-        return bool(self.__dict__.get("_clone", False))
-
     def clone(
         self, first_order: bool | None = None, allow_unused: bool | None = None, allow_nograd: bool | None = None
     ) -> Any:
@@ -340,7 +339,7 @@ logger = logging.getLogger(__name__)
 
 def records_itself(learner: MAML, data: list[Tensor]) -> bool:
     """Whether `backward` may be recorded: on one GPU, engine "auto", and nothing that a replay would miss."""
-    if learner.engine != "auto" or not data or not data[0].is_cuda or learner._is_clone():
+    if learner.engine != "auto" or not data or not data[0].is_cuda or learner._clone:
         return False
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     if several or torch.cuda.is_current_stream_capturing() or not torch.is_grad_enabled():

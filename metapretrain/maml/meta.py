@@ -21,9 +21,7 @@ def meta_loss(
     query: Nest,
     *,
     tasks: int,
-    chunk: int | None = None,
     query_loss: LossFunction | None = None,
-    step_weights: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """Loss of each task's query part under the parameters adapted to its support part, (T,).
@@ -37,9 +35,7 @@ def meta_loss(
     >>> meta_loss(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25).tolist()
     [2.25, 1.0]
     """
-
-    function, options = query_loss_of(loss_fn, query_loss), {**options, "chunk": chunk, "step_weights": step_weights}
-    return meta_outputs(loss_fn, params, support, query, function, tasks=tasks, **options)
+    return meta_outputs(loss_fn, params, support, query, query_loss_of(loss_fn, query_loss), tasks=tasks, **options)
 
 
 def fading_weights(steps: int, done: float) -> Tensor:

@@ -58,7 +58,7 @@ class EmbeddingLearner(Learner):
 
     def over_features(self, ways: int) -> Any:
         """A clone for tasks of so many classes whose examples are embedded already."""
-        made = copy.copy(self)
+        made = self.clone()
         made._modules, made.ways, made.fitted = {**self._modules, "module": nn.Identity()}, ways, None
         return made
 

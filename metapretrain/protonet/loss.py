@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 from metapretrain.checks import number
 from metapretrain.distributed import gather_rows
-from metapretrain.draws import split_keys
+from metapretrain.draws import split_keys, stratified_queries
 from metapretrain.errors import InputError, one_of
 from metapretrain.protonet.prototypes import (
     DISTANCES,
@@ -91,19 +91,6 @@ def query_count(rows: int, query_fraction: float) -> int:
 def random_queries(keys: Tensor, query_fraction: float) -> Tensor:
     """The :func:`query_count` rows (Q,) with the lowest keys."""
     return torch.argsort(keys)[: query_count(len(keys), query_fraction)]
-
-
-def stratified_queries(keys: Tensor, y: Tensor, query_fraction: float) -> Tensor:
-    """(B,) bool: in each class the rounded fraction, at least 1 and never all; none in a class of one."""
-    by_key = torch.argsort(keys)
-    order = by_key[torch.argsort(y[by_key], stable=True)]
-    ordered = y[order].contiguous()
-    start = torch.searchsorted(ordered, ordered)
-    size = torch.searchsorted(ordered, ordered, right=True) - start
-    wanted = (size.float() * query_fraction).round().long().clamp_min(1)
-    place = torch.arange(len(y), device=y.device) - start
-    chosen = place < torch.minimum(wanted, size - 1)
-    return torch.zeros_like(chosen).scatter(0, order, chosen)
 
 
 _MEMORY = ("memory_sums", "memory_counts")
