@@ -28,7 +28,14 @@ from metapretrain.experiments.prompts.data import (
     majority_class,
     predict_rows,
 )
-from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, train_fair, train_meta, train_mixed
+from metapretrain.experiments.prompts.pretraining import (
+    MetaTasks,
+    TrainedPrompt,
+    fair_stack,
+    mixed_stack,
+    run_stack,
+    train_meta,
+)
 from metapretrain.experiments.prompts.recipe import SENTIMENT, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.models.language_models import stored_bits
@@ -206,7 +213,7 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         rate = {"meta": r.meta.lr, "reptile": r.tune.lr}.get(objective, r.mixed.lr)
         return replace(r.mixed, patience=None, lr=rate)
 
-    def _pretrained_together(self, contexts: Sequence[PromptContext]) -> list[PromptRun]:
+    def _pretrained_together(self, contexts: Sequence[PromptContext]) -> Iterable[PromptRun]:
         """The pretraining of a row, all seeds in one stack."""
         method, r = contexts[0].method, self.recipe
         objective, source, counts = method.objective or "", method.source, method.labels
@@ -216,16 +223,19 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         words = self.data.numbers_of(None)
         if objective != "mixed":
             tasks = {seed: self._meta_rows(method, seed) for seed in runs}
-            done = train_fair(make, starts, tasks, r, words, runs, objective)
-            told = {one.seed: self._about(one, tasks[one.seed], done[one.seed].steps) for one in contexts}
-            return [PromptRun(pretrained=done[seed], about=about) for seed, about in told.items()]
+            counted = {seed: rows.tasks for seed, rows in tasks.items()}
+            done = run_stack(fair_stack(make, starts, tasks, r, words, objective), runs, counted)
+            for one in contexts:
+                about = self._about(one, tasks[one.seed], done[one.seed].steps)
+                yield PromptRun(pretrained=done[one.seed], about=about)
+            return
         rows: Any = len(self.inputs.texts(source))
         if counts:  # as tasks have them, in groups drawn at random
             groups = {seed: self.inputs.groups("random", source, seed) for seed in runs}
             found = {seed: self.inputs.rows_by_labels(of, source, counts) for seed, of in groups.items()}
             rows = {seed: (of >= 0).nonzero()[:, 0] for seed, of in found.items()}
-        done = train_mixed(make, starts, rows, r, words, runs)
-        return [PromptRun(pretrained=done[one.seed]) for one in contexts]
+        done = run_stack(mixed_stack(make, starts, rows, r, words), runs, dict.fromkeys(runs, 1))
+        yield from (PromptRun(pretrained=done[one.seed]) for one in contexts)
 
     def _meta_rows(self, method: PromptMethod, seed: int) -> MetaTasks:
         r, groups = self.recipe, self.inputs.groups(method.grouping or "", method.source, seed)

@@ -298,21 +298,19 @@ def train_meta(
     )
 
 
-def train_mixed(
+def mixed_stack(
     make_stack: Callable[..., Stack],
     prompts: Mapping[int, Tensor],
     rows: int | Mapping[int, Tensor],
     recipe: PromptRecipe,
     words: tuple[int, ...],
-    runs: Mapping[int, RunFolder],
-) -> dict[int, TrainedPrompt]:
-    """Train a prompt for each seed on all rows as one task, batches of 4 (appendix A.2), the seeds in one stack.
+) -> Stack:
+    """A prompt for each seed, to be trained on all rows as one task in batches of 4 (appendix A.2).
 
     Args:
         make_stack: a :class:`Stack` of jobs with keyword arguments `steps`, `every`; prompts: seed to start.
         rows: pretraining rows N, or those of each seed; as many are held out as meta tasks hold out, and those that
             fill no batch.
-        runs: seed to its folder; each goes on from its own checkpoint.
 
     InputError: too few rows to train and to validate on.
     """
@@ -326,20 +324,18 @@ def train_mixed(
         order, least = own[epoch_order(len(own), seed, 1)], len(own) - held
         jobs.append(Job(str(seed), prompt, order[held:], order[:held], words, seed))
     steps = recipe.steps("mixed", 1, least)
-    stack = make_stack(jobs, steps=steps, every=max(1, steps // recipe.validations))
-    return run_stack(stack, runs, dict.fromkeys(prompts, 1))
+    return make_stack(jobs, steps=steps, every=max(1, steps // recipe.validations))
 
 
-def train_fair(
+def fair_stack(
     make_stack: Callable[..., Stack],
     prompts: Mapping[int, Tensor],
     tasks: Mapping[int, MetaTasks],
     recipe: PromptRecipe,
     words: tuple[int, ...],
-    runs: Mapping[int, RunFolder],
     objective: str,
-) -> dict[int, TrainedPrompt]:
-    """Train a prompt for each seed on its meta tasks in turn, as :func:`train_mixed` does on all rows.
+) -> Stack:
+    """A prompt for each seed, to be trained on its meta tasks in turn.
 
     `objective` is "multitask", "meta" (MAML) or "reptile" (Nichol et al., 2018, with AdamW).
     """
@@ -360,8 +356,7 @@ def train_fair(
         every = updates * max(1, every // updates)
     more: dict[str, Any] = {"meta": recipe.meta} if objective == "meta" else {}
     more |= {"reptile": recipe.fair} if objective == "reptile" else {}
-    stack = make_stack([job(*one) for one in tasks.items()], steps=steps, every=every, **more)
-    return run_stack(stack, runs, {seed: rows.tasks for seed, rows in tasks.items()})
+    return make_stack([job(*one) for one in tasks.items()], steps=steps, every=every, **more)
 
 
 def run_stack(stack: Stack, runs: Mapping[int, RunFolder], tasks: Mapping[int, int]) -> dict[int, TrainedPrompt]:

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from metapretrain.data.made import made_sentiment
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import ALL_WORDS, Pool, encode_rows
-from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, crossed, train_meta, train_mixed
+from metapretrain.experiments.prompts.pretraining import (
+    MetaTasks,
+    TrainedPrompt,
+    crossed,
+    mixed_stack,
+    run_stack,
+    train_meta,
+)
 from metapretrain.experiments.prompts.recipe import SENTIMENT, Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Stack
 from metapretrain.graphs import Recorder
@@ -235,7 +242,7 @@ def mixed(prompts: Mapping[int, Tensor], folder: Path) -> dict[int, TrainedPromp
 
     runs = {seed: RunFolder.open(folder / str(seed), {}, resume=True) for seed in prompts}
     try:
-        return train_mixed(make, prompts, 200, RECIPE, tuple(range(5)), runs)
+        return run_stack(mixed_stack(make, prompts, 200, RECIPE, tuple(range(5))), runs, dict.fromkeys(prompts, 1))
     finally:
         for run in runs.values():
             run.close()
@@ -274,7 +281,7 @@ def test_every_step_of_mixed_pretraining_reads_a_whole_batch() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_mixed(take, {0: torch.zeros(3, 32)}, 103, RECIPE, (0, 1), {})
+        mixed_stack(take, {0: torch.zeros(3, 32)}, 103, RECIPE, (0, 1))
     (job,) = jobs
     assert len(job.train) % RECIPE.mixed.batch_size == 0
     assert sorted([*job.train.tolist(), *job.validation.tolist()]) == list(range(103))
@@ -297,4 +304,4 @@ def test_budgets() -> None:
     with pytest.raises(InputError, match="need a grouping"):
         PromptMethod(objective="meta")
     with pytest.raises(InputError, match="leave none to validate on"):
-        train_mixed(lambda *_, **__: None, {0: torch.zeros(3, 32)}, 4, RECIPE, (0, 1), {})  # type: ignore[arg-type]
+        mixed_stack(lambda *_, **__: None, {0: torch.zeros(3, 32)}, 4, RECIPE, (0, 1))  # type: ignore[arg-type]
