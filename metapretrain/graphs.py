@@ -96,8 +96,10 @@ class _Graph:
         self.given, self.graph = tensors(given), torch.cuda.CUDAGraph()
         # Over several processes a thread of NCCL's asks after earlier messages meanwhile.
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        torch.clear_autocast_cache()  # casts from before are of the weights as they were, those within are of no value
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="global" if alone else "thread_local"):
             self.found = function(*given)
+        torch.clear_autocast_cache()
 
     def __call__(self, leaves: Sequence[Tensor]) -> Any:
         for fixed, tensor in zip(self.given, leaves, strict=True):

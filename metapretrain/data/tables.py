@@ -427,12 +427,11 @@ class Columns:
         """Return the set of the rows; those left out are added to `counts`, the first are named in the error or log."""
         one_of("choice for unusable rows", unusable, ("refuse", "skip"))
         if self.sort and self.label is not None and not self.classes:
-            kept = list(records)
-            every = [record[self.label] for _, record in kept if isinstance(record, dict)]
-            names = {_label(value) for value in every if not self._is_missing(value)}
-            return replace(self, classes=tuple(sorted(names, key=_by_number))).collect(
-                kept, split, counts, files, unusable
-            )
+            records = list(records)
+            every = [record[self.label] for _, record in records if isinstance(record, dict)]
+            if names := {_label(value) for value in every if not self._is_missing(value)}:
+                known = replace(self, classes=tuple(sorted(names, key=_by_number)))
+                return known.collect(records, split, counts, files, unusable)
         rows: list[tuple[list[str], float, str]] = []
         wrong: list[str] = []
         left: Counter[str] = Counter()

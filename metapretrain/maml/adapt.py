@@ -11,6 +11,7 @@ from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -314,20 +315,14 @@ MOST = 20_000  # objects that are looked at
 LONG = 1_000  # items of a list or a dict that is looked into
 PLAIN = {int, float, bool, str, bytes, type, type(None), CodeType, BuiltinFunctionType, torch.dtype, torch.device}
 BOXES = {dict, OrderedDict, list, tuple, set}  # empty ones, as hooks are, say nothing
-OURS = ("torch.", "metapretrain.")  # packages whose functions and globals do not change
+OURS = ("torch.", "torchvision.", "transformers.", "metapretrain.", "builtins")  # what does not change
 
 
 def state_of(value: Any, *, places: bool = False) -> tuple[Any, ...]:
-    """What a function computes by, to be compared: its code, closure, globals, modules and their attributes.
+    """What a function computes by, to be compared: its code, closure, globals, modules, their classes and attributes.
 
     Tensors count by shape, dtype and device (with `places` by their memory too, and on a CPU by changes in place), long
     lists by their length, and what has no attributes by its type.
-
-    >>> net = nn.Dropout(0.1)
-    >>> before = state_of(net.forward)
-    >>> net.p = 0.2
-    >>> before == state_of(net.forward)
-    False
     """
     found: list[Any] = []
     seen: dict[int, tuple[int, Any]] = {}  # with the objects themselves, so that no other gets the id meanwhile
@@ -371,8 +366,11 @@ def _parts(one: Any) -> list[Any]:
         return [*one, *one.values()] if isinstance(one, Mapping) else list(one)
     if isinstance(one, ModuleType):
         return []
+    if isinstance(one, (np.generic, np.ndarray)):
+        return [one.tobytes()]
     given = {k: v for k, v in getattr(one, "__dict__", {}).items() if v is not None and (type(v) not in BOXES or v)}
-    return [*given, *given.values()]
+    kinds = [k for k in type(one).__mro__ if isinstance(one, nn.Module) and not k.__module__.startswith(OURS)]
+    return [*given, *given.values(), *(part for kind in kinds for part in vars(kind).values())]
 
 
 @cache

@@ -524,3 +524,9 @@ def test_sets_read_with_other_classes_are_not_joined() -> None:
     assert concatenate([rows, replace(rows, classes=())], "train").classes == ("x", "y")
     with pytest.raises(InputError, match="read with the classes x, y and y, x"):
         concatenate([rows, replace(rows, classes=("y", "x"))], "train")
+
+
+def test_a_table_of_a_header_alone_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("sentence,label\n")
+    with pytest.raises(InputError, match="has no rows"):
+        read_texts(tmp_path / "texts.csv", text="sentence", label="label", classes=None)

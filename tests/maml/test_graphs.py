@@ -9,6 +9,7 @@ import weakref
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -244,6 +245,45 @@ def test_the_records_of_each_step_are_those_of_eager_calls(monkeypatch: pytest.M
     Calls(monkeypatch).backward(maml, 5)
     for p, q in zip(maml.buffers(), eager.buffers(), strict=True):
         torch.testing.assert_close(p, q)
+
+
+class Scaled(nn.Module):
+    """A net whose output is computed by numbers from everywhere."""
+
+    of_the_class = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.of_numpy = net(), np.float64(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.of_the_class * GLOBAL[0] * float(self.of_numpy)  # type: ignore[no-any-return]
+
+
+GLOBAL = [1.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda maml, patch: patch.setattr(Scaled, "of_the_class", 2.0),
+        lambda maml, patch: patch.setitem(globals(), "GLOBAL", [2.0]),
+        lambda maml, patch: setattr(maml.module, "of_numpy", np.float64(2)),
+        lambda maml, patch: patch.setattr(Scaled, "forward", lambda own, x: 2 * own.net(x)),
+        lambda maml, patch: setattr(maml.module.net[5].weight, "data", torch.ones(3, 16, dtype=torch.float64)),
+        lambda maml, patch: setattr(maml.module.net[5], "bias", nn.Parameter(torch.ones(3, dtype=torch.float64))),
+        lambda maml, patch: maml.module.net[5].bias.requires_grad_(False),
+    ],
+)
+def test_what_changes_between_calls_is_not_replayed(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    maml = MAML(Scaled().double(), lr=0.1, allow_nograd=True)
+    calls = Calls(monkeypatch)
+    calls.backward(maml, 6)
+    before = calls.eager
+    assert calls.recorded == 1
+    change(maml, monkeypatch)
+    calls.backward(maml, 1)
+    assert (calls.recorded, calls.eager) == (1, before + 1)
 
 
 def test_a_learner_that_was_recorded_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
