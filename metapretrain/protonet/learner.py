@@ -285,5 +285,7 @@ def _check_rows(name: str, x: Any, y: Any, tasks: int) -> None:
 
 
 def _check_whole(y: Tensor) -> None:
-    if y.is_floating_point():
-        raise InputError(f"labels are {y.dtype}; give whole numbers 0..W-1, for example y.long()")
+    if not isinstance(y, Tensor) or y.dtype != torch.int64:
+        raise InputError(
+            f"labels are {getattr(y, 'dtype', type(y).__name__)}; give whole numbers 0..W-1, for example y.long()"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -146,3 +148,9 @@ def test_logistic_regression_is_scikit_learns(rows: int, size: int, ways: int) -
         expected = torch.tensor(theirs.predict_proba(queries.numpy()))
         ours = (F.pad(queries, (0, 1), value=1.0) @ found[t].mT).softmax(-1)
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("y", [["a", "b"], torch.tensor([0, 1]).int(), torch.tensor([False, True])])
+def test_labels_that_are_no_class_numbers_are_named(y: Any) -> None:
+    with pytest.raises(InputError, match="give whole numbers"):
+        R2D2(nn.Identity()).adapt(torch.ones(2, 3), y)
