@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from metapretrain.report.layout import Column, Layout, Published
+from metapretrain.report.layout import Column, Layout, Published, Runs
+from metapretrain.report.notes import NOTES
 
 SETS = ("sst5", "sst2", "amazon5", "amazon2", "sentihood", "semeval-restaurant", "semeval-laptop")
 PAIRS = ("rte", "mrpc")
@@ -62,3 +63,37 @@ LAYOUT = Layout(
     aim=0.01,
     part="test",
 )
+
+
+def reads_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """What each pretraining read and cost: reads, passes and seconds, means over seeds."""
+    trained = {}
+    for name, runs in by_method.items():
+        budgets = [run.get("budget", {}) for run in runs.values()]
+        costs = [[one.get(f"pretrain_{of}", 0) for one in budgets] for of in ("reads", "passes")]
+        costs.append([run.get("pretrain_wall_s") or 0.0 for run in runs.values()])
+        read, passes, wall = (sum(part) / len(part) for part in costs)
+        if round(read):
+            trained[name] = (round(read), round(passes), wall)
+    if not trained:
+        return []
+    each = (f"{name} {reads:,} reads, {passes:,} passes, {s:,.0f} s" for name, (reads, passes, s) in trained.items())
+    equal = "Equal reads" if len({read for read, _, _ in trained.values()}) == 1 else "Unequal reads"
+    every = [passes for _, passes, _ in trained.values()]
+    if equal.startswith("Un") and min(every) > 0.99 * max(every):
+        equal = "Unequal reads, but equal passes"
+    return [
+        f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
+        f"going forward or backward once, backward in second order counts twice: {'; '.join(each)}."
+    ]
+
+
+def diverged_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """How many trainings of each row diverged."""
+    lost = {n: sum(run.get("budget", {}).get("diverged", 0) for run in by_method[n].values()) for n in by_method}
+    told = "; ".join(f"{name} {count:,}" for name, count in lost.items() if count)
+    begin = "Trainings that diverged, of pretraining and of all seeds and sets; the best before that was kept, or the "
+    return [f"{begin}start: {told}."] if told else []
+
+
+NOTES |= {"reads": reads_notes, "diverged": diverged_notes}

@@ -5,6 +5,7 @@ python benchmarks/report_schedule.py runs/schedule/texts-paper   # draw the figu
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,10 @@ from metapretrain.report.figures import (
     plain,
     save_figure,
 )
-from metapretrain.report.layout import Column, Layout, Runs
-from metapretrain.report.notes import is_fixed
+from metapretrain.report.layout import Column, Layout, Result, Runs
+from metapretrain.report.notes import NOTES
 from metapretrain.report.results import collect
+from metapretrain.report.rows import paired, setting_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,6 +166,106 @@ def main(argv: Sequence[str] | None = None) -> int:
         for file in plot_schedule(folder):
             print(f"figure   {file}")
     return 0
+
+
+NEAR = 0.02  # of uniform's minimum
+
+
+def against(run: Result, uniform: Result) -> dict[str, float]:
+    """A run's final target loss less uniform's final and lowest, mean loss over the compute of both, and its cost."""
+    curves = [one["curve"] for one in (run, uniform)]
+    losses = [np.array([math.inf if loss is None else loss for loss in curve["target_loss"]]) for curve in curves]
+    compute = [np.array(curve["compute_units"], float) for curve in curves]
+    grid = np.unique(np.concatenate(compute))
+    grid = grid[(grid >= max(c[0] for c in compute)) & (grid <= min(c[-1] for c in compute))]
+    areas = [np.trapezoid(np.interp(grid, c, of), grid) for c, of in zip(compute, losses, strict=True)]
+    return {
+        "end": losses[0][-1] - losses[1][-1],
+        "minimum": losses[0][-1] - losses[1][1:].min(),  # 0: before any update
+        "area": (areas[0] - areas[1]) / (grid[-1] - grid[0]),
+        "updates": curves[0]["updates"][-1] / curves[1]["updates"][-1],
+        "compute": compute[0][-1] / compute[1][-1],
+    }
+
+
+def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """Rows' target losses beside those of their baseline, and their distance to the best fixed source, by setting."""
+    notes = []
+    for setting in layout.settings:
+        rows = {name: runs for name, runs in by_method.items() if setting_of(runs) == setting}
+        base = next((name for names in layout.baselines for name in names if name in rows), "")
+        uniform = rows.get(base, {})
+        losses = {seed: run.get("curve", {}).get("target_loss") or [None] for seed, run in sorted(uniform.items())}
+        fell = [seed for seed, of in losses.items() if None not in (of[0], of[-1]) and of[-1] < of[0]]
+        if len(fell) < len(uniform):
+            notes.append(
+                f"The target loss of {base} did not fall on {len(uniform) - len(fell)} of {len(uniform)} "
+                "seeds, which are left out where others are compared to it."
+            )
+        for name, runs in rows.items():
+            seeds = [seed for seed in fell if len(runs.get(seed, {}).get("curve", {}).get("updates", ())) > 1]
+            if not seeds or runs is uniform:
+                continue
+            found = [against(runs[seed], uniform[seed]) for seed in seeds]
+            mean = {what: float(np.mean([one[what] for one in found])) for what in found[0]}
+            near = sum(one["minimum"] <= NEAR for one in found)
+            notes.append(
+                f"{name} less {base}, target loss: final {mean['end']:+.3f}, final less the lowest of {base} "
+                f"{mean['minimum']:+.3f} (at most {NEAR} on {near} of {len(found)} seeds), mean over the compute that "
+                f"both spent {mean['area']:+.3f}; with {100 * mean['updates']:.0f}% of its updates and "
+                f"{100 * mean['compute']:.0f}% of its compute."
+            )
+        notes += _beside_fixed(rows, layout, setting)
+    return notes + _between_settings(by_method, layout)
+
+
+def is_fixed(runs: Mapping[int, Result]) -> bool:
+    """Whether a row's scheduler always takes one source."""
+    return all(run.get("scheduler") == "fixed" for run in runs.values())
+
+
+def _beside_fixed(rows: Runs, layout: Layout, setting: str) -> list[str]:
+    """The fixed row with the best mean of the validation figures, and the others less it."""
+    fixed = {name: runs for name, runs in rows.items() if is_fixed(runs)}
+    metric, means = f"validation_{layout.column(layout.main).metric}", {}
+    for name, runs in fixed.items():
+        values = [run["metrics"].get(metric) for run in runs.values()]
+        if None not in values:
+            means[name] = float(np.mean(values))
+    if not means:
+        return []
+    best = max(means, key=means.__getitem__)
+    told = f"Of {len(fixed)} fixed sources ({setting}), validation picks {best}."
+    return [told, *(line for name in rows if name not in fixed for line in _gap(rows, layout, name, best))]
+
+
+def _between_settings(rows: Runs, layout: Layout) -> list[str]:
+    """The same scheduler in the first setting and in the others: what looking at the targets gives, say."""
+    found: dict[tuple[Any, ...], dict[str, str]] = {}
+    for name, runs in rows.items():
+        run = runs[min(runs)]
+        same = (
+            *(run.get(what) for what in ("scheduler", "source", "block", "options")),
+            run["budget"].get("pretrain_updates"),
+        )
+        found.setdefault(same, {})[setting_of(runs)] = name
+    notes = []
+    for by_setting in found.values():
+        names = [by_setting[setting] for setting in layout.settings if setting in by_setting]
+        notes += [line for other in names[1:] for line in _gap(rows, layout, names[0], other)]
+    return notes
+
+
+def _gap(rows: Runs, layout: Layout, name: str, other: str) -> list[str]:
+    """A line with the paired difference of two rows' main figures, if they have seeds in common."""
+    gap = paired(rows[name], rows[other], layout.column(layout.main).metric)
+    if gap is None:
+        return []
+    limits = f" (95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f})" if gap.known else ""
+    return [f"{name} less {other}, {layout.main}: {100 * gap.mean:+.2f} points{limits}, {gap.n} seeds."]
+
+
+NOTES["schedule"] = schedule_notes
 
 
 if __name__ == "__main__":

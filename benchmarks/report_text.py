@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from metapretrain.evaluation.metrics import MAJORITY
-from metapretrain.report.layout import Column, Layout, Published
+from metapretrain.evaluation.metrics import MAJORITY, main_scores
+from metapretrain.report.layout import Column, Layout, Published, Runs
+from metapretrain.report.notes import NOTES
 
 TASKS = (
     Column("sst", "sst_accuracy", "SST accuracy %", True, True, "sst_dev", "proportion"),
@@ -103,3 +104,25 @@ LAYOUT = Layout(
     notes=("tasks",),
     similarity=SEEN,
 )
+
+
+def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
+    """Which rows were not measured on all tasks, and whose means are over other tasks."""
+    notes = []
+    tasks: dict[str, list[str]] = {}
+    partly = []
+    for name, runs in by_method.items():
+        whole = [run for run in runs.values() if run["metrics"].get(layout.column(layout.main).metric) is not None]
+        partly += [name] * (len(whole) < len(runs))
+        measured = [{metric: 0.0 for metric, value in run["metrics"].items() if value is not None} for run in whole]
+        for told in {" ".join(sorted(main_scores(metrics))) or "unknown" for metrics in measured}:
+            tasks.setdefault(told, []).append(name)
+    if partly:
+        notes.append(f"Not on all tasks, so without an {layout.main} figure: {', '.join(partly)}.")
+    if len(tasks) > 1:
+        told = "; ".join(f"{', '.join(names)}: {which}" for which, names in tasks.items())
+        notes.append(f"The {layout.main} figures are means over different tasks. {told}.")
+    return notes
+
+
+NOTES["tasks"] = tasks_notes

@@ -84,7 +84,7 @@ class Layout:
     majority: str | None = None  # begin of the metrics' names for the row of the majority class
     open: bool = False  # runs may have other tasks: the parts of a mean are those that were measured
     claims: tuple[Claim, ...] = ()  # that the print makes
-    notes: tuple[str, ...] = ()  # names of `metapretrain.report.notes.NOTES`, which are computed from the runs
+    notes: tuple[str, ...] = ()  # names in `metapretrain.report.notes.NOTES`, computed from the runs
     similarity: str = ""  # what is to be known of an encoder trained for sentence similarity, after its name
     part: str = "dev"  # of the data, that figures with intervals over examples are of
     settings: tuple[str, ...] = ()  # the results' "setting", in order of the table: rows are paired within one

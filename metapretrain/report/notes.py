@@ -1,14 +1,10 @@
 """What a reader must know before comparing the rows of a report; `NOTES` are those that a layout names."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from metapretrain.evaluation.metrics import main_scores
 from metapretrain.report.layout import Layout, Published, Result, Runs
 from metapretrain.report.markdown import OTHER, figure_text, published_text
 from metapretrain.report.results import data_of, is_finite
@@ -113,29 +109,6 @@ def published_notes(
     return notes
 
 
-def reads_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """What each pretraining read and cost: reads, passes and seconds, means over seeds."""
-    trained = {}
-    for name, runs in by_method.items():
-        budgets = [run.get("budget", {}) for run in runs.values()]
-        costs = [[one.get(f"pretrain_{of}", 0) for one in budgets] for of in ("reads", "passes")]
-        costs.append([run.get("pretrain_wall_s") or 0.0 for run in runs.values()])
-        read, passes, wall = (sum(part) / len(part) for part in costs)
-        if round(read):
-            trained[name] = (round(read), round(passes), wall)
-    if not trained:
-        return []
-    each = (f"{name} {reads:,} reads, {passes:,} passes, {s:,.0f} s" for name, (reads, passes, s) in trained.items())
-    equal = "Equal reads" if len({read for read, _, _ in trained.values()}) == 1 else "Unequal reads"
-    every = [passes for _, passes, _ in trained.values()]
-    if equal.startswith("Un") and min(every) > 0.99 * max(every):
-        equal = "Unequal reads, but equal passes"
-    return [
-        f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
-        f"going forward or backward once, backward in second order counts twice: {'; '.join(each)}."
-    ]
-
-
 def aim_notes(by_method: Runs, layout: Layout) -> list[str]:
     """Whether each row exceeds the baselines by the layout's aim: shown, ruled out or neither, over common seeds."""
     column, notes = layout.column(layout.main), []
@@ -155,14 +128,6 @@ def aim_notes(by_method: Runs, layout: Layout) -> list[str]:
     return notes
 
 
-def diverged_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """How many trainings of each row diverged."""
-    lost = {n: sum(run.get("budget", {}).get("diverged", 0) for run in by_method[n].values()) for n in by_method}
-    told = "; ".join(f"{name} {count:,}" for name, count in lost.items() if count)
-    begin = "Trainings that diverged, of pretraining and of all seeds and sets; the best before that was kept, or the "
-    return [f"{begin}start: {told}."] if told else []
-
-
 SIMILARITY = re.compile(r"(^|[/:_-])(all-(minilm|mpnet|distilroberta|roberta)|paraphrase-)|^minilm$", re.IGNORECASE)
 
 
@@ -173,122 +138,6 @@ def encoder_remark(encoder: str, told: str) -> str:
     known = encoder == "minilm" or encoder.lower().endswith("all-minilm-l6-v2")
     name = "MiniLM (all-MiniLM-L6-v2)" if known else encoder
     return f"{name} {told}." if SIMILARITY.search(encoder) else ""
-
-
-def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """Which rows were not measured on all tasks, and whose means are over other tasks."""
-    notes = []
-    tasks: dict[str, list[str]] = {}
-    partly = []
-    for name, runs in by_method.items():
-        whole = [run for run in runs.values() if run["metrics"].get(layout.column(layout.main).metric) is not None]
-        partly += [name] * (len(whole) < len(runs))
-        measured = [{metric: 0.0 for metric, value in run["metrics"].items() if value is not None} for run in whole]
-        for told in {" ".join(sorted(main_scores(metrics))) or "unknown" for metrics in measured}:
-            tasks.setdefault(told, []).append(name)
-    if partly:
-        notes.append(f"Not on all tasks, so without an {layout.main} figure: {', '.join(partly)}.")
-    if len(tasks) > 1:
-        told = "; ".join(f"{', '.join(names)}: {which}" for which, names in tasks.items())
-        notes.append(f"The {layout.main} figures are means over different tasks. {told}.")
-    return notes
-
-
-NEAR = 0.02  # of uniform's minimum
-
-
-def against(run: Result, uniform: Result) -> dict[str, float]:
-    """A run's final target loss less uniform's final and lowest, mean loss over the compute of both, and its cost."""
-    curves = [one["curve"] for one in (run, uniform)]
-    losses = [np.array([math.inf if loss is None else loss for loss in curve["target_loss"]]) for curve in curves]
-    compute = [np.array(curve["compute_units"], float) for curve in curves]
-    grid = np.unique(np.concatenate(compute))
-    grid = grid[(grid >= max(c[0] for c in compute)) & (grid <= min(c[-1] for c in compute))]
-    areas = [np.trapezoid(np.interp(grid, c, of), grid) for c, of in zip(compute, losses, strict=True)]
-    return {
-        "end": losses[0][-1] - losses[1][-1],
-        "minimum": losses[0][-1] - losses[1][1:].min(),  # 0: before any update
-        "area": (areas[0] - areas[1]) / (grid[-1] - grid[0]),
-        "updates": curves[0]["updates"][-1] / curves[1]["updates"][-1],
-        "compute": compute[0][-1] / compute[1][-1],
-    }
-
-
-def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """Rows' target losses beside those of their baseline, and their distance to the best fixed source, by setting."""
-    notes = []
-    for setting in layout.settings:
-        rows = {name: runs for name, runs in by_method.items() if setting_of(runs) == setting}
-        base = next((name for names in layout.baselines for name in names if name in rows), "")
-        uniform = rows.get(base, {})
-        losses = {seed: run.get("curve", {}).get("target_loss") or [None] for seed, run in sorted(uniform.items())}
-        fell = [seed for seed, of in losses.items() if None not in (of[0], of[-1]) and of[-1] < of[0]]
-        if len(fell) < len(uniform):
-            notes.append(
-                f"The target loss of {base} did not fall on {len(uniform) - len(fell)} of {len(uniform)} "
-                "seeds, which are left out where others are compared to it."
-            )
-        for name, runs in rows.items():
-            seeds = [seed for seed in fell if len(runs.get(seed, {}).get("curve", {}).get("updates", ())) > 1]
-            if not seeds or runs is uniform:
-                continue
-            found = [against(runs[seed], uniform[seed]) for seed in seeds]
-            mean = {what: float(np.mean([one[what] for one in found])) for what in found[0]}
-            near = sum(one["minimum"] <= NEAR for one in found)
-            notes.append(
-                f"{name} less {base}, target loss: final {mean['end']:+.3f}, final less the lowest of {base} "
-                f"{mean['minimum']:+.3f} (at most {NEAR} on {near} of {len(found)} seeds), mean over the compute that "
-                f"both spent {mean['area']:+.3f}; with {100 * mean['updates']:.0f}% of its updates and "
-                f"{100 * mean['compute']:.0f}% of its compute."
-            )
-        notes += _beside_fixed(rows, layout, setting)
-    return notes + _between_settings(by_method, layout)
-
-
-def is_fixed(runs: Mapping[int, Result]) -> bool:
-    """Whether a row's scheduler always takes one source."""
-    return all(run.get("scheduler") == "fixed" for run in runs.values())
-
-
-def _beside_fixed(rows: Runs, layout: Layout, setting: str) -> list[str]:
-    """The fixed row with the best mean of the validation figures, and the others less it."""
-    fixed = {name: runs for name, runs in rows.items() if is_fixed(runs)}
-    metric, means = f"validation_{layout.column(layout.main).metric}", {}
-    for name, runs in fixed.items():
-        values = [run["metrics"].get(metric) for run in runs.values()]
-        if None not in values:
-            means[name] = float(np.mean(values))
-    if not means:
-        return []
-    best = max(means, key=means.__getitem__)
-    told = f"Of {len(fixed)} fixed sources ({setting}), validation picks {best}."
-    return [told, *(line for name in rows if name not in fixed for line in _gap(rows, layout, name, best))]
-
-
-def _between_settings(rows: Runs, layout: Layout) -> list[str]:
-    """The same scheduler in the first setting and in the others: what looking at the targets gives, say."""
-    found: dict[tuple[Any, ...], dict[str, str]] = {}
-    for name, runs in rows.items():
-        run = runs[min(runs)]
-        same = (
-            *(run.get(what) for what in ("scheduler", "source", "block", "options")),
-            run["budget"].get("pretrain_updates"),
-        )
-        found.setdefault(same, {})[setting_of(runs)] = name
-    notes = []
-    for by_setting in found.values():
-        names = [by_setting[setting] for setting in layout.settings if setting in by_setting]
-        notes += [line for other in names[1:] for line in _gap(rows, layout, names[0], other)]
-    return notes
-
-
-def _gap(rows: Runs, layout: Layout, name: str, other: str) -> list[str]:
-    """A line with the paired difference of two rows' main figures, if they have seeds in common."""
-    gap = paired(rows[name], rows[other], layout.column(layout.main).metric)
-    if gap is None:
-        return []
-    limits = f" (95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f})" if gap.known else ""
-    return [f"{name} less {other}, {layout.main}: {100 * gap.mean:+.2f} points{limits}, {gap.n} seeds."]
 
 
 Key = tuple[str, str, str, str]
@@ -340,10 +189,4 @@ def _numbers(found: Any) -> dict[str, float]:
     return {name: value for name, value in given if is_finite(value)}
 
 
-NOTES: Mapping[str, Callable[[Runs, Layout], list[str]]] = {
-    "tasks": tasks_notes,
-    "reads": reads_notes,
-    "diverged": diverged_notes,
-    "aim": aim_notes,
-    "schedule": schedule_notes,
-}
+NOTES: dict[str, Callable[[Runs, Layout], list[str]]] = {"aim": aim_notes}  # a benchmark adds its own

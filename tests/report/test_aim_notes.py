@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from report_prompts import reads_notes
 
 from metapretrain.report.layout import Column, Layout
-from metapretrain.report.notes import aim_notes, reads_notes
+from metapretrain.report.notes import aim_notes
 
 LAYOUT = Layout((Column("mean", "mean_accuracy", "mean %"),), "mean", baselines=(("ppt",), ("absent",)), aim=0.01)
 

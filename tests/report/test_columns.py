@@ -43,7 +43,7 @@ def result(method: str, seed: int = 0, **metrics: float) -> dict[str, Any]:
 
 
 def test_a_new_benchmark_is_one_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NOTES, "seen", lambda runs, layout: [f"Seen: {', '.join(runs)}."])  # type: ignore[misc]
+    monkeypatch.setitem(NOTES, "seen", lambda runs, layout: [f"Seen: {', '.join(runs)}."])
     own = Layout(
         (Column("speed", "speed", "speed", False), Column("noise", "noise", "noise", False)),
         "speed",

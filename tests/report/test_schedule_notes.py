@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import report_schedule as notes
 from report_schedule import LAYOUT
 
 from metapretrain.experiments.schedule.experiment import downstream_column
-from metapretrain.report import notes
 from metapretrain.report.table import build_table
 
 
