@@ -113,6 +113,7 @@ def aim_notes(by_method: Runs, layout: Layout) -> list[str]:
     """Whether each row exceeds the baselines by the layout's aim: shown, ruled out or neither, over common seeds."""
     column, notes = layout.column(layout.main), []
     scale, unit = (100, " points") if column.percent else (1, "")
+    aim = f"{scale * layout.aim:g}{unit[:-1] if scale * layout.aim == 1 else unit}"
     for base in (name for names in layout.baselines for name in names if name in by_method):
         for name in (one for one in by_method if one != base):
             gap = paired(by_method[name], by_method[base], column.metric)
@@ -122,8 +123,7 @@ def aim_notes(by_method: Runs, layout: Layout) -> list[str]:
             told = "that is ruled out" if gap.high < layout.aim else told
             limits = f"{scale * gap.mean:+.2f}{unit} (95%: {scale * gap.low:+.2f} to {scale * gap.high:+.2f})"
             notes.append(
-                f"{name} less {base}, {layout.main}: {limits}, {gap.n} paired seeds; the aim is {scale * layout.aim:g}"
-                f"{unit}: {told}."
+                f"{name} less {base}, {layout.main}: {limits}, {gap.n} paired seeds; the aim is {aim}: {told}."
             )
     return notes
 
