@@ -25,10 +25,7 @@ def runs(*scores: float, passes: int = 100, reads: int = 10) -> dict[int, Any]:
             (0.02, 0.021, 0.019, 0.02),
             "+2.00 points (95%: +1.87 to +2.13), 4 paired seeds; the aim is 1 point: at least",
         ),
-        (
-            (0.001, 0.002, 0.0, 0.001),
-            "+0.10 points (95%: -0.03 to +0.23), 4 paired seeds; the aim is 1 point: that is",
-        ),
+        ((0.001, 0.002, 0.0, 0.001), "+0.10 points (95%: -0.03 to +0.23), 4 paired seeds; the aim is 1 point: that is"),
         ((0.03, -0.03, 0.02, 0.0), "the aim is 1 point: neither shown nor ruled out."),
     ],
 )
