@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import entity_tasks  # noqa: F401, registers its tasks
 import numpy as np
 import torch
 from numpy.typing import NDArray

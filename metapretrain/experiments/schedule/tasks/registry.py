@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.checks import user_path
-from metapretrain.data.annotated import Dialogue, load_conll04, load_conll2003, load_dailydialog_pp, load_mutual
+from metapretrain.data.annotated import Dialogue, load_dailydialog_pp, load_mutual
 from metapretrain.data.documents import (
     Documents,
     hold_out_documents,
@@ -16,21 +16,16 @@ from metapretrain.data.documents import (
     read_wikitext2_documents,
 )
 from metapretrain.data.glue import load_copa, load_glue, load_wic
-from metapretrain.data.made import made_dialogues, made_documents, made_pairs, made_relations
+from metapretrain.data.made import made_dialogues, made_documents, made_pairs
 from metapretrain.data.texts import Rows, join_rows
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.schedule.tasks.base import Frame, PretrainingTask
-from metapretrain.experiments.schedule.tasks.sentences import (
-    RelationExtraction,
-    Reordering,
-    ResponseSelection,
-    Sentences,
-)
-from metapretrain.experiments.schedule.tasks.tokens import MaskedLM, TokenLabelling
+from metapretrain.experiments.schedule.tasks.sentences import Reordering, ResponseSelection, Sentences
+from metapretrain.experiments.schedule.tasks.tokens import MaskedLM
 from metapretrain.models.language_models import tiny_tokenizer
 
 Tasks = dict[str, PretrainingTask]
-MADE = ("masked-lm", "reordering", "response-selection", "conll04", "rte")
+MADE = ("masked-lm", "reordering", "response-selection", "rte")
 
 
 class Library:
@@ -131,7 +126,7 @@ def made_schedule_tasks(
     Example:
         >>> sources, targets = made_schedule_tasks(0)
         >>> list(sources), list(targets)
-        (['masked-lm', 'reordering', 'response-selection'], ['conll04', 'rte'])
+        (['masked-lm', 'reordering', 'response-selection'], ['rte'])
     """
     frame, texts = Frame(tokenizer or tiny_tokenizer(), max_length, multiple), {}
     found: dict[str, Tasks] = {"source": {}, "target": {}}
@@ -171,8 +166,6 @@ def _register_all() -> None:
     ) -> None:
         register(task, lambda library: load(library.folder), data=(data,), made=made, kind="target", **options)
 
-    target(RelationExtraction, "conll04", load_conll04, made_relations)
-    target(TokenLabelling, "conll2003", load_conll2003)
     for name in ("rte", "mrpc", "cola", "qnli"):
         target(Sentences, name, partial(load_glue, name), made_pairs if name == "rte" else None, name=name)
     target(Sentences, "wic", load_wic, name="wic")

@@ -9,20 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.data.annotated import TAGS, TaggedRow
 from metapretrain.data.documents import Corpus, Documents
-from metapretrain.data.texts import Rows
 from metapretrain.errors import InputError, one_of
-from metapretrain.experiments.schedule.tasks.base import (
-    IGNORE,
-    CorpusTask,
-    Example,
-    Frame,
-    LabelTask,
-    Tensors,
-    joined,
-    tokenize_rows,
-)
+from metapretrain.experiments.schedule.tasks.base import IGNORE, CorpusTask, Frame, Tensors, joined
 from metapretrain.models.text_encoders import TextEncoder
 
 MASKED = ("token", "word", "span")
@@ -141,67 +130,3 @@ def token_runs(corpus: Corpus, room: int) -> list[tuple[int, int]]:
             runs.append((begin, stop))
             begin = stop
     return runs
-
-
-class TokenLabelling(LabelTask):
-    """Tag each word with what its first token says: nothing, or the beginning or inside of a kind of entity.
-
-    The main metric is F1 of whole entities: kind, first and last word must be right. Words that do not fit, or that
-    have no token, have no tag, so that figures leave them out; `lost` counts them by split.
-    """
-
-    name = "conll2003"
-    classes = len(TAGS)
-
-    def __init__(self, texts: Mapping[str, Rows[TaggedRow]], frame: Frame) -> None:
-        self.rows: dict[str, list[Example]] = {split: [] for split in texts}
-        self.lost = dict.fromkeys(texts, 0)
-        for split, part in texts.items():
-            for (ids, places), sentence in zip(
-                tokenize_rows([sentence.words for sentence in part.rows], frame), part.rows, strict=True
-            ):
-                coded, types, (begin,) = frame.sequence(ids[: frame.room()])
-                fits = (places[:-1] < frame.room()) & (places[1:] > places[:-1])
-                labels = np.full(len(coded), IGNORE, np.int64)
-                labels[places[:-1][fits] + begin] = np.array(sentence.tags)[fits]
-                self.lost[split] += int((~fits).sum())
-                self.rows[split].append((coded, types, labels))
-        super().__init__(frame, texts, self.rows)
-
-    def example(self, split: str, row: int) -> Example:
-        return self.rows[split][row]
-
-    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
-        """F1 of whole entities, and the share of words with the right tag."""
-        found: set[tuple[int, ...]] = set()
-        true: set[tuple[int, ...]] = set()
-        right = words = offset = 0
-        for outcome in outcomes:
-            right += int((outcome["found"] == outcome["labels"]).sum())
-            words += len(outcome["labels"])
-            for row in outcome["row"].unique().tolist():
-                here = outcome["row"] == row
-                for tags, spans in ((outcome["found"], found), (outcome["labels"], true)):
-                    spans.update((offset + row, *span) for span in entity_spans(tags[here].tolist()))
-            offset += 1 + max(outcome["row"].tolist(), default=0)
-        total = len(found) + len(true)
-        return {"f1": 2 * len(found & true) / total if total else 0.0, "accuracy": right / words if words else 0.0}
-
-
-def entity_spans(tags: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Entities (kind, first word, word after the last) of tags; an I after another kind begins one, as in conlleval.
-
-    Example:
-        >>> entity_spans([TAGS.index(tag) for tag in ("B-PER", "I-PER", "O", "I-LOC", "B-LOC")])
-        [(0, 0, 2), (2, 3, 4), (2, 4, 5)]
-    """
-    spans: list[tuple[int, int, int]] = []
-    open_kind, begin = None, 0
-    for place, tag in enumerate([*tags, 0]):
-        kind = None if tag == 0 else (tag - 1) // 2
-        if open_kind is not None and (kind != open_kind or tag % 2 == 1):  # odd: B
-            spans.append((open_kind, begin, place))
-            open_kind = None
-        if kind is not None and open_kind is None:
-            open_kind, begin = kind, place
-    return spans

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import span_tasks  # noqa: F401, registers squad
+import source_tasks  # noqa: F401, registers conll04 and squad
 import torch
 
 from metapretrain.errors import InputError
@@ -12,7 +12,7 @@ from metapretrain.experiments.schedule.tasks.registry import MADE
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder
 from metapretrain.scheduling import FunctionProbe, LoaderProbe, UtilityScheduler
 
-SOURCES, TARGETS = made_schedule_tasks(0, names=(*MADE, "squad"))
+SOURCES, TARGETS = made_schedule_tasks(0, names=(*MADE, "conll04", "squad"))
 ALL = {**SOURCES, **TARGETS}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from entity_tasks import RelationExtraction
 from source_tasks import SentenceDistance
 
 from metapretrain.data.annotated import Dialogue, RelationRow
@@ -12,7 +13,7 @@ from metapretrain.data.documents import Documents
 from metapretrain.data.texts import Rows, TextSet
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks import Frame
-from metapretrain.experiments.schedule.tasks.sentences import RelationExtraction, ResponseSelection, Sentences, matthews
+from metapretrain.experiments.schedule.tasks.sentences import ResponseSelection, Sentences, matthews
 from metapretrain.models.text_encoders import TextEncoder
 
 

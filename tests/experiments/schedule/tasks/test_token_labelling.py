@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from entity_tasks import TokenLabelling, entity_spans
 
 from metapretrain.data.annotated import TAGS, TaggedRow, begin_tags
 from metapretrain.data.texts import Rows
 from metapretrain.experiments.schedule.tasks import Frame
-from metapretrain.experiments.schedule.tasks.tokens import TokenLabelling, entity_spans
 
 
 def tags(*names: str) -> list[int]:
