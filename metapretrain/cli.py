@@ -188,32 +188,41 @@ def run_predict(options: Namespace) -> int:
 
 
 def run_few_shot(options: Namespace) -> int:
-    """Show the k-shot accuracy of a run's encoder on a folder of images, or on a table of texts."""
+    """Show the k-shot accuracy of an encoder on images or on a table of texts, by each head."""
     from metapretrain import EpisodeSampler, EpisodeSpec
-    from metapretrain.evaluation.episodes import evaluate_embeddings, few_shot_accuracy
-    from metapretrain.experiments.saved import content_of, load, read_classes
+    from metapretrain.data.registry import DATASETS, load_images
+    from metapretrain.evaluation.episodes import evaluate_embeddings
+    from metapretrain.experiments.saved import load_encoder, read_classes
+    from metapretrain.models.pretrained import kept_features
 
-    of_texts = content_of(options.run) == "texts"
-    if of_texts != (options.texts is not None):
-        said = "is a run of texts: give --texts FILE" if of_texts else "is no run of texts: give --image-folder DIR"
-        raise InputError(f"{options.run} {said}")
-    model: Any = load(options.run, device=check_device(options.device))
-    specs = [EpisodeSpec(options.ways, shots, options.queries) for shots in options.shots]
+    of_texts, base = options.texts is not None, None
+    model: Any = load_encoder(options.encoder, check_device(options.device), texts=of_texts)
     if of_texts:
         from metapretrain.data.tables import table_options
 
         with _table_options_told():
             rows = read_classes(options.texts, options.label, table_options(options.table))
-        z = model.encode(rows.first if rows.second is None else list(zip(rows.first, rows.second, strict=True)))
-        samplers = [EpisodeSampler(rows.labels, spec, options.episodes, seed=options.seed) for spec in specs]
-        results = (evaluate_embeddings(z, sampler) for sampler in samplers)
+        shown: Any = rows.first if rows.second is None else list(zip(rows.first, rows.second, strict=True))
+        labels = rows.labels
     else:
-        from metapretrain.data.image_folder import load_image_folder
+        if options.dataset is not None:
+            images = load_images(options.dataset, options.data_dir, "test").require_labels()
+            if DATASETS[options.dataset].gives == "few-shot":
+                base = load_images(options.dataset, options.data_dir, "train").images
+                base = base[:: max(1, len(base) // BASE)]  # of all classes, which follow each other
+        else:
+            from metapretrain.data.image_folder import load_image_folder
 
-        images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
-        results = (few_shot_accuracy(model.encode, images, spec, options.episodes, options.seed) for spec in specs)
-    for shots, result in zip(options.shots, results, strict=True):
-        print(f"{options.ways}-way {shots}-shot  {result}")
+            images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
+        shown, labels = images.images, images.labels
+    z = kept_features(model, shown)
+    centre = (z if base is None or "centred" not in options.head else kept_features(model, base)).mean(0)
+    for shots in options.shots:
+        spec = EpisodeSpec(options.ways, shots, options.queries)
+        for head in options.head:
+            sampler = EpisodeSampler(labels, spec, options.episodes, seed=options.seed)
+            result = evaluate_embeddings(z, sampler, head=head, centre=centre)
+            print(f"{options.ways}-way {shots}-shot  {f'{head}  ' if len(options.head) > 1 else ''}{result}")
     return 0
 
 
@@ -228,6 +237,8 @@ def _table_options_told() -> Iterator[None]:
         raise InputError(f"{error.plain}; give {error.as_arguments('--table')}") from error
 
 
+BASE = 4800  # training images whose mean centres features
+HEADS = ("nearest", "normalised", "centred", "logistic")  # as in protonet.heads
 REDUCERS = ("tsne", "umap")  # as in evaluation.figures
 DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
 
@@ -240,7 +251,7 @@ OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
   metapretrain corrupt runs/stl10 --data-dir DIR   accuracy of its models on corrupted test images
   metapretrain predict RUN image.png ...    classify your own images with a run's model
   metapretrain predict RUN --sst FILE ...   predict your own texts with a run's model (--texts TASK=FILE: other tasks)
-  metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of a run's encoder on your own classes (--texts FILE)
+  metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of an encoder on your own classes (--texts FILE)
   metapretrain doctor                       versions, devices and what is missing
 
 Each has --help. RUN is a run's folder, such as runs/demo/digits-demo/prl-query-s0. In a checkout there are also
@@ -281,6 +292,8 @@ EXAMPLES = {
     ),
     "few-shot": (
         "few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5",
+        "few-shot timm:resnet50 --dataset cifar-fs --data-dir data/cifar100 --head nearest centred logistic",
+        "few-shot minilm --texts questions.csv --head logistic",
         "few-shot runs/text/cs224n-strong/proto-s0 --texts news.csv --label topic --ways 3 --shots 5",
     ),
     "doctor": ("doctor",),
@@ -316,7 +329,7 @@ def build_parser() -> Parser:
     corrupt.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add_device_options(corrupt, precision=False)
     _predict(subcommand("predict", run_predict, "classify images or texts with a run's model"))
-    _few_shot(subcommand("few-shot", run_few_shot, "k-shot accuracy of a run's encoder on your images or texts"))
+    _few_shot(subcommand("few-shot", run_few_shot, "k-shot accuracy of an encoder on your images or texts"))
     subcommand("doctor", run_doctor, "versions, devices and what is missing")
     return parser
 
@@ -386,10 +399,14 @@ def _predict(parser: Parser) -> None:
 
 def _few_shot(parser: Parser) -> None:
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    add("encoder", metavar="ENCODER", help="a finished run, timm:NAME, torchvision:NAME, a hub name or a folder")
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--image-folder", type=Path, metavar="DIR", help="images in one subfolder a class")
     data.add_argument("--texts", type=Path, metavar="FILE", help="a table with the columns sentence and label")
+    data.add_argument("--dataset", metavar="NAME", help="test images of a set that `metapretrain data` lists")
+    add("--data-dir", type=Path, metavar="DIR", help="the folder of --dataset")
+    heads = "nearest (default), normalised, centred (on the mean of the training classes, else of all rows), logistic"
+    add("--head", nargs="+", choices=HEADS, default=["nearest"], metavar="HEAD", help=heads)
     add("--label", default="label", metavar="COLUMN", help="column of the classes' names in --texts (default: label)")
     add("--table", action="append", default=[], metavar="KEY=VALUE", help="how --texts is read: text=COLUMN, ...")
     add("--ways", type=positive_int, default=5, help="classes in an episode (default: 5)")

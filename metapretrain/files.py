@@ -10,7 +10,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +316,22 @@ def no_pickle(file: Path) -> str:
     if file.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"}:
         return "Pickles can run any code and are never loaded; convert it to safetensors where you trust it"
     return "Give a file or folder that metapretrain wrote"
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of this package."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metapretrain"
+
+
+def kept(kind: str, key: Any, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What `make` returns, from the user's cache folder where it was made for this `key` (JSON values) before."""
+    file = cache_folder() / kind / f"{sha256(json_bytes(key))[:32]}.safetensors"
+    with contextlib.suppress(CheckpointError):  # a damaged file is made again
+        return load_tensors(file)
+    made = make()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_tensors(file, made)
+    except (OSError, CheckpointError) as error:
+        _log.warning("%s are not kept: %s", kind, error)
+    return made

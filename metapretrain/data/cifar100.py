@@ -18,7 +18,10 @@ LAYOUT = (
     "cifar-100-binary/{train,test}.bin, CIFAR-100's binary version, or its images as {train,test}/<class>/*.png, "
     "500 and 100 of each class"
 )
-SETS = {"cifar-fs": "Bertinetto et al. (2019)", "fc100": "Oreshkin et al. (2018), whole superclasses"}
+ABOUT = {  # source, terms, layout
+    name: ("https://www.cs.toronto.edu/~kriz/cifar.html", f"none stated; cite Krizhevsky (2009) and {paper}", LAYOUT)
+    for name, paper in {"cifar-fs": "Bertinetto et al. (2019)", "fc100": "Oreshkin et al. (2018)"}.items()
+}
 # Superclass: classes. A class with - is for validation and one with + for the test of CIFAR-FS; a superclass, of FC100.
 TABLE = """
 aquatic_mammals+: beaver- dolphin otter- seal whale+
@@ -53,7 +56,7 @@ def split_of(name: str) -> dict[str, list[str]]:
         >>> [len(classes) for classes in split_of("cifar-fs").values()], split_of("fc100")["test"][:2]
         ([64, 16, 20], ['baby', 'beaver'])
     """
-    one_of("split of CIFAR-100", name, SETS)
+    one_of("split of CIFAR-100", name, ABOUT)
     parts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     for superclass, names in SUPERCLASSES.items():
         for each in names.split():
@@ -107,7 +110,7 @@ def _read_folder(folder: Path, split: str, each: int) -> Read:
         told = "lacks the class" if other[0] in CLASSES else "has, unlike CIFAR-100, a class"
         raise InputError(f"{folder / split} {told} {other[0]!r}; unpack CIFAR-100 again")
     _check_counts(labels, each, folder / split)
-    images, files = decode(paths, split, 32, 3, None)
+    images, files = decode(paths, split, 32, 3, None, keep=True)
     return images, labels, files
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from metapretrain.checks import user_path, whole
 from metapretrain.data.images import UNLABELLED, ImageSet, validation_split
 from metapretrain.errors import InputError, one_of
+from metapretrain.files import kept
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +88,27 @@ def read_images(images: Any, image_size: int, *, channels: int = 3, workers: int
 
 
 def decode(
-    paths: Sequence[Path], what: str, image_size: int, channels: int, workers: int | None
+    paths: Sequence[Path], what: str, image_size: int, channels: int, workers: int | None, *, keep: bool = False
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
-    """Return the images uint8 (N, channels, image_size, image_size) and one record of the files together."""
+    """Return the images uint8 (N, channels, image_size, image_size) and one record of the files together.
+
+    `keep`: up to 2 GiB in the user's cache folder, and from there until a file changes its size or time.
+    """
     whole("image size", image_size, 1)
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 or 3, got {channels!r}")
+    if keep and len(paths) * channels * image_size**2 <= 1 << 31:
+        found = [[path.resolve().as_posix(), (stat := path.stat()).st_size, stat.st_mtime_ns] for path in paths]
+
+        def read() -> dict[str, Tensor]:
+            images, files = decode(paths, what, image_size, channels, workers)
+            ((_, record),) = files.items()
+            md5 = torch.tensor([*bytes.fromhex(record["md5"])], dtype=torch.uint8)
+            return {"images": images, "md5": md5, "bytes": torch.tensor(record["bytes"])}
+
+        saved = kept("images", [found, image_size, channels], read)
+        record = {"bytes": int(saved["bytes"]), "md5": bytes(saved["md5"].tolist()).hex(), "official": None}
+        return saved["images"], {f"{what} images": record}
     pixels = np.empty((len(paths), channels, image_size, image_size), dtype=np.uint8)
     digest, size, brightest = hashlib.md5(usedforsecurity=False), 0, []
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:

@@ -9,7 +9,18 @@ from typing import Any
 
 import torch
 
-from metapretrain.data import annotated, cifar100, cs224n, documents, few_shot, glue, omniglot, sentiment, stl10
+from metapretrain.data import (
+    annotated,
+    cifar100,
+    class_lists,
+    cs224n,
+    documents,
+    few_shot,
+    glue,
+    omniglot,
+    sentiment,
+    stl10,
+)
 from metapretrain.data.image_folder import SPLITS as FOLDER_SPLITS
 from metapretrain.data.image_folder import check_classes, check_image_folder, load_image_folder
 from metapretrain.data.images import ImageSet, load_digits_images, resized
@@ -334,13 +345,12 @@ _LOADED: dict[str, tuple[str, str, Callable[..., Any]]] = {  # what it gives, it
 }
 for _info in _SETS:
     register(_info)
-for _name, _paper in cifar100.SETS.items():
-    _parts = partial(cifar100.load_cifar100, _name)
-    _terms = f"none stated; cite Krizhevsky (2009) and {_paper}"
-    _page = "https://www.cs.toronto.edu/~kriz/cifar.html"
-    _one = partial(lambda read, folder, split, size: read(folder, size)[split], _parts)
-    _info = DatasetInfo(_name, "few-shot", _one, _page, _terms, cifar100.LAYOUT, few_shot=_parts)
-    register(replace(_info, splits=few_shot.PARTS))
+for _reader, _abouts in ((cifar100.load_cifar100, cifar100.ABOUT), (class_lists.load_listed, class_lists.ABOUT)):
+    for _name, (_source, _terms, _layout) in _abouts.items():
+        _parts = partial(_reader, _name)
+        _one = partial(lambda read, folder, split, size: read(folder, size)[split], _parts)
+        _info = DatasetInfo(_name, "few-shot", _one, _source, _terms, _layout, few_shot=_parts)
+        register(replace(_info, splits=few_shot.PARTS))
 for _name, (_gives, _place, _load) in _LOADED.items():
     _by = SCHEDULE if _gives == "splits" else PROMPTS
     if _name in ("rte", "mrpc", "ptb", "wikitext-2"):

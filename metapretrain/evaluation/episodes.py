@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import Encode, check_embeddings, embed
 from metapretrain.nests import evaluation_mode
+from metapretrain.protonet.heads import HEADS, head_scores
 from metapretrain.protonet.prototypes import DISTANCES
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Predict = Callable[["Episode"], Tensor]
 Plan = TypeVar("Plan")
+LABELS = ("support_y", "query_y")  # of a plan
 
 
 @dataclass(frozen=True)
@@ -156,12 +158,19 @@ def _accuracy(answer: Tensor, y: Tensor) -> float:
 
 
 def evaluate_embeddings(
-    z: Tensor, sampler: Iterable[EpisodePlan], *, distance: str = "euclidean", batch: int = 128
+    z: Tensor,
+    sampler: Iterable[EpisodePlan],
+    *,
+    distance: str = "euclidean",
+    batch: int = 128,
+    head: str = "nearest",
+    centre: Tensor | None = None,
 ) -> EpisodeResult:
-    """Accuracy by nearest support prototype over the sampler's episodes, from embeddings computed once.
+    """Accuracy by nearest support prototype, or another head, over the sampler's episodes, from embeddings made once.
 
     Prototypical classification (Snell et al., 2017, equations 1 and 2) with the embedding `z` (N, D) of every row of
-    the data set; `batch` episodes of any shapes in one go. A query whose class has no support counts as wrong.
+    the data set; `batch` episodes of any shapes in one go. A query whose class has no support counts as wrong. `head`
+    and `centre` (D,) are those of :func:`metapretrain.protonet.heads.head_scores`.
     Raises InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
 
     Example:
@@ -172,6 +181,7 @@ def evaluate_embeddings(
         100.00% +- 0.00% (100 episodes)
     """
     one_of("distance", distance, DISTANCES)
+    one_of("head", head, HEADS)
     check_embeddings(z)
     if batch < 1:
         raise InputError(f"batch must be 1 episode or more; got {batch}")
@@ -179,7 +189,7 @@ def evaluate_embeddings(
     values: list[float] = []
     with torch.inference_mode():
         for plans in _chunks(_finite(sampler), batch):
-            values += _score(z, plans, distance).tolist()
+            values += _by_head(z, plans, head, centre) if head != "nearest" else _score(z, plans, distance).tolist()
     return EpisodeResult.of(values)
 
 
@@ -218,6 +228,19 @@ def _score(z: Tensor, plans: Sequence[EpisodePlan], distance: str) -> Tensor:
     gap = gap.masked_fill((counts == 0)[:, None], torch.inf)
     right = (gap.argmin(dim=2) == query_y) & (query_y >= 0)
     return right.sum(dim=1).double() / (query_y >= 0).sum(dim=1)
+
+
+def _by_head(z: Tensor, plans: Sequence[EpisodePlan], head: str, centre: Tensor | None) -> list[float]:
+    """Accuracy of each episode; those of one shape that follow each other are scored together."""
+    found: list[float] = []
+    for (ways, _, _), group in groupby(plans, lambda plan: (len(plan.classes), len(plan.support_y), len(plan))):
+        same = list(group)
+        rows = torch.tensor([list(plan) for plan in same])
+        support_y, query_y = (torch.stack([getattr(plan, name) for plan in same]).to(z.device) for name in LABELS)
+        parts = z[rows.to(z.device)].split([support_y.shape[1], query_y.shape[1]], 1)
+        scores = head_scores(head, parts[0], support_y, parts[1], ways, centre)
+        found += (scores.argmax(2) == query_y).double().mean(1).tolist()
+    return found
 
 
 def few_shot_accuracy(

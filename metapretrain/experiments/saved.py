@@ -22,10 +22,11 @@ from metapretrain.experiments.text.objectives import Output, added, build_heads
 from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe, one_sequence
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import check_sums, load_tensors, read_json
+from metapretrain.models.pretrained import image_encoder
 from metapretrain.models.saved import ENCODER as IMAGE_ENCODER
 from metapretrain.models.saved import LEARNER, Saved, SavedLearner, SavedModel, build_described
 from metapretrain.models.saved import load as load_images
-from metapretrain.models.text_encoders import TextEncoder, load_text_encoder
+from metapretrain.models.text_encoders import TextEncoder, build_text_encoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.soft_prompt import CONFIG, OURS
 from metapretrain.prompts.template import SECOND
@@ -285,6 +286,27 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
         raise InputError(f"a run is named by its folder, not by a {type(run).__name__}; name one below runs/")
     _refuse_trial(run)
     return load_text_model(run, device) if content_of(run) == "texts" else load_images(run, device)
+
+
+def load_encoder(name: str | Path, device: str | torch.device = "cpu", *, texts: bool = False) -> Any:
+    """The encoder of a finished run, or a pretrained one, with `encode` and `adapt`.
+
+    `name`: a run's folder; for images also what :func:`metapretrain.models.pretrained.image_encoder` takes, for texts
+    what :func:`metapretrain.models.text_encoders.build_text_encoder` takes.
+
+    InputError: nothing of that name, or a run of texts where images are wanted, or the other way round.
+    """
+    folder = Path(name)
+    described = (read_json(folder / "config.json") or {}) if (folder / "config.json").is_file() else {}
+    named = str(name).startswith(("timm:", "torchvision:")) or (not folder.exists() and str(name).count("/") == 1)
+    if "config" in described or not (described or named or (texts and not folder.exists())):
+        if (found := content_of(folder)) == "texts" != texts or (texts and found != "texts"):
+            said = "is a run of texts: give --texts FILE" if found == "texts" else "is no run of texts: give images"
+            raise InputError(f"{name} {said}")
+        return load(folder, device)
+    if texts:
+        return build_text_encoder(str(name)).to(check_device(str(device))).eval().requires_grad_(False)
+    return image_encoder(name, device)
 
 
 def predict_files(

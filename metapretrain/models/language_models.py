@@ -13,7 +13,7 @@ from typing import Any
 from metapretrain.checks import user_path
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
-from metapretrain.files import read_json, write_sums
+from metapretrain.files import cache_folder, read_json, write_sums
 from metapretrain.models.hub import SAFE, first_sentence, package_folder, quietly, safe_config
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -191,8 +191,7 @@ def _not_loaded(name: str, error: Exception) -> InputError:
 def _converted(name: str, cache: str | Path | None) -> Path:
     """The folder of a GGUF model's copy that loads at once; made on the first use."""
     package, version = GGUF_PACKAGES[name]
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metapretrain"
-    folder = Path(cache or usual) / f"{package}-{version}"
+    folder = Path(cache or cache_folder()) / f"{package}-{version}"
     if TYPES in (read_json(folder / "config.json") or {}):
         return folder
     try:

@@ -83,6 +83,29 @@ def test_both_layouts_give_the_same_images(small: Path, name: str) -> None:
     assert binary.counts["test_images"] == 20 * 5
 
 
+def test_images_of_a_folder_are_decoded_once(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_cifar100("fc100", write_images(small / "b"))
+    monkeypatch.setattr("metapretrain.data.image_folder._decode", None)
+    after = load_cifar100("fc100", small / "b")
+    assert torch.equal(before["test"].images, after["test"].images) and before["test"].files == after["test"].files
+    kept = sorted((small / "cache").rglob("*.safetensors"))
+    assert len(kept) == 2
+    kept[0].write_bytes(kept[0].read_bytes()[:100])
+    with pytest.raises(TypeError):  # a damaged file is made again
+        load_cifar100("fc100", small / "b")
+
+
+def test_a_changed_image_is_read_again(small: Path) -> None:
+    load_cifar100("fc100", write_images(small / "b"))
+    image = next((small / "b" / "test" / "baby").iterdir())
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(image)
+    assert (
+        (load_cifar100("fc100", small / "b")["test"].images.flatten(2)[:5] == torch.tensor([[1], [2], [3]]))
+        .all(2)
+        .any()
+    )
+
+
 def test_the_command_counts_classes_and_images(small: Path) -> None:
     told = DATASETS["cifar-fs"].check(write_binary(small))
     assert told.endswith("train 64 classes, 320 images; validation 16 classes, 80 images; test 20 classes, 100 images")
