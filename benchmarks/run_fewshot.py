@@ -4,7 +4,8 @@ Each row learns on the training classes, takes the weights that are best on the 
 once on a frozen set of episodes of the test classes; docs/fewshot.md gives the reason for each choice below.
 
     python benchmarks/run_fewshot.py --data-dir DIR --seeds 0 1 2 --test-episodes 1000
-    python benchmarks/run_fewshot.py --data-dir DIR --encoder runs/stl10/stl10-paper/simclr-s0
+    python benchmarks/run_fewshot.py --data-dir DIR --settings lake --methods protonet
+    python benchmarks/run_fewshot.py --data-dir DIR --encoder runs/stl10/stl10-paper/simclr-s0 --head nearest logistic
     python benchmarks/run_fewshot.py --smoke
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from report_fewshot import layout_of
+from score_lake import LAKE_LAYOUT, lake_plans, load_lake
 
 from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
@@ -34,8 +36,10 @@ from metapretrain.experiments.recipe import override
 from metapretrain.models.encoders import ENCODERS, LEARN2LEARN
 from metapretrain.models.saved import LEARNERS, adapts
 from metapretrain.options import option_type, pixels, positive_int
+from metapretrain.protonet.learner import HEADS
 
 SETTINGS = ("5w1s", "5w5s", "20w1s", "20w5s")
+LAKE = "lake"  # Lake's 20 runs: 20-way 1-shot, one query a class, inside an alphabet
 ENCODER = "encoder"
 Rows = dict[str, FewShotMethod | SavedEncoder]
 
@@ -106,6 +110,7 @@ METHODS = (
     "supervised-centroid",
     "supervised-logistic",
 )
+SUPERVISED_ROWS = {head: f"supervised-{'centroid' if head == 'centred' else head}" for head in HEADS}
 KNOWN = frozenset(LEARNERS)
 DEFAULT = ("protonet", "maml", "fomaml", "anil", "metasgd")
 
@@ -135,11 +140,10 @@ def methods_of(
         "maml-transductive": replace(maml, batchnorm="batch"),
         "maml++": replace(maml, **plus),
         "reptile": reptile,
-        "supervised-centroid": replace(supervised, head="centred"),
-        "supervised-logistic": replace(supervised, head="logistic"),
+        **{name: replace(supervised, head=head) for head, name in SUPERVISED_ROWS.items()},
     }
     others = {name: replace(maml if adapts(name) else embedding, learner=name) for name in LEARNERS}
-    return {name: rows.get(name) or others[name] for name in all_methods()}
+    return {name: rows.get(name) or others[name] for name in dict.fromkeys([*all_methods(), *SUPERVISED_ROWS.values()])}
 
 
 def all_methods() -> list[str]:
@@ -176,11 +180,11 @@ def with_validation(data: FewShotData) -> FewShotData:
 
 @option_type
 def ways_shots(text: str) -> list[str]:
-    """Ways and shots such as `5w1s,20w5s`, or `all` of the four of the papers."""
+    """Ways and shots such as `5w1s,20w5s`, `all` of the four of the papers, or `lake`."""
     given = list(SETTINGS) if text == "all" else [part for part in text.split(",") if part]
-    wrong = [part for part in given if re.fullmatch(r"[1-9]\d*w[1-9]\d*s", part) is None]
+    wrong = [part for part in given if re.fullmatch(rf"[1-9]\d*w[1-9]\d*s|{LAKE}", part) is None]
     if wrong or not given:
-        raise InputError(f"expected ways and shots such as 5w1s,20w5s, or all; given {(wrong or [text])[0]!r}")
+        raise InputError(f"expected ways and shots such as 5w1s,20w5s, or all, or lake; given {(wrong or [text])[0]!r}")
     return list(dict.fromkeys(given))
 
 
@@ -199,14 +203,19 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--dataset", choices=known, default="omniglot", metavar="NAME", help=f"{', '.join(known)} (default: omniglot)")
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="28, or 84 for an image folder")
-    add("--settings", type=ways_shots, default=list(SETTINGS), metavar="5w1s,...|all", help="ways and shots (all)")
+    add("--settings", type=ways_shots, default=list(SETTINGS), metavar="5w1s,...|all|lake", help="ways and shots (all)")
     add("--queries", type=positive_int, default=15, help="query images a class in validation and test (default: 15)")
     backbones = (*ENCODERS, *LEARN2LEARN)
     add("--backbone", choices=backbones, default="conv4", help="conv4 (default), resnet12, or learn2learn's l2l-*")
     add("--holder", choices=HOLDERS, default="labels", help="what holds the classes; learn2learn: its MetaDataset")
     add("--within", choices=WITHIN, help="episodes stay inside an alphabet (tests: of validation and test alone)")
     add("--trainval", action="store_true", help="learn from the validation classes too; the last weights are tested")
-    add("--encoder", type=Path, metavar="RUN", help="score the encoder of a finished run; alone unless --methods")
+    add(
+        "--encoder",
+        metavar="ENCODER",
+        help="score a frozen encoder, alone unless --methods: a run, timm:NAME, torchvision:NAME, OWNER/NAME, a folder",
+    )
+    add("--head", nargs="+", choices=HEADS, help="heads of --encoder (default: nearest) and of supervised rows")
     add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
     add("--validation-episodes", type=positive_int, default=200, help="default: 200")
     options: Namespace = parser.parse_args(argv)
@@ -215,12 +224,25 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     if options.encoder is None and ENCODER in options.methods:
         options.methods = [name for name in options.methods if name != ENCODER]
         if not options.methods:
-            parser.error("method encoder needs the run to score: --encoder RUN")
+            parser.error("method encoder needs one to score: --encoder ENCODER")
+    supervised = [name for name in options.methods if name.startswith("supervised")]
+    if options.head is not None and supervised:
+        options.methods = [name for name in options.methods if name not in supervised]
+        options.methods += [SUPERVISED_ROWS[head] for head in options.head]
+    if options.encoder is not None:
+        at = options.methods.index(ENCODER)
+        options.methods[at : at + 1] = encoder_rows(options)
     if options.image_folder is not None:
         options.dataset, options.data_dir = "image-folder", options.image_folder
     if options.smoke and options.data_dir is None and DATASETS[options.dataset].needs_folder:
         options.dataset = "made"
     return options
+
+
+def encoder_rows(options: Namespace) -> dict[str, SavedEncoder]:
+    """A row of the encoder for each head."""
+    heads = options.head or ["nearest"]
+    return {ENCODER + f"-{head}" * (head != "nearest"): SavedEncoder(options.encoder, head) for head in heads}
 
 
 def smoke(method: FewShotMethod) -> FewShotMethod:
@@ -237,7 +259,8 @@ def changes(options: Namespace, method: FewShotMethod | None) -> Sequence[str]:
 
 def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> Table:
     """The table of one setting, and all its rows by name."""
-    ways, shots = map(int, re.findall(r"\d+", setting))
+    lake = setting == LAKE
+    ways, shots, queries = (20, 1, 1) if lake else (*map(int, re.findall(r"\d+", setting)), options.queries)
     episodes = {"test": options.test_episodes, "validation": options.validation_episodes}
     photos = data.train.channels == 3
     methods = methods_of(ways, photos, options.backbone, data.train.image_size)
@@ -247,24 +270,26 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
     rows: Rows = {name: override(method, changes(options, method)) for name, method in methods.items()}
     supervised = override(replace(methods["supervised-centroid"], head=None), changes(options, None))
     if options.encoder is not None:
-        rows[ENCODER] = SavedEncoder(options.encoder)
+        rows |= encoder_rows(options)
+    dataset, within = ("omniglot-lake", options.within or "tests") if lake else (options.dataset, options.within or "")
     recipe = FewShotRecipe(
-        EpisodeSpec(ways, shots, options.queries),
+        EpisodeSpec(ways, shots, queries),
         options.backbone,
-        episodes["test"],
+        20 if lake else episodes["test"],
         episodes["validation"],
-        options.within or "",
+        within,
         supervised=supervised,
         trainval=options.trainval,
     )
     trainval = "trainval" if options.trainval else None
     experiment = FewShotExperiment(
         "fewshot",
-        "-".join(filter(None, [options.dataset, options.within and f"within-{options.within}", trainval, setting])),
+        "-".join(filter(None, [dataset, options.within and f"within-{options.within}", trainval, setting])),
         recipe=recipe,
         data=data,
         machine=machine,
-        layout=layout_of(options.dataset, options.backbone),
+        layout=layout_of(dataset, options.backbone),
+        plans=lake_plans() if lake else None,
         **table_arguments(options, options.backbone),
     )
     return Table(experiment, rows, ["--settings", setting])
@@ -273,8 +298,14 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
 def tables_of(options: Namespace) -> list[Table]:
     """Read the images once; each setting is a table."""
     machine = machine_of(options)
-    data = held_by(options.holder, load_few_shot(options.dataset, options.data_dir, options.image_size))
-    if options.smoke:
+    if LAKE in options.settings:
+        if options.dataset != "omniglot" or options.data_dir is None or len(options.settings) > 1:
+            raise InputError("--settings lake stands alone and needs Omniglot: --data-dir DIR, with " + LAKE_LAYOUT)
+        found = FewShotData.of(load_lake(options.data_dir, options.image_size))
+    else:
+        found = load_few_shot(options.dataset, options.data_dir, options.image_size)
+    data = held_by(options.holder, found)
+    if options.smoke and LAKE not in options.settings:
         data = data.first(25)
     if options.trainval:
         data = with_validation(data)

@@ -193,9 +193,9 @@ def run_few_shot(options: Namespace) -> int:
     from metapretrain.data.registry import DATASETS, load_images
     from metapretrain.evaluation.episodes import evaluate_embeddings
     from metapretrain.experiments.saved import load_encoder, read_classes
-    from metapretrain.models.pretrained import kept_features
+    from metapretrain.models.pretrained import features_centre, kept_features
 
-    of_texts, base = options.texts is not None, None
+    of_texts, centre = options.texts is not None, None
     model: Any = load_encoder(options.encoder, check_device(options.device), texts=of_texts)
     if of_texts:
         from metapretrain.data.tables import table_options
@@ -207,16 +207,15 @@ def run_few_shot(options: Namespace) -> int:
     else:
         if options.dataset is not None:
             images = load_images(options.dataset, options.data_dir, "test").require_labels()
-            if DATASETS[options.dataset].gives == "few-shot":
-                base = load_images(options.dataset, options.data_dir, "train").images
-                base = base[:: max(1, len(base) // BASE)]  # of all classes, which follow each other
+            if "centred" in options.head and DATASETS[options.dataset].gives == "few-shot":
+                centre = features_centre(model, load_images(options.dataset, options.data_dir, "train").images)
         else:
             from metapretrain.data.image_folder import load_image_folder
 
             images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
         shown, labels = images.images, images.labels
     z = kept_features(model, shown)
-    centre = (z if base is None or "centred" not in options.head else kept_features(model, base)).mean(0)
+    centre = z.mean(0) if centre is None else centre
     for shots in options.shots:
         spec = EpisodeSpec(options.ways, shots, options.queries)
         for head in options.head:
@@ -237,7 +236,6 @@ def _table_options_told() -> Iterator[None]:
         raise InputError(f"{error.plain}; give {error.as_arguments('--table')}") from error
 
 
-BASE = 4800  # training images whose mean centres features
 HEADS = ("nearest", "normalised", "centred", "logistic")  # as in protonet.heads
 REDUCERS = ("tsne", "umap")  # as in evaluation.figures
 DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")

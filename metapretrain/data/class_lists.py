@@ -7,13 +7,12 @@ from pathlib import Path
 import torch
 
 from metapretrain.checks import user_path
-from metapretrain.data.image_folder import SUFFIXES, decode, find_parts, list_images
+from metapretrain.data.image_folder import decode, find_parts, list_images
 from metapretrain.data.images import ImageSet
-from metapretrain.data.tables import read_utf8
+from metapretrain.data.tables import TableError, read_texts, read_utf8
 from metapretrain.errors import InputError
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}  # and what their lists are called
-SIZE = 84
 CLASSES = {  # of each part, and all images
     "mini-imagenet": ((64, 16, 20), 60_000),
     "tiered-imagenet": ((351, 97, 160), 779_165),
@@ -42,24 +41,31 @@ ABOUT = {  # source, terms, layout
 def load_listed(name: str, folder: str | Path, image_size: int | None = None) -> dict[str, ImageSet]:
     """Read the parts of `mini-imagenet`, `tiered-imagenet` or `cub`: uint8 (N, 3, size, size), 84 pixels unless asked.
 
-    Raises:
-        InputError: a file or image that is missing, a list with a malformed row (file and line are named), another
-            number of classes or images than the set has.
+    Raises InputError: a file or image that is missing, a malformed row of a list (named), or another number of classes
+    or images than the set has.
     """
-    root = user_path(folder)
-    places = [root, root / name, root / "CUB_200_2011"]
+    given = user_path(folder)
+    places = [given, given / name, given / "CUB_200_2011"]
     list_name = {"mini-imagenet": "train.csv", "cub": "train.txt"}.get(name, "train")
-    root = next((place for place in places if (place / list_name).exists()), root)
+    root = next((place for place in places if (place / list_name).exists()), None)
+    if root is None:
+        raise InputError(f"no {list_name} in {places[0]}; expected {ABOUT[name][2]}")
     reader = {"mini-imagenet": _by_rows, "tiered-imagenet": _by_folders, "cub": _by_classes}[name]
-    listed = {part: reader(root, part) for part in PARTS}
-    counts = tuple(len({path_class for _, path_class in rows}) for rows in listed.values())
-    total = sum(map(len, listed.values()))
+    listed = {part: sorted(reader(root, part), key=lambda row: row[1]) for part in PARTS}
+    classes = {part: sorted({label for _, label in rows}) for part, rows in listed.items()}
+    counts, total = tuple(map(len, classes.values())), sum(map(len, listed.values()))
     if (counts, total) != CLASSES[name]:
         raise InputError(
             f"{root}: {name} has {'/'.join(map(str, CLASSES[name][0]))} classes and {CLASSES[name][1]:,} images, but "
             f"here are {'/'.join(map(str, counts))} and {total:,}; unpack it again, or read it as --image-folder"
         )
-    return {part: _read(name, part, rows, image_size or SIZE) for part, rows in listed.items()}
+    made = {}
+    for part, rows in listed.items():
+        place = {label: number for number, label in enumerate(classes[part])}
+        images, files = decode([path for path, _ in rows], part, image_size or 84, 3, None, keep=True)
+        labels = torch.tensor([place[label] for _, label in rows])
+        made[part] = ImageSet(images, labels, classes[part], name, part, files)
+    return made
 
 
 Rows = list[tuple[Path, str]]  # image and class
@@ -67,17 +73,14 @@ Rows = list[tuple[Path, str]]  # image and class
 
 def _by_rows(root: Path, part: str) -> Rows:
     file = root / f"{PARTS[part]}.csv"
-    lines = _lines(file)
-    if lines[0].replace(" ", "") != "filename,label":
-        raise InputError(f"{file}, line 1: {lines[0]!r} is not filename,label")
-    rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        name, _, label = (cell.strip() for cell in line.partition(","))
-        if not name or not label or "," in label:
-            raise InputError(f"{file}, line {number}: {line!r} is not an image and its label")
-        if not (path := root / "images" / name).is_file():
+    try:
+        found = read_texts(file, text="filename", id="label", format="csv")
+    except TableError as error:
+        raise InputError(error.plain) from None
+    rows = [(root / "images" / name, label) for name, label in zip(found.first, found.ids, strict=True)]
+    for number, (path, _) in enumerate(rows, start=2):
+        if not path.is_file():
             raise InputError(f"{file}, line {number}: there is no image {path}")
-        rows.append((path, label))
     return rows
 
 
@@ -85,33 +88,18 @@ def _by_folders(root: Path, part: str) -> Rows:
     places = find_parts(root)
     if part not in places:
         raise InputError(f"{root} has no folder {PARTS[part]}; expected {ABOUT['tiered-imagenet'][2]}")
-    classes, paths, labels = list_images(places[part], "all")
-    return [(path, classes[label]) for path, label in zip(paths, labels.tolist(), strict=True)]
+    return _images_of(places[part])
 
 
 def _by_classes(root: Path, part: str) -> Rows:
-    file, rows = root / f"{PARTS[part]}.txt", []
-    for number, name in enumerate(_lines(file), start=1):
-        folder = root / "images" / name.strip()
-        if not name.strip() or not folder.is_dir():
-            raise InputError(f"{file}, line {number}: there is no class folder {folder}")
-        images = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-        rows += [(path, name.strip()) for path in images]
-    return rows
+    file, rows = root / f"{PARTS[part]}.txt", _images_of(root / "images")
+    names, known = read_utf8(file, f"expected {ABOUT['cub'][2]}").split(), {label for _, label in rows}
+    for number, name in enumerate(names, start=1):
+        if name not in known:
+            raise InputError(f"{file}, line {number}: there is no class folder {root / 'images' / name}")
+    return [row for row in rows if row[1] in names]
 
 
-def _lines(file: Path) -> list[str]:
-    if not file.is_file():
-        raise InputError(f"there is no {file}; name the folder (--data-dir) that holds it")
-    lines = read_utf8(file).rstrip().splitlines()
-    if not lines:
-        raise InputError(f"{file} is empty")
-    return lines
-
-
-def _read(name: str, part: str, rows: Rows, image_size: int) -> ImageSet:
-    classes = sorted({label for _, label in rows})
-    place = {label: number for number, label in enumerate(classes)}
-    rows = sorted(rows, key=lambda row: place[row[1]])
-    images, files = decode([path for path, _ in rows], part, image_size, 3, None, keep=True)
-    return ImageSet(images, torch.tensor([place[label] for _, label in rows]), classes, name, part, files)
+def _images_of(folder: Path) -> Rows:
+    classes, paths, labels = list_images(folder, "all")
+    return [(path, classes[label]) for path, label in zip(paths, labels.tolist(), strict=True)]

@@ -1,9 +1,8 @@
 """Reader of Omniglot: drawn characters, with the few-shot split in which a turned character is another class."""
 
 import re
-import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +63,7 @@ def turned(images: Tensor, quarters: Tensor) -> Tensor:
     return result
 
 
-def find_characters(data_dir: str | Path, parts: tuple[str, ...] = PARTS) -> dict[str, list[Path]]:
+def find_characters(data_dir: str | Path, parts: Sequence[str] = PARTS) -> dict[str, list[Path]]:
     """Return the 20 image files of each character, by `alphabet/character`."""
     root = _image_root(data_dir, parts)
     found: dict[str, list[Path]] = {}
@@ -104,69 +103,9 @@ def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
     return classes
 
 
-def _image_root(data_dir: str | Path, parts: tuple[str, ...]) -> Path:
+def _image_root(data_dir: str | Path, parts: Sequence[str]) -> Path:
     root = user_path(data_dir)
     for place in (root, root / "omniglot-py"):
         if all((place / part).is_dir() for part in parts):
             return place
-    raise InputError(f"no {' and '.join(parts)} in {root}; expected {LAYOUT}")
-
-
-LAKE_LAYOUT = (
-    "omniglot-py/images_background as torchvision.datasets.Omniglot unpacks it, and all_runs.zip of the publisher's "
-    "folder one-shot-classification, or its folders run01 to run20"
-)
-
-
-def load_lake(data_dir: str | Path, image_size: int | None = None) -> dict[str, ImageSet]:
-    """Read the background alphabets to learn from, and Lake's 20 runs of 20-way one-shot tests (Lake et al., 2015).
-
-    Every sixth alphabet is for validation. The test's classes are `run01/class01` and so on, of two drawings each: the
-    one that is shown, then the one that is asked for. Characters for training are turned as in :func:`load_omniglot`.
-
-    Raises InputError: no drawings or runs there, a run without 20 classes, or a list that names no file of the run.
-    """
-    size, characters = image_size or 28, find_characters(data_dir, PARTS[:1])
-    alphabets = sorted({name.partition("/")[0] for name in characters})
-    held = set(alphabets[5::6])
-    parts = {"train": range(4), "validation": range(1)}
-    made = {}
-    for part, turns in parts.items():
-        names = [name for name in characters if (name.partition("/")[0] in held) == (part == "validation")]
-        drawings, files = decode([path for name in names for path in characters[name]], part, size, 1, None)
-        ink = 255 - drawings
-        images = torch.cat([turned(ink, torch.full((len(ink),), quarter)) for quarter in turns])
-        classes = [f"{name}/rot{90 * quarter:03}" for quarter in turns for name in names]
-        labels = torch.arange(len(classes)).repeat_interleave(DRAWINGS)
-        made[part] = ImageSet(images, labels, classes, "omniglot-lake", part, files, LIGHT_ON_DARK)
-    pairs = [pair for run in _runs(user_path(data_dir)) for pair in _pairs(run)]
-    drawings, files = decode([path for pair in pairs for path in pair], "runs", size, 1, None)
-    classes = [f"{shown.parent.parent.name}/{Path(shown.name).stem}" for shown, _ in pairs]
-    labels = torch.arange(len(classes)).repeat_interleave(2)
-    made["test"] = ImageSet(255 - drawings, labels, classes, "omniglot-lake", "test", files, LIGHT_ON_DARK)
-    return made
-
-
-def _runs(root: Path) -> list[Any]:
-    """The folders run01 to run20, on the disk or in the archive."""
-    for place in (root, root / "one-shot-classification", root / "all_runs", root.parent):
-        archive = place / "all_runs.zip"
-        base: Any = zipfile.Path(archive) if archive.is_file() else place
-        runs = [base / f"run{number:02}" for number in range(1, 21)]
-        if all(run.is_dir() for run in runs):
-            return runs
-    raise InputError(f"no all_runs.zip and no folders run01 to run20 in {root}; expected {LAKE_LAYOUT}")
-
-
-def _pairs(run: Any) -> list[tuple[Any, Any]]:
-    """The drawing that is shown and the one that is asked for, class after class."""
-    lines = (run / "class_labels.txt").read_text(encoding="utf-8").split("\n")
-    pairs = []
-    for number, line in enumerate(lines, start=1):
-        files = [run.parent.joinpath(*name.split("/")) for name in line.split()]
-        if files and (len(files) != 2 or not all(file.is_file() for file in files)):
-            raise InputError(f"{run / 'class_labels.txt'}, line {number}: {line!r} does not name two files of the run")
-        pairs += [(files[1], files[0])] if files else []
-    if len({shown.name for shown, _ in pairs}) != 20:
-        raise InputError(f"{run / 'class_labels.txt'} should name 20 classes, it names {len(pairs)}")
-    return sorted(pairs, key=lambda pair: str(pair[0].name))
+    raise InputError(f"no {' and '.join(PARTS)} in {root}; expected {LAYOUT}")

@@ -345,12 +345,10 @@ _LOADED: dict[str, tuple[str, str, Callable[..., Any]]] = {  # what it gives, it
 }
 for _info in _SETS:
     register(_info)
-_LAKE = ("https://github.com/brendenlake/omniglot", "MIT; cite Lake et al. (2015)", omniglot.LAKE_LAYOUT)
-_READ_WHOLE: list[tuple[Callable[..., Any], Mapping[str, tuple[str, str, str]]]] = [
-    (lambda _, folder, size: omniglot.load_lake(folder, size), {"omniglot-lake": _LAKE}),
+_READ_WHOLE: tuple[tuple[Callable[..., Any], Mapping[str, tuple[str, str, str]]], ...] = (
     (cifar100.load_cifar100, cifar100.ABOUT),
     (class_lists.load_listed, class_lists.ABOUT),
-]
+)
 for _reader, _abouts in _READ_WHOLE:
     for _name, (_source, _terms, _layout) in _abouts.items():
         _parts = partial(_reader, _name)

@@ -15,7 +15,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import Encode, check_embeddings, embed
 from metapretrain.nests import evaluation_mode
-from metapretrain.protonet.heads import HEADS, head_scores
+from metapretrain.protonet.learner import HEADS, Classifier
 from metapretrain.protonet.prototypes import DISTANCES
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def evaluate_embeddings(
 
     Prototypical classification (Snell et al., 2017, equations 1 and 2) with the embedding `z` (N, D) of every row of
     the data set; `batch` episodes of any shapes in one go. A query whose class has no support counts as wrong. `head`
-    and `centre` (D,) are those of :func:`metapretrain.protonet.heads.head_scores`.
+    is one of :class:`metapretrain.protonet.learner.Classifier`'s, `centre` (D,) what `centred` takes off.
     Raises InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
 
     Example:
@@ -181,7 +181,8 @@ def evaluate_embeddings(
         100.00% +- 0.00% (100 episodes)
     """
     one_of("distance", distance, DISTANCES)
-    one_of("head", head, HEADS)
+    if one_of("head", head, HEADS) == "centred" and centre is None:
+        raise InputError("head centred needs a centre: the mean of features of other classes")
     check_embeddings(z)
     if batch < 1:
         raise InputError(f"batch must be 1 episode or more; got {batch}")
@@ -238,7 +239,10 @@ def _by_head(z: Tensor, plans: Sequence[EpisodePlan], head: str, centre: Tensor 
         rows = torch.tensor([list(plan) for plan in same])
         support_y, query_y = (torch.stack([getattr(plan, name) for plan in same]).to(z.device) for name in LABELS)
         parts = z[rows.to(z.device)].split([support_y.shape[1], query_y.shape[1]], 1)
-        scores = head_scores(head, parts[0], support_y, parts[1], ways, centre)
+        classifier = Classifier(torch.nn.Identity(), z.shape[1], 1, head=head, ways=ways).to(z.device)
+        if centre is not None:
+            classifier.find_centre(centre[None])
+        scores = classifier.logits((parts[0], support_y), (parts[1], query_y))
         found += (scores.argmax(2) == query_y).double().mean(1).tolist()
     return found
 

@@ -66,7 +66,7 @@ def image_encoder(name: str | Path, device: str | torch.device = "cpu") -> Pretr
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         told = " ".join(str(error).split())[:300]
         raise InputError(f"{name} is no image encoder that can be loaded: {told}; {ALLOWED}") from None
-    return found.to(check_device(str(device)))
+    return found.to(check_device(str(device)), memory_format=torch.channels_last)  # twice as fast on a CPU
 
 
 def _timm(name: str, file: Path | None) -> PretrainedModel:
@@ -134,4 +134,9 @@ def kept_features(model: Any, rows: Any) -> Tensor:
     shape = list(rows.shape) if isinstance(rows, Tensor) else None
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
     key = [tensor_sum(weights), sha256(data), repr(model), shape, str(about)]
-    return kept("features", key, lambda: {"z": model.encode(rows, progress=True).cpu()})["z"]
+    return kept("features", key, lambda: {"z": model.encode(rows, 64, progress=True).cpu()})["z"]
+
+
+def features_centre(model: Any, images: Tensor) -> Tensor:
+    """The mean feature (D,) of evenly spaced images, 4,800 of them or fewer."""
+    return kept_features(model, images[:: -(-len(images) // 4800)]).mean(0)

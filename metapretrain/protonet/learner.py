@@ -212,14 +212,15 @@ def logistic(z: Tensor, y: Tensor, ways: int, penalty: float = 1.0, steps: int =
         return w.mT
 
 
-CLASSIFIERS = ("centred", "logistic")
+HEADS = ("nearest", "normalised", "centred", "logistic")
 
 
 class Classifier(EmbeddingLearner):
     """An encoder that is trained to tell all training classes apart, and tells new ones apart by its features.
 
-    `head`: "centred" (SimpleShot: Wang et al., 2019; by the mean that :meth:`find_centre` has set) or "logistic" (Tian
-    et al., 2020), both on features of length 1. `features` is the encoder's D.
+    `head`: class means of features as they are ("nearest": Snell et al., 2017), of length 1 ("normalised"), or less the
+    mean that :meth:`find_centre` has set and of length 1 ("centred", SimpleShot: Wang et al., 2019), or logistic
+    regression on features of length 1 ("logistic": Tian et al., 2020). `features` is the encoder's D.
 
     >>> x, y = torch.tensor([[[1.0, 0.0], [0.0, 4.0]]]), torch.tensor([[0, 1]])  # one task
     >>> Classifier(nn.Identity(), 2, 5).logits((x, y), (x / 2, y)).argmax(2).tolist()
@@ -232,7 +233,7 @@ class Classifier(EmbeddingLearner):
         self, model: nn.Module, features: int, classes: int, *, head: str = "centred", ways: int | None = None
     ) -> None:
         super().__init__(model, ways)
-        self.head = one_of("head", head, CLASSIFIERS)
+        self.head = one_of("head", head, HEADS)
         self.classifier = nn.Linear(features, classes)
         self.register_buffer("centre", torch.zeros(features))
 
@@ -249,15 +250,19 @@ class Classifier(EmbeddingLearner):
 
     def fit(self, z: Tensor, y: Tensor) -> Tensor:
         """Class means (T, W, D), or weights of logistic regression (T, W, D + 1)."""
-        if self.head == "centred":
-            return _centres(F.normalize(z - self.centre, dim=-1), y, self.ways)
-        return logistic(F.normalize(z, dim=-1), y, int(y.max()) + 1 if self.ways is None else self.ways)
+        z = self._shown(z)
+        if self.head == "logistic":
+            return logistic(z, y, int(y.max()) + 1 if self.ways is None else self.ways)
+        return _centres(z, y, self.ways)
 
     def apply_fitted(self, z: Tensor, fitted: Tensor) -> Tensor:
         """Logits (T, Q, W) of embeddings (T, Q, D)."""
-        if self.head == "centred":
-            return -torch.cdist(F.normalize(z - self.centre, dim=-1), fitted).square()
-        return _with_ones(F.normalize(z, dim=-1)) @ fitted.mT
+        z = self._shown(z)
+        return _with_ones(z) @ fitted.mT if self.head == "logistic" else -torch.cdist(z, fitted).square()
+
+    def _shown(self, z: Tensor) -> Tensor:
+        z = z - self.centre if self.head == "centred" else z
+        return z if self.head == "nearest" else F.normalize(z, dim=-1)
 
 
 def _with_ones(z: Tensor) -> Tensor:

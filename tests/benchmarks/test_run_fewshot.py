@@ -141,7 +141,7 @@ def test_all_settings_are_checked_before_the_first_is_trained(refuse: Callable[.
 def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., int], tmp_path: Path) -> None:
     assert "expected ways and shots such as 5w1s,20w5s, or all; given '5x1'" in refuse("--settings", "5x1")
     assert "did you mean 'maml'" in refuse("--methods", "mamml")
-    assert "method encoder needs the run to score" in refuse("--methods", "encoder")
+    assert "method encoder needs one to score" in refuse("--methods", "encoder")
     assert "is not a run folder" in refuse("--encoder", tmp_path / "none")
     assert "did you mean 'inner_lr'" in refuse("--set", "iner_lr=1")
     assert "inner_lr is -1.0; give a number above 0" in refuse("--methods", "maml", "--set", "inner_lr=-1")

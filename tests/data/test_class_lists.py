@@ -58,13 +58,17 @@ def test_another_number_of_images_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_part_or_folder_is_told(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no such folder|there is no .*train|no folder"):
+    with pytest.raises(InputError, match=r"no train.* in .*nothing; expected "):
         load_few_shot(name, tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("none.jpg,a", "line 8: there is no image"), ("a0.jpg", "line 8: 'a0.jpg' is not an image"), ("", "")],
+    [
+        ("none.jpg,a", "line 8: there is no image"),
+        ("a0.jpg", ".*line 8: 1 field for 2 columns separated by commas"),
+        ("", ""),
+    ],
 )
 def test_rows_of_mini_imagenet_are_told_by_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, told: str
@@ -76,14 +80,14 @@ def test_rows_of_mini_imagenet_are_told_by_line(
     if not told:  # empty lines at the end are none
         assert len(load_few_shot("mini-imagenet", root, 8).train) == 6
         return
-    with pytest.raises(InputError, match=rf"train.csv, {told}"):
+    with pytest.raises(InputError, match=rf"train.csv[,:] {told}"):
         load_few_shot("mini-imagenet", root)
 
 
 def test_the_heading_and_the_class_folders_are_checked(tmp_path: Path) -> None:
     root = write(tmp_path / "a", "mini-imagenet")
     (root / "val.csv").write_text("a0.jpg,a\n")
-    with pytest.raises(InputError, match=r"val.csv, line 1: 'a0.jpg,a' is not filename,label"):
+    with pytest.raises(InputError, match=r"val.csv.*filename"):
         load_few_shot("mini-imagenet", root)
     root = write(tmp_path / "b", "cub")
     (root / "test.txt").write_text("f\nnone\n")

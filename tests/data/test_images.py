@@ -132,7 +132,7 @@ def test_digits_are_scikit_learns_split_without_overlap() -> None:
 
 
 def test_every_row_of_the_registry_says_what_it_is_and_is_read_by_name() -> None:
-    images = ["stl10", "digits", "omniglot", "image-folder", "made", "omniglot-lake", "cifar-fs", "fc100"]
+    images = ["stl10", "digits", "omniglot", "image-folder", "made", "cifar-fs", "fc100"]
     assert names_giving("images", "few-shot") == [*images, "mini-imagenet", "tiered-imagenet", "cub"]
     for name, info in DATASETS.items():
         assert info.name == name and info.terms and info.source and info.layout

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from metapretrain import R2D2
 from metapretrain.errors import InputError
-from metapretrain.protonet.learner import CLASSIFIERS, Classifier, logistic, ridge
+from metapretrain.protonet.learner import HEADS, Classifier, logistic, ridge
+from tests.protonet.test_heads import head_scores
 from tests.maml.nets import TASKS, WAYS
 from tests.maml.test_learners import Y, encoder, rows
 
@@ -108,22 +109,16 @@ def test_embeddings_in_half_precision_are_solved_in_full() -> None:
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("head", CLASSIFIERS)
-def test_a_classifier_compares_centred_features_of_length_one(head: str) -> None:
+@pytest.mark.parametrize("head", HEADS)
+def test_a_classifier_has_the_heads_of_frozen_encoders(head: str) -> None:
     torch.manual_seed(0)
     net = Classifier(nn.Linear(6, 4).double(), 4, 7, head=head).double()
     net.find_centre(drawn(50, 4, seed=2) + 1)
     support, query = (rows(6), Y), (rows(6, seed=1), Y)
     logits = net.logits(support, query)
     for t in range(TASKS):
-        shift = net.centre if head == "centred" else 0
-        z, q = (F.normalize(net.module(x[t]) - shift, dim=1) for x in (support[0], query[0]))
-        if head == "centred":
-            centres = torch.stack([z[Y[t] == way].mean(0) for way in range(WAYS)])
-            expected = -(q[:, None] - centres).square().sum(2)
-        else:
-            expected = F.pad(q, (0, 1), value=1.0) @ logistic(z, Y[t], WAYS).mT
-        torch.testing.assert_close(logits[t], expected.detach())
+        z, q = (net.module(x[t])[None].detach() for x in (support[0], query[0]))
+        torch.testing.assert_close(logits[t], head_scores(head, z, Y[t][None], q, WAYS, net.centre)[0])
     other = net.over_features(WAYS)
     embedded = [net.module(x.flatten(0, 1)).view(TASKS, -1, 4).detach() for x in (support[0], query[0])]
     torch.testing.assert_close(other.logits((embedded[0], Y), (embedded[1], Y)), logits)

@@ -1,5 +1,6 @@
 """Few-shot learning on the disk: one run folder a method and seed, resumable, tested once."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,9 +10,9 @@ import torch
 
 from metapretrain.data.few_shot import FewShotData, check_disjoint
 from metapretrain.data.images import ImageSet
-from metapretrain.episodes import EpisodeSampler
+from metapretrain.episodes import EpisodePlan, EpisodeSampler
 from metapretrain.errors import InputError
-from metapretrain.evaluation.episodes import EpisodeResult, few_shot_accuracy
+from metapretrain.evaluation.episodes import EpisodeResult, evaluate_embeddings
 from metapretrain.experiments.base import Experiment, Outcome, check_seeds
 from metapretrain.experiments.fewshot.learning import (
     FROZEN_SEED,
@@ -30,8 +31,10 @@ from metapretrain.experiments.fewshot.learning import (
     settings_of,
 )
 from metapretrain.experiments.images.data import describe
+from metapretrain.experiments.saved import load_encoder
 from metapretrain.files import load_tensors, one_line_errors, write_whole
-from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, is_transductive, load
+from metapretrain.models.pretrained import features_centre, kept_features
+from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, is_transductive
 from metapretrain.training import TrainReport, train
 
 FewShotRow = FewShotMethod | SavedEncoder
@@ -47,7 +50,12 @@ class TrainedLearner:
 
 @dataclass(frozen=True)
 class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, TrainedLearner, EpisodeResult]):
-    """A few-shot experiment: see :class:`metapretrain.experiments.base.Experiment`."""
+    """A few-shot experiment: see :class:`metapretrain.experiments.base.Experiment`.
+
+    `plans`: the test episodes; None: those that the recipe draws.
+    """
+
+    plans: Sequence[EpisodePlan] | None = None
 
     @property
     def files(self) -> dict[str, Any]:
@@ -96,7 +104,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
                 )
 
     def context(self, name: str, method: FewShotRow, seed: int, shared: bool = False) -> FewShotContext:
-        """The context of one row; that of a saved encoder is named after its run."""
+        """The context of one row; that of an encoder is named after it."""
         return super().context(_name(name, method), method, seed, shared)
 
     def check_row(self, name: str, method: FewShotRow) -> None:
@@ -153,13 +161,15 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         return config
 
     def score(self, context: FewShotContext, trained: TrainedLearner) -> EpisodeResult:
-        test, recipe = self.data.test, self.recipe
-        episodes, groups = (test, recipe.tested, recipe.test_episodes), recipe.groups(test)
+        test, recipe, head = self.data.test, self.recipe, getattr(context.method, "head", None)
+        spec, episodes, groups = recipe.tested, recipe.test_episodes, recipe.groups(test)
         if isinstance(context.method, SavedEncoder):
-            encode = self._encoder(context.method).encode
-            return few_shot_accuracy(encode, *episodes, FROZEN_SEED["test"], groups=groups)
+            model = self._encoder(context.method)
+            centre = features_centre(model, self.data.train.images) if head == "centred" else None
+            drawn = EpisodeSampler(test.labels, spec, episodes, seed=FROZEN_SEED["test"], groups=groups)
+            return evaluate_embeddings(kept_features(model, test.images), self.plans or drawn, head=head, centre=centre)
         assert trained.step is not None
-        return score_episodes(trained.step.learner, *episodes, groups=groups)
+        return score_episodes(trained.step.learner, test, spec, episodes, groups=groups, plans=self.plans)
 
     def outcome(self, context: FewShotContext, trained: TrainedLearner, scores: EpisodeResult) -> Outcome:
         metrics = {"test_accuracy": scores.mean, "test_ci95": scores.ci95, "test_sd": scores.sd}
@@ -193,12 +203,12 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
             write_whole(file, save(tensors))
 
     def _encoder(self, method: SavedEncoder) -> SavedModel | SavedLearner:
-        """The encoder of a finished run, which knows no class of the test and encodes images one by one."""
-        model = load(method.run, self.machine.device)
+        """An encoder that has learned from no class of the test, as far as it says, and encodes images one by one."""
+        model: SavedModel | SavedLearner = load_encoder(method.name, self.machine.device)
         if isinstance(model, SavedLearner) and is_transductive(model.learner):
             raise InputError(
-                f"{method.run}: its encoder works inside an episode only, by batch statistics; name a run of protonet, "
-                "or of another benchmark"
+                f"{method.name}: its encoder works inside an episode only, by batch statistics; name a run of "
+                "protonet, or of another benchmark"
             )
         seen = ImageSet(torch.empty(0, 1, 1, 1, dtype=torch.uint8), torch.empty(0).long(), model.classes)
         check_disjoint({"the encoder's training": seen, "test": self.data.test})
@@ -228,7 +238,5 @@ def _name(name: str, method: FewShotRow) -> str:
     """The method's name in the table: that of an encoder says which run it is from."""
     if not isinstance(method, SavedEncoder):
         return name
-    run = method.run.resolve()
-    if not (run / "config.json").is_file():
-        raise InputError(f"{method.run} is not a run folder: it has no config.json; name one below runs/")
-    return f"{name}-{run.name}"
+    run = Path(method.name)
+    return f"{name}-{run.resolve().name if run.exists() else re.sub('[^A-Za-z0-9._]+', '-', method.name)}"

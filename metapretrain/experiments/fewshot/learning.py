@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from metapretrain.graphs import own_gradients
 from metapretrain.maml import MAML, POLICIES, CompiledMeta, Reptile, fading_weights
 from metapretrain.models.encoders import build_backbone
 from metapretrain.models.saved import LEARNERS, adapts, make_learner
-from metapretrain.protonet.learner import CLASSIFIERS, Classifier, EmbeddingLearner, ProtoNet
+from metapretrain.protonet.learner import HEADS, Classifier, EmbeddingLearner, ProtoNet
 from metapretrain.training import TrainSettings
 from metapretrain.training.engine import with_gradients
 
@@ -121,7 +120,7 @@ class FewShotMethod:
         adapt_norms: whether the inner loop moves scales and shifts of normalisation too; `anil` moves the head alone.
         pretrained: start from the encoder of the recipe's supervised training.
         temperature: of the logits of `protonet`.
-        head: what classifies by the features of `supervised`: `centred` or `logistic`; None: the training alone.
+        head: of :data:`metapretrain.protonet.learner.HEADS`, over the features of `supervised`; None: the training alone.
         drop: share of units that a ResNet-12 drops, see :func:`metapretrain.models.encoders.resnet12`.
         rotate, shift: of training images at random, at most, in degrees and as a share of their size; crop: the least
             share of their area that is shown; pad, flip; jitter: of brightness, contrast and saturation (all as for
@@ -166,7 +165,7 @@ class FewShotMethod:
         one_of("learner", self.learner, LEARNERS)
         one_of("batchnorm", self.batchnorm, POLICIES)
         if self.head is not None:
-            one_of("head", self.head, CLASSIFIERS)
+            one_of("head", self.head, HEADS)
         number("inner_lr", self.inner_lr, above=0)
         number("fade", self.fade, least=0, most=1)
         number("temperature", self.temperature, above=0)
@@ -228,9 +227,13 @@ class FewShotMethod:
 
 @dataclass(frozen=True)
 class SavedEncoder:
-    """The row of an encoder that another benchmark has trained: its features, nearest support prototype."""
+    """The row of a frozen encoder, by the name of :func:`metapretrain.experiments.saved.load_encoder`, and a head."""
 
-    run: Path
+    name: str
+    head: str = "nearest"
+
+    def __post_init__(self) -> None:
+        one_of("head", self.head, HEADS)
 
 
 @dataclass(frozen=True)
@@ -372,9 +375,16 @@ FEATURES = 100  # episodes whose classifiers are fitted at a time
 
 
 def score_episodes(
-    learner: Any, images: ImageSet, spec: EpisodeSpec, episodes: int, *, groups: Any = None, batch: int = 16
+    learner: Any,
+    images: ImageSet,
+    spec: EpisodeSpec,
+    episodes: int,
+    *,
+    groups: Any = None,
+    batch: int = 16,
+    plans: Any = None,
 ) -> EpisodeResult:
-    """Accuracy over a part's frozen episodes (`images.split` chooses them), in evaluation mode.
+    """Accuracy over a part's frozen episodes (`images.split` chooses them) or `plans`, in evaluation mode.
 
     A learner over embeddings embeds every image once (a ProtoNet unless the episodes hold fewer images than that).
     """
@@ -385,13 +395,13 @@ def score_episodes(
         evaluated, x = learner.over_features(spec.ranges[0][1]), embed(learner.module, images.images, device=device)
         batch = FEATURES
     elif isinstance(learner, ProtoNet):
-        if episodes * spec.longest > len(images):
+        if plans is None and episodes * spec.longest > len(images):
             how: dict[str, Any] = {"distance": learner.distance, "device": device, "groups": groups}
             return few_shot_accuracy(learner.module, images, spec, episodes, seed, **how)
         evaluated = learner.clone()
         evaluated.ways = spec.ranges[0][1]  # trained with more ways than it is tested with
-    sampler = EpisodeSampler(images.labels, spec, episodes, seed=seed, groups=groups)
-    return evaluate_episodes(evaluated, x, sampler, device=device, batch=batch)
+    plans = plans or EpisodeSampler(images.labels, spec, episodes, seed=seed, groups=groups)
+    return evaluate_episodes(evaluated, x, plans, device=device, batch=batch)
 
 
 def settings_of(method: FewShotMethod, seed: int, machine: Machine) -> TrainSettings:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from score_lake import load_lake
 
-from metapretrain.data.registry import load_few_shot
 from metapretrain.errors import InputError
 
 
@@ -52,11 +52,11 @@ class Pixels:
 
 
 def test_each_item_stands_behind_the_drawing_of_its_class(folder: Path) -> None:
-    data = load_few_shot("omniglot-lake", folder)
-    assert data.counts | {"train_images": 400} == data.counts  # 5 characters in 4 turns, of 20 drawings
-    assert data.validation.classes == ["A5/character01/rot000"]
-    assert data.test.classes[:21:20] == ["run01/class01", "run02/class01"] and len(data.test) == 800
-    shown, asked = data.test.images[0::2].flatten(1).float(), data.test.images[1::2].flatten(1).float()
+    data = load_lake(folder)
+    assert len(data["train"]) == 400  # 5 characters in 4 turns, of 20 drawings
+    assert data["validation"].classes == ["A5/character01/rot000"]
+    assert data["test"].classes[:21:20] == ["run01/class01", "run02/class01"] and len(data["test"]) == 800
+    shown, asked = data["test"].images[0::2].flatten(1).float(), data["test"].images[1::2].flatten(1).float()
     assert bool((torch.cdist(asked, shown).argmin(1) == torch.arange(400)).all())
 
 
@@ -65,22 +65,22 @@ def test_the_archive_gives_what_its_folders_give(folder: Path, tmp_path: Path) -
     with zipfile.ZipFile(tmp_path / "all_runs.zip", "w") as archive:
         for file in sorted(folder.glob("run*/**/*")):
             archive.write(file, file.relative_to(folder).as_posix())
-    one, other = (load_few_shot("omniglot-lake", place).test for place in (folder, tmp_path))
+    one, other = (load_lake(place)["test"] for place in (folder, tmp_path))
     assert torch.equal(one.images, other.images) and one.classes == other.classes
 
 
 def test_wrong_lists_are_told_by_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "omniglot-py").symlink_to(folder / "omniglot-py")
     with pytest.raises(InputError, match=r"no all_runs.zip and no folders run01 to run20"):
-        load_few_shot("omniglot-lake", tmp_path)
+        load_lake(tmp_path)
     labels = folder / "run07" / "class_labels.txt"
     good = labels.read_text()
     try:
         labels.write_text(good.replace("item03", "item33"))
         with pytest.raises(InputError, match=r"class_labels.txt, line 3: .*item33.* does not name two files"):
-            load_few_shot("omniglot-lake", folder)
+            load_lake(folder)
         labels.write_text("\n".join(good.split("\n")[1:]))
         with pytest.raises(InputError, match=r"class_labels.txt should name 20 classes, it names 19"):
-            load_few_shot("omniglot-lake", folder)
+            load_lake(folder)
     finally:
         labels.write_text(good)
