@@ -184,7 +184,7 @@ def ways_shots(text: str) -> list[str]:
     given = list(SETTINGS) if text == "all" else [part for part in text.split(",") if part]
     wrong = [part for part in given if re.fullmatch(rf"[1-9]\d*w[1-9]\d*s|{LAKE}", part) is None]
     if wrong or not given:
-        raise InputError(f"expected ways and shots such as 5w1s,20w5s, or all, or lake; given {(wrong or [text])[0]!r}")
+        raise InputError(f"expected ways and shots such as 5w1s,20w5s, all or lake; given {(wrong or [text])[0]!r}")
     return list(dict.fromkeys(given))
 
 

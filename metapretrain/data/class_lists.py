@@ -1,7 +1,5 @@
 """Few-shot sets whose parts are lists or folders of classes: mini-ImageNet, tieredImageNet and CUB."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

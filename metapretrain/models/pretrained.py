@@ -1,7 +1,5 @@
 """Pretrained image encoders of timm, torchvision, transformers or your own, and features that are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from score_lake import load_lake
 
+from score_lake import lake_errors, load_lake
+
+from benchmarks.run_fewshot import main
+from metapretrain import load
 from metapretrain.errors import InputError
 
 
@@ -18,17 +22,18 @@ def drawing(path: Path, seed: int, noise: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).random((15, 15)) > 0.3
     pixels ^= np.random.default_rng(1000 * seed + noise).random((15, 15)) > 0.97
+    pixels[[0, -1]] = pixels[:, [0, -1]] = True  # paper
     Image.fromarray(pixels.repeat(7, 0).repeat(7, 1)).save(path)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six alphabets of one character, and 20 runs whose test items are in another order than the classes."""
+    """Five alphabets of one character, one of 20, and 20 runs whose test items are in another order than the classes."""
     root = tmp_path_factory.mktemp("lake")
-    for alphabet in range(6):
+    for alphabet, character in [*((a, 1) for a in range(5)), *((5, c) for c in range(1, 21))]:
         for number in range(20):
-            place = root / "omniglot-py" / "images_background" / f"A{alphabet}" / "character01"
-            drawing(place / f"{number:02}.png", alphabet, number)
+            place = root / "omniglot-py" / "images_background" / f"A{alphabet}" / f"character{character:02}"
+            drawing(place / f"{number:02}.png", alphabet + 10 * character, number)
     for run in range(1, 21):
         lines, order = [], np.random.default_rng(run).permutation(20) + 1
         for item, label in enumerate(order, start=1):
@@ -54,10 +59,22 @@ class Pixels:
 def test_each_item_stands_behind_the_drawing_of_its_class(folder: Path) -> None:
     data = load_lake(folder)
     assert len(data["train"]) == 400  # 5 characters in 4 turns, of 20 drawings
-    assert data["validation"].classes == ["A5/character01/rot000"]
+    assert data["validation"].classes == [f"A5/character{c:02}/rot000" for c in range(1, 21)]
     assert data["test"].classes[:21:20] == ["run01/class01", "run02/class01"] and len(data["test"]) == 800
     shown, asked = data["test"].images[0::2].flatten(1).float(), data["test"].images[1::2].flatten(1).float()
     assert bool((torch.cdist(asked, shown).argmin(1) == torch.arange(400)).all())
+
+
+def test_rows_are_tested_once_on_the_20_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device", "cpu", "--smoke", "--no-figures", "--settings", "lake", "--methods", "protonet", "--out"]
+    assert main([*words, str(tmp_path), "--data-dir", str(folder)]) == 0
+    (result,) = tmp_path.glob("fewshot/omniglot-lake-lake-conv4-smoke/protonet-s0/result.json")
+    found = json.loads(result.read_text())
+    model, test = load(result.parent), load_lake(folder)["test"]
+    right = 1 - sum(lake_errors(model, test)) / 20
+    assert found["counts"]["test_episodes"] == 20 and found["metrics"]["test_accuracy"] == pytest.approx(right)
+    assert main([*words, str(tmp_path / "other"), "--dataset", "made"]) != 0
+    assert "--settings lake stands alone and needs Omniglot" in capsys.readouterr().err
 
 
 def test_the_archive_gives_what_its_folders_give(folder: Path, tmp_path: Path) -> None:

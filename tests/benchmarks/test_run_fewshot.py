@@ -139,7 +139,7 @@ def test_all_settings_are_checked_before_the_first_is_trained(refuse: Callable[.
 
 
 def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., int], tmp_path: Path) -> None:
-    assert "expected ways and shots such as 5w1s,20w5s, or all; given '5x1'" in refuse("--settings", "5x1")
+    assert "expected ways and shots such as 5w1s,20w5s, all or lake; given '5x1'" in refuse("--settings", "5x1")
     assert "did you mean 'maml'" in refuse("--methods", "mamml")
     assert "method encoder needs one to score" in refuse("--methods", "encoder")
     assert "is not a run folder" in refuse("--encoder", tmp_path / "none")
@@ -246,3 +246,35 @@ def test_training_with_the_validation_classes_chooses_nothing_by_them(run: Calla
     found = result(tmp_path / "fewshot" / "made-trainval-5w1s-conv4-smoke" / "protonet-s0")
     assert found["counts"]["train_classes"] == 25 + 20 and found["counts"]["validation_classes"] == 20
     assert "validation_accuracy" not in found["metrics"] and found["budget"]["best_step"] == 4
+
+
+def test_heads_are_chosen_for_encoders_and_supervised_rows_alike(
+    run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    heads = ("nearest", "normalised", "centred", "logistic")
+    assert run("--methods", "supervised-logistic", "--head", *heads) == 0
+    rows = {"centred": "supervised-centroid"}
+    source = tmp_path / ROOT / "supervised-nearest-s0"
+    assert run("--encoder", source, "--head", *heads) == 0
+    for head in heads:  # an encoder that is frozen from the start is that of the row
+        one = result(tmp_path / ROOT / f"{rows.get(head, f'supervised-{head}')}-s0")["metrics"]
+        name = "encoder" + f"-{head}" * (head != "nearest")
+        other = result(tmp_path / ROOT / f"{name}-{source.name}-s0")["metrics"]
+        assert other["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=1e-6)
+    assert "unknown head 'svm'" in refuse("--encoder", source, "--head", "svm")
+
+
+def test_a_pretrained_encoder_is_a_row(
+    run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import ViTConfig, ViTImageProcessor, ViTModel
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=16)
+    ViTModel(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
+    assert run("--encoder", tmp_path / "vit", "--head", "logistic") == 0
+    found = result(tmp_path / ROOT / "encoder-logistic-vit-s0")
+    assert 0.1 < found["metrics"]["test_accuracy"] <= 1 and not found["transductive"]
+    assert "torchvision:none is no image encoder" in refuse("--encoder", "torchvision:none")
