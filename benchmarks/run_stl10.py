@@ -29,7 +29,7 @@ from metapretrain.experiments.images.objectives import own_objectives
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import SCHEDULED, ImageMethod
 from metapretrain.experiments.recipe import Proto, override
-from metapretrain.options import Parser, option_type, pixels
+from metapretrain.options import Parser, option_type, pixels, positive_int
 
 # A row: what trains the encoder, then the head and whether the encoder is frozen under it. Rows with the same
 # pretraining share it. The poster does not say how SimCLR was fine-tuned: both ways are run.
@@ -124,6 +124,12 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         help="train SimCLR on the images below DIR, or on the unlabelled part of stl10",
     )
     add("--download", action="store_true", help="download STL-10 into --data-dir first (2.5 GB)")
+    add(
+        "--labels-per-class",
+        type=positive_int,
+        metavar="N",
+        help="train on N images of each class, for as many updates as on all of them",
+    )
     add("--train-on-all", action="store_true", help="train on the validation images too")
     add("--local-batchnorm", action="store_true", help="several processes: BatchNorm of each one's rows, not of all")
     add("--corrupt", action="store_true", help="also calibration, and accuracy of (1,000) corrupted test images")
@@ -163,6 +169,21 @@ def data_of(options: Namespace, recipe: ImageRecipe) -> ImageData:
     return ImageData.of(train, test, 0 if options.train_on_all else recipe.validation, more)
 
 
+def with_few_labels(data: ImageData, recipe: ImageRecipe, count: int) -> tuple[ImageData, ImageRecipe]:
+    """The first `count` training images of each class, and the recipe with as many more epochs: updates stay equal.
+
+    InputError: a class has not so many training images.
+    """
+    labels = data.train.labels
+    ranks = torch.stack([(labels == c).cumsum(0) for c in range(len(data.train.classes))])
+    least = int(ranks[:, -1].min())
+    if count > least:
+        raise InputError(f"--labels-per-class {count}: a class has {least} training images; give {least} or fewer")
+    kept = (ranks[labels, torch.arange(len(labels))] <= count).nonzero().flatten()
+    epochs = max(1, round(recipe.epochs * len(labels) / len(kept)))
+    return replace(data, train=data.train.subset(kept)), replace(recipe, epochs=epochs)
+
+
 def unlabelled_of(options: Namespace, train: ImageSet) -> ImageSet:
     """The images of `--unlabelled`, of the size and the channels of the training images."""
     size = options.image_size or train.image_size
@@ -184,12 +205,15 @@ def recipe_of(options: Namespace) -> ImageRecipe:
 
 def tables_of(options: Namespace) -> list[Table]:
     """Read the images; the table has all rows, those of own objectives too."""
-    recipe, machine = recipe_of(options), machine_of(options)
+    recipe, machine, few = recipe_of(options), machine_of(options), options.labels_per_class
+    data = data_of(options, recipe)
+    if few is not None:
+        data, recipe = with_few_labels(data, recipe, few)
     experiment = ImageExperiment(
         "stl10",
         recipe=recipe,
-        data=data_of(options, recipe),
-        dataset=options.dataset + "-unlabelled" * (options.unlabelled is not None),
+        data=data,
+        dataset=options.dataset + "-unlabelled" * (options.unlabelled is not None) + (f"-{few}-labels" if few else ""),
         machine=machine,
         map_points=200 if options.smoke else 1000,
         layout=LAYOUT,

@@ -88,11 +88,12 @@ def _pairs(run: Any) -> list[tuple[Any, Any]]:
 
 def lake_plans() -> list[EpisodePlan]:
     """The 20 runs as episodes of the test part: the drawings that are shown, then those that are asked for."""
-    y, plans = range(20), []
-    for run in y:
-        rows = [40 * run + 2 * c + asked for asked in (0, 1) for c in y]
-        plans.append(EpisodePlan.of(rows, index=run, support_y=y, query_y=y, classes=[20 * run + c for c in y]))
-    return plans
+    y = range(20)
+    rows = [[40 * run + 2 * c + asked for asked in (0, 1) for c in y] for run in y]
+    return [
+        EpisodePlan.of(rows[run], index=run, support_y=y, query_y=y, classes=range(20 * run, 20 * run + 20))
+        for run in y
+    ]
 
 
 # Lake, Salakhutdinov and Tenenbaum (2019), The Omniglot challenge: a 3-year progress report, table 1.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from metapretrain.protonet.heads import HEADS
 from metapretrain.report.results import collect
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +94,22 @@ def test_result_tables_are_those_of_the_result_files() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert builder.rebuilt(page) == page
     assert builder.rebuilt(page.replace("449,920", "449,921")) == page
+
+
+def test_the_table_of_pretrained_encoders_is_that_of_its_result_file() -> None:
+    found = json.loads((ROOT / "docs" / "results" / "pretrained.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "fewshot.md").read_text(encoding="utf-8")
+    assert len(found["rows"]) == 4
+    for row in found["rows"]:
+        cells = [
+            " | ".join(
+                f"{row['accuracy'][shots][head][0]:.2f} ± {row['accuracy'][shots][head][1]:.2f}" for head in HEADS
+            )
+            for shots in ("1", "5")
+        ]
+        assert (
+            f"| {row['encoder']}, {row['set']} | {row['classes']} | 1 | {cells[0]} |\n|  |  | 5 | {cells[1]} |" in page
+        )
 
 
 BLOCK = "<!-- speed-cpu -->\nold\n<!-- /speed-cpu -->\n"

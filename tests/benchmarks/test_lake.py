@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from score_lake import lake_errors, load_lake
 
 from benchmarks.run_fewshot import main

@@ -17,7 +17,9 @@ from report_stl10 import POSTER
 
 from benchmarks import run_stl10, tune_stl10
 from benchmarks.run_stl10 import METHODS, RECIPES, main
+from metapretrain.data.registry import load_images
 from metapretrain.errors import InputError
+from metapretrain.experiments.images.data import ImageData
 from metapretrain.report.results import collect
 
 TINY = ["--device", "cpu", "--image-size", "12", "--no-figures"]
@@ -317,3 +319,29 @@ def test_a_damaged_trial_is_one_line(tmp_path: Path, text: str) -> None:
     (run / "result.json").write_text(text)
     with pytest.raises(InputError, match=r"result\.json is no result of a trial"):
         tune_stl10.table(tmp_path)
+
+
+def test_few_labels_a_class_are_seen_for_as_many_updates(
+    refuse: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dataset", "digits", "--device", "cpu", "--no-figures", "--smoke", "--set", "batch_size=32", "--out"]
+    words += [str(tmp_path), "--methods", "supervised-resnet18,prl-query-frozen-linear,simclr"]
+    assert main(words) == main([*words, "--labels-per-class", "12"]) == 0
+    whole, few = tmp_path / "stl10/digits-paper-smoke", tmp_path / "stl10/digits-12-labels-paper-smoke"
+    for row in ("supervised-resnet18", "prl-query-frozen-linear", "simclr"):
+        one, other = (json.loads((place / f"{row}-s0/result.json").read_text()) for place in (whole, few))
+        assert other["counts"]["train"] == 120 and one["counts"]["test"] == other["counts"]["test"]
+        assert one["budget"]["updates"] == pytest.approx(other["budget"]["updates"], abs=2)
+    told = refuse("--dataset", "digits", "--smoke", "--labels-per-class", "500", "--out", tmp_path)
+    assert re.search(r"--labels-per-class 500: a class has \d+ training images; give", told)
+
+
+def test_the_images_of_few_labels_are_the_first_of_each_class() -> None:
+    train = load_images("digits", None, "train")
+    data = ImageData.of(train, load_images("digits", None, "test"), 100)
+    few, recipe = run_stl10.with_few_labels(data, RECIPES["strong"], 30)
+    assert few.train.labels.bincount().tolist() == [30] * 10 and recipe.epochs == round(200 * 1247 / 300)
+    for c in range(10):
+        first = data.train.images[data.train.labels == c][:30]
+        assert torch.equal(few.train.images[few.train.labels == c], first)
+    assert few.validation is data.validation and few.mean == data.mean
