@@ -236,7 +236,7 @@ def _table_options_told() -> Iterator[None]:
         raise InputError(f"{error.plain}; give {error.as_arguments('--table')}") from error
 
 
-HEADS = ("nearest", "normalised", "centred", "logistic")  # as in protonet.heads
+HEADS = ("nearest", "normalised", "centred", "logistic")  # as in protonet.learner
 REDUCERS = ("tsne", "umap")  # as in evaluation.figures
 DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
 

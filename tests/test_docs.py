@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from metapretrain.protonet.heads import HEADS
+from metapretrain.protonet.learner import HEADS
 from metapretrain.report.results import collect
 
 ROOT = Path(__file__).parent.parent

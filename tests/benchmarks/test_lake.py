@@ -27,7 +27,7 @@ def drawing(path: Path, seed: int, noise: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five alphabets of one character, one of 20, and 20 runs whose test items are in another order than the classes."""
+    """Five alphabets of one character, one of 20, and 20 runs whose items are in another order than the classes."""
     root = tmp_path_factory.mktemp("lake")
     for alphabet, character in [*((a, 1) for a in range(5)), *((5, c) for c in range(1, 21))]:
         for number in range(20):

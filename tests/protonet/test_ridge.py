@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from metapretrain import R2D2
 from metapretrain.errors import InputError
 from metapretrain.protonet.learner import HEADS, Classifier, logistic, ridge
-from tests.protonet.test_heads import head_scores
 from tests.maml.nets import TASKS, WAYS
 from tests.maml.test_learners import Y, encoder, rows
+from tests.protonet.test_heads import head_scores
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

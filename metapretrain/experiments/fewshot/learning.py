@@ -120,7 +120,7 @@ class FewShotMethod:
         adapt_norms: whether the inner loop moves scales and shifts of normalisation too; `anil` moves the head alone.
         pretrained: start from the encoder of the recipe's supervised training.
         temperature: of the logits of `protonet`.
-        head: of :data:`metapretrain.protonet.learner.HEADS`, over the features of `supervised`; None: the training alone.
+        head: one of :data:`metapretrain.protonet.learner.HEADS`, for `supervised`; None: the training alone.
         drop: share of units that a ResNet-12 drops, see :func:`metapretrain.models.encoders.resnet12`.
         rotate, shift: of training images at random, at most, in degrees and as a share of their size; crop: the least
             share of their area that is shown; pad, flip; jitter: of brightness, contrast and saturation (all as for
