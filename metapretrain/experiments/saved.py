@@ -300,8 +300,8 @@ def load_encoder(name: str | Path, device: str | torch.device = "cpu", *, texts:
     described = (read_json(folder / "config.json") or {}) if (folder / "config.json").is_file() else {}
     named = str(name).startswith(("timm:", "torchvision:")) or (not folder.exists() and str(name).count("/") == 1)
     if "config" in described or not (described or named or (texts and not folder.exists())):
-        if (found := content_of(folder)) == "texts" != texts or (texts and found != "texts"):
-            said = "is a run of texts: give --texts FILE" if found == "texts" else "is no run of texts: give images"
+        if (of_texts := content_of(folder) == "texts") != texts:
+            said = "is a run of texts: give --texts FILE" if of_texts else "is no run of texts: give images"
             raise InputError(f"{name} {said}")
         return load(folder, device)
     if texts:

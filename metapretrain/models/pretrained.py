@@ -64,7 +64,7 @@ def image_encoder(name: str | Path, device: str | torch.device = "cpu") -> Pretr
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         told = " ".join(str(error).split())[:300]
         raise InputError(f"{name} is no image encoder that can be loaded: {told}; {ALLOWED}") from None
-    return found.to(check_device(str(device)), memory_format=torch.channels_last)  # twice as fast on a CPU
+    return found.to(memory_format=torch.channels_last).to(check_device(str(device)))  # twice as fast on a CPU
 
 
 def _timm(name: str, file: Path | None) -> PretrainedModel:

@@ -161,10 +161,10 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         return config
 
     def score(self, context: FewShotContext, trained: TrainedLearner) -> EpisodeResult:
-        test, recipe, head = self.data.test, self.recipe, getattr(context.method, "head", None)
+        test, recipe = self.data.test, self.recipe
         spec, episodes, groups = recipe.tested, recipe.test_episodes, recipe.groups(test)
         if isinstance(context.method, SavedEncoder):
-            model = self._encoder(context.method)
+            model, head = self._encoder(context.method), context.method.head
             centre = features_centre(model, self.data.train.images) if head == "centred" else None
             drawn = EpisodeSampler(test.labels, spec, episodes, seed=FROZEN_SEED["test"], groups=groups)
             return evaluate_embeddings(kept_features(model, test.images), self.plans or drawn, head=head, centre=centre)
