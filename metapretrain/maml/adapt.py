@@ -575,31 +575,23 @@ def task_values(
     """`function(adapted params, query)` of each task, (T, ...); with `weights` (steps,) their sum over all steps."""
     if engine == "auto":
         engine = choose(inner, named, support, tasks, query, function).engine
-
-    def weighted(task: int | None) -> Tensor:
-        batch, data = (nest if task is None else task_of(nest, task) for nest in (support, query))
-        moments = _moments(inner, named, batch, tasks if task is None else None, engine, weights)
-        found = torch.stack([_values_after(inner, function, *moment, data, engine) for moment in moments])
-        return found[0] if weights is None else torch.tensordot(weights.to(found), found, 1)
-
+    run, stacked, each = engines.ENGINES[engine], engine in engines.STACKED, []
+    spans: list[dict[str, range]] = (
+        [{}] if weights is None else [{"steps": range(i, i + 1)} for i in range(inner.steps)]
+    )
     try:
-        return weighted(None) if engine in engines.STACKED else torch.stack([weighted(task) for task in range(tasks)])
+        for task in (None,) if stacked else range(tasks):
+            batch, data = (nest if task is None else task_of(nest, task) for nest in (support, query))
+            start, number, values = named, tasks if stacked else None, []
+            for done, span in enumerate(spans, 1):
+                fast, frozen = run(inner, start, batch, number, **span)
+                values.append(_values_after(inner, function, done if span else inner.steps, fast, frozen, data, engine))
+                start, number = {**frozen, **fast}, None  # stacked from the first step on
+            found = torch.stack(values)
+            each.append(found[0] if weights is None else torch.tensordot(weights.to(found), found, 1))
     except HiddenWeights:
         return task_values(replace(inner, graph=True), named, support, query, tasks, engine, function, weights)
-
-
-def _moments(
-    inner: Inner, named: Named, batch: Nest, tasks: int | None, engine: str, weights: Tensor | None
-) -> Iterator[tuple[int, Named, Named]]:
-    """The number of steps, the adapted parameters and the others: after all steps, or with `weights` after each."""
-    run = engines.ENGINES[engine]
-    if weights is None:
-        yield inner.steps, *run(inner, named, batch, tasks)
-        return
-    for step in range(inner.steps):
-        fast, frozen = run(inner, named, batch, tasks if step == 0 else None, steps=range(step, step + 1))
-        named = {**frozen, **fast}
-        yield step + 1, fast, frozen
+    return each[0] if stacked else torch.stack(each)
 
 
 def _values_after(

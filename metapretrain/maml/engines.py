@@ -151,7 +151,9 @@ def descend(
         for step in range(inner.steps) if steps is None else steps:
             with at_step(step):
                 loss = loss_of(inner, fast, frozen, batch)
-            fast = inner.update(step, fast, inner.gradients(step, loss, fast))
+            inner.check_loss(step, loss, fast)
+            found = torch.autograd.grad(loss, list(fast.values()), create_graph=inner.twice, allow_unused=True)
+            fast = inner.update(step, fast, inner.checked(found))
     return inner.finish(fast), frozen
 
 
@@ -252,8 +254,10 @@ def descend_by_learn2learn(inner: Inner, params: Named, batch: Nest, tasks: None
         fast = _weights(fast, holder)
         with at_step(step), differentiable_twice(inner.order):
             loss = inner.loss({**frozen, **fast}, batch)
+        inner.check_loss(step, loss, fast)
+        found = torch.autograd.grad(loss, list(fast.values()), create_graph=inner.twice, allow_unused=True)
         # Given through its attribute: its `updates` argument matches by order and ignores what is left over.
-        for (name, weight), g in zip(fast.items(), inner.gradients(step, loss, fast), strict=True):
+        for (name, weight), g in zip(fast.items(), inner.checked(found), strict=True):
             weight.update = None if g is None else -inner.rates.at(step, name) * g  # type: ignore[attr-defined]
         holder = utils.update_module(holder)
         if not inner.graph:

@@ -216,14 +216,6 @@ class Inner:
             if any(id(leaf) not in known for leaf in leaves_of([loss])):
                 raise HiddenWeights
 
-    def gradients(self, step: int, loss: Tensor, fast: Named) -> list[Tensor | None]:
-        """Gradient of the loss by each of the fast weights.
-
-        Raises InputError if the loss has none, or not by some parameters (unless `allow_unused`).
-        """
-        self.check_loss(step, loss, fast)
-        return self.checked(torch.autograd.grad(loss, list(fast.values()), create_graph=self.twice, allow_unused=True))
-
     def checked(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients, or an error that names the parameters that have none."""
         unused = [name for name, g in zip(self.adapted, gradients, strict=True) if g is None]

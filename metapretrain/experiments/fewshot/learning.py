@@ -83,9 +83,11 @@ class MetaStep(nn.Module):
         parameters = [p for p in self.learner.parameters() if p.requires_grad]
         parts = [(self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query") if part in batch]
         more = {name: batch[name] for name in ("step_weights",) if name in batch}
-        meta: Any = self.learner if self._compiled is None or more else self._compiled
+        backward: Any = getattr(self.learner, "eager_backward", self.learner.backward)  # training records the update
+        if self._compiled is not None and not more:
+            backward = self._compiled.backward
         with own_gradients(parameters) as found:
-            loss = meta.backward(*parts, **more).mean()
+            loss = backward(*parts, **more).mean()
         gradients = [grad for grad in found if grad is not None]
         statistics = [b for b in self.learner.buffers() if b.is_floating_point()]
         with torch.no_grad():
