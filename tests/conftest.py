@@ -60,7 +60,9 @@ def ranks() -> Callable[[int], list[dict[str, str]]]:
 
 @pytest.fixture
 def registries() -> Iterator[None]:
-    """What a test registers is forgotten after it."""
+    """What a test registers is forgotten after it, but for what the scripts register as they are imported."""
+    import run_schedule  # noqa: F401
+
     from metapretrain.data.registry import DATASETS
     from metapretrain.experiments.images.objectives import OBJECTIVES
     from metapretrain.experiments.schedule.tasks import TASKS

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -263,7 +263,9 @@ def register(name: str, kind: type[Objective], *, phase: str = "supervised") -> 
         raise InputError(f"objective {name} is {kind!r}; give a subclass of Objective")
     if name in OBJECTIVES and OBJECTIVES[name].kind.__qualname__ != kind.__qualname__:
         raise InputError(f"there is an objective {name} already; take another name")
-    one_of("phase of a recipe", phase, [each.name for each in fields(ImageRecipe) if each.type == "ImagePhase"])
+    one_of(
+        "phase of a recipe", phase, [each for each, kind in get_type_hints(ImageRecipe).items() if kind is ImagePhase]
+    )
     OBJECTIVES[name] = Entry(kind, phase, kind.build)
 
 
