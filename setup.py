@@ -57,6 +57,7 @@ EXTRAS = {
         "openpyxl>=3.1,<4",  # Excel
     ],
     "gguf": ["gguf>=0.10,<1"],  # language models in GGUF, such as SmolLM2; 0.10 is the first that transformers takes
+    "timm": ["timm>=1.0,<2"],  # pretrained image encoders named timm:NAME
     "umap": ["umap-learn>=0.5.7,<0.6"],  # UMAP figures beside t-SNE
     "docs": [  # the documentation site, by `make docs`
         "mkdocs>=1.6,<2",  # takes docs/*.md as they are; 2 has other plugins
