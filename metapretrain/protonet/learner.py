@@ -64,7 +64,7 @@ class EmbeddingLearner(Learner):
 
     def adapt(self, x: Any, y: Tensor) -> None:
         """Fit to one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
-        _check_whole(y)
+        _check_whole(y, self.ways)
         self.fitted = self.fit(self._embed(x)[None], y[None])[0]
 
     def forward(self, x: Any) -> Tensor:
@@ -80,7 +80,7 @@ class EmbeddingLearner(Learner):
     def _task_logits(self, support: Any, query: Any) -> Tensor:
         (sx, sy), (qx, qy) = pair(support), pair(query)
         for name, x, y in (("support", sx, sy), ("query", qx, qy)):
-            _check_rows(name, x, y, len(sy) if isinstance(sy, Tensor) and sy.dim() else 1)
+            _check_rows(name, x, y, len(sy) if isinstance(sy, Tensor) and sy.dim() else 1, self.ways)
         tasks, shots = sy.shape
         z = self._embed(map_tensors(lambda x: x.flatten(0, 1), joined(sx, qx))).view(tasks, shots + qy.shape[1], -1)
         return self.apply_fitted(z[:, shots:], self.fit(z[:, :shots], sy))
@@ -281,16 +281,19 @@ def _centres(z: Tensor, y: Tensor, ways: int | None) -> Tensor:
     return centres.view(tasks, ways, -1)
 
 
-def _check_rows(name: str, x: Any, y: Any, tasks: int) -> None:
+def _check_rows(name: str, x: Any, y: Any, tasks: int, ways: int | None) -> None:
     first = next(iter(x.values())) if isinstance(x, dict) else x
     shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in (first, y)]
     if not isinstance(y, Tensor) or y.dim() != 2 or shapes[0][:2] != shapes[1] or len(y) != tasks:
         raise InputError(f"{name} is x {shapes[0]} and y {shapes[1]}; give ({tasks}, N, ...) and ({tasks}, N)")
-    _check_whole(y)
+    _check_whole(y, ways)
 
 
-def _check_whole(y: Tensor) -> None:
+def _check_whole(y: Tensor, ways: int | None) -> None:
     if not isinstance(y, Tensor) or y.dtype != torch.int64:
         raise InputError(
             f"labels are {getattr(y, 'dtype', type(y).__name__)}; give whole numbers 0..W-1, for example y.long()"
         )
+    if y.is_cpu and y.numel() and (int(y.min()) < 0 or (ways is not None and int(y.max()) >= ways)):
+        allowed = "0..W-1" if ways is None else f"0..{ways - 1} (ways={ways})"
+        raise InputError(f"labels are {int(y.min())} to {int(y.max())}; give whole numbers {allowed}")

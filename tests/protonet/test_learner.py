@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 
 from metapretrain import ProtoNet
 from metapretrain.errors import InputError
+from metapretrain.protonet.learner import R2D2
 from tests.maml.nets import TASKS, WAYS
 from tests.maml.test_learners import Y, encoder, rows
 
@@ -38,3 +41,15 @@ def test_protonet_refuses_a_class_without_support() -> None:
         ProtoNet(nn.Identity()).logits((rows(6), Y * 2 % 4), (rows(6), Y))
     with pytest.raises(InputError, match="is not adapted yet"):
         ProtoNet(nn.Identity())(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("learner", [ProtoNet, R2D2])
+@pytest.mark.parametrize(("given", "ways"), [([0, 1, -1], None), ([0, 1, -100], 2), ([0, 1, 2], 2)])
+def test_labels_outside_the_ways_are_refused(learner: Any, given: list[int], ways: int | None) -> None:
+    net, x, y = learner(nn.Linear(4, 3), ways=ways), torch.randn(3, 4), torch.tensor(given)
+    right = torch.tensor([0, 1, 0])
+    for support, query in ((y, right), (right, y)):
+        with pytest.raises(InputError, match=rf"labels are {min(given)} to {max(given)}; give whole numbers 0\.\."):
+            net.losses((x[None], support[None]), (x[None], query[None]))
+    with pytest.raises(InputError, match="give whole numbers 0"):
+        net.adapt(x, y)
