@@ -100,7 +100,8 @@ def parse_schedule(text: str, sources: Collection[str]) -> Schedule:
             if not missing:
                 raise InputError(f"an option of {name} is name=value; got {part!r}, options: {', '.join(known)}")
             option, value = missing[0], part
-        one_of(f"option of {name}", option, known)
+        if one_of(f"option of {name}", option, known) in options:
+            raise InputError(f"{option} of {name} is given twice; give it once")
         try:
             options[option] = parse_value(value, hints.get(option, type(known[option])))
         except InputError as error:

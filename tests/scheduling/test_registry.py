@@ -125,6 +125,7 @@ def test_looking_leaves_no_trace() -> None:
         ("exp3:samples=0", "samples is 0; give a whole number from 1 to 100"),
         ("exp3:gama=0.1", "gamma"),
         ("exp3:reward=0", "reward"),
+        ("softmax:temperature=1,temperature=2", "temperature of softmax is given twice"),
         ("uniform:updates=0", "updates"),
         ("uniform:task=big", "updates"),
         ("uniform:name=exp3", "updates"),  # not another schedule under this one's name
