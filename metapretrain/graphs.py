@@ -94,10 +94,9 @@ class _Graph:
     def __init__(self, function: Callable[..., Nest], given: Sequence[Nest], pool: Any) -> None:
         torch.cuda.empty_cache()  # a graph has memory of its own: what the plain calls left would be held beside it
         self.given, self.graph = tensors(given), torch.cuda.CUDAGraph()
-        # Over several processes a thread of NCCL's asks after earlier messages meanwhile.
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         torch.clear_autocast_cache()  # casts from before are of the weights as they were, those within are of no value
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="global" if alone else "thread_local"):
+        # Other threads (NCCL's, JAX's, those that pin memory) may call CUDA meanwhile.
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             self.found = function(*given)
         torch.clear_autocast_cache()
 
