@@ -4,6 +4,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.graphs import Recorder, add_gradients, own_gradients
+from metapretrain.graphs import FORGET, Recorder, add_gradients, own_gradients
 from metapretrain.maml.adapt import adapt, check_module_not_compiled, check_usable, choose_names, state_of
 from metapretrain.maml.inner import (
     Named,
@@ -366,6 +367,8 @@ class RecordedBackward:
 
     def __init__(self, learner: Any, eager: Callable[..., Tensor], plain: int, most: int) -> None:
         self.learner, self.eager, self.last = ref(learner), eager, list[Any]()  # not owned: it is kept by the learner
+        self.states: dict[Any, int] = {}
+        self.numbers = count()
         self.recorder = Recorder(
             self._gradients,
             plain=plain,
@@ -383,7 +386,13 @@ class RecordedBackward:
         places = [tensor.data_ptr() for tensor in (*learner.parameters(), *learned, *learner.buffers())]
         flags: Any = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        losses, gradients = self.recorder(support, query, [*places, *flags, cast, state_of(learner, places=True)])
+        state = *places, *flags, cast, state_of(learner, places=True)
+        if len(self.states) > FORGET:
+            self.states.clear()
+        number = self.states.get(state)  # in place of the state itself: its hundreds of parts take longer than a replay
+        if number is None:
+            number = self.states[state] = next(self.numbers)
+        losses, gradients = self.recorder(support, query, number)
         self.last.clear()
         add_gradients(learned, gradients)
         return losses  # type: ignore[no-any-return]
