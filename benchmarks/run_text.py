@@ -51,6 +51,8 @@ METHODS = {
     "cross-cosine": TextMethod(joined=True, sts="cosine"),  # PARA as one sequence, STS by the cosine
     "proto-cosine": TextMethod("proto-cosine", joined=True, sts="cosine"),
     "pretrain-ce-cosine": TextMethod("cross-entropy-cosine", joined=True, sts="cosine"),
+    "proto-ordinal": TextMethod("proto-ordinal", joined=True),  # scores between two classes belong to both
+    "pretrain-ce-ordinal": TextMethod("cross-entropy-ordinal", joined=True),
     "proto-frozen": TextMethod("proto", joined=True, frozen=True),
     "proto-separate": TextMethod("proto-separate", sts=None),
     "proto": TextMethod("proto", joined=True),

@@ -21,7 +21,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.robustness import corrupt_runs
 from metapretrain.experiments.base import Experiment, Machine
 from metapretrain.options import JOB, Parser, common_options, main_guard
-from metapretrain.report.figures import REDUCERS, check_reducer
+from metapretrain.report.figures import REDUCERS, usable_reducer
 from metapretrain.training.logs import METRICS
 
 STOP_SECONDS = 10.0  # after Ctrl-C or a signal a job has this long to end by itself
@@ -251,7 +251,7 @@ def script_main(
     def main(argv: Sequence[str] | None = None) -> int:
         options = options_of(argv)
         if "reducer" in options:
-            check_reducer(options.reducer)
+            options.reducer = usable_reducer(options.reducer)
         given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]  # once is enough
         for experiment, batch in due(tables_of(options), options, [file, *given]):
             tell(experiment.run(batch))

@@ -93,7 +93,19 @@ def random_queries(keys: Tensor, query_fraction: float) -> Tensor:
     return torch.argsort(keys)[: query_count(len(keys), query_fraction)]
 
 
+def divergence(logits: Tensor, other: Tensor) -> Tensor:
+    """Mean of the KL divergences, both ways, of the softmaxes of two logits (B, C): (B,), as in R-Drop.
+
+    Example:
+        >>> divergence(torch.zeros(1, 2), torch.tensor([[0.0, 2.0]])).item()  # (1/2, 1/2) and (0.119, 0.881)
+        0.3807970881462097
+    """
+    p, q = logits.log_softmax(1), other.log_softmax(1)
+    return ((p.exp() - q.exp()) * (p - q)).sum(1) / 2
+
+
 _MEMORY = ("memory_sums", "memory_counts")
+_Scores = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
 
 
 class ProtoLoss(nn.Module):
@@ -188,6 +200,28 @@ class ProtoLoss(nn.Module):
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Loss of embeddings (B, D) with labels (B,): a float32 scalar (float64 for float64 input)."""
+        return self._recorded(self._scores(z, y))
+
+    def doubled(self, z: Tensor, other: Tensor, y: Tensor, rdrop: float) -> Tensor:
+        """Loss of two passes (B, D) of the same rows under dropout, whose predictions are to agree (R-Drop).
+
+        The mean of both losses, each with its own prototypes and the same queries, plus `rdrop` times the mean
+        :func:`divergence` of the scored rows (Liang et al., 2021, equation 4).
+        """
+        one, two = self._scores(z, y), self._scores(other, y)
+        apart, scored = divergence(one[0], two[0]), one[2]
+        if scored is not None:
+            apart = torch.where(scored, apart, 0) * (len(apart) / scored.sum().clamp_min(1))
+        return (self._recorded(one) + self._recorded(two)) / 2 + rdrop * apart.mean()
+
+    def _recorded(self, scores: _Scores) -> Tensor:
+        *given, finite, valid = scores
+        loss = _mean_cross_entropy(*given, self.label_smoothing)
+        self._record(finite, valid, given[2])
+        return loss
+
+    def _scores(self, z: Tensor, y: Tensor) -> _Scores:
+        """Logits (Q, C), targets and which are scored (Q,), which classes are present (C,), and which rows are bad."""
         check_shapes(z, y)
         if self.gather:
             z, y = gather_rows(z), gather_rows(y)
@@ -214,9 +248,7 @@ class ProtoLoss(nn.Module):
         elif not (self.mode == "standard" and finite is None and valid is None):
             target = ids.clamp_max(classes - 1)
             scored = (ids < classes) & present[target]
-        loss = _mean_cross_entropy(logits, target, scored, present, self.label_smoothing)
-        self._record(finite, valid, scored)
-        return loss
+        return logits, target, scored, present, finite, valid
 
     def _class_ids(self, y: Tensor) -> tuple[Tensor, Tensor | None, int]:
         """Ids 0..C, where C belongs to no class; which labels are valid, or None if all are; and C."""

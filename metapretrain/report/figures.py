@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+log = logging.getLogger(__name__)
 
 # Paul Tol's "muted" scheme and black: ten colours that stay apart for colour-blind readers.
 COLOURS = ("#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#000000")
@@ -89,22 +92,23 @@ def line_style(place: int) -> dict[str, Any]:
 REDUCERS = {"tsne": "t-SNE", "umap": "UMAP"}
 
 
-def check_reducer(name: str) -> None:
-    """Raise InputError unless `name` is a reducer that is installed."""
-    one_of("reducer", name, REDUCERS)
-    if name == "umap":
+def usable_reducer(name: str) -> str:
+    """Return what maps are drawn by: `tsne` in place of `umap`, with a warning, where umap-learn is not installed."""
+    if one_of("reducer", name, REDUCERS) == "umap":
         try:
             import umap  # noqa: F401
-        except ImportError as error:
-            raise InputError("reducer 'umap' needs the extra package: pip install umap-learn") from error
+        except ImportError:
+            log.warning("maps are drawn by t-SNE, as UMAP is not installed: pip install umap-learn")
+            return "tsne"
+    return name
 
 
 def project(z: Tensor, reducer: str = "tsne", seed: int = 0) -> NDArray[np.float32]:
     """Map embeddings (N, D) to the plane, (N, 2), by UMAP or 500 iterations of t-SNE with a fixed random state.
 
-    Raises InputError: another reducer, fewer than four rows, or "umap" without the package umap-learn.
+    Without the package umap-learn, t-SNE stands in for UMAP. Raises InputError: another reducer, or fewer than 4 rows.
     """
-    check_reducer(reducer)
+    reducer = usable_reducer(reducer)
     check_embeddings(z)
     if len(z) < 4:
         raise InputError(f"a map of embeddings needs 4 rows or more; got {len(z)}")
@@ -137,6 +141,7 @@ def tsne_figure(
     """
     if not maps:
         raise InputError("a map of embeddings needs at least one panel: {name: (embeddings, labels)}")
+    reducer = usable_reducer(reducer)
     figure, all_axes = panels(len(maps), 2, 5.2, 4.9)
     for axes, (name, (z, y)) in zip(all_axes, maps.items(), strict=True):
         check_embeddings(z, y, f"embeddings of panel {name!r}")
@@ -146,7 +151,7 @@ def tsne_figure(
         tight = f"{silhouette(z, y):.2f}" if 2 <= len(torch.unique(y)) < len(y) else "undefined"
         measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}"
         axes.set_title(f"{name}\nsilhouette {tight}, {measured}", fontsize=10, color=INK)
-    figure.supxlabel(f"{REDUCERS[reducer]} of at most {max_points:,} embeddings a panel", fontsize=8, color=INK)
+    figure.suptitle(f"{REDUCERS[reducer]} of at most {max_points:,} embeddings per panel", fontsize=11, color=INK)
     return literal(figure)
 
 
@@ -358,9 +363,9 @@ def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str]
 def redraw_maps(root: Path | str, reducer: str) -> list[Path]:
     """Draw the maps of the embeddings that the runs below `root` kept, into each run's ``figures/<reducer>.png``.
 
-    Raises InputError: the reducer is unknown or not installed, no run kept embeddings, or a file cannot be written.
+    Raises InputError: the reducer is unknown, no run kept embeddings, or a file cannot be written.
     """
-    check_reducer(reducer)
+    reducer = usable_reducer(reducer)
     written = []
     for run in sorted({path.parent.parent.parent for path in Path(root).rglob(f"projector/*/{POINTS}")}):
         kept = read_embeddings(run)

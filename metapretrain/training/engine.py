@@ -131,14 +131,21 @@ def build_optimizer(module: nn.Module, settings: TrainSettings, device: torch.de
 
 
 def moving_average(step: nn.Module, decay: float | None) -> Any:
-    """Return the average of the weights of `step.model` with this decay, or None without one."""
+    """Return the average of the weights of the step (see :func:`averaged`) with this decay, or None without one."""
     if decay is None:
         return None
     if not isinstance(getattr(step, "model", None), nn.Module):
         raise InputError("ema averages the weights of step.model, which this step has not; give ema=None")
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    return AveragedModel(step.get_submodule("model"), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+    return AveragedModel(averaged(step), multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+
+
+def averaged(step: nn.Module) -> nn.Module:
+    """What `ema` averages, sharing its tensors: `step.model` with its buffers, and the step's other weights (heads)."""
+    model = step.get_submodule("model")
+    own = {id(p) for p in model.parameters()}
+    return nn.ModuleList([model, nn.ParameterList(p for p in step.parameters() if id(p) not in own)])
 
 
 def reduces_gradients(step: nn.Module) -> bool:
@@ -193,6 +200,7 @@ class Engine:
         )
         self.recorder.possible = records(accelerator, settings)
         plain = accelerator.unwrap_model(module)
+        self.source = None if average is None else averaged(plain)
         self.averages = accelerator.num_processes > 1 and module is plain and not reduces_gradients(plain)
         self.run: Callable[..., Any] = self._update
         self.peaks = [float(group["lr"]) for group in optimizer.param_groups]
@@ -230,7 +238,7 @@ class Engine:
     def average_weights(self) -> None:
         """Move the average of the weights; not in a graph, since AveragedModel copies its counter to the device."""
         if self.average is not None:
-            self.average.update_parameters(self.accelerator.unwrap_model(self.module).model)
+            self.average.update_parameters(self.source)
 
     def _update(self, *batches: Any) -> None:
         self.optimizer.zero_grad(set_to_none=True)

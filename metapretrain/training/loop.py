@@ -275,7 +275,7 @@ class _Loop:
         if not self._forgiving():
             engine.refuse_bad_weights(self.plain, self.step, self._last_good())
         if self.average is not None:
-            self.plain.get_submodule("model").load_state_dict(self.average.module.state_dict())
+            engine.averaged(self.plain).load_state_dict(self.average.module.state_dict())
         counts = dict(getattr(self.stream, "counts", {}))
         speed = statistics.median(self.speeds[1:]) if len(self.speeds) > 1 else 0.0
         seconds, best = time.monotonic() - self.began, self.best or KeepBest()

@@ -60,7 +60,8 @@ class TrainSettings:
         cuda_graph: record one update and replay it; None means wherever that is possible (a GPU per process, not fp16,
             no accumulation, over several processes no `local_batchnorm`).
         local_batchnorm: BatchNorm takes each process's own rows, as always in a step that averages its gradients.
-        ema: decay of an exponential moving average of `step.model`, which replaces it at the end; None for none.
+        ema: decay of an exponential moving average of the weights of `step.model` and of the step's other weights
+            (heads), which replaces them at the end; None for none.
         log_every: updates between two log lines; the only points where the device is waited for.
         checkpoint_every: updates between checkpoints; None means once a minute, at a log line.
         evaluate_every: updates between calls of `evaluate`; None means never. `seed`: of augmentation and dropout.

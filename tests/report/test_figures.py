@@ -7,6 +7,8 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from metapretrain.report.figures import (
     read_curves,
     save_figure,
     tsne_figure,
+    usable_reducer,
 )
 
 NAMES = ["cat", "dog", "ship"]
@@ -159,10 +162,22 @@ def test_saved_whole_and_unknown_to_pyplot(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_umap_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def half(z: Any) -> Any:
+    return z[:, :2]
+
+
+def test_without_umap_maps_are_by_tsne_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(InputError, match="pip install umap-learn"):
-        project(blobs()[0], "umap")
+    z, y = blobs()
+    assert usable_reducer("tsne") == "tsne" and usable_reducer("umap") == "tsne"
+    assert "pip install umap-learn" in caplog.text
+    assert (project(z, "umap") == project(z, "tsne")).all()
+    figure = tsne_figure({"a": (z, y)}, NAMES, reducer="umap")
+    assert figure.get_suptitle().startswith("t-SNE of")
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=lambda **_: SimpleNamespace(fit_transform=half)))
+    assert tsne_figure({"a": (z, y)}, NAMES, reducer="umap").get_suptitle().startswith("UMAP of")
     with pytest.raises(InputError, match="did you mean 'tsne'"):
         project(blobs()[0], "t-sne")
 

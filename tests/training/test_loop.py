@@ -248,6 +248,30 @@ def test_moving_average_is_that_of_the_weights():
     torch.testing.assert_close(toy.model[0].weight, average)
 
 
+def test_moving_average_covers_heads_and_leaves_counters_alone():
+    class Headed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.model, self.head = nn.Linear(4, 3), nn.Linear(3, 1)
+            self.seen = []
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, batches):
+            self.calls += 1
+            self.seen.append(self.head.weight.detach().clone())
+            return {name: self.head(self.model(torch.ones(2, 4))).square().mean() for name in batches}
+
+    headed, last = Headed(), Headed()
+    train(headed, stream(steps=6), settings(steps=6, ema=0.5))
+    train(last, stream(steps=6), settings(steps=6, ema=None))
+    average = headed.seen[1]
+    for value in [*headed.seen[2:], last.head.weight.detach()]:
+        average = 0.5 * average + 0.5 * value
+    torch.testing.assert_close(headed.head.weight.detach(), average)
+    assert not torch.equal(headed.head.weight, last.head.weight) and headed.calls == 6
+
+
 def test_evaluation_is_called_and_logged(tmp_path):
     steps = []
 

@@ -188,8 +188,8 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         """Sequences that training encoded: one a row, or two where pairs are encoded apart, all twice with R-Drop."""
         tasks = self.data.tasks
         rows = {task.name: 1 if one_sequence(method, task.kind) or not task.train.pairs else 2 for task in tasks}
-        phase = None if isinstance(method, TextPretraining) else method_phase(self.recipe, method)
-        times = 2 if phase is not None and phase.rdrop else 1
+        pretrained = isinstance(method, TextPretraining)
+        times = 2 if (self.recipe.pretrain if pretrained else method_phase(self.recipe, method)).rdrop else 1
         return times * self.recipe.batch_size * sum(report.batches.get(name, 0) * rows[name] for name in rows)
 
     def _about(self, report: TextReport, frozen: bool = False) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from metapretrain.experiments.images.objectives import WeightedLosses
 from metapretrain.experiments.text.recipe import TextMethod, one_sequence
 from metapretrain.models.text_encoders import ClassHead, CosineHead, PairHead, share_hidden
 from metapretrain.nests import evaluation_mode
-from metapretrain.protonet import ProtoLoss
+from metapretrain.protonet import ProtoLoss, gather_rows, proto_logits
+from metapretrain.protonet.loss import divergence
+from metapretrain.protonet.prototypes import wide_dtype
 
 
 def task_gradients(losses: Sequence[Tensor], shared: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -112,12 +114,15 @@ class TextRows(nn.Module):
     """Tokens, labels and classes of a training set; they follow the module to its device, no part of its state.
 
     `features` are embeddings (N, D) of the rows, one or two, where the encoder is frozen: it need not run again.
+    `ordinal`: the classes of scores are :func:`shares_of`.
     """
 
-    def __init__(self, task: TextTask, tokens: Tokens, features: Encoded | None = None) -> None:
+    def __init__(self, task: TextTask, tokens: Tokens, features: Encoded | None = None, ordinal: bool = False) -> None:
         super().__init__()
         self.kind, self.tokens = task.kind, tokens
         self.labels, self.classes = task.train.require_labels(), task.class_labels(task.train)
+        if ordinal and task.regression:
+            self.classes = shares_of(self.labels - task.low, task.num_classes)
         self.features = None if features is None else list(features)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TextRows:
@@ -146,6 +151,23 @@ class TextObjective(nn.Module, ABC):
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
         """Return the scalar loss of `rows` (B,) with embeddings `z`."""
 
+    @abstractmethod
+    def doubled(self, z: Encoded, rows: Tensor, rdrop: float) -> Tensor:
+        """The loss of rows that are there twice, first half and second, and how much the halves disagree (R-Drop)."""
+
+
+def shares_of(scores: Tensor, classes: int) -> Tensor:
+    """Return how much of each score 0..C-1, (N,), belongs to each class, (N, C): its expected class is the score.
+
+    Tai et al. (2015), "Improved semantic representations from tree-structured LSTM networks", section 4.2.
+
+    Example:
+        >>> shares_of(torch.tensor([0.0, 1.25]), 3)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.0000, 0.7500, 0.2500]])
+    """
+    return (1 - (scores[:, None] - torch.arange(classes, device=scores.device)).abs()).clamp_min(0)
+
 
 class TextPrototypes(TextObjective):
     """The prototypical loss of a task's classes (text paper, section 4.3); separate embeddings are added (A.2)."""
@@ -158,17 +180,37 @@ class TextPrototypes(TextObjective):
         loss: Tensor = self.proto(added(z), self.texts.classes[rows])
         return loss
 
+    def doubled(self, z: Encoded, rows: Tensor, rdrop: float) -> Tensor:
+        one, other = added(z).chunk(2)
+        return self.proto.doubled(one, other, self.texts.classes[rows.chunk(2)[0]], rdrop)
 
-class TextClasses(TextObjective):
-    """The control: cross entropy of a linear head over the same classes as :class:`TextPrototypes`."""
 
-    def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
-        super().__init__(texts)
-        self.head, self.label_smoothing = head, label_smoothing
+class TextOrdinal(TextPrototypes):
+    """Ordered prototypes of scores: means weighted by :func:`shares_of`, which are also what is predicted.
+
+    A score between two classes moves both of their prototypes and is drawn between them; its prediction is the
+    expected class under the softmax. Distance, temperature, smoothing and ranks are those of `proto`.
+    """
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
-        logits = self.head(added(z)).float()
-        return F.cross_entropy(logits, self.texts.classes[rows], label_smoothing=self.label_smoothing)
+        return self._scored(added(z), rows)[0]
+
+    def doubled(self, z: Encoded, rows: Tensor, rdrop: float) -> Tensor:
+        halves = zip(added(z).chunk(2), rows.chunk(2), strict=True)
+        (loss, logits), (other, others) = (self._scored(*half) for half in halves)
+        return (loss + other) / 2 + rdrop * divergence(logits, others).mean()
+
+    def _scored(self, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        proto, shares = self.proto, self.texts.classes[rows]
+        if proto.gather:
+            z, shares = gather_rows(z), gather_rows(shares)
+        wide = shares.to(wide_dtype(z))  # which autocast leaves alone
+        weights = wide.sum(0)
+        present = weights > 0
+        centres = (wide.T @ z.to(wide.dtype)) / torch.where(present, weights, 1)[:, None]
+        logits = proto_logits(z, centres, proto.distance, proto.temperature, present)
+        target = (1 - proto.label_smoothing) * shares + proto.label_smoothing * present / present.sum()
+        return F.cross_entropy(logits, target.to(logits.dtype)), logits
 
 
 class TextLabels(TextObjective):
@@ -181,23 +223,41 @@ class TextLabels(TextObjective):
     def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__(texts)
         self.head, self.label_smoothing = head, label_smoothing
+        self.scores = texts.kind.endswith("regression")
 
     def loss(self, z: Encoded, rows: Tensor) -> Tensor:
-        return self._loss(self.head(*z).float(), self.texts.labels[rows])
+        return self._loss(self._outputs(z), rows)
 
     def doubled(self, z: Encoded, rows: Tensor, rdrop: float) -> Tensor:
-        """The loss of rows that are there twice, first half and second, and how much the halves disagree (R-Drop)."""
-        outputs = self.head(*z).float()
-        apart = disagreement(outputs, self.texts.kind.endswith("regression"))
-        return self._loss(outputs, self.texts.labels[rows]) + rdrop * apart
+        outputs = self._outputs(z)
+        return self._loss(outputs, rows) + rdrop * disagreement(outputs, self.scores)
 
-    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        if self.texts.kind.endswith("regression"):
+    def _outputs(self, z: Encoded) -> Tensor:
+        outputs: Tensor = self.head(*z).float()
+        return outputs
+
+    def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
+        labels = self.texts.labels[rows]
+        if self.scores:
             return F.mse_loss(outputs, labels)
         if outputs.ndim > 1:
             return F.cross_entropy(outputs, labels, label_smoothing=self.label_smoothing)
         wanted = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs, wanted)
+
+
+class TextClasses(TextLabels):
+    """The control: cross entropy of a linear head over the same classes (or shares) as the prototypes."""
+
+    def __init__(self, texts: TextRows, head: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__(texts, head, label_smoothing)
+        self.scores = False
+
+    def _outputs(self, z: Encoded) -> Tensor:
+        return super()._outputs([added(z)])
+
+    def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, self.texts.classes[rows], label_smoothing=self.label_smoothing)
 
 
 def disagreement(outputs: Tensor, scores: bool) -> Tensor:
@@ -206,8 +266,7 @@ def disagreement(outputs: Tensor, scores: bool) -> Tensor:
         one, other = outputs.chunk(2)
         return F.mse_loss(one, other)
     logits = outputs if outputs.ndim > 1 else torch.stack([torch.zeros_like(outputs), outputs], 1)
-    p, q = logits.log_softmax(1).chunk(2)
-    return ((p.exp() - q.exp()) * (p - q)).sum(1).mean() / 2
+    return divergence(*logits.chunk(2)).mean()
 
 
 def added(z: Encoded) -> Tensor:
@@ -286,10 +345,7 @@ class TextStep(WeightedLosses[TextObjective]):
         found = {}
         for name, batch in batches.items():
             objective, rows = self.objective(name), batch["rows"]
-            if rdrop and isinstance(objective, TextLabels):
-                loss = objective.doubled(z[name], rows, rdrop)
-            else:
-                loss = objective.loss(z[name], rows)
+            loss = objective.doubled(z[name], rows, rdrop) if rdrop else objective.loss(z[name], rows)
             found[name] = self.weights.get(name, 1.0) * loss
         return found
 

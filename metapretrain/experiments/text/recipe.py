@@ -23,7 +23,9 @@ class TextPretraining:
     Args:
         loss: `prototypes`, or `cross-entropy` with a linear head per task: the control.
         joined: a pair is one sequence; else its two embeddings are added (text paper, appendix A.2).
-        sts: `cosine`: scores are learned by the cosine of both sentences, encoded apart, and have no prototypes.
+        sts: `cosine`: scores are learned by the cosine of both sentences, encoded apart, and have no prototypes;
+            `ordinal`: a score between two classes belongs to both, in proportion
+            (:func:`metapretrain.experiments.text.objectives.shares_of`).
         query: prototypes from support rows and loss on query rows, by the recipe's `query` options.
         epoch: prototypes over the epoch so far.
         ensemble: losses weighted by 1 / ln(classes), so that chance weighs the same in each task, and the average of
@@ -47,6 +49,8 @@ PRETRAININGS = {
     "cross-entropy": TextPretraining(loss="cross-entropy"),
     "proto-cosine": TextPretraining(sts="cosine"),
     "cross-entropy-cosine": TextPretraining(loss="cross-entropy", sts="cosine"),
+    "proto-ordinal": TextPretraining(sts="ordinal"),
+    "cross-entropy-ordinal": TextPretraining(loss="cross-entropy", sts="ordinal"),
 }
 
 
@@ -92,7 +96,7 @@ def one_sequence(method: TextMethod | TextPretraining, kind: str) -> bool:
 class TextPhase(PhaseTerms):
     """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.
 
-    `rdrop`: weight of the disagreement of two passes with dropout (R-Drop, Liang et al., 2021), in phases with heads.
+    `rdrop`: weight of the disagreement of two passes with dropout (R-Drop, Liang et al., 2021).
     """
 
     lr: float
@@ -170,8 +174,8 @@ class TextRecipe:
             whole("updates", self.updates, 1)
         for name in ("pretrain_share", "ensemble_ema"):
             number(name, getattr(self, name), above=0, below=1)
-        if self.pretrain.rdrop or self.frozen.rdrop:
-            raise InputError("rdrop is for phases in which heads and encoder learn: set joint.rdrop and finetune.rdrop")
+        if self.frozen.rdrop:
+            raise InputError("rdrop needs an encoder that learns: set it for joint, pretrain and finetune")
         one_of("policy", self.policy, POLICIES)
         one_of("head of STS", self.sts_head, STS_HEADS)
         one_of("pooling", self.pooling, ("auto", "mean", "cls"))

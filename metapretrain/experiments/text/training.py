@@ -21,6 +21,7 @@ from metapretrain.experiments.text.objectives import (
     TextClasses,
     TextLabels,
     TextObjective,
+    TextOrdinal,
     TextPrototypes,
     TextRows,
     TextStep,
@@ -157,9 +158,10 @@ def pretraining(context: TextContext) -> tuple[TextEncoder, Training]:
     with seeded(seed + 1):
         for task in data.tasks:
             joined = one_sequence(plan, task.kind)
-            texts = TextRows(task, data.tokens(task.train, f"{task.name} train", encoder, recipe, joined))
+            tokens = data.tokens(task.train, f"{task.name} train", encoder, recipe, joined)
+            texts = TextRows(task, tokens, ordinal=plan.sts == "ordinal")
             objectives[task.name] = _pretraining_objective(context, texts, task, encoder)
-    step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, plan))
+    step = TextStep(encoder, objectives, loss_weights(recipe, data.tasks, plan), rdrop=recipe.pretrain.rdrop)
     evaluate = _watch(context, step, _by_prototypes(context, encoder))
     name = context.name.removeprefix("pretrain-")
     count, _ = updates(recipe, data.tasks, TextMethod(pretraining=name))
@@ -180,7 +182,8 @@ def _pretraining_objective(
     options |= {"num_classes": task.num_classes, "gather": context.machine.world > 1, "seed": context.seed}
     if plan.epoch:
         options["memory"] = "epoch"
-    return TextPrototypes(texts, ProtoLoss("query" if plan.query else "standard", **options))
+    kind = TextOrdinal if texts.classes.ndim > 1 else TextPrototypes
+    return kind(texts, ProtoLoss("query" if plan.query else "standard", **options))
 
 
 def finetuning(context: TextContext, encoder: TextEncoder) -> tuple[nn.ModuleDict, Training]:

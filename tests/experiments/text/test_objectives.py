@@ -15,12 +15,14 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.text.objectives import (
     TextClasses,
     TextLabels,
+    TextOrdinal,
     TextPrototypes,
     TextRows,
     TextStep,
     build_heads,
     disagreement,
     head_predictions,
+    shares_of,
     task_gradients,
 )
 from metapretrain.experiments.text.recipe import TextMethod, TextPhase, TextRecipe, loss_weights, parse_weights
@@ -243,7 +245,7 @@ def test_rdrop_adds_the_disagreement_of_two_passes_with_dropout() -> None:
     for task in TASKS:
         objective = step.objective(task.name)
         outputs = objective.head(*z[task.name]).float()
-        plain, apart = objective._loss(outputs, objective.texts.labels[ROWS.repeat(2)]), 0.0
+        plain, apart = objective._loss(outputs, ROWS.repeat(2)), 0.0
         first, second = outputs.chunk(2)
         if task.regression:
             apart = ((first - second) ** 2).mean()
@@ -259,8 +261,82 @@ def test_rdrop_adds_the_disagreement_of_two_passes_with_dropout() -> None:
         torch.testing.assert_close(found[task.name], plain + 0.7 * apart)
 
 
-def test_rdrop_is_refused_where_no_heads_learn_with_the_encoder() -> None:
+def test_rdrop_is_refused_where_no_encoder_learns() -> None:
     phase, dropped = TextPhase(lr=1e-3), TextPhase(lr=1e-3, rdrop=1.0)
-    TextRecipe(1, dropped, phase, dropped, phase)
-    with pytest.raises(InputError, match=r"set joint\.rdrop and finetune\.rdrop"):
-        TextRecipe(1, phase, dropped, phase, phase)
+    TextRecipe(1, dropped, dropped, dropped, phase)
+    with pytest.raises(InputError, match="set it for joint, pretrain and finetune"):
+        TextRecipe(1, phase, phase, phase, dropped)
+
+
+def pretraining_objectives(features: int) -> dict[str, Any]:
+    """One of each kind, for STS joined as one sequence: six classes."""
+    task = TASKS[2]
+    tokens = tokenize(task.train, build_text_encoder("tiny").tokenizer, max_length=64, joined=True)
+    plain, ordinal = (TextRows(task, tokens, ordinal=ordinal) for ordinal in (False, True))
+    head = nn.Linear(features, task.num_classes)
+    return {
+        "classes": TextClasses(plain, head, 0.1),
+        "ordinal classes": TextClasses(ordinal, head, 0.1),
+        "prototypes": TextPrototypes(plain, ProtoLoss(num_classes=6, label_smoothing=0.1)),
+        "query": TextPrototypes(plain, ProtoLoss("query", num_classes=6, query_fraction=0.5)),
+        "leave-one-out": TextPrototypes(plain, ProtoLoss("leave-one-out", num_classes=6)),
+        "ordinal": TextOrdinal(ordinal, ProtoLoss(num_classes=6, temperature=4.0, label_smoothing=0.1)),
+    }
+
+
+@pytest.mark.parametrize("kind", pretraining_objectives(4))
+def test_rdrop_of_pretraining_is_the_mean_loss_where_both_passes_agree_and_more_elsewhere(kind: str) -> None:
+    torch.manual_seed(0)
+    objective = pretraining_objectives(8)[kind].train()
+    rows = torch.arange(20)
+    z, other = torch.randn(2, 20, 8).unbind()
+    copies = [pretraining_objectives(8)[kind].train() for _ in range(2)]
+    for copy in copies:
+        copy.load_state_dict(objective.state_dict())
+    plain, second = (copy.loss([part], rows) for copy, part in zip(copies, (z, other), strict=True))
+
+    def doubled(first: Tensor, last: Tensor, weight: float) -> Tensor:
+        own = pretraining_objectives(8)[kind].train()
+        own.load_state_dict(objective.state_dict())
+        found: Tensor = own.doubled([torch.cat([first, last])], rows.repeat(2), weight)
+        return found
+
+    torch.testing.assert_close(doubled(z, z, 5.0), plain)  # query rows have no copy of themselves in the support
+    torch.testing.assert_close(doubled(z, other, 0.0), (plain + second) / 2)
+    apart = doubled(z, other, 1.0) - doubled(z, other, 0.0)
+    assert apart > 0.01
+    torch.testing.assert_close(doubled(z, other, 3.0) - doubled(z, other, 0.0), 3 * apart, rtol=1e-4, atol=1e-5)
+
+
+def test_ordinal_prototypes_are_those_of_a_slow_loop() -> None:
+    objective = pretraining_objectives(8)["ordinal"]
+    z, rows = torch.randn(20, 8, dtype=torch.float64), torch.arange(20)
+    scores = TASKS[2].train.labels[rows].double()
+    weights = torch.zeros(20, 6, dtype=torch.float64)
+    for place, score in enumerate(scores.tolist()):
+        low = min(int(score), 4)
+        weights[place, low], weights[place, low + 1] = 1 - (score - low), score - low
+    assert (weights > 0).sum(1).max() == 2  # scores between two classes are there
+    torch.testing.assert_close(weights @ torch.arange(6, dtype=torch.float64), scores)
+    torch.testing.assert_close(shares_of(scores, 6), weights)
+    there = [c for c in range(6) if weights[:, c].sum() > 0]
+    centres = torch.stack([(weights[:, c, None] * z).sum(0) / weights[:, c].sum() for c in there])
+    logits = -torch.cdist(z, centres) / 4
+    target = 0.9 * weights[:, there] + 0.1 / len(there)
+    wanted = -(target * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(objective.loss([z], rows), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_ordinal_prototypes_come_to_stand_in_order() -> None:
+    torch.manual_seed(0)
+    objective, rows = pretraining_objectives(2)["ordinal"], torch.arange(24)
+    z = torch.randn(24, 2, requires_grad=True)
+    optimizer = torch.optim.Adam([z], 0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        objective.loss([z], rows).backward()
+        optimizer.step()
+    _, logits = objective._scored(z, rows)
+    expected = logits.softmax(1) @ torch.arange(6.0)
+    scores = TASKS[2].train.labels[rows]
+    assert torch.corrcoef(torch.stack([expected, scores]))[0, 1] > 0.97
