@@ -40,7 +40,7 @@ demo: $(STAMP)
 	@echo "next     . $(BIN)/activate   puts metapretrain and tensorboard on the path"
 
 test: $(STAMP)
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} "$(BIN)/python" -m pytest -n $(JOBS) $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} "$(BIN)/python" -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 reliability: $(STAMP)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} "$(BIN)/python" -m pytest -n $(JOBS) --dist worksteal -m "" tests/reliability $(ARGS)

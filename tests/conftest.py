@@ -43,18 +43,19 @@ def port() -> int:
     return free_port()
 
 
+def environments(world: int) -> list[dict[str, str]]:
+    """The environment of each of so many processes, one thread in all of them."""
+    outer = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    usual = {name: value for name, value in os.environ.items() if name not in outer} | {"OMP_NUM_THREADS": "1"}
+    if world == 1:
+        return [usual]
+    group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [{**usual, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(world))]
+
+
 @pytest.fixture
 def ranks() -> Callable[[int], list[dict[str, str]]]:
-    """A function from a number of processes to the environment of each, one thread in all of them."""
-
-    def environments(world: int) -> list[dict[str, str]]:
-        outer = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
-        usual = {name: value for name, value in os.environ.items() if name not in outer} | {"OMP_NUM_THREADS": "1"}
-        if world == 1:
-            return [usual]
-        group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        return [{**usual, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(world))]
-
+    """A function from a number of processes to the environment of each."""
     return environments
 
 

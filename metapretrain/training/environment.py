@@ -244,6 +244,7 @@ def _devices() -> list[tuple[str, str]]:
     return rows
 
 
+@functools.cache
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)

@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> Any:
+def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Let some packages look as if they were not installed."""
     usual = metadata.version
 
@@ -41,8 +42,10 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Any:
             return usual(name)
 
         monkeypatch.setattr(metadata, "version", version)
+        environment._version.cache_clear()
 
-    return hide
+    yield hide
+    environment._version.cache_clear()
 
 
 def test_versions_are_those_of_the_modules(without: Any) -> None:
