@@ -40,6 +40,8 @@ from metapretrain.experiments.command import (
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override
+from metapretrain.models.hub import text_source
+from metapretrain.models.language_models import language_source
 from metapretrain.options import Parser, names, option_type, positive_int
 
 log = logging.getLogger(__name__)
@@ -257,6 +259,9 @@ def name_parts(recipe: PromptRecipe) -> tuple[str, ...]:
 def experiment_of(options: Namespace) -> LendingExperiment:
     """Read the data and return the experiment; nothing is trained or written yet."""
     machine, recipe = single_machine_of(options), recipe_of(options)
+    language_source(recipe.model, options.cache)  # missing weights are told before any data is read
+    if needs_pretraining(options):
+        text_source(recipe.embedder)
     return LendingExperiment(
         "prompts",
         dataset_of(options),

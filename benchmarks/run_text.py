@@ -28,6 +28,7 @@ from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
 from metapretrain.experiments.text.recipe import STS_HEADS, TextMethod, TextPhase, TextRecipe
 from metapretrain.experiments.text.streams import POLICIES
+from metapretrain.models.hub import text_source
 from metapretrain.options import names, positive_int
 
 log = logging.getLogger("metapretrain.run_text")
@@ -167,6 +168,7 @@ def tasks_of(options: Namespace, recipe: TextRecipe) -> list[TextTask]:
 def tables_of(options: Namespace) -> list[Table]:
     """Read the tasks; of all rows, those are left out that need other tasks, or all of them in an update."""
     machine, recipe = machine_of(options), recipe_of(options)
+    text_source(recipe.encoder)  # missing weights are told before any data is read
     tasks = tasks_of(options, recipe)
     if set(options.methods) == set(METHODS):
         known = {task.name for task in tasks}

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
 
 import torch
 from torch import Tensor
 
+from metapretrain.checks import user_path
 from metapretrain.errors import InputError
 from metapretrain.files import check_sums, read_json
 from metapretrain.nests import evaluation_mode
@@ -94,7 +96,7 @@ def _states(model: Any, ids: Tensor, mask: Tensor, form: int) -> Tensor:
 
 
 _OURS = ("tiny", *ALIASES)
-_ALLOWED = f"give {', '.join(_OURS)}, package:NAME, a folder with config.json, or a model that the hub has"
+_ALLOWED = f"give {', '.join(_OURS)}, package:NAME, a folder with config.json, or a model of the hub"
 _DROPOUTS = ["hidden_dropout_prob", "attention_probs_dropout_prob", "dropout"]
 _DROPOUTS += ["attention_dropout", "embedding_dropout", "mlp_dropout"]
 
@@ -125,14 +127,49 @@ def safe_config(source: str, name: str) -> Any:
     return config
 
 
+def text_source(name: str) -> str:
+    """The folder or the hub's name that the name of a text encoder stands for; the hub is not asked.
+
+    Raises InputError: a package that is not installed, no such folder, or a name close to one of ours.
+    """
+    if not name.removeprefix("package:").strip():
+        raise InputError(f"no text encoder is named {name!r}; {_ALLOWED}")
+    package = ALIASES.get(name, name.removeprefix("package:") if name.startswith("package:") else None)
+    if package is not None:
+        return str(package_folder(package))
+    folder = user_path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(f"{name} has no config.json; give a folder that save_text_encoder wrote")
+        return str(folder)
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise InputError(f"there is no folder {name!r}; give a folder with config.json, or a model's name")
+    near = difflib.get_close_matches(name, _OURS, n=1, cutoff=0.8)
+    if near and name not in _OURS:  # to ask the hub takes half a minute without a network
+        raise InputError(f"unknown text encoder {name!r}; did you mean {near[0]!r}? {_ALLOWED}")
+    return name
+
+
+def not_loaded(error: Exception, name: str, told: str, allowed: str) -> InputError:
+    """The error for a model that failed to load: `told`, unless the host that may have it was not reached."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    away = (LocalEntryNotFoundError, ConnectionError, TimeoutError, URLError)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, away) and not isinstance(cause, HTTPError):
+            check = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the connection"
+            return InputError(f"{name} is not on this machine, and its host cannot be reached; {check}, or {allowed}")
+        cause = cause.__cause__ or cause.__context__
+    return InputError(f"{told}; {allowed}")
+
+
 def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any, Any]:
     """Load an encoder without a task's head, and its tokenizer; no code of the model's author is run."""
     from transformers import AutoModel, AutoTokenizer
 
     if not Path(source).is_dir():
-        near = difflib.get_close_matches(name, _OURS, n=1, cutoff=0.8)
-        if near:  # the hub is not asked, which takes half a minute without a network
-            raise InputError(f"unknown text encoder {name!r}; did you mean {near[0]!r}? {_ALLOWED}")
         logger.info("looking for %s among the hub's models on this machine, then on the hub", name)
     with quietly():
         try:
@@ -145,11 +182,12 @@ def load_pretrained(source: str, name: str, dropout: float | None) -> tuple[Any,
             reason = _reason(source, error)
             if Path(source).is_dir():
                 raise InputError(f"{name} holds no text encoder that transformers loads: {reason}") from error
-            raise InputError(f"unknown text encoder {name!r}: {reason}; {_ALLOWED}") from error
+            raise not_loaded(error, name, f"unknown text encoder {name!r}: {reason}", _ALLOWED) from error
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # transformers and tokenizers raise many kinds
-            raise InputError(f"{name} has no tokenizer that transformers loads: {_reason(source, error)}") from error
+            told = f"{name} has no tokenizer that transformers loads: {_reason(source, error)}"
+            raise not_loaded(error, name, told, _ALLOWED) from error
     prefix = f"{model.base_model_prefix}."
     missing = [key for key in info["missing_keys"] if not key.removeprefix(prefix).startswith("pooler.")]
     wrong = [*missing, *(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"])]

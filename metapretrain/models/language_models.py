@@ -14,7 +14,7 @@ from metapretrain.checks import user_path
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
 from metapretrain.files import cache_folder, read_json, write_sums
-from metapretrain.models.hub import SAFE, first_sentence, package_folder, quietly, safe_config
+from metapretrain.models.hub import SAFE, first_sentence, not_loaded, package_folder, quietly, safe_config
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -107,19 +107,33 @@ def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | 
         ('LlamaForCausalLM', ['good'])
     """
     name = str(name)
-    if not name.removeprefix("package:").strip():
-        raise InputError(f"no language model is named {name!r}; give {_ALLOWED}")
+    source = language_source(name, cache)
     if name in TINY:
         tokenizer = tiny_word_tokenizer()
         return tiny_language_model(TINY[name], tokenizer, seed=seed), tokenizer
+    if source.endswith(".gguf"):
+        source = str(_converted(Path(source), _copy_of(name, cache)))
+    return _pretrained(source, name)
+
+
+def language_source(name: str, cache: str | Path | None = None) -> str:
+    """The folder, GGUF file or hub's name that the name of a language model stands for; the hub is not asked.
+
+    Raises InputError: a package that is not installed, or a folder without a model.
+    """
+    if not name.removeprefix("package:").strip():
+        raise InputError(f"no language model is named {name!r}; give {_ALLOWED}")
+    if name in TINY:
+        return name
     if name in GGUF_PACKAGES:
-        return _pretrained(str(_converted(name, cache)), name)
+        copy = _copy_of(name, cache)
+        return str(copy if TYPES in (read_json(copy / "config.json") or {}) else _gguf_file(name))
     if name.startswith("package:"):
-        return _pretrained(str(package_folder(name.removeprefix("package:"))), name)
+        return str(package_folder(name.removeprefix("package:")))
     folder = user_path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise InputError(f"{name} has no config.json; give a folder with a model of transformers")
-    return _pretrained(str(folder) if folder.is_dir() else name, name)
+    return str(folder) if folder.is_dir() else name
 
 
 def tiny_word_tokenizer() -> Any:
@@ -184,16 +198,17 @@ def stored_bits(model: Any) -> str:
 
 
 def _not_loaded(name: str, error: Exception) -> InputError:
-    told = first_sentence(error)
-    return InputError(f"{name!r} is no language model that transformers loads: {told}; give {_ALLOWED}")
+    told = f"{name!r} is no language model that transformers loads: {first_sentence(error)}"
+    return not_loaded(error, name, told, f"give {_ALLOWED}")
 
 
-def _converted(name: str, cache: str | Path | None) -> Path:
+def _copy_of(name: str, cache: str | Path | None) -> Path:
     """The folder of a GGUF model's copy that loads at once; made on the first use."""
+    return Path(cache or cache_folder()) / "-".join(GGUF_PACKAGES[name])
+
+
+def _gguf_file(name: str) -> Path:
     package, version = GGUF_PACKAGES[name]
-    folder = Path(cache or cache_folder()) / f"{package}-{version}"
-    if TYPES in (read_json(folder / "config.json") or {}):
-        return folder
     try:
         found = metadata.distribution(package)
     except metadata.PackageNotFoundError:
@@ -202,12 +217,16 @@ def _converted(name: str, cache: str | Path | None) -> Path:
     files = [Path(str(found.locate_file(file))) for file in found.files or () if file.suffix == ".gguf"]
     if len(files) != 1:
         raise InputError(f"package {package} holds {len(files)} GGUF files, one was expected; install {version}")
-    logger.info("converting %s once, half a minute", files[0].name)
+    return files[0]
+
+
+def _converted(file: Path, folder: Path) -> Path:
+    logger.info("converting %s once, half a minute", file.name)
     with quietly():
         try:
-            _convert(files[0], folder)
+            _convert(file, folder)
         except ImportError as error:
-            raise InputError(f"{name!r} needs the packages gguf and accelerate: {error}") from None
+            raise InputError(f"{file.name} needs the package gguf: {error}; run: pip install gguf") from None
     return folder
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from metapretrain.checks import check_device
 from metapretrain.errors import InputError
 from metapretrain.files import json_bytes, kept, load_tensors, sha256, tensor_sum
-from metapretrain.models.hub import SAFE, safe_config
+from metapretrain.models.hub import SAFE, not_loaded, quietly, safe_config
 from metapretrain.models.saved import SavedModel
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
@@ -62,8 +62,8 @@ def image_encoder(name: str | Path, device: str | torch.device = "cpu") -> Pretr
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        told = " ".join(str(error).split())[:300]
-        raise InputError(f"{name} is no image encoder that can be loaded: {told}; {ALLOWED}") from None
+        told = f"{name} is no image encoder that can be loaded: {' '.join(str(error).split())[:300]}"
+        raise not_loaded(error, str(name), told, ALLOWED) from None
     return found.to(memory_format=torch.channels_last).to(check_device(str(device)))  # twice as fast on a CPU
 
 
@@ -106,8 +106,9 @@ class _Pooled(nn.Module):
 def _transformers(name: str) -> PretrainedModel:
     from transformers import AutoImageProcessor, AutoModel
 
-    safe_config(name, name)
-    shown = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    with quietly():
+        safe_config(name, name)
+        shown = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     size: Mapping[str, int] = getattr(shown, "crop_size", None) or shown.size
     side = size.get("height") or size.get("shortest_edge") or 224
     return PretrainedModel(_Pooled(AutoModel.from_pretrained(name, **SAFE)), side, shown.image_mean, shown.image_std)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from metapretrain.checks import number, user_path, whole
+from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.files import load_tensors, save_tensors, write_sums
-from metapretrain.models.hub import ALIASES, expand_mask, load_pretrained, mask_form, package_folder, quietly
+from metapretrain.models.hub import expand_mask, load_pretrained, mask_form, quietly, text_source
 from metapretrain.models.language_models import tiny_model, tiny_tokenizer
 from metapretrain.nests import evaluation_mode
 
@@ -339,7 +339,7 @@ def build_text_encoder(
         tokenizer = tiny_tokenizer()
         model = tiny_model(len(tokenizer), seed=seed, dropout=dropout)
         return TextEncoder(model, tokenizer, "mean" if pooling == "auto" else pooling, max_length)
-    source = _source(name)
+    source = text_source(name)
     model, tokenizer = load_pretrained(source, name, dropout)
     settings = read_settings(source)
     if pooling == "auto":
@@ -374,23 +374,6 @@ def load_text_encoder(folder: str | Path) -> TextEncoder:
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {folder}; give one that save_text_encoder wrote")
     return build_text_encoder(Path(folder).absolute())
-
-
-def _source(name: str) -> str:
-    """The folder or hub name that `name` stands for."""
-    if not name.removeprefix("package:").strip():
-        raise InputError(f"no text encoder is named {name!r}; give tiny, minilm, bert-tiny, package:NAME or a folder")
-    package = ALIASES.get(name, name.removeprefix("package:") if name.startswith("package:") else None)
-    if package is not None:
-        return str(package_folder(package))
-    folder = user_path(name)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise InputError(f"{name} has no config.json; give a folder that save_text_encoder wrote")
-        return str(folder)
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise InputError(f"there is no folder {name!r}; give a folder with config.json, or a model's name")
-    return name
 
 
 def _columns(texts: Sequence[Any]) -> list[list[str]]:

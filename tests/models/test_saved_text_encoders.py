@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from transformers import AutoModel, AutoTokenizer
 from metapretrain.errors import InputError
 from metapretrain.files import SUMS
 from metapretrain.models import hub
+from metapretrain.models.language_models import load_language_model
+from metapretrain.models.pretrained import image_encoder
 from metapretrain.models.text_encoders import build_text_encoder, load_text_encoder, save_text_encoder
 from tests.models.text_models import KINDS, small_encoder
 
@@ -252,10 +256,41 @@ def test_a_folder_that_is_not_there() -> None:
 def test_an_unknown_name_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"unknown text encoder 'minilmm'; did you mean 'minilm'\? give tiny, minilm"):
         build_text_encoder("minilmm")
+    with pytest.raises(InputError, match=r"no text encoder is named ' '; give tiny, minilm"):
+        build_text_encoder(" ")
+
+
+LOADERS = {"text": build_text_encoder, "language": load_language_model, "image": image_encoder}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_hub_that_is_not_reached_is_not_a_name_that_it_does_not_have(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match=r"unknown text encoder 'no-such/model': .*; give tiny, minilm") as error:
-        build_text_encoder("no-such/model")
+    told = r"^no-such/model is not on this machine, and its host cannot be reached; unset HF_HUB_OFFLINE, or give .*hub"
+    with pytest.raises(InputError, match=told) as error:
+        LOADERS[kind]("no-such/model")
     assert "\n" not in str(error.value)
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("no-such/model is not a valid model identifier") from HTTPError("", 404, "", Message(), None)
+
+    monkeypatch.setattr("metapretrain.models.hub.safe_config", missing)
+    monkeypatch.setattr("metapretrain.models.language_models.safe_config", missing)
+    monkeypatch.setattr("metapretrain.models.pretrained.safe_config", missing)
+    with pytest.raises(InputError, match=r"no-such/model is not a valid model identifier; .*give "):
+        LOADERS[kind]("no-such/model")
+
+
+@pytest.mark.parametrize("raised", [URLError(OSError("no route")), TimeoutError("slow"), ConnectionResetError()])
+def test_weights_of_torchvision_whose_host_is_not_reached(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise raised
+
+    monkeypatch.setattr("torchvision.models.get_model", fail)
+    with pytest.raises(InputError, match="torchvision:resnet18 is not on this machine, and its host cannot be reached"):
+        image_encoder("torchvision:resnet18")
 
 
 def make_package(site: Path, name: str, *folders: str) -> None:
