@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "report": LEAVES | {"evaluation", "training"},
     "experiments": DATA_FREE | {"data", "evaluation", "models", "report", "training", "options"},
 }
-MOST_MODULES, MOST_LINES, MOST_BANS = 130, 31_130, 10  # 100: ordinal prototypes, R-Drop of pretraining, ema of heads; 30: hub not reached
+MOST_MODULES, MOST_LINES, MOST_BANS = 130, 31_130, 10  # 100: ordinal prototypes, R-Drop, ema of heads; 30: hub
 
 
 def modules() -> dict[str, Path]:
