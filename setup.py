@@ -58,6 +58,7 @@ EXTRAS = {
     ],
     "gguf": ["gguf>=0.10,<1"],  # language models in GGUF, such as SmolLM2; 0.10 is the first that transformers takes
     "timm": ["timm>=1.0,<2"],  # pretrained image encoders named timm:NAME
+    "trackers": ["wandb>=0.19.10,<1", "mlflow>=2.20,<4"],  # services of --log-to; the first that keep runs apart
     "umap": ["umap-learn>=0.5.7,<0.6"],  # UMAP figures beside t-SNE
     "docs": [  # the documentation site, by `make docs`
         "mkdocs>=1.6,<2",  # takes docs/*.md as they are; 2 has other plugins

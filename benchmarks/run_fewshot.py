@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,19 @@ def tables_of(options: Namespace) -> list[Table]:
     return [table_of(options, setting, data, machine) for setting in options.settings]
 
 
-main = script_main(__file__, options_of, tables_of)
+def row_options(about: Mapping[str, Any]) -> dict[str, list[str] | None]:
+    """The options that choose the row of a run's configuration, one of a setting and perhaps by a head."""
+    name = str(about["method"])
+    found = {"--seeds": [str(about["seed"])], "--settings": [str(about["dataset"]).rpartition("-")[2]]}
+    heads = {row: head for head, row in SUPERVISED_ROWS.items()} | {f"{ENCODER}-{head}": head for head in HEADS}
+    if name == ENCODER or name.startswith(f"{ENCODER}-"):
+        return {**found, "--methods": [ENCODER], "--head": [heads.get(name, "nearest")]}
+    if name in heads:
+        return {**found, "--methods": [SUPERVISED_ROWS["centred"]], "--head": [heads[name]], "--encoder": None}
+    return {**found, "--methods": [name], "--head": None, "--encoder": None}
+
+
+main = script_main(__file__, options_of, tables_of, row_options)
 
 
 if __name__ == "__main__":

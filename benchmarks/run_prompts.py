@@ -175,6 +175,8 @@ def own_options(parser: Parser, about: str | None, argv: Sequence[str] | None) -
     for action in parser._actions:
         both._add_action(action)
     read = both.parse_args(argv)
+    if read.config is not None:
+        raise InputError("--config is of run_prompts.py; name the options of its command here")
     own, rest = parser.parse_known_args(argv)
     return Namespace(**vars(own), tag=read.tag), rest
 

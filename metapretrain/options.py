@@ -181,6 +181,16 @@ def add_int_list(parser: argparse.ArgumentParser, name: str, default: Sequence[i
     parser.add_argument(name, nargs="+", action=_IntListAction, default=list(default), metavar="N", help=help)
 
 
+@option_type
+def trackers(text: str) -> list[str]:
+    """Services that runs are logged to, between commas; InputError: one that is not installed."""
+    given = [one_of("tracker", part.strip(), ("wandb", "mlflow")) for part in text.split(",")]
+    for name in given:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(f"{name} is not installed: pip install {name}, or leave --log-to out")
+    return given
+
+
 device_name = option_type(check_device_name)
 JOB = "METAPRETRAIN_JOB"  # set in the environment of a job, whose standard input is a pipe that ends with its parent
 INTERRUPTED = 130  # the shell's status of a process that Ctrl-C ended
@@ -212,6 +222,7 @@ def common_options(
         add("--tag", type=folder_part, default="", metavar="NAME", help="added to the runs' folder, to keep them apart")
     add("--dry-run", action="store_true", help="show the planned runs and their budget, run nothing")
     add("--jobs-per-device", type=place_count, default=1, metavar="N", help="runs side by side (default: 1)")
+    add("--log-to", type=trackers, default=[], metavar="A,B", help="wandb or mlflow, beside TensorBoard")
     add("--plugin", action="append", metavar="FILE", help="Python file that registers something of yours by name")
 
 

@@ -27,6 +27,7 @@ class Machine:
         precision: `fp32` or `bf16`; cuda_graph: record updates as CUDA graphs; None: wherever that is possible.
         local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all.
         rank, world: of this process, and how many there are.
+        log_to: `wandb` or `mlflow`, beside TensorBoard.
     """
 
     device: str = "cpu"
@@ -36,6 +37,7 @@ class Machine:
     local_batchnorm: bool = False
     rank: int = 0
     world: int = 1
+    log_to: tuple[str, ...] = ()
 
     def settings(self, steps: int, seed: int, evaluations: int = 10, **options: Any) -> dict[str, Any]:
         """Arguments of :class:`TrainSettings` for a training here, logged 20 times or more, evaluated 10 times."""
@@ -345,6 +347,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
             resume=self.resume if resume is None else resume,
             main=self.machine.rank == 0,
             device=self.machine.device,
+            log_to=self.machine.log_to,
         )
 
     def finish(self, context: Context[R, D, Any], outcome: Outcome) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import queue
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from metapretrain.checks import check_device, check_precision
 from metapretrain.errors import InputError
 from metapretrain.evaluation.robustness import corrupt_runs
 from metapretrain.experiments.base import Experiment, Machine
+from metapretrain.files import read_json
 from metapretrain.options import JOB, Parser, common_options, main_guard
 from metapretrain.report.figures import REDUCERS, usable_reducer
+from metapretrain.training.environment import running
 from metapretrain.training.logs import METRICS
 
 STOP_SECONDS = 10.0  # after Ctrl-C or a signal a job has this long to end by itself
@@ -180,6 +183,7 @@ def table_parser(
     if maps:
         add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
     add("--job", action="store_true", help="one of several side by side: print no table")
+    add("--config", metavar="FILE", help="run the row of a run's config.json again; options that are given win")
     return parser
 
 
@@ -195,7 +199,9 @@ def machine_of(options: Namespace) -> Machine:
         rank, world = accelerator.process_index, accelerator.num_processes
     graph = False if getattr(options, "no_cuda_graph", False) else None
     compiled, local = (getattr(options, name, False) for name in ("compile", "local_batchnorm"))
-    return Machine(device, options.precision, compiled, graph, local, rank, world)
+    return Machine(
+        device, options.precision, compiled, graph, local, rank, world, tuple(getattr(options, "log_to", ()))
+    )
 
 
 def single_machine_of(options: Namespace) -> Machine:
@@ -240,24 +246,91 @@ class Table(NamedTuple):
     more: Sequence[str] = ()
 
 
+def row_options(about: Mapping[str, Any]) -> dict[str, list[str] | None]:
+    """The options that choose the row of a run's configuration; None: an option that has to be left out."""
+    return {"--methods": [str(about["method"])], "--seeds": [str(about["seed"])]}
+
+
 def script_main(
     file: str,
     options_of: Callable[[Sequence[str] | None], Namespace],
     tables_of: Callable[[Namespace], Sequence[Table]],
+    row: Callable[[Mapping[str, Any]], Mapping[str, list[str] | None]] = row_options,
 ) -> Callable[..., int]:
-    """Return the `main` of the script `file`: read its options, then its data, and run its tables."""
+    """Return the `main` of the script `file`: read its options, then its data, and run its tables.
+
+    `row` gives the options that choose the row of a run's configuration, for `--config`.
+    """
 
     @main_guard
     def main(argv: Sequence[str] | None = None) -> int:
-        options = options_of(argv)
+        called = file if argv is not None else sys.argv[0]
+        given = with_config(Path(file).name, sys.argv[1:] if argv is None else argv, row)
+        options = options_of(given)
         if "reducer" in options:
             options.reducer = usable_reducer(options.reducer)
-        given = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--download"]  # once is enough
-        for experiment, batch in due(tables_of(options), options, [file, *given]):
-            tell(experiment.run(batch))
+        jobs = [word for word in given if word != "--download"]  # once is enough
+        with running([called, *given]):
+            for experiment, batch in due(tables_of(options), options, [file, *jobs]):
+                tell(experiment.run(batch))
         return 0
 
     return main
+
+
+# Options of a run's command that say nothing of its result, or that stay the caller's to give.
+_NOT_AGAIN = {"--out", "--resume", "--job", "--jobs-per-device", "--dry-run", "--download", "--plugin"}
+_ADDED = {"--set", "--table"}  # given again, they add to what was given
+_PLACES = ("--data-dir", "--image-folder", "--unlabelled", "--pretrained")
+
+
+def with_config(
+    script: str, argv: Sequence[str], row: Callable[[Mapping[str, Any]], Mapping[str, list[str] | None]] = row_options
+) -> list[str]:
+    """Return the words of `argv`; `--config FILE` is replaced by those that run the row of FILE again.
+
+    FILE is a run's `config.json` or its folder. Other words of `argv` win; `--out` and `--plugin` are not taken over.
+    Raises InputError: no such file, one of another script or of a pretraining, or data that are not where they were.
+    """
+    reader = Parser(add_help=False)
+    reader.add_argument("--config", type=Path)
+    read, given = reader.parse_known_args(list(argv))
+    if read.config is None:
+        return given
+    file = read.config / "config.json" if read.config.is_dir() else read.config
+    about = read_json(file)
+    if about is None:
+        raise InputError(f"--config {file}: no such file; give the config.json in the folder of a run")
+    command, config = str(about.get("command")), about.get("config")
+    words = shlex.split(command)
+    if not words or Path(words[0]).name != script or not isinstance(config, dict):
+        raise InputError(f"--config {file} is not of {script}: its command is {command!r}")
+    if (read_json(file.with_name("result.json")) or {}).get("kind") == "pretraining":
+        raise InputError(f"--config {file} is of a pretraining that rows share; give the config.json of such a row")
+    known, mine, chosen = _by_option(words[1:]), {option for option, _ in _by_option(given)}, row(config)
+    if "--dataset" in mine:
+        mine.add("--image-folder")
+    if "--plugin" not in mine and any(option == "--plugin" for option, _ in known):
+        raise InputError(f"--config {file} was run with a file of your own: give it again by --plugin FILE")
+    kept = [part for part in known if part[0] not in _NOT_AGAIN | chosen.keys() | (mine - _ADDED)]
+    for option, values in kept:
+        if option in _PLACES and values and not Path(values[0]).exists():
+            told = "a run keeps the last part of an absolute path alone"
+            raise InputError(f"--config {file} was run with {option} {values[0]}, which is not here ({told}); give it")
+    kept += [(option, values) for option, values in chosen.items() if values is not None and option not in mine]
+    return [word for option, values in kept for word in (option, *values)] + given
+
+
+def _by_option(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The options of a command, each with its values."""
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            found.append((option, [value] if equals else []))
+        elif found:
+            found[-1][1].append(word)
+    return found
 
 
 def due(

@@ -9,7 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -187,14 +189,27 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+_COMMAND: ContextVar[Sequence[str] | None] = ContextVar("command", default=None)
+
+
+@contextmanager
+def running(argv: Sequence[str]) -> Iterator[None]:
+    """Within the block, :func:`command` tells `argv`: a script was called from Python, or with a configuration."""
+    token = _COMMAND.set(argv)
+    try:
+        yield
+    finally:
+        _COMMAND.reset(token)
+
+
 def command(argv: Sequence[str] | None = None) -> str:
-    """Return the command line of this process (or of `argv`) with every absolute path cut to its last part.
+    """Return the command line that runs (or `argv`) with every absolute path cut to its last part.
 
     Example:
         >>> command(["/home/me/run_stl10.py", "--data-dir", "/data/stl10", "--out=/tmp/my runs"])
         "run_stl10.py --data-dir stl10 '--out=my runs'"
     """
-    words = list(sys.argv if argv is None else argv)
+    words = list((_COMMAND.get() or sys.argv) if argv is None else argv)
     if words and Path(words[0]).name == "__main__.py":
         words[:1] = ["python", "-m", Path(words[0]).parent.name]
     return shlex.join(_shorten(word) for word in words)

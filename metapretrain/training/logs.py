@@ -10,7 +10,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,7 @@ class MetricsFile:
 
 _HEADER = 8 + 4  # the length of the data and the checksum of the length
 _FOOTER = 4  # the checksum of the data
-_HPARAMS, _FINALS = "_hparams_/", "when_done/"  # how the tags begin that are written when a run has finished
+_HPARAMS, FINALS = "_hparams_/", "when_done/"  # how the tags begin that are written when a run has finished
 
 
 def cut_events(folder: Path, step: int) -> None:
@@ -177,7 +177,7 @@ def _stays(record: bytes, step: int) -> bool:
     event = Event.FromString(record[_HEADER:-_FOOTER])
     if event.HasField("file_version"):
         return True
-    of_the_end = any(value.tag.startswith((_HPARAMS, _FINALS)) for value in event.summary.value)
+    of_the_end = any(value.tag.startswith((_HPARAMS, FINALS)) for value in event.summary.value)
     return bool(event.step <= step and not event.HasField("session_log") and not of_the_end)
 
 
@@ -327,7 +327,7 @@ class Tracker:
         settings = {key: _setting(value) for key, value in flatten(config).items()}
         beside = [name for name in metrics if name.startswith(BESIDE)]
         names = [name for name in metrics if name not in beside]
-        finals = {f"{_FINALS}{name}": float(metrics[name]) for name in names + beside if metrics[name] is not None}
+        finals = {f"{FINALS}{name}": float(metrics[name]) for name in names + beside if metrics[name] is not None}
         columns, *session = hparams(settings, finals)
         self.writer.flush()
         with SummaryWriter(str(self._folder)) as writer:
@@ -346,6 +346,62 @@ class Tracker:
         writer, self._open = self._open, None
         if writer is not None:
             writer.close()
+
+
+class Trackers:
+    """Trackers of accelerate for one run, `wandb` or `mlflow`, started with the first values; none by default.
+
+    One that fails later than at its start is left out with a warning: no training ends for it.
+    """
+
+    def __init__(self, names: Sequence[str], run: Path, config: Mapping[str, Any]) -> None:
+        self._names, self._run, self._config = list(names), run, config
+        self._open: dict[str, Any] = {}
+        self._step = 0
+
+    def log(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Hand values on; `step` None: that of the last call. InputError: a tracker cannot be started."""
+        self._step = self._step if step is None else step
+        while self._names:
+            name = self._names.pop(0)
+            try:
+                self._open[name] = self._started(name)
+            except Exception as error:  # each service has its own kinds
+                told = " ".join(str(error).split())[:300]
+                raise InputError(f"--log-to {name}: {told}; log in or start its server, or leave it out") from error
+        for name, tracker in list(self._open.items()):  # mlflow's own notion of the run is that opened last
+            more = {"run_id": tracker.tracker.info.run_id} if name == "mlflow" else {}
+            self._calling(name, lambda tracker=tracker, more=more: tracker.log(dict(values), step=self._step, **more))
+
+    def close(self) -> None:
+        """Tell each that the run has ended."""
+        for name, tracker in list(self._open.items()):
+            self._calling(name, tracker.finish)
+        self._open = {}
+
+    def _started(self, name: str) -> Any:
+        from accelerate import PartialState
+        from accelerate.tracking import MLflowTracker, WandBTracker
+
+        PartialState()  # the messages of trackers need it; one that is there already stays
+        title, config = f"{self._run.parent.name}/{self._run.name}", flatten(self._config)
+        if name == "mlflow":
+            tracker = MLflowTracker("metapretrain", run_name=title, nested_run=True)
+        else:  # rows that are trained together are open at once
+            own = {"config": config, "dir": str(self._run), "reinit": "create_new"}
+            tracker = WandBTracker("metapretrain", name=title, **own)
+        if hasattr(tracker, "start"):  # before accelerate 1.7 it has begun already
+            tracker.start()
+        if name == "mlflow":
+            tracker.store_init_configuration(config)
+        return tracker
+
+    def _calling(self, name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:
+            del self._open[name]
+            _log.warning("%s is left out from now on: %s", name, " ".join(str(error).split())[:300])
 
 
 def _setting(value: Any) -> bool | int | float | str:

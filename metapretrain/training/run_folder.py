@@ -19,7 +19,7 @@ import torch
 from metapretrain.errors import InputError
 from metapretrain.files import json_bytes, one_line_errors, plain, read_json, write_all, write_whole
 from metapretrain.training import environment
-from metapretrain.training.logs import METRICS, MetricsFile, Tracker, cut_embeddings, write_embedding
+from metapretrain.training.logs import FINALS, METRICS, MetricsFile, Tracker, Trackers, cut_embeddings, write_embedding
 from metapretrain.training.settings import check_same, flatten
 
 _log = logging.getLogger(__name__)
@@ -94,13 +94,16 @@ class RunFolder:
     where it cannot; what is there stays whole.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], device: str, lock: Lock | None, main: bool) -> None:
+    def __init__(
+        self, path: Path, config: dict[str, Any], device: str, lock: Lock | None, main: bool, log_to: Sequence[str] = ()
+    ) -> None:
         self.path, self.config, self.device, self.main = path, config, device, main
         self.seconds_before = 0.0
         self._lock = lock
         self._started = time.monotonic()
         self._tracker = Tracker(path)
         self._metrics = MetricsFile(path)
+        self._others = Trackers(log_to, path, config)
 
     @classmethod
     def open(
@@ -111,6 +114,7 @@ class RunFolder:
         resume: bool = False,
         main: bool = True,
         device: str | torch.device | None = None,
+        log_to: Sequence[str] = (),
     ) -> RunFolder:
         """Make the folder, or continue the run in it, and lock it until :meth:`close` or the process's end.
 
@@ -118,7 +122,7 @@ class RunFolder:
 
         `config` is compared as JSON has it (tuples are lists); `resume`: continue the run that is there, if one is;
         `main`: whether this process writes; only the first rank does; `device`: named in ``config.json`` and
-        ``result.json``; None: the GPU when there is one.
+        ``result.json``; None: the GPU when there is one; `log_to`: `wandb` or `mlflow`, beside TensorBoard.
         Raises InputError: another process uses the folder; it holds a run and `resume` is off, or of another method or
         configuration (each changed key is named); the folder cannot be written.
 
@@ -144,7 +148,7 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder / ".lock")
         try:
-            run = cls(folder, wanted, name, lock, main=True)
+            run = cls(folder, wanted, name, lock, main=True, log_to=log_to)
             run._start(resume)
         except BaseException:
             lock.release()
@@ -178,6 +182,7 @@ class RunFolder:
             self._metrics.append(step, split, numbers)
         with self._writing("the TensorBoard events"):
             self._tracker.scalars(step, split, numbers)
+        self._others.log({f"{split}/{name}": value for name, value in numbers.items()}, step)
 
     def figure(self, name: str, figure: Any, step: int) -> Path:
         """Save a matplotlib figure as ``figures/<name>.png`` and as a TensorBoard image."""
@@ -211,6 +216,7 @@ class RunFolder:
         if self.main:
             with self._writing("the TensorBoard events"):
                 self._tracker.hparams(config, metrics)
+            self._others.log({f"{FINALS}{name}": float(one) for name, one in metrics.items() if one is not None})
 
     def cut_back(self, step: int) -> None:
         """Drop what was logged after `step`, where a run is continued from; -1 drops everything."""
@@ -252,6 +258,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Close the files and give the folder free."""
+        self._others.close()
         try:
             self._tracker.close()
         except OSError as error:

@@ -269,7 +269,7 @@ def run_demo(options: Namespace) -> int:
     )
     command = ["-m", "metapretrain", "demo", "--out", str(options.out), "--device", options.device]
     command += ["--precision", options.precision, *["--smoke"] * options.smoke]
-    command += ["--no-figures"] * options.no_figures
+    command += ["--no-figures"] * options.no_figures + ["--log-to", ",".join(options.log_to)] * bool(options.log_to)
     threads = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # for models this small more threads gain little, and wait long on a busy machine
