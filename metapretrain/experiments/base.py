@@ -16,6 +16,7 @@ from metapretrain.errors import InputError
 from metapretrain.files import check_sums, write_sums
 from metapretrain.report.layout import Layout, save_layout
 from metapretrain.training import RunFolder, TrainSettings
+from metapretrain.training.logs import PLACE
 from metapretrain.training.settings import check_neighbours
 
 
@@ -71,6 +72,7 @@ class Context(Generic[R, D, M]):
         run: the open folder of the run; None: nothing is written.
         start: the folder of the pretraining that the row starts from, if it has one.
         before: what that pretraining has cost: its budget and `wall_s`; shared: this is a pretraining that rows share.
+        place: among all runs that are to be done, such as "run 4 of 21".
     """
 
     name: str
@@ -83,6 +85,7 @@ class Context(Generic[R, D, M]):
     start: Path | None = None
     before: Mapping[str, Any] = field(default_factory=lambda: NO_COST)
     shared: bool = False
+    place: str = ""
 
     @property
     def folder(self) -> RunFolder:
@@ -260,6 +263,13 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         (result,) = self.rows({name: method}, [seed])
         return result
 
+    def left(self, methods: Mapping[str, M], seeds: Sequence[int]) -> list[Path]:
+        """The folders of the runs that :meth:`work` would do now, in order."""
+        found = [one for batch in self.work(methods, seeds) for one in batch]
+        done = [not one.shared and self.resume and bool(self.finished(one.name, one.method, one.seed)) for one in found]
+        paths = [self.path(one.name, one.seed) for one, kept in zip(found, done, strict=True) if not kept]
+        return list(dict.fromkeys(paths))
+
     def work(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[list[Context[R, D, Any]]]:
         """Yield what :meth:`run` is to be called with, one batch after the other: pretrainings before their rows."""
         for batch in self.batches(methods, seeds):
@@ -276,6 +286,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         kept = [self.kept(one) for one in batch]
         results = [done for done in kept if done is not None]
         with ExitStack() as opened:
+            opened.callback(PLACE.reset, PLACE.set(batch[0].place))
             todo = [self._opened(one, opened) for one, done in zip(batch, kept, strict=True) if done is None]
             for one, trained in zip(todo, self.train_together(todo) if todo else (), strict=True):
                 scores = self.score(one, trained)
@@ -296,6 +307,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         run = opened.enter_context(self.open(name, method, seed))
         if self.resume and not run.checkpoints.is_dir():  # it begins anew, perhaps without a training that cuts back
             run.cut_back(-1)
+        run.steps_before = context.before.get("updates", 0)
         return replace(context, run=run)
 
     def finished(self, name: str, method: Any, seed: int) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from metapretrain.files import read_json
 from metapretrain.options import JOB, Parser, common_options, main_guard
 from metapretrain.report.figures import REDUCERS, usable_reducer
 from metapretrain.training.environment import running
-from metapretrain.training.logs import METRICS
+from metapretrain.training.logs import METRICS, ProgressLine
 
 STOP_SECONDS = 10.0  # after Ctrl-C or a signal a job has this long to end by itself
 
@@ -83,9 +84,11 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
     failed: dict[str, str] = {}
     stopped = threading.Event()
     running: set[subprocess.Popen[bytes]] = set()
+    ended = 0
     lock = threading.Lock()
 
     def work(place: Mapping[str, str]) -> None:
+        nonlocal ended
         while True:
             try:
                 name = waiting.get_nowait()
@@ -95,6 +98,7 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
             with lock:
                 if reason is not None:
                     failed[name] = reason
+                ended += 1
                 bar.update()
 
     def run(name: str, place: Mapping[str, str]) -> str | None:
@@ -120,9 +124,12 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
         threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
         for thread in threads:
             thread.start()
+        line = ProgressLine("jobs", len(jobs), unit="done") if bar.disable else None
         try:
-            for thread in threads:
-                thread.join()
+            while alive := [thread for thread in threads if thread.is_alive()]:
+                alive[0].join(1.0)
+                if line is not None:
+                    line.at(ended)
         except KeyboardInterrupt:
             with lock:
                 stopped.set()
@@ -357,16 +364,28 @@ def due(
     for table, rows in zip(tables, chosen, strict=True):
         table.experiment.check(rows, options.seeds)
     places = slots(options.device, options.jobs_per_device)
+    both = zip(tables, chosen, strict=True)
+    left = [path for table, rows in both for path in table.experiment.left(rows, options.seeds)]
     for (experiment, _, more), rows in zip(tables, chosen, strict=True):
         if len(places) > 1 and experiment.machine.world == 1 and not options.job:
             run_jobs(_jobs(rows, options, [*command, *more]), places, experiment.root / "logs")
         else:
-            yield from ((experiment, batch) for batch in experiment.work(rows, options.seeds))
+            yield from (
+                (experiment, _placed(experiment, batch, left)) for batch in experiment.work(rows, options.seeds)
+            )
         if len(experiment.data.test) and experiment.machine.rank == 0 and not options.job:
             if getattr(options, "corrupt", False):
                 _corrupt(experiment)
             experiment.save_layout()
             show(experiment)
+
+
+def _placed(experiment: Experiment[Any, Any, Any, Any, Any], batch: Sequence[Any], left: list[Path]) -> list[Any]:
+    """The batch, told its place among the folders of all runs that are left, each once."""
+    paths = list(dict.fromkeys(left))
+    at = [paths.index(path) + 1 for one in batch if (path := experiment.path(one.name, one.seed)) in paths]
+    place = f"run {'-'.join(dict.fromkeys((str(min(at)), str(max(at)))))} of {len(paths)}" if at else ""
+    return [replace(one, place=place) for one in batch]
 
 
 def tell(results: Iterable[Mapping[str, Any]]) -> None:

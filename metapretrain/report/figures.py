@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 COLOURS = ("#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#000000")
 MARKERS = "osD^vPX<>*"
 INK = "#333333"
+LEADER = "#BBBBBB"  # from a curve's end to its name: no colour of a curve
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -330,7 +331,7 @@ def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
         top = heights[place] - gap
     for height, (x, y, colour, method) in zip(heights, finite, strict=True):
         drawn: dict[str, Any] = {"va": "center", "color": darker(colour), "fontsize": 8.5, "annotation_clip": False}
-        leader = {"arrowstyle": "-", "color": colour, "lw": 0.6, "relpos": (0, 0.5)}
+        leader = {"arrowstyle": "-", "color": LEADER, "lw": 0.5, "linestyle": ":", "relpos": (0, 0.5)}
         axes.annotate(method, (x, y), (1.02, height), textcoords=axes.get_yaxis_transform(), arrowprops=leader, **drawn)
 
 
@@ -374,7 +375,9 @@ def redraw_maps(root: Path | str, reducer: str) -> list[Path]:
         for name in sorted(kept, key=lambda name: ("before" not in name, "test" in name, name)):
             z, words = kept[name]
             maps[name.replace("-", " ")] = (z, torch.tensor([classes.index(word) for word in words]))
-        written.append(save_figure(tsne_figure(maps, classes, reducer=reducer), run / "figures" / f"{reducer}.png"))
+        figure = tsne_figure(maps, classes, reducer=reducer)
+        figure.suptitle(run.resolve().name, fontsize=11, parse_math=False)
+        written.append(save_figure(figure, run / "figures" / f"{reducer}.png"))
     if not written:
         raise InputError(f"no run in {root} kept embeddings; a pretraining does, where figures are drawn")
     return written

@@ -193,6 +193,7 @@ class Engine:
         self.device: torch.device = accelerator.device
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
+        self.window: dict[str, tuple[float, int]] = {}  # sum and number of the losses that were read last
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
         self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
         self.recorder = Recorder(
@@ -262,24 +263,28 @@ class Engine:
         self.optimizer.step()
         self.done.add_(1)
 
-    def read_losses(self) -> dict[str, float]:
-        """Return each task's mean loss over all ranks since the last call; waits for the device."""
+    def read_losses(self, whole: bool = True) -> dict[str, float]:
+        """Return each task's mean loss over all ranks since the last call (or the one before); waits for the device."""
         seen = {name: count for name, count in self.counts.items() if count}
         sums = mean_over_ranks([self.sums[name] for name in seen])
-        means = {name: total.item() / count for (name, count), total in zip(seen.items(), sums, strict=True)}
+        before = {} if whole else self.window
+        self.window = {name: (total.item(), count) for (name, count), total in zip(seen.items(), sums, strict=True)}
+        for name, (total, count) in before.items():
+            more = self.window.get(name, (0.0, 0))
+            self.window[name] = total + more[0], count + more[1]
         for name in self.counts:
             self.sums[name].zero_()
             self.counts[name] = 0
-        return means
+        return {name: total / count for name, (total, count) in self.window.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the losses since the last log line, for a checkpoint."""
-        return {"sums": dict(self.sums), "counts": dict(self.counts)}
+        return {"sums": dict(self.sums), "counts": dict(self.counts), "window": dict(self.window)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
-        self.counts = dict(state["counts"])
+        self.counts, self.window = dict(state["counts"]), dict(state.get("window", {}))
 
     def bad_step(self) -> int | None:
         """Return the first update (counted from 0 in this process) with a NaN or infinite loss, or None."""

@@ -11,6 +11,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,24 +57,35 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return lines
 
 
+PLACE = ContextVar("PLACE", default="")  # of what is running among all runs, such as "run 4 of 21"
+
+
+def titled(title: str) -> str:
+    """The title of a progress bar, after the run's place among all runs."""
+    return ", ".join(filter(None, (PLACE.get(), title)))
+
+
 class ProgressLine:
-    """Says every 30 seconds how far a training is, where no progress bar is shown.
+    """Says every 30 seconds how far a training is, where no progress bar is shown; short trainings take turns.
 
     Example:
         >>> line = ProgressLine("train", total=10)
         >>> line.at(3)  # nothing yet
     """
 
-    def __init__(self, title: str, total: int, step: int = 0) -> None:
-        self.title, self.total, self.start = title, total, step
-        self.began = self.told = time.monotonic()
+    told = time.monotonic()  # the last line, of whichever training
+
+    def __init__(self, title: str, total: int, step: int = 0, unit: str = "updates") -> None:
+        self.title, self.total, self.start, self.unit = titled(title), total, step, unit
+        self.began = time.monotonic()
 
     def at(self, step: int) -> None:
         """Tell it, if it is time, after `step` updates."""
         now = time.monotonic()
-        if now - self.told >= TOLD_SECONDS:
-            self.told, left = now, (now - self.began) / max(1, step - self.start) * (self.total - step)
-            _log.info("%s: %d of %d updates, about %.0f s left", self.title, step, self.total, left)
+        if now - ProgressLine.told >= TOLD_SECONDS:
+            ProgressLine.told, done = now, step - self.start
+            left = f", about {(now - self.began) / done * (self.total - step):.0f} s left" if done else ""
+            _log.info("%s: %d of %d %s%s", self.title, step, self.total, self.unit, left)
 
 
 class MetricsFile:
@@ -182,6 +194,8 @@ def _stays(record: bytes, step: int) -> bool:
 
 
 POINTS, WORDS = "tensors.tsv", "metadata.tsv"
+# Paul Tol's "bright" scheme and others that are seen on black and on white.
+COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#EE7733", "#009988", "#CC3311", "#999999")
 
 
 def write_embedding(
@@ -191,7 +205,8 @@ def write_embedding(
 
     Files: ``projector/<name>-<step>/{tensors.tsv,metadata.tsv,sprite.png}`` and ``projector_config.pbtxt``, with
     relative paths. The same name and step are replaced. `z`: (N, D) points; `labels`: N words or numbers; `images`:
-    None, or (N, C, H, W) with 1 or 3 channels, uint8 or float in 0..1, shown as the points.
+    (N, C, H, W) with 1 or 3 channels, uint8 or float in 0..1, shown as the points, in the colour of their label where
+    they have 1 channel; None: squares of that colour.
     Raises InputError: the lengths differ or the shapes are others; OSError: it cannot be written.
     """
     if z.ndim != 2 or len(labels) != len(z) or (images is not None and len(images) != len(z)):
@@ -206,10 +221,10 @@ def write_embedding(
     write_whole(folder / POINTS, table.getvalue().encode())
     words = [" ".join(str(label).split()) or "-" for label in labels]
     write_whole(folder / WORDS, ("\n".join(words) + "\n").encode())
-    if images is not None:
-        write_whole(folder / "sprite.png", _sprite(images))
+    pixels = _thumbnails(words, images)
+    write_whole(folder / "sprite.png", _sprite(pixels))
     place = folder.relative_to(run).as_posix()
-    write_whole(folder / "entry.pbtxt", _entry(f"{name}:{step:08d}", place, images))
+    write_whole(folder / "entry.pbtxt", _entry(f"{name}:{step:08d}", place, pixels.shape[-2:]))
     _list_embeddings(run)
     return folder
 
@@ -244,27 +259,35 @@ def _list_embeddings(run: Path) -> None:
     write_whole(run / "projector_config.pbtxt", b"".join(entry.read_bytes() for entry in entries))
 
 
-def _entry(title: str, place: str, images: torch.Tensor | None) -> bytes:
-    """Return one `EmbeddingInfo` as protocol-buffer text."""
+def _entry(title: str, place: str, size: Sequence[int]) -> bytes:
+    """Return one `EmbeddingInfo` as protocol-buffer text; `size`: height and width of a thumbnail."""
     lines = [f'tensor_name: "{title}"', f'tensor_path: "{place}/{POINTS}"', f'metadata_path: "{place}/{WORDS}"']
-    if images is not None:
-        height, width = images.shape[-2:]
-        size = f"single_image_dim: {width} single_image_dim: {height}"
-        lines.append(f'sprite {{ image_path: "{place}/sprite.png" {size} }}')
+    size = f"single_image_dim: {size[1]} single_image_dim: {size[0]}"
+    lines.append(f'sprite {{ image_path: "{place}/sprite.png" {size} }}')
     return ("embeddings {\n  " + "\n  ".join(lines) + "\n}\n").encode()
 
 
-def _sprite(images: torch.Tensor) -> bytes:
-    """Return the images as one PNG: square in count, row after row, as the projector cuts it."""
+def _thumbnails(words: Sequence[str], images: torch.Tensor | None) -> torch.Tensor:
+    """What is shown as the points, uint8 (N, 3, H, W): see :func:`write_embedding`."""
+    pixels = torch.ones(len(words), 1, 8, 8) if images is None else images.detach().cpu()
+    if not pixels.is_floating_point():
+        pixels = pixels.float() / 255
+    if pixels.shape[1] == 1:
+        known = {word: place for place, word in enumerate(sorted(set(words)))}
+        hexes = [COLOURS[known[word] % len(COLOURS)] for word in words]
+        colours = torch.tensor([[int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in hexes])
+        pixels = pixels * colours.view(-1, 3, 1, 1) / 255
+    return (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _sprite(pixels: torch.Tensor) -> bytes:
+    """Return thumbnails as one PNG: square in count, row after row, as the projector cuts it."""
     from PIL import Image
 
-    pixels = images.detach().cpu()
-    if pixels.is_floating_point():
-        pixels = (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
-    count, channels, height, width = pixels.shape
+    count, _, height, width = pixels.shape
     side = math.ceil(math.sqrt(count))
     sheet = torch.full((side * side, 3, height, width), 255, dtype=torch.uint8)
-    sheet[:count] = pixels.expand(-1, 3, -1, -1) if channels == 1 else pixels
+    sheet[:count] = pixels
     rows = sheet.view(side, side, 3, height, width).permute(0, 3, 1, 4, 2)
     file = io.BytesIO()
     Image.fromarray(rows.reshape(side * height, side * width, 3).numpy()).save(file, "PNG")
@@ -302,19 +325,19 @@ class Tracker:
         _ = self.writer
 
     def scalars(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Write each value as ``<split>/<name>`` and flush, so that a kill loses none of them."""
+        """Write each value as ``<split>/<name>``, of validations ``eval/<name>``: TensorBoard opens on it."""
         for name, value in values.items():
-            self.writer.add_scalar(f"{split}/{name}", value, step)
+            self.writer.add_scalar(f"{'eval' if split == 'validation' else split}/{name}", value, step)
         self.writer.flush()
 
     def image(self, name: str, png: bytes, step: int) -> None:
-        """Write an encoded PNG as the image `name`, at most :data:`LARGEST` pixels wide and high."""
+        """Write an encoded PNG as the image ``figures/<name>``, at most :data:`LARGEST` pixels wide and high."""
         from PIL import Image
 
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             colours = image.convert("RGB")
         colours.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
-        self.writer.add_image(name, np.asarray(colours), step, dataformats="HWC")
+        self.writer.add_image(f"figures/{name}", np.asarray(colours), step, dataformats="HWC")
 
     def hparams(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Write the configuration (flattened) and the final metrics, as ``when_done/<name>``, for the HPARAMS tab.

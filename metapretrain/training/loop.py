@@ -14,7 +14,7 @@ from torch import nn
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
 from metapretrain.training import checkpoint, engine, environment
-from metapretrain.training.logs import ProgressLine
+from metapretrain.training.logs import ProgressLine, titled
 from metapretrain.training.run_folder import RunFolder
 from metapretrain.training.settings import TrainSettings, learning_rate
 
@@ -238,7 +238,8 @@ class _Loop:
         if self.best is not None and self.best.start and not self.step:
             self._evaluate()
         hidden = None if accelerator.is_main_process else True  # None: shown on a terminal
-        self.bar = tqdm(total=settings.steps, initial=self.step, desc=title, unit="step", disable=hidden, leave=False)
+        how = {"total": settings.steps, "initial": self.step, "desc": titled(title), "unit": "step"}
+        self.bar = tqdm(**how, disable=hidden, leave=False)
         silent = self.bar.disable and accelerator.is_main_process
         self.progress = ProgressLine(title, settings.steps, self.step) if silent else None
 
@@ -263,7 +264,7 @@ class _Loop:
             self.progress.at(self.step)
         logged, last = self.step % self.settings.log_every == 0, self.step == self.settings.steps
         if logged or last:
-            self._log(self.bar)
+            self._log(logged)
         self._maybe_evaluate()
         if self.folder is not None and self.step < self.settings.steps and self._checkpoint_due():
             self._save(self.folder)
@@ -311,13 +312,13 @@ class _Loop:
                 start_epoch(name)
         return batch
 
-    def _log(self, bar: Any) -> None:
-        losses = self.engine.read_losses()
+    def _log(self, whole: bool) -> None:
+        losses = self.engine.read_losses(whole)
         now = time.monotonic()
         self.speeds.append((self.step - self.logged_step) / max(now - self.logged_at, 1e-9))
         self._refuse_bad_loss()
         self.losses = losses
-        bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()}, refresh=False)
+        self.bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()}, refresh=False)
         if self.folder is not None:
             values = {f"loss_{name}": value for name, value in losses.items()}
             self.folder.log(self.step, "train", {**values, "learning_rate": self._rate(self.settings.lr)})

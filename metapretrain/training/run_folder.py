@@ -90,7 +90,8 @@ class RunFolder:
     """One run's folder, open for writing; use :meth:`open`, as a context manager.
 
     `main`: False on every rank but the first: then nothing is locked or written; `seconds_before`: wall time of earlier
-    sessions, set by a loop that resumes and added to ``wall_s``. Every method that writes raises InputError, one line,
+    sessions, set by a loop that resumes and added to ``wall_s``; `steps_before`: updates of the pretraining that the
+    run starts from, added to the steps of all that is logged. Every method that writes raises InputError, one line,
     where it cannot; what is there stays whole.
     """
 
@@ -98,7 +99,7 @@ class RunFolder:
         self, path: Path, config: dict[str, Any], device: str, lock: Lock | None, main: bool, log_to: Sequence[str] = ()
     ) -> None:
         self.path, self.config, self.device, self.main = path, config, device, main
-        self.seconds_before = 0.0
+        self.seconds_before, self.steps_before = 0.0, 0
         self._lock = lock
         self._started = time.monotonic()
         self._tracker = Tracker(path)
@@ -177,7 +178,7 @@ class RunFolder:
         """
         if not self.main:
             return
-        numbers = {name: float(value) for name, value in values.items()}
+        step, numbers = step + self.steps_before, {name: float(value) for name, value in values.items()}
         with self._writing(METRICS):
             self._metrics.append(step, split, numbers)
         with self._writing("the TensorBoard events"):
@@ -185,16 +186,19 @@ class RunFolder:
         self._others.log({f"{split}/{name}": value for name, value in numbers.items()}, step)
 
     def figure(self, name: str, figure: Any, step: int) -> Path:
-        """Save a matplotlib figure as ``figures/<name>.png`` and as a TensorBoard image."""
+        """Save a matplotlib figure, titled with the run's method, as ``figures/<name>.png`` and a TensorBoard image."""
         file = self.figures / f"{_file_name(name)}.png"
         if not self.main:
             return file
+        if "method" in self.config:
+            title = f"{self.config['method']}, seed {self.config.get('seed')}"
+            figure.suptitle(title, fontsize=11, parse_math=False)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
         with self._writing(f"figures/{name}.png"):
             self.figures.mkdir(exist_ok=True)
             write_whole(file, picture.getvalue())
-            self._tracker.image(name, picture.getvalue(), step)
+            self._tracker.image(name, picture.getvalue(), step + self.steps_before)
         return file
 
     def embedding(
@@ -209,7 +213,7 @@ class RunFolder:
         if self.main:
             words = labels.tolist() if isinstance(labels, torch.Tensor) else labels
             with self._writing("the embedding"):
-                write_embedding(self.path, _file_name(name), z, words, images, step)
+                write_embedding(self.path, _file_name(name), z, words, images, step + self.steps_before)
 
     def hparams(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Write the configuration and the final metrics for TensorBoard's HPARAMS tab."""
@@ -222,6 +226,7 @@ class RunFolder:
         """Drop what was logged after `step`, where a run is continued from; -1 drops everything."""
         if not self.main:
             return
+        step += self.steps_before if step >= 0 else 0
         with self._writing(METRICS):
             self._metrics.cut_back(step)
         with self._writing("the TensorBoard events"):

@@ -11,8 +11,9 @@ import pytest
 
 from metapretrain.cli import main
 from metapretrain.errors import InputError
-from metapretrain.experiments.command import _jobs, machine_of
+from metapretrain.experiments.command import _jobs, machine_of, run_jobs
 from metapretrain.experiments.images.training import ImageMethod
+from metapretrain.training import logs
 
 ARGUMENTS = ["demo", "--smoke", "--no-figures", "--device", "cpu", "--seeds", "0", "--methods", "supervised,prl-query"]
 
@@ -40,6 +41,36 @@ def test_side_by_side_gives_the_files_of_one_after_the_other(
     assert "tensorboard --logdir" not in (two / "logs" / "supervised-s0.log").read_text()  # the table is shown once
     table = [line for line in first.splitlines() if line.startswith("| prl-query | 1 |")][:1]
     assert table and table[0] in second
+
+
+def test_every_bar_and_every_line_tells_the_place_of_its_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tqdm.auto
+
+    bars, real = [], tqdm.auto.tqdm
+    monkeypatch.setattr(tqdm.auto, "tqdm", lambda *given, **more: bars.append(more["desc"]) or real(*given, **more))
+    monkeypatch.setattr(logs, "TOLD_SECONDS", 0.0)
+    places = [f"run {n} of 3, {title} seed 0" for n, title in ((1, "supervised"), (2, "prl-query"), (3, "supervised"))]
+    with caplog.at_level("INFO", "metapretrain"):
+        assert main([*ARGUMENTS, "--out", str(tmp_path)]) == 0
+    assert bars == places
+    told = [line.rpartition(": ")[0] for line in caplog.messages if "updates" in line]
+    assert list(dict.fromkeys(told)) == places
+    bars.clear()
+    (tmp_path / "demo" / "digits-smoke" / "prl-query-s0" / "result.json").unlink()
+    assert main([*ARGUMENTS, "--out", str(tmp_path)]) == 0
+    assert bars == ["run 1 of 1, supervised seed 0"]  # the pretraining and the other row are kept
+
+
+def test_jobs_without_a_terminal_tell_how_many_are_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "TOLD_SECONDS", 0.0)
+    jobs = {name: [sys.executable, "-c", f"import time; time.sleep({name})"] for name in ("0", "2.5")}
+    with caplog.at_level("INFO", "metapretrain"):
+        run_jobs(jobs, [{}, {}], tmp_path)
+    assert any(line.startswith("jobs: 1 of 2 done") for line in caplog.messages)
 
 
 def test_a_job_is_a_seed_and_a_pretraining() -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import knn_leave_one_out, silhouette
 from metapretrain.report.figures import (
+    COLOURS,
     comparison_figure,
     confusion_figure,
     curves_figure,
@@ -95,6 +97,18 @@ def test_curves_show_mean_and_band(tmp_path: Path) -> None:
     (band,) = axes.collections
     assert {tuple(point) for point in band.get_paths()[0].vertices.tolist()} >= {(0, 2), (0, 4), (10, 1), (10, 2)}
     assert sorted(texts(figure)) == ["a", "b"]
+
+
+def test_lines_from_curves_to_their_names_do_not_look_like_curves(tmp_path: Path) -> None:
+    from matplotlib.text import Annotation
+
+    runs = {f"m{i}": [write_metrics(tmp_path / str(i), {0: 4.0, 10 + i: 2.0})] for i in range(12)}
+    (axes,) = curves_figure(runs, ["train/loss"]).axes
+    leaders = [text.arrow_patch for text in axes.texts if isinstance(text, Annotation) and text.arrow_patch]
+    assert len(leaders) == 12
+    for leader in leaders:
+        assert to_hex(leader.get_edgecolor()).upper() not in COLOURS and leader.get_linestyle() in (":", "dotted")
+        assert leader.get_linewidth() < axes.lines[0].get_linewidth() / 2
 
 
 def test_a_run_in_progress_does_not_cut_the_others_short() -> None:

@@ -1,13 +1,18 @@
 """The loop: exact resumes, honest failures, and the same result over ranks."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 from torch import nn
 
 from metapretrain.episodes import ShuffledBatches, TaskStream
@@ -72,11 +77,28 @@ def test_learns_and_reports():
 @pytest.mark.parametrize("seconds", [0.0, 30.0])
 def test_a_training_without_a_terminal_tells_how_far_it_is(seconds, caplog, monkeypatch):
     monkeypatch.setattr(logs, "TOLD_SECONDS", seconds)
+    monkeypatch.setattr(logs.ProgressLine, "told", time.monotonic())
     with caplog.at_level("INFO", "metapretrain"):
         train(Toy(), stream(), settings(), title="toy seed 0")
     told = [line for line in caplog.messages if line.startswith("toy seed 0: ")]
     assert len(told) == (40 if seconds == 0 else 0)
     assert not told or (told[0].startswith("toy seed 0: 1 of 40 updates") and told[-1].endswith("about 0 s left"))
+
+
+def test_short_trainings_tell_how_far_they_are_together(caplog, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(logs.ProgressLine, "told", 0.0)
+    with caplog.at_level("INFO", "metapretrain"):
+        for number in range(10):  # 12 s each: none lasts 30 s
+            before = logs.PLACE.set(f"run {number + 1} of 10")
+            line = logs.ProgressLine("toy", total=4)
+            for step in range(1, 5):
+                clock[0] += 3
+                line.at(step)
+            logs.PLACE.reset(before)
+    assert [message.split(":")[0] for message in caplog.messages] == [f"run {n} of 10, toy" for n in (3, 5, 8, 10)]
+    assert caplog.messages[0] == "run 3 of 10, toy: 2 of 4 updates, about 6 s left"
 
 
 def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
@@ -412,3 +434,36 @@ def test_groups_of_a_step_have_rates_of_their_own():
 def test_keeping_the_best_needs_validations():
     with pytest.raises(InputError, match="keep_best needs evaluate"):
         train(Toy(), stream(), settings(ema=None), keep_best="score")
+
+
+class Counting(nn.Module):
+    """The loss of update n is n; of the task that has a batch."""
+
+    def __init__(self, end=None):
+        super().__init__()
+        self.w, self.end = nn.Parameter(torch.zeros(1)), end
+        self.register_buffer("update", torch.zeros(()))
+
+    def forward(self, batches):
+        if self.update == self.end:
+            raise KeyboardInterrupt
+        self.update += 1
+        return {name: self.update + 0 * self.w.sum() for name in batches}
+
+
+@examples(max_examples=12, deadline=None)
+@given(st.integers(1, 23), st.integers(1, 8), st.integers(1, 23))
+def test_no_logged_loss_covers_fewer_updates_than_the_others(steps, every, cut):
+    with TemporaryDirectory() as folder:
+        chosen = settings(steps=steps, log_every=every, ema=None, checkpoint_every=cut)
+        for resume in (False, True) if cut < steps else (False,):
+            with RunFolder.open(folder, {"method": "count"}, resume=resume) as run:
+                step = Counting(None if resume else cut)  # cut short at a checkpoint, if at all
+                with contextlib.suppress(KeyboardInterrupt):
+                    report = train(step, stream(steps), chosen, run=run)
+        logged = [(line["step"], line["value"]) for line in read_metrics(folder) if line["name"] == "loss_toy"]
+    assert [step for step, _ in logged] == sorted({*range(every, steps + 1, every), steps})
+    for at, value in logged:
+        first = at - every + 1 if at % every == 0 else max(1, at - at % every - every + 1)
+        assert value == pytest.approx((first + at) / 2), (at, first)
+    assert report.losses == {"toy": logged[-1][1]}

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from metapretrain.errors import InputError
-from metapretrain.training.logs import Tracker
+from metapretrain.training.logs import COLOURS, Tracker
 from metapretrain.training.run_folder import RunFolder
-from tests.training.run_files import CONFIG, events, figure, projector, scalars
+from tests.training.run_files import CONFIG, events, figure, lines, projector, scalars
 
 
 def test_a_figure_is_a_file_and_a_tensorboard_image(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_figure_is_a_file_and_a_tensorboard_image(tmp_path: Path) -> None:
         assert file == tmp_path / "figures" / "t-sne.png"
     with Image.open(file) as image:
         size = image.size
-    (shown,) = events(tmp_path).Images("t-sne")
+    (shown,) = events(tmp_path).Images("figures/t-sne")
     assert (shown.step, shown.width, shown.height) == (3, *size)
 
 
@@ -37,7 +37,7 @@ def test_a_large_figure_is_made_smaller_for_tensorboard_only(tmp_path: Path) -> 
         file = run.figure("large", large, 3)
     with Image.open(file) as image:
         assert image.width > 1200
-    (shown,) = events(tmp_path).Images("large")
+    (shown,) = events(tmp_path).Images("figures/large")
     assert shown.width == 800 and 300 < shown.height < 500
 
 
@@ -71,10 +71,14 @@ def test_the_projector_reads_points_labels_and_images(tmp_path: Path, channels: 
     with Image.open(tmp_path / second.sprite.image_path) as sheet:
         pixels = torch.from_numpy(np.array(sheet))
     assert pixels.shape == (12, 18, 3)
+    colours = [COLOURS[place] for place in (2, 1, 0, 3, 2)]  # of the words in their order: -, a dog, cat, x y
     for i in range(5):
         row, column = divmod(i, 3)
         cell = pixels[row * 4 : row * 4 + 4, column * 6 : column * 6 + 6]
-        assert torch.equal(cell.permute(2, 0, 1), images[i].expand(3, 4, 6))
+        colour = torch.tensor([int(colours[i][place : place + 2], 16) for place in (1, 3, 5)]) / 255
+        tint = colour.view(3, 1, 1) if channels == 1 else 1.0
+        expected = images[i].expand(3, 4, 6) * tint
+        assert (cell.permute(2, 0, 1) - expected).abs().max() <= 0.51
 
 
 def test_tensorboards_own_projector_plugin_serves_the_points(tmp_path: Path) -> None:
@@ -111,6 +115,52 @@ def test_tensorboards_own_projector_plugin_serves_the_points(tmp_path: Path) -> 
 def test_points_that_do_not_fit_are_refused(tmp_path: Path, z: Any, labels: Any, images: Any) -> None:
     with RunFolder.open(tmp_path, CONFIG) as run, pytest.raises(InputError, match="the projector takes"):
         run.embedding("z", z, labels, images)
+
+
+def test_every_tensor_of_the_projector_has_words_and_thumbnails_in_the_colour_of_its_word(tmp_path: Path) -> None:
+    from PIL import Image
+
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.embedding("texts", torch.randn(12, 3), [f"class {i % 6}" for i in range(12)], step=1)
+        run.embedding("digits", torch.randn(4, 3), [0, 1, 0, 1], torch.ones(4, 1, 8, 8), step=1)
+    for entry in projector(tmp_path):
+        words = (tmp_path / entry.metadata_path).read_text().splitlines()
+        with Image.open(tmp_path / entry.sprite.image_path) as sheet:
+            side = sheet.width // 8
+            shown = [sheet.getpixel((8 * (i % side) + 4, 8 * (i // side) + 4)) for i in range(len(words))]
+        assert len(set(shown)) == len(set(words)) == len(set(zip(words, shown, strict=True)))
+
+
+def test_tensorboard_opens_on_validations(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        for split, name in (("train", "learning_rate"), ("train", "loss_a"), ("validation", "accuracy")):
+            run.log(1, split, {name: 0.5})
+        run.figure("confusion", figure(), 1)
+        run.hparams(CONFIG, {"accuracy": 0.5})
+    tags = events(tmp_path).Tags()
+    shown = sorted(tag for tag in [*tags["scalars"], *tags["images"]] if not tag.startswith("_"))
+    assert shown[0] == "eval/accuracy"
+
+
+def test_what_follows_a_pretraining_is_logged_after_its_updates(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.steps_before = 100
+        for step in (5, 10, 15):
+            run.log(step, "train", {"loss": 1.0})
+        run.figure("a", figure(), 10)
+        run.embedding("z", torch.zeros(2, 2), [0, 1], step=15)
+        run.cut_back(10)
+        assert [step for step, _ in lines(tmp_path)] == [105, 110] and list(projector(tmp_path)) == []
+        assert [event.step for event in events(tmp_path).Images("figures/a")] == [110]
+        run.cut_back(-1)
+    assert lines(tmp_path) == [] and not events(tmp_path).Tags()["images"]
+
+
+def test_a_figure_names_the_method_of_its_run(tmp_path: Path) -> None:
+    drawn = figure()
+    with RunFolder.open(tmp_path, {"method": "prl$query$", "seed": 3}) as run:
+        run.figure("confusion", drawn, 1)
+    assert drawn.get_suptitle() == "prl$query$, seed 3"
 
 
 def test_hparams_are_in_the_run_itself(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         figure = tsne_figure(maps, classes, reducer=self.reducer, max_points=self.map_points)
         run.figure(self.reducer, figure, step)
         for name, (z, labels) in maps.items():
-            images = self._some(self.data.test).images if name == "test, after pretraining" else None
+            images = self._some(self.data.test if name.startswith("test") else self.data.train).images
             words = [classes[y] for y in labels.tolist()]
             run.embedding(name.replace(", ", "-").replace(" ", "-"), z, words, images, step)
 
