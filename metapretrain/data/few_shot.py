@@ -45,9 +45,9 @@ class FewShotData:
         mean, std = ((0.0,), (1.0,)) if train.channels == 1 else train.statistics()
         return cls(train, validation, test, mean, std)
 
-    def first(self, classes: int) -> FewShotData:
-        """Return the first classes of each part, or all where there are not so many: for a quick look."""
-        parts = {name: getattr(self, name) for name in PARTS}
+    def first(self, classes: int, images: int) -> FewShotData:
+        """Return the first images of the first classes of each part, or all that there are: for a quick look."""
+        parts = {name: _first_images(getattr(self, name), images) for name in PARTS}
         few = {name: torch.arange(min(classes, len(part.classes))) for name, part in parts.items()}
         return FewShotData.of({name: _classes(part, few[name], name) for name, part in parts.items()})
 
@@ -97,6 +97,12 @@ def split_classes(images: ImageSet) -> dict[str, ImageSet]:
     return {
         part: _classes(images, rows.sort().values, part) for part, rows in zip(PARTS, order.split(sizes), strict=True)
     }
+
+
+def _first_images(part: ImageSet, most: int) -> ImageSet:
+    order = part.labels.sort(stable=True).indices
+    place = torch.arange(len(order)) - torch.searchsorted(part.labels[order], part.labels[order])
+    return part.subset(order[place < most].sort().values)
 
 
 def _classes(images: ImageSet, chosen: torch.Tensor, split: str) -> ImageSet:

@@ -75,9 +75,11 @@ def make_learner(choices: Mapping[str, Any], net: Backbone, ways: int) -> Any:
     name = choices["learner"]
     if name == "supervised":
         features: Any = net.encoder.features
-        return Classifier(net, features, ways, head=choices.get("head") or "centred")
+        outputs = ways * (4 if choices.get("turns") else 1)
+        return Classifier(net, features, outputs, head=choices.get("head") or "centred")
     if not adapts(name):
-        more = {"temperature": choices.get("temperature", 1.0)} if name == "protonet" else {}
+        names = ("temperature", "distance", "learn_temperature") if name == "protonet" else ()
+        more = {name: choices[name] for name in names if name in choices}
         return LEARNERS[name](net, ways=ways, **more)
     kind = LEARNERS[name]
     adapted = {} if choices.get("adapt_norms", True) or kind is ANIL else {"only": without_norms(net)}

@@ -1,6 +1,7 @@
 """Prototypical networks and R2-D2 as learners, beside MAML and its kin: an encoder and a classifier per task."""
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ class ProtoNet(EmbeddingLearner):
     Args:
         model: maps x (N, ...) to embeddings; what they have beyond (N, D) is flattened.
         distance: "sqeuclidean" (the paper's), "euclidean" or "cosine".
-        temperature: above 0; the logits are divided by it.
+        temperature: above 0; the logits are divided by it; learn_temperature: that is where it starts.
         ways: number of classes W of every task, each with support examples. None: read from the labels, which waits for
             the device.
 
@@ -108,13 +109,22 @@ class ProtoNet(EmbeddingLearner):
         [[[-0.0, -16.0], [-16.0, -0.0]]]
     """
 
+    log_temperature: Tensor | None
+
     def __init__(
-        self, model: nn.Module, *, distance: str = "sqeuclidean", temperature: float = 1.0, ways: int | None = None
+        self,
+        model: nn.Module,
+        *,
+        distance: str = "sqeuclidean",
+        temperature: float = 1.0,
+        learn_temperature: bool = False,
+        ways: int | None = None,
     ) -> None:
         super().__init__(model, ways)
-        number("temperature", temperature, above=0)
+        self.temperature = number("temperature", temperature, above=0)
         self.distance = one_of("distance", distance, DISTANCES)
-        self.temperature = temperature
+        start = torch.tensor(math.log(temperature))
+        self.log_temperature = nn.Parameter(start) if learn_temperature else None
 
     def fit(self, z: Tensor, y: Tensor) -> Tensor:
         """Mean embedding of each class of each task, (T, W, D)."""
@@ -122,7 +132,8 @@ class ProtoNet(EmbeddingLearner):
 
     def apply_fitted(self, z: Tensor, fitted: Tensor) -> Tensor:
         """Logits (T, Q, W) of embeddings (T, Q, D) by centres (T, W, D)."""
-        return torch.vmap(lambda q, c: proto_logits(q, c, self.distance, self.temperature))(z, fitted)
+        temperature = self.temperature if self.log_temperature is None else self.log_temperature.exp()
+        return torch.vmap(lambda q, c: proto_logits(q, c, self.distance, temperature))(z, fitted)
 
 
 def ridge(z: Tensor, y: Tensor, penalty: Tensor | float) -> Tensor:
@@ -136,10 +147,10 @@ def ridge(z: Tensor, y: Tensor, penalty: Tensor | float) -> Tensor:
     """
     rows, size = z.shape[-2:]
     small = rows <= size
-    gram = z @ z.mT if small else z.mT @ z
-    damped = gram + penalty * torch.eye(min(rows, size), dtype=z.dtype, device=z.device)
-    solved: Tensor = torch.linalg.solve(damped, y if small else z.mT @ y)
-    return z.mT @ solved if small else solved
+    gram = (z @ z.mT if small else z.mT @ z).double()  # in float32 equal rows of a large norm would be singular
+    damped = gram + penalty * torch.eye(min(rows, size), dtype=gram.dtype, device=z.device)
+    solved: Tensor = torch.linalg.solve(damped, (y if small else z.mT @ y).double())
+    return (z.mT.double() @ solved if small else solved).to(z.dtype)
 
 
 class R2D2(EmbeddingLearner):

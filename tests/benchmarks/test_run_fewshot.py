@@ -33,7 +33,7 @@ def result(folder: Path) -> Any:
 
 def check_loaded(folder: Path, accuracy: float) -> None:
     """What `load` gives has the accuracy of the run on its test episodes."""
-    model, images = load(folder), load_few_shot("made", None, 16).first(25).test
+    model, images = load(folder), load_few_shot("made", None, 16).first(25, images=40).test
     sampler = EpisodeSampler(images.labels, EpisodeSpec(5, 1, 3), 20, seed=learning.FROZEN_SEED["test"])
     right = []
     for plan in sampler:

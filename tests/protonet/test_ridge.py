@@ -149,3 +149,9 @@ def test_logistic_regression_is_scikit_learns(rows: int, size: int, ways: int) -
 def test_labels_that_are_no_class_numbers_are_named(y: Any) -> None:
     with pytest.raises(InputError, match="give whole numbers"):
         R2D2(nn.Identity()).adapt(torch.ones(2, 3), y)
+
+
+def test_equal_rows_of_a_large_norm_are_solved() -> None:
+    z = torch.full((2, 5000), 30.0)
+    found = z @ ridge(z, torch.eye(2), 1e-2)
+    torch.testing.assert_close(found, torch.full((2, 2), 0.5))

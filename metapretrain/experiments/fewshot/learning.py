@@ -25,6 +25,7 @@ from metapretrain.maml import MAML, POLICIES, CompiledMeta, Reptile, fading_weig
 from metapretrain.models.encoders import build_backbone
 from metapretrain.models.saved import LEARNERS, adapts, make_learner
 from metapretrain.protonet.learner import HEADS, Classifier, EmbeddingLearner, ProtoNet
+from metapretrain.protonet.prototypes import DISTANCES
 from metapretrain.training import TrainSettings
 from metapretrain.training.engine import with_gradients
 
@@ -63,16 +64,22 @@ class MetaStep(nn.Module):
         learner: MAML and its kin, or ProtoNet; images: uint8 (N, C, H, W), which go where the learner goes.
         distort: changes a batch of images (B, C, H, W) at random before the learner sees them; None: nothing does.
         compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`) of MAML and its kin, but for Reptile.
+        turned: how many classes; each image gets a random quarter turn, and the label of class and turn; 0: none does.
     """
 
     reduces_gradients = True
     images: Tensor
 
     def __init__(
-        self, learner: nn.Module, images: Tensor, distort: nn.Module | None = None, compile: bool = False
+        self,
+        learner: nn.Module,
+        images: Tensor,
+        distort: nn.Module | None = None,
+        compile: bool = False,
+        turned: int = 0,
     ) -> None:
         super().__init__()
-        self.learner, self.distort = learner, distort
+        self.learner, self.distort, self.turned = learner, distort, turned
         able = isinstance(learner, MAML) and not isinstance(learner, Reptile)
         self._compiled = CompiledMeta(learner) if compile and able else None
         self.register_buffer("images", images, persistent=False)
@@ -82,6 +89,8 @@ class MetaStep(nn.Module):
         batch = batches[EPISODES]
         parameters = [p for p in self.learner.parameters() if p.requires_grad]
         parts = [(self._shown(batch[part]), batch[f"{part}_y"]) for part in ("support", "query") if part in batch]
+        if self.turned:
+            parts = [quarter_turns(x, y, self.turned) for x, y in parts]
         more = {name: batch[name] for name in ("step_weights",) if name in batch}
         backward: Any = getattr(self.learner, "eager_backward", self.learner.backward)  # training records the update
         if self._compiled is not None and not more:
@@ -100,6 +109,13 @@ class MetaStep(nn.Module):
             return self.images[rows]
         distorted: Tensor = self.distort(self.images[rows.flatten()])
         return distorted.view(*rows.shape, *distorted.shape[1:])
+
+
+def quarter_turns(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Images (T, B, C, H, H), each turned by 0 to 3 quarters at random, and labels `y + classes * quarters`."""
+    quarters = torch.randint(0, 4, y.shape, device=y.device)
+    turned = torch.stack([x.rot90(k, (-2, -1)) for k in range(4)])
+    return turned.gather(0, quarters[None, ..., None, None, None].expand(1, *x.shape))[0], y + classes * quarters
 
 
 SUPERVISED = "supervised"
@@ -121,7 +137,8 @@ class FewShotMethod:
         fade: share of the updates over which the losses after each inner step fade out; 0: the last alone counts.
         adapt_norms: whether the inner loop moves scales and shifts of normalisation too; `anil` moves the head alone.
         pretrained: start from the encoder of the recipe's supervised training.
-        temperature: of the logits of `protonet`.
+        temperature, distance, learn_temperature: as for :class:`metapretrain.protonet.learner.ProtoNet`.
+        turns: `supervised` tells each image's quarter turn as well, a class for each pair (Lee et al., 2020).
         head: one of :data:`metapretrain.protonet.learner.HEADS`, for `supervised`; None: the training alone.
         drop: share of units that a ResNet-12 drops, see :func:`metapretrain.models.encoders.resnet12`.
         rotate, shift: of training images at random, at most, in degrees and as a share of their size; crop: the least
@@ -162,10 +179,16 @@ class FewShotMethod:
     pad: int = 0
     flip: bool = False
     jitter: float = 0.0
+    distance: str = "sqeuclidean"
+    learn_temperature: bool = False
+    turns: bool = False
 
     def __post_init__(self) -> None:
         one_of("learner", self.learner, LEARNERS)
         one_of("batchnorm", self.batchnorm, POLICIES)
+        one_of("distance", self.distance, DISTANCES)
+        if self.turns and self.learner != SUPERVISED:
+            raise InputError(f"{self.learner} tells no turns: give turns=false, or set it for supervised rows alone")
         if self.head is not None:
             one_of("head", self.head, HEADS)
         number("inner_lr", self.inner_lr, above=0)
@@ -421,8 +444,8 @@ def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
     spec = recipe.training(method, data)
     learner = build_learner(method, recipe.backbone, data, spec.ranges[0][1], seed)
     distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
-    step = MetaStep(learner, data.train.images, distort, machine.compile)
-
+    turned = len(data.train.classes) * method.turns
+    step = MetaStep(learner, data.train.images, distort, machine.compile, turned)
     if not adapts(method.learner) and data.train.channels == 3 and machine.device != "cpu":
         step.to(memory_format=torch.channels_last)
     settings, groups = settings_of(method, seed, machine), recipe.groups(data.train)
@@ -430,7 +453,7 @@ def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
 
     def evaluate(_: int) -> dict[str, float]:
         held = data.validation
-        centre(learner, data)
+        centre(learner, data, most=4096)  # of all images it would take a fifth of the training's time
         result = score_episodes(learner, held, tested, recipe.validation_episodes, groups=recipe.groups(held))
         return {"accuracy": result.mean, "ci95": result.ci95}
 
@@ -448,7 +471,9 @@ def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
     return step, Training(step, stream, settings, evaluate, title, keep_best="accuracy")
 
 
-def centre(learner: Any, data: FewShotData) -> None:
-    """Let a classifier by features know their mean over the training images; others need none."""
+def centre(learner: Any, data: FewShotData, most: int | None = None) -> None:
+    """Let a classifier by features know their mean over the training images, or about `most` of them."""
     if isinstance(learner, Classifier):
-        learner.find_centre(embed(learner.module, data.train.images, device=learner.centre.device))
+        images = data.train.images
+        every = 1 if most is None else max(1, len(images) // most)
+        learner.find_centre(embed(learner.module, images[::every], device=learner.centre.device))

@@ -38,7 +38,7 @@ from metapretrain.experiments.fewshot.learning import (
     score_episodes,
 )
 from metapretrain.maml import CompiledMeta
-from metapretrain.models.saved import is_transductive
+from metapretrain.models.saved import is_transductive, load
 from metapretrain.training import train
 
 SPEC = EpisodeSpec(3, 1, 2)
@@ -407,3 +407,31 @@ def test_images_of_a_supervised_training_are_each_seen_once_an_epoch(data: FewSh
     late = next(images.iter_from(5))
     assert torch.equal(late["query_y"][0], data.train.labels[late["query"][0]])
     assert torch.equal(late["query"][0], seen[500:600])
+
+
+def test_quarter_turns_are_classes_of_their_own() -> None:
+    x, y = torch.rand(1, 40, 3, 4, 4), torch.arange(40)[None] % 5
+    turned, labels = learning.quarter_turns(x, y, 5)
+    assert torch.equal(labels % 5, y) and set((labels // 5).flatten().tolist()) == {0, 1, 2, 3}
+    for image, before, label in zip(turned[0], x[0], labels[0].tolist(), strict=True):
+        assert torch.equal(image, before.rot90(label // 5, (1, 2)))
+
+
+def test_a_supervised_training_with_turns_is_read_back(data: FewShotData, tmp_path: Path) -> None:
+    method = FewShotMethod("supervised", 2, 8, head="centred", turns=True, validations=1)
+    recipe = FewShotRecipe(SPEC, TINY, 5, 5, supervised=replace(method, head=None))
+    experiment = FewShotExperiment("fewshot", "made-3w1s", "turns", recipe, data, Machine(), tmp_path, figures=None)
+    experiment.row("supervised-centroid", method, 0)
+    saved = load(experiment.path("supervised-centroid", 0))
+    assert saved.learner.classifier.out_features == 4 * len(data.train.classes)
+    with pytest.raises(InputError, match="protonet tells no turns: give turns=false"):
+        FewShotMethod("protonet", 1, 1, turns=True)
+
+
+def test_a_learned_temperature_moves_and_is_read_back(data: FewShotData, tmp_path: Path) -> None:
+    method = FewShotMethod("protonet", 3, 1, temperature=0.1, distance="cosine", learn_temperature=True, validations=1)
+    recipe = FewShotRecipe(SPEC, TINY, 5, 5)
+    experiment = FewShotExperiment("fewshot", "made", "cosine", recipe, data, Machine(), tmp_path, figures=None)
+    experiment.row("protonet", method, 0)
+    learner = load(experiment.path("protonet", 0)).learner
+    assert learner.distance == "cosine" and 0 < abs(learner.log_temperature.exp().item() - 0.1) < 0.05
