@@ -299,6 +299,8 @@ def _traced(
     """
     from torch._decomp import core_aten_decompositions, get_decompositions
     from torch._functorch.compile_utils import fx_graph_cse
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def run(*flat: Tensor) -> Tensors:
@@ -309,7 +311,8 @@ def _traced(
     statistics = [aten.native_batch_norm, aten.native_layer_norm, aten.native_group_norm]  # theirs have no derivative
     table = {**core_aten_decompositions(), **get_decompositions(statistics)} if decompose else None
     copies = [tensor.clone() for part in given for tensor in part]  # tracing knows tensors by identity
-    with any_step(), engines.written(_Written):
+    shapes = TracingContext(FakeTensorMode())  # one for all operations: each would make its own, which is slow
+    with any_step(), engines.written(_Written), tracing(shapes):
         graph = make_fx(torch.func.functionalize(run) if pure else run, decomposition_table=table)(*copies)
     tags = [tag for node in graph.graph.nodes for tag in getattr(node.target, "tags", ())]
     if torch.Tag.nondeterministic_seeded in tags:
