@@ -1,6 +1,7 @@
 """The trials that chose recipe "strong": as many for the supervised row as for PRL, scored on validation images only.
 
 python benchmarks/tune_stl10.py --data-dir DIR
+python benchmarks/tune_stl10.py --data-dir DIR --rounds joint
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BASE = [
     "pretrain_share=0.9",
     "proto.query_fraction=0.25",
 ]
-ROWS = {"supervised": "supervised-resnet18", "prl": "prl-query-frozen-linear"}
+ROWS = {"supervised": "supervised-resnet18", "prl": "prl-query-frozen-linear", "joint": "ce-prl"}
 FIRST = {
     "base": [],
     "lr-low": ["P.lr=0.05"],
@@ -61,14 +62,24 @@ TRIALS: dict[str, dict[str, dict[str, list[str]]]] = {
         },
     },
 }
-EPOCHS = {"first": 150, "second": 100}
+# The weight of prototypes beside cross entropy, and as many trials of cross entropy alone; recipe "strong" as it is.
+JOINT = {
+    "joint": {
+        "joint": {f"weight-{weight}": [f"joint_weight={weight}"] for weight in (0.1, 0.3, 0.5, 0.7)},
+        "supervised": {
+            f"smoothing-{smoothing}": [f"P.label_smoothing={smoothing}"] for smoothing in (0, 0.05, 0.1, 0.2)
+        },
+    }
+}
+ROUNDS = TRIALS | JOINT
+EPOCHS = {"first": 150, "second": 100, "joint": 100}
 
 
 def trials(rounds: Sequence[str]) -> dict[str, list[str]]:
     """Return `{name: options}` of every trial."""
     found = {}
     for turn in rounds:
-        for phase, changes in TRIALS[turn].items():
+        for phase, changes in ROUNDS[turn].items():
             for tag, chosen in changes.items():
                 row = ROWS[phase].replace("frozen", "unfrozen") if tag.startswith("unfrozen") else ROWS[phase]
                 settings = [f"epochs={EPOCHS[turn]}", *(change.replace("P.", f"{phase}.", 1) for change in chosen)]
@@ -82,7 +93,8 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     parser = Parser(description=__doc__)
     common_options(parser, "stl10", tag=False)
     parser.add_argument("--compile", action="store_true", help="compile the encoder and the augmentation (GPU)")
-    parser.add_argument("--rounds", type=names("round", TRIALS), default=list(TRIALS), metavar="A,B|all", help="which")
+    told = "of the recipe: first, second (default: both); joint: the weight of prototypes in ce-prl"
+    parser.add_argument("--rounds", type=names("round", ROUNDS), default=list(TRIALS), metavar="A,B|all", help=told)
     options: Namespace = parser.parse_args(argv)
     return options
 

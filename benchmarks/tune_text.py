@@ -1,21 +1,24 @@
 """The trials that choose recipe "strong" of the text benchmark: as many for each row, scored on held-out training rows.
 
 python benchmarks/tune_text.py --data-dir DIR --jobs-per-device 4
+python benchmarks/tune_text.py --data-dir DIR --trials levers
 python benchmarks/tune_text.py --data-dir DIR --trials prototypes --encoder bert-tiny
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from run_text import METHODS
 from tuning import folder_of, run_trials, score_table
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.options import Parser, common_options, main_guard
+from metapretrain.options import Parser, common_options, main_guard, positive_int
 
 # What the trials start from and change; recipe "strong" is what they chose.
 START = (
@@ -91,7 +94,32 @@ PROTOTYPES: dict[str, dict[str, list[str]]] = {
         "short-euclidean-sharp": distance("query", "euclidean", 0.35),
     },
 }
-SETS = {"recipe": (START, TRIALS), "prototypes": (SHORT, PROTOTYPES)}
+
+# Levers that every row with an encoder that learns can take, in each of its phases; rdrop not over a frozen encoder.
+# Decay 0.99, so that the average forgets the start within the phase.
+LEVERS = {
+    "plain": ["label_smoothing=0"],
+    "smoothed": ["label_smoothing=0.1"],
+    "averaged": ["label_smoothing=0", "ema=0.99"],
+    "rdrop": ["label_smoothing=0", "rdrop=1"],
+    "together": ["label_smoothing=0.1", "ema=0.99", "rdrop=1"],
+}
+
+
+def lever_trials(row: str) -> dict[str, list[str]]:
+    """The levers of a row: each in all phases of the row."""
+    method = METHODS[row]
+    phases = ["joint"] if method.pretraining is None else ["pretrain", "frozen" if method.frozen else "finetune"]
+    all_of = {name: [f"{phase}.{one}" for phase in phases for one in changes] for name, changes in LEVERS.items()}
+    return {name: [one for one in changes if one != "frozen.rdrop=1"] for name, changes in all_of.items()}
+
+
+LEARNING = [row for row, method in METHODS.items() if method.trained and (method.pretraining or not method.frozen)]
+SETS = {
+    "recipe": (START, TRIALS),
+    "prototypes": (SHORT, PROTOTYPES),
+    "levers": ((), {row: lever_trials(row) for row in LEARNING}),
+}
 
 
 def trials(rows: Sequence[str], chosen: str = "recipe") -> dict[str, list[str]]:
@@ -108,19 +136,21 @@ def trials(rows: Sequence[str], chosen: str = "recipe") -> dict[str, list[str]]:
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     parser = Parser(description=__doc__)
-    common_options(parser, "text", methods=PROTOTYPES, tag=False)
+    common_options(parser, "text", methods=LEARNING, tag=False)
     parser.add_argument(
         "--trials",
         choices=tuple(SETS),
         default="recipe",
-        help="what is tried: the recipe's phases (default), or query rows and distance, with fewer updates",
+        help="what is tried: the recipe's phases (default); query rows and distance, with fewer updates; or label "
+        "smoothing, averaged weights and R-Drop (levers)",
     )
+    parser.add_argument("--epochs", type=positive_int, metavar="N", help="of each trial (default: those of the set)")
     parser.add_argument("--qqp", type=Path, metavar="DIR", help="more paraphrases for training: GLUE's QQP files")
     parser.add_argument("--encoder", metavar="NAME", help="see run_text.py")
     options: Namespace = parser.parse_args(argv)
     known = SETS[options.trials][1]
-    if options.methods == list(PROTOTYPES):  # all
-        options.methods = [row for row in options.methods if row in known]
+    if options.methods == LEARNING:  # all; of the levers, pcgrad needs another schedule
+        options.methods = [row for row in options.methods if row in known and not METHODS[row].surgery]
     for row in options.methods:
         one_of(f"row of --trials {options.trials}", row, known)
     return options
@@ -134,9 +164,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("tuning needs --data-dir, the folder of CS224N's files")
     given = {"--qqp": options.qqp, "--encoder": options.encoder}
     more = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    if run_trials("run_text.py", trials(options.methods, options.trials), options, more):
-        print(table(folder_of("run_text.py", options)))
+    chosen = trials(options.methods, options.trials)
+    if options.epochs is not None:
+        chosen = {name: [*words, f"epochs={options.epochs}"] for name, words in chosen.items()}
+    if run_trials("run_text.py", chosen, options, more):
+        root = folder_of("run_text.py", options)
+        print(table(root))
+        if options.trials == "levers":
+            print(lever_means(root))
     return 0
+
+
+def lever_means(root: Path) -> str:
+    """Mean over rows and seeds of each lever's validation score below `root`, best first: one choice for all rows.
+
+    Only rows and seeds that have all levers are in the means.
+    """
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for name, scores in json.loads((root / "tuning.json").read_text(encoding="utf-8")).items():
+        recipe, row, _, seed = name.split(" ")[1:]
+        lever = recipe.removesuffix("-smoke").removeprefix(f"strong-tune-{row}-")
+        if lever in LEVERS:
+            found.setdefault((row, seed), {})[lever] = scores["overall"]
+    whole = [scores for scores in found.values() if len(scores) == len(LEVERS)]
+    means = {lever: sum(scores[lever] for scores in whole) / len(whole) for lever in LEVERS} if whole else {}
+    best = sorted(means.items(), key=lambda item: -item[1])
+    told = [f"{lever} ({', '.join(LEVERS[lever])}): {mean:.4f}" for lever, mean in best]
+    return "\n".join([f"validation, mean over {len(whole)} rows and seeds with all levers:", *told])
 
 
 def table(root: Path) -> str:

@@ -294,9 +294,16 @@ def test_tuning_gives_supervised_and_prl_as_many_trials(capsys: pytest.CaptureFi
     assert "--data-dir" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", tune_stl10.trials(list(tune_stl10.TRIALS)))
+def test_the_weight_of_prototypes_has_as_many_trials_as_its_control(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune_stl10.main(["--dry-run", "--data-dir", "d", "--device", "cpu", "--rounds", "joint"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("--methods ce-prl " in line for line in lines) == 4 == len(lines) / 2
+    assert sum("supervised-resnet18" in line and "--validate" in line for line in lines) == 4
+
+
+@pytest.mark.parametrize("name", tune_stl10.trials(list(tune_stl10.ROUNDS)))
 def test_every_trial_is_a_valid_recipe(run: Callable[..., int], stl10: Path, name: str) -> None:
-    words = tune_stl10.trials(list(tune_stl10.TRIALS))[name]
+    words = tune_stl10.trials(list(tune_stl10.ROUNDS))[name]
     words = [word if word != "batch_size=256" else "batch_size=32" for word in words]
     words = [word if word != "batch_size=130" else "batch_size=30" for word in words]
     small = [] if any(word.startswith("batch_size") for word in words) else ["--set", "batch_size=30"]

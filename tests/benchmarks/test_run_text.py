@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 import metapretrain
-from benchmarks import tune_text
+from benchmarks import plot_text, tune_text
 from benchmarks.run_text import METHODS, main, options_of, recipe_of
 from metapretrain.errors import InputError
 from metapretrain.experiments.recipe import Proto
@@ -255,6 +255,66 @@ def test_trials_of_query_rows_and_distance_differ_in_those_alone(capsys: pytest.
     assert capsys.readouterr().out.count("--validate") == len(found)
     assert tune_text.main(["--dry-run", "--methods", "pretrain-ce"]) == 2
     assert "--trials recipe" in capsys.readouterr().err
+
+
+def test_every_row_that_learns_has_the_same_levers_in_all_its_phases() -> None:
+    rows = tune_text.LEARNING
+    assert {"cross", "pretrain-ce", "proto", "proto-ordinal", "proto-frozen"} <= set(rows) <= set(METHODS)
+    assert not {"baseline", "cosine-untrained"} & set(rows)
+    found = tune_text.trials(rows, "levers")
+    assert len(found) == len(rows) * len(tune_text.LEVERS)
+    for row in rows:
+        for lever, changes in tune_text.LEVERS.items():
+            words = found[f"{row}-{lever}"]
+            recipe_of(options_of(["--recipe", "strong", *words]))
+            for change in changes:
+                phases = {word.split(".")[0] for word in words if word.endswith(f".{change}")}
+                frozen = {"pretrain"} if "rdrop" in change else {"pretrain", "frozen"}
+                two = frozen if METHODS[row].frozen else {"pretrain", "finetune"}
+                assert phases == (two if METHODS[row].pretraining else {"joint"})
+
+
+def test_levers_are_judged_by_their_mean_over_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--trials", "levers", "--methods", "cross,proto", "--epochs", "2", "--dry-run"]
+    assert tune_text.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * len(tune_text.LEVERS) and all(line.endswith(" epochs=2") for line in lines)
+    scores = {
+        f"made strong-tune-{row}-{lever}-smoke {row} seed 0": {"overall": place / 10 + (row == "proto") / 100}
+        for row in ("cross", "proto")
+        for place, lever in enumerate(tune_text.LEVERS)
+    }
+    half = {f"made strong-tune-{row}-rdrop-smoke {row} seed 1": {"overall": 9.0} for row in ("cross", "proto")}
+    (tmp_path / "tuning.json").write_text(json.dumps(scores | half))
+    told = tune_text.lever_means(tmp_path).splitlines()
+    assert told[0].endswith("over 2 rows and seeds with all levers:")
+    assert told[1] == "together (label_smoothing=0.1, ema=0.99, rdrop=1): 0.4050" and len(told) == 6
+
+
+def test_a_lever_trial_runs(tmp_path: Path) -> None:
+    words = tune_text.trials(["proto-ordinal"], "levers")["proto-ordinal-together"]
+    assert main([*TINY, "--validate", "--recipe", "strong", "--out", str(tmp_path), *words]) == 0
+    assert "tune-proto-ordinal-together-smoke proto-ordinal seed 0" in tune_text.table(tmp_path / "text")
+
+
+def test_convergence_of_two_loading_strategies_stands_side_by_side(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / "runs" / "text" / f"made-paper-{policy}-smoke" for policy in ("longest", "shortest")]
+    for folder in folders:
+        policy = folder.name.split("-")[2]
+        assert run("--methods", "cross,proto", "--policy", policy, "--tag", policy, "--seeds", 0, 1) == 0
+    capsys.readouterr()
+    out = tmp_path / "convergence.png"
+    assert plot_text.main([*map(str, folders), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out) and out.read_bytes().startswith(b"\x89PNG")
+    figure = plot_text.convergence_figure(folders, ["cross", "proto"])
+    assert [axes.get_title() for axes in figure.axes] == [folder.name for folder in folders]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    cross, before, after = [line.get_xdata() for line in figure.axes[0].lines]
+    assert max(before) < min(after) and max(cross) == max(after) == 8  # all updates of a row, pretraining first
+    assert plot_text.main([str(folders[0]), "--methods", "cosine"]) == 2
+    assert "no curves of cosine" in capsys.readouterr().err
 
 
 def test_trials_are_scored_without_the_dev_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
