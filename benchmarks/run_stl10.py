@@ -216,7 +216,7 @@ def tables_of(options: Namespace) -> list[Table]:
         dataset=options.dataset + "-unlabelled" * (options.unlabelled is not None) + (f"-{few}-labels" if few else ""),
         machine=machine,
         map_points=200 if options.smoke else 1000,
-        layout=LAYOUT,
+        layout=LAYOUT if options.dataset == "stl10" else replace(LAYOUT, title="images"),
         draw=plot_reliability,
         **table_arguments(options, options.recipe, options.schedule),
     )

@@ -116,22 +116,24 @@ def padded_width(lengths: Tensor, multiple: int = 16) -> int:
     return -(-int(lengths.max()) // multiple) * multiple
 
 
-def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool) -> Tokens:
+def tokenize(texts: TextSet, tokenizer: Any, *, max_length: int, joined: bool, name: str = "") -> Tokens:
     """Tokenise every row of a split once, by a tokenizer of the transformers library; rows are padded at their right.
 
     `max_length` counts special tokens too; of a joined pair the longer sentence is cut first. `joined`: a pair is one
     sequence with the separator between; else `second` holds the other sentences.
+    `name`: of the rows in the log, which tells how many are cut; empty: that of their split.
     Raises InputError: the tokenizer has no padding token, `max_length` leaves no room, or a text gives no token.
     """
     if tokenizer.pad_token_id is None:
         raise InputError("the tokenizer has no padding token; set tokenizer.pad_token")
+    name = name or texts.split
     if texts.second is None or joined:
-        return _tokens(tokenizer, texts.first, texts.second, max_length, texts.split)
-    second = _tokens(tokenizer, texts.second, None, max_length, texts.split)
-    return replace(_tokens(tokenizer, texts.first, None, max_length, texts.split), second=second)
+        return _tokens(tokenizer, texts.first, texts.second, max_length, name)
+    second = _tokens(tokenizer, texts.second, None, max_length, name)
+    return replace(_tokens(tokenizer, texts.first, None, max_length, name), second=second)
 
 
-def _tokens(tokenizer: Any, first: list[str], second: list[str] | None, max_length: int, split: str) -> Tokens:
+def _tokens(tokenizer: Any, first: list[str], second: list[str] | None, max_length: int, name: str) -> Tokens:
     special = tokenizer.num_special_tokens_to_add(pair=second is not None)
     whole(f"max_length, with {special} special tokens,", max_length, special + 1)
     if not first:
@@ -143,7 +145,7 @@ def _tokens(tokenizer: Any, first: list[str], second: list[str] | None, max_leng
     types = None if types is None else list(types)
     long = [row for row, tokens in enumerate(ids) if len(tokens) > max_length]
     if long:
-        logger.info("%s: %d of %d rows are cut to %d tokens", split, len(long), len(ids), max_length)
+        logger.info("%s: %d of %d rows are cut to %d tokens", name, len(long), len(ids), max_length)
         pair = None if second is None else [second[row] for row in long]
         shown = [first[row] for row in long]
         cut = tokenizer(shown, pair, truncation="longest_first", max_length=max_length, **bare)

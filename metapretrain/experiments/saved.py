@@ -174,7 +174,7 @@ class SavedTextModel(Saved):
             raise InputError(f"{task} takes {'pairs of sentences' if not texts.pairs else 'single sentences'}")
         if not len(texts):
             return torch.zeros(0) if output.regression else torch.zeros(0, output.num_classes)
-        tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined[task])
+        tokens = tokenize(texts, self.encoder.tokenizer, max_length=self.limit, joined=self.joined[task], name=task)
         z = embed_tokens(self.encoder, tokens, next(self.encoder.parameters()).device, self.limit)
         if task in self.heads:
             found: Tensor = self.heads[task](*z).float().cpu()

@@ -87,6 +87,7 @@ class Layout:
     notes: tuple[str, ...] = ()  # names in `metapretrain.report.notes.NOTES`, computed from the runs
     similarity: str = ""  # what is to be known of an encoder trained for sentence similarity, after its name
     part: str = "dev"  # of the data, that figures with intervals over examples are of
+    title: str = ""  # begins the heading of a table; empty: the benchmark's name
     settings: tuple[str, ...] = ()  # the results' "setting", in order of the table: rows are paired within one
 
     def __post_init__(self) -> None:

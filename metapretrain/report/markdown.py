@@ -177,7 +177,7 @@ def markdown(groups: Sequence[Group], incomplete: Sequence[str] = (), problems: 
 
 
 def _section(group: Group) -> list[str]:
-    about = (group.benchmark, group.dataset, group.recipe, group.encoder)
+    about = (group.layout.title or group.benchmark, group.dataset, group.recipe, group.encoder)
     title = ", ".join(dict.fromkeys(filter(None, about)))
     lines = [f"## {title or 'results'}", ""]
     if "smoke" in group.recipe.split("-"):

@@ -177,7 +177,8 @@ def test_an_image_folder(run: Callable[..., int], tmp_path: Path, capsys: pytest
             Image.new("RGB", (10 + row, 14), colour).save(tmp_path / "own" / name / f"{row}.png")
     words = ["--image-folder", tmp_path / "own", "--smoke", "--set", "batch_size=8", "--set", "validation=8"]
     assert run(*words, "epochs=8", "--methods", "supervised-mlp,simclr-frozen") == 0
-    assert "published" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "published" not in shown and "## images, image-folder, paper-smoke" in shown
     root = tmp_path / "runs" / "stl10" / "image-folder-paper-smoke"
     results = {result["method"]: result for result in collect(root).results}
     assert results["supervised-mlp"]["metrics"]["test_accuracy"] == 1.0  # red and blue

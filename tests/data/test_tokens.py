@@ -69,11 +69,12 @@ def test_pairs_encoded_separately_are_two_single_sets(tokenizer: Any) -> None:
     assert tokens.widths.tolist() == torch.maximum(first.lengths, second.lengths).tolist()
 
 
-def test_rows_that_are_cut_are_counted(tokenizer: Any) -> None:
+def test_rows_that_are_cut_are_counted(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     whole = tokenize(PAIRS, tokenizer, max_length=512, joined=True)
     assert whole.truncated == 0
     limit = int(whole.lengths.sort().values[1])  # two rows are longer
-    cut = tokenize(PAIRS, tokenizer, max_length=limit, joined=True)
+    cut = tokenize(PAIRS, tokenizer, max_length=limit, joined=True, name="news train")
+    assert f"news train: 2 of {len(PAIRS)} rows are cut to {limit} tokens" in caplog.text
     assert cut.truncated == 2 == int((whole.lengths > limit).sum())
     assert torch.equal(cut.lengths, whole.lengths.clamp(max=limit))
 

@@ -70,7 +70,7 @@ class TextData:
         whole = (key, joined and rows.pairs, recipe.encoder, recipe.max_length)
         if whole not in self._cache:
             limit = width_limit(encoder, recipe)
-            self._cache[whole] = tokenize(rows, encoder.tokenizer, max_length=limit, joined=joined)
+            self._cache[whole] = tokenize(rows, encoder.tokenizer, max_length=limit, joined=joined, name=key)
         return self._cache[whole]
 
 
