@@ -154,4 +154,4 @@ def test_labels_that_are_no_class_numbers_are_named(y: Any) -> None:
 def test_equal_rows_of_a_large_norm_are_solved() -> None:
     z = torch.full((2, 5000), 30.0)
     found = z @ ridge(z, torch.eye(2), 1e-2)
-    torch.testing.assert_close(found, torch.full((2, 2), 0.5))
+    torch.testing.assert_close(found, torch.full((2, 2), 0.5), atol=1e-3, rtol=0)
