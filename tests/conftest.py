@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,45 @@ def environments(world: int) -> list[dict[str, str]]:
 def ranks() -> Callable[[int], list[dict[str, str]]]:
     """A function from a number of processes to the environment of each."""
     return environments
+
+
+FORKS = """
+import io, os, sys, traceback, torch
+from contextlib import redirect_stderr, redirect_stdout
+for line in sys.stdin:
+    if not os.fork():
+        code, quiet = eval(line)
+        said = io.StringIO()
+        try:
+            with redirect_stdout(said), redirect_stderr(said):
+                exec(code, {})
+            assert not (quiet and said.getvalue()), said.getvalue()
+            print("done", *sys.modules, flush=True)
+        except BaseException:
+            print("failed", ascii(traceback.format_exc()), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="session")
+def modules_after() -> Iterator[Callable[..., set[str]]]:
+    """A function from code to what is imported after it, in a fork of a process that has imported torch alone."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdin is not None and process.stdout is not None
+    asked, answers = process.stdin, process.stdout
+
+    def after(code: str, quiet: bool = False) -> set[str]:
+        print((code, quiet), file=asked, flush=True)
+        status, *found = answers.readline().split()
+        assert status == "done", " ".join(found)
+        return set(found)
+
+    yield after
+    process.kill()
+    process.communicate()
 
 
 @pytest.fixture

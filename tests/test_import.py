@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,23 +45,32 @@ def test_import_needs_no_framework() -> None:
 
 
 @pytest.mark.parametrize("package", ["episodes", "maml", "protonet"])
-def test_core_packages_import_no_framework(package: str) -> None:
-    modules = run(f"import sys, metapretrain.{package}; print(*sys.modules)").stdout.split()
-    assert not HEAVY & set(modules)
+def test_core_packages_import_no_framework(package: str, modules_after: Callable[..., set[str]]) -> None:
+    modules = modules_after(f"import metapretrain.{package}")
+    assert not HEAVY & modules
     assert not {name for name in modules if name.startswith(("metapretrain.data", "metapretrain.training"))}
 
 
-def test_text_prompts_and_schedules_import_no_framework() -> None:
+def test_text_prompts_and_schedules_import_no_framework(modules_after: Callable[..., set[str]]) -> None:
     kinds = ("models.text_encoders", *(f"experiments.{kind}.experiment" for kind in ("text", "prompts", "schedule")))
-    imports = ", ".join(f"metapretrain.{kind}" for kind in kinds)
-    modules = run(f"import sys, {imports}; print(*sys.modules)").stdout.split()
-    assert not {*HEAVY, "torch._dynamo"} & set(modules)
+    modules = modules_after("import " + ", ".join(f"metapretrain.{kind}" for kind in kinds))
+    assert not {*HEAVY, "torch._dynamo"} & modules
 
 
-def test_a_dry_run_over_texts_imports_no_framework() -> None:
-    code = "import sys, run_text; run_text.main(['--smoke', '--dry-run']); print(*sys.modules)"
-    modules = run(f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); {code}").stdout.split()
-    assert not {*HEAVY, "torch._dynamo"} & set(modules)
+def test_a_dry_run_over_texts_imports_no_framework(modules_after: Callable[..., set[str]]) -> None:
+    code = "import run_text; run_text.main(['--smoke', '--dry-run'])"
+    modules = modules_after(f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); {code}")
+    assert "run_text" in modules and not {*HEAVY, "torch._dynamo"} & modules
+
+
+def test_what_is_imported_is_seen(modules_after: Callable[..., set[str]]) -> None:
+    assert "gym" not in modules_after("import json")
+    assert "sklearn" in modules_after("import sklearn")
+    for code in ("print(1)", "raise SystemExit(0)"):
+        with pytest.raises(AssertionError, match=r"AssertionError: 1|SystemExit"):
+            modules_after(code, quiet=True)
+    with pytest.raises(AssertionError, match="no_such_module"):
+        modules_after("import no_such_module")
 
 
 def test_every_public_name_is_there() -> None:
