@@ -47,7 +47,8 @@ def curves_of(folder: Path, method: str) -> tuple[list[Curve], list[Curve]]:
             before.append(own[PRETRAINING])
             spent = max(int(steps[-1]) for steps, _ in own.values())
         steps, values = logged[HEADS]
-        after.append((steps + spent, values))
+        counted = steps[0] > spent  # by runs since 0.2.0, whose steps follow those of pretraining
+        after.append((steps if counted else steps + spent, values))
     return before, after
 
 
