@@ -58,6 +58,12 @@ EXTRAS = {
     ],
     "gguf": ["gguf>=0.10,<1"],  # language models in GGUF, such as SmolLM2; 0.10 is the first that transformers takes
     "timm": ["timm>=1.0,<2"],  # pretrained image encoders named timm:NAME
+    "onnx": [  # metapretrain export RUN --format onnx
+        "onnx>=1.17,<2",  # the format
+        "onnxscript>=0.5,<1",  # torch writes it with this
+        "onnxruntime>=1.20,<2",  # runs the file; the tests compare with it
+    ],
+    "completion": ["shtab>=1.7,<2"],  # metapretrain completion: scripts for bash and zsh from the parser
     "trackers": ["wandb>=0.19.10,<1", "mlflow>=2.20,<4"],  # services of --log-to; the first that keep runs apart
     "umap": ["umap-learn>=0.5.7,<0.6"],  # UMAP figures beside t-SNE
     "docs": [  # the documentation site, by `make docs`

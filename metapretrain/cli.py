@@ -187,6 +187,30 @@ def run_predict(options: Namespace) -> int:
     return 0
 
 
+def run_export(options: Namespace) -> int:
+    """Write a run's image model for other programs."""
+    from metapretrain.models.export import export
+
+    print(export(options.run, options.format, options.out))
+    return 0
+
+
+def run_completion(options: Namespace) -> int:
+    """Print the script that completes this command in a shell."""
+    try:
+        import shtab
+    except ImportError:
+        raise InputError("completion needs shtab, which is not installed: pip install shtab") from None
+    parser = build_parser()
+    commands = next(action for action in parser._actions if isinstance(action.choices, dict)).choices
+    for sub in commands.values():  # type: ignore[union-attr]
+        for action in sub._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY
+    print(shtab.complete(parser, options.shell))
+    return 0
+
+
 def run_few_shot(options: Namespace) -> int:
     """Show the k-shot accuracy of an encoder on images or on a table of texts, by each head."""
     from metapretrain import EpisodeSampler, EpisodeSpec
@@ -237,6 +261,7 @@ def _table_options_told() -> Iterator[None]:
 
 
 HEADS = ("nearest", "normalised", "centred", "logistic")  # as in protonet.learner
+FORMATS = ("onnx", "torch", "torchvision", "timm")  # as in models.export
 REDUCERS = ("tsne", "umap")  # as in evaluation.figures
 DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
 
@@ -249,8 +274,10 @@ OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
   metapretrain corrupt runs/stl10 --data-dir DIR   accuracy of its models on corrupted test images
   metapretrain predict RUN image.png ...    classify your own images with a run's model
   metapretrain predict RUN --sst FILE ...   predict your own texts with a run's model (--texts TASK=FILE: other tasks)
+  metapretrain export RUN                   its image model as ONNX, and for torch.export, torchvision, timm
   metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of an encoder on your own classes (--texts FILE)
   metapretrain doctor                       versions, devices and what is missing
+  metapretrain completion bash              completes this command by the tab key (also zsh)
 
 Each has --help. RUN is a run's folder, such as runs/demo/digits-demo/prl-query-s0. In a checkout there are also
 
@@ -288,6 +315,10 @@ EXAMPLES = {
         "predict runs/prompts/yelp5-equal-smollm2/metapt-kmeans-s0 --texts sst2=reviews.csv",
         "predict runs/text/mine-short/cross-s0 --texts topic=new.csv",
     ),
+    "export": (
+        "export runs/stl10/stl10-paper/simclr-s0",
+        "export runs/stl10/stl10-paper/simclr-s0 --format torch --out model.pt2",
+    ),
     "few-shot": (
         "few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5",
         "few-shot timm:resnet50 --dataset cifar-fs --data-dir data/cifar100 --head nearest centred logistic",
@@ -295,6 +326,7 @@ EXAMPLES = {
         "few-shot runs/text/cs224n-strong/proto-s0 --texts news.csv --label topic --ways 3 --shots 5",
     ),
     "doctor": ("doctor",),
+    "completion": ("completion bash", "completion zsh"),
 }
 
 
@@ -327,8 +359,14 @@ def build_parser() -> Parser:
     corrupt.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     add_device_options(corrupt, precision=False)
     _predict(subcommand("predict", run_predict, "classify images or texts with a run's model"))
+    export = subcommand("export", run_export, "a run's image model as ONNX, torch.export, for torchvision or timm")
+    export.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run of images")
+    export.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
+    export.add_argument("--out", type=Path, metavar="FILE", help="a folder for timm (default: below RUN/export)")
     _few_shot(subcommand("few-shot", run_few_shot, "k-shot accuracy of an encoder on your images or texts"))
     subcommand("doctor", run_doctor, "versions, devices and what is missing")
+    completion = subcommand("completion", run_completion, "a script that completes this command in your shell")
+    completion.add_argument("shell", choices=("bash", "zsh"), metavar="bash|zsh")
     return parser
 
 

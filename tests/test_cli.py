@@ -23,7 +23,7 @@ from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.models import saved
 from metapretrain.report import figures
 
-COMMANDS = ("demo", "data", "report", "plot", "corrupt", "predict", "few-shot", "doctor")
+COMMANDS = ("demo", "data", "report", "plot", "corrupt", "predict", "export", "few-shot", "doctor", "completion")
 
 
 def refuse(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -221,3 +221,24 @@ def test_predict_names_a_file_that_is_no_image(
 
 def test_the_reducers_offered_are_those_there_are() -> None:
     assert set(cli.REDUCERS) == set(figures.REDUCERS)  # written twice, so that help needs no torch
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_each_command_and_option(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab", reason="the optional dependency shtab writes the script")
+    script = show(["completion", shell], capsys)
+    for word in (*COMMANDS, "--image-folder", "--calibrate", "torchvision"):
+        assert word in script
+    if shell == "bash":
+        asked = (
+            'COMP_WORDS=(metapretrain exp); COMP_CWORD=1; _shtab_metapretrain metapretrain exp; echo "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["export"]
+
+
+def test_completion_without_its_package_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert "pip install shtab" in refuse(["completion", "bash"], capsys)

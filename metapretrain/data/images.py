@@ -156,7 +156,8 @@ class ImageSet:
 def light_on_dark(images: Tensor) -> Tensor:
     """Images uint8 (N, C, H, W), those of dark ink on light paper inverted; paper is the median of the border."""
     border = torch.cat([images[..., 0, :], images[..., -1, :], images[..., 0], images[..., -1]], -1)
-    paper, mean = border.flatten(1).float().median(1).values, images.flatten(1).float().mean(1)
+    border, mean = border.flatten(1).float().sort(1).values, images.flatten(1).float().mean(1)
+    paper = border[:, (border.shape[1] - 1) // 2]  # the lower median; ONNX has a sort and no median
     light = (paper > mean) | ((paper == mean) & (paper > 127))  # bright or dim, and blank paper too
     return torch.where(light.view(-1, 1, 1, 1), 255 - images, images)
 

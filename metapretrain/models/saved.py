@@ -235,6 +235,7 @@ class SavedLearner(_Images):
         tested = config["tested"]["ways"]
         self.ways = min(tested if isinstance(tested, int) else tested[-1], len(self.classes))
         choices = config["choices"]
+        self.name = str(choices["learner"])
         headless = not adapts(choices["learner"])
         net = build_backbone(
             config["backbone"],
