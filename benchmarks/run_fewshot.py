@@ -199,9 +199,11 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         methods=(*all_methods(), ENCODER),
         default_methods=",".join(DEFAULT),
         change="the methods: updates=1000 lr=0.002",
-        compiled="compile the meta-steps of MAML and its kin (GPU; minutes at first)",
+        compiled="compile the meta-steps of MAML and its kin (a minute or two; default: on a GPU, where it pays)",
     )
     add = parser.add_argument
+    add("--no-compile", dest="compile", action="store_false", default=None, help="never compile the meta-steps")
+    parser.set_defaults(compile=None)
     known = names_giving("few-shot", "images")
     add("--dataset", choices=known, default="omniglot", metavar="NAME", help=f"{', '.join(known)} (default: omniglot)")
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")

@@ -25,7 +25,8 @@ class Machine:
     """Where and how fast an experiment runs; none of it is part of the method.
 
     Args:
-        precision: `fp32` or `bf16`; cuda_graph: record updates as CUDA graphs; None: wherever that is possible.
+        precision: `fp32` or `bf16`; compile: None: meta-steps alone, where that pays.
+        cuda_graph: record updates as CUDA graphs; None: wherever that is possible.
         local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all.
         rank, world: of this process, and how many there are.
         log_to: `wandb` or `mlflow`, beside TensorBoard.
@@ -33,7 +34,7 @@ class Machine:
 
     device: str = "cpu"
     precision: str = "fp32"
-    compile: bool = False
+    compile: bool | None = False
     cuda_graph: bool | None = None
     local_batchnorm: bool = False
     rank: int = 0

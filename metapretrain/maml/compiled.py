@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from metapretrain.graphs import MOST
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build, state_of
 from metapretrain.maml.inner import Inner, any_step, at_step, differentiable_twice, leaves_of
-from metapretrain.maml.learner import MAML, RecordedBackward, Reptile, learned_by, pair
+from metapretrain.maml.learner import COMPILERS, MAML, RecordedBackward, Reptile, eagerly, learned_by, pair
 from metapretrain.maml.meta import meta_loss
 from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
 
@@ -152,9 +153,38 @@ class CompiledMeta:
         if self.backend == "eager":
             return graph
         from torch import _inductor
+        from torch._guards import TracingContext, tracing
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         inputs: list[Any] = list(given)
-        return _inductor.compile(graph, inputs, options=INDUCTOR)  # type: ignore[no-any-return]
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # what torch's cache on disk asks for
+        with tracing(TracingContext(mode)):
+            return _inductor.compile(graph, inputs, options=INDUCTOR)  # type: ignore[no-any-return]
+
+
+class CompiledIfPossible:
+    """A learner's `backward` by :class:`CompiledMeta`, or, from the first time that this fails, as it is."""
+
+    def __init__(self) -> None:
+        self.step: CompiledMeta | None = None
+        self.possible = True
+
+    def __call__(self, learner: Any, support: Any, query: Any) -> Tensor:
+        """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached."""
+        if self.possible:
+            try:
+                if self.step is None:
+                    self.step = CompiledMeta(proxy(learner))
+                    logger.warning("compiling the meta-step, once; this takes about a minute and pays in long runs")
+                return self.step.backward(support, query)
+            except Exception as error:  # of any kind: it comes from the learner, the compiler or what the latter calls
+                self.possible, self.step = False, None
+                logger.info("the meta-step is not compiled: %s", str(error).strip().partition("\n")[0])
+        return eagerly(learner, support, query)
+
+
+COMPILERS[:] = [CompiledIfPossible]
 
 
 class MetaGraph:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import FORGET, Recorder, add_gradients, own_gradients
-from metapretrain.maml.adapt import adapt, check_module_not_compiled, check_usable, choose_names, state_of
+from metapretrain.maml.adapt import adapt, check_module_not_compiled, check_usable, choose_names, state_of, work
 from metapretrain.maml.inner import (
     Named,
     at_step,
@@ -171,13 +171,16 @@ class MAML(Learner):
         """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached.
 
         On a GPU, with engine "auto", the fifth call with the same shapes is recorded as a CUDA graph and replayed from
-        then on, with the same result. Modules and parameters with hooks, and computed rates, are never recorded.
+        then on, with the same result. After as many calls as compiling would have paid for (see
+        :func:`seconds_saved`) the step is compiled once, where that is possible, and agrees up to rounding. Modules and
+        parameters with hooks, and computed rates, are never recorded.
         """
         s, q = self._stacked(support, query)
         if step_weights is not None or not records_itself(self, tensors((s, q))):
             return self.eager_backward(s, q, step_weights)
         if self not in _recordings:
-            _recordings[self] = RecordedBackward(self, lambda own, *parts: own.eager_backward(*parts), plain=4, most=8)
+            faster = COMPILERS[0]() if COMPILERS and not self.checkpoint else None
+            _recordings[self] = RecordedBackward(self, eagerly, plain=4, most=8, faster=faster)
         return _recordings[self].backward(s, q)
 
     def eager_backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
@@ -359,18 +362,48 @@ def learned_by(learner: Any) -> list[Tensor]:
     return list({id(p): p for p in (*learner.parameters(), *rates) if p.requires_grad}.values())
 
 
+def eagerly(learner: Any, support: Any, query: Any) -> Tensor:
+    """A learner's `eager_backward`."""
+    losses: Tensor = learner.eager_backward(support, query)
+    return losses
+
+
+Step = Callable[..., Tensor]  # of a learner, support and query: adds gradients, returns the losses
+COMPILERS: list[Callable[[], Step]] = []  # filled by metapretrain.maml.compiled, which imports this module
+COMPILING = 90.0  # seconds, without a cache
+SAVED = 4e13  # operations as counted below for each second that compiling saves of recorded steps (H200, docs/maml.md)
+
+
+def seconds_saved(learner: MAML, support: Any, query: Any) -> float:
+    """What compiling saves on a GPU of one recorded meta-step, by its arithmetic: a rule and not a timing.
+
+    >>> maml = MAML(nn.Linear(4, 2), lr=0.1)
+    >>> x, y = torch.randn(32, 75, 4), torch.zeros(32, 75, dtype=torch.long)
+    >>> seconds_saved(maml, (x, y), (x, y)) < 1e-6
+    True
+    """
+    named, passes = learner._values(), 3 if learner.first_order else 9
+    once = 3 * work(named, query) + passes * learner.steps * work(named, support)
+    return 2 * once * len(support[1]) / SAVED
+
+
 class RecordedBackward:
     """What adds a learner's gradients on a GPU, recorded once for each shape, state and place of its tensors.
 
-    `eager` (learner, support, query) adds them. `plain` calls come before the recording; `most` recordings are kept.
+    `eager` adds them. `plain` calls come before the recording; `most` recordings are kept. `faster` takes over from it
+    once a state and shape came as often as compiling takes to pay.
     """
 
-    def __init__(self, learner: Any, eager: Callable[..., Tensor], plain: int, most: int) -> None:
-        self.learner, self.eager, self.last = ref(learner), eager, list[Any]()  # not owned: it is kept by the learner
+    def __init__(self, learner: Any, eager: Step, plain: int, most: int, faster: Step | None = None) -> None:
+        self.learner, self.last = ref(learner), list[Any]()  # not owned: it is kept by the learner
         self.states: dict[Any, int] = {}
-        self.numbers = count()
-        self.recorder = Recorder(
-            self._gradients,
+        self.numbers, self.left = count(), dict[Any, float]()
+        self.recorder = self._recorder(eager, plain, most)
+        self.faster = None if faster is None else self._recorder(faster, 0, most)
+
+    def _recorder(self, step: Step, plain: int, most: int) -> Recorder:
+        return Recorder(
+            partial(self._gradients, step),
             plain=plain,
             warmups=3,  # the engine's probe, lazy buffers and autotuning have to settle
             changed=lambda: list(self._learner().buffers()),
@@ -392,20 +425,33 @@ class RecordedBackward:
         number = self.states.get(state)  # in place of the state itself: its hundreds of parts take longer than a replay
         if number is None:
             number = self.states[state] = next(self.numbers)
-        losses, gradients = self.recorder(support, query, number)
+        recorder = self.recorder
+        if self.faster is not None and self._pays(number, support, query):
+            recorder = self.faster
+        losses, gradients = recorder(support, query, number)
         self.last.clear()
         add_gradients(learned, gradients)
         return losses  # type: ignore[no-any-return]
+
+    def _pays(self, number: int, support: Any, query: Any) -> bool:
+        """Whether compiling would have paid for itself by now: a loop is taken to go on as long as it has already."""
+        key = number, *(x.shape for x in tensors((support, query)))
+        if key not in self.left:
+            if len(self.left) > FORGET:
+                self.left.clear()
+            self.left[key] = COMPILING / seconds_saved(self._learner(), support, query)
+        self.left[key] -= 1
+        return self.left[key] < 0
 
     def _learner(self) -> Any:
         learner = self.learner()
         assert learner is not None
         return learner
 
-    def _gradients(self, support: Nest, query: Nest, _: Nest) -> tuple[Tensor, list[Tensor | None]]:
+    def _gradients(self, step: Step, support: Nest, query: Nest, _: Nest) -> tuple[Tensor, list[Tensor | None]]:
         learner = self._learner()
         with own_gradients(learned_by(learner)) as found:
-            losses = self.eager(learner, support, query)
+            losses = step(learner, support, query)
         return losses, found
 
     def _check_replay(self) -> None:

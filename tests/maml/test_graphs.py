@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from metapretrain import graphs
 from metapretrain.errors import InputError
 from metapretrain.maml import FOMAML, MAML, EngineChoice, MetaGraph, MetaSGD, learner
+from metapretrain.maml.compiled import CompiledIfPossible
 from metapretrain.protonet.learner import ProtoNet
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
@@ -293,6 +294,68 @@ def test_a_learner_that_was_recorded_is_freed(monkeypatch: pytest.MonkeyPatch) -
     del maml
     gc.collect()
     assert gone() is None
+
+
+def counted_compilers(monkeypatch: pytest.MonkeyPatch, calls: float) -> list[str]:
+    """Let compiling pay after so many calls; what is called in place of compiled pieces is told."""
+    told: list[str] = []
+
+    def step(own: MAML, *parts: Any) -> Tensor:
+        told.append("compiled")
+        return own.eager_backward(*parts)
+
+    monkeypatch.setattr(learner, "COMPILERS", [lambda: step])
+    monkeypatch.setattr(learner, "seconds_saved", lambda *_: learner.COMPILING / calls)
+    return told
+
+
+def test_a_loop_that_is_long_enough_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    maml, part = MAML(net().double(), lr=0.1), batch(0, "cpu")
+    maml.module[1] = nn.BatchNorm2d(4, track_running_stats=False).double()  # buffers on a CPU change when put back
+    maml.eager_backward(part, part)
+    once = [p.grad for p in maml.parameters()]
+    maml.zero_grad()
+    told, calls = counted_compilers(monkeypatch, 10), Calls(monkeypatch)
+    calls.backward(maml, 10)
+    assert (calls.recorded, told) == (1, [])
+    calls.backward(maml, 5)
+    assert calls.recorded == 2 and len(told) == 3 + 5  # to warm up; replays of the fake graph call it too
+    for p, grad in zip(maml.parameters(), once, strict=True):
+        torch.testing.assert_close(p.grad, 15 * grad)
+    for number in range(12):  # a rate that differs with each call is compiled by none of them
+        maml.lr = 0.2 + number
+        calls.backward(maml, 1)
+    assert len(told) == 8
+
+
+def test_short_loops_and_checkpoints_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    for maml, needed in ((MAML(net().double(), lr=0.1), 100), (MAML(net().double(), lr=0.1, checkpoint=True), 1)):
+        told = counted_compilers(monkeypatch, needed)
+        calls.backward(maml, 20)
+        assert not told
+
+
+def test_what_cannot_be_compiled_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = batch(0, "cpu")
+    for maml in (MAML(net().double(), lr=0.1, chunk=1), MAML(nn.Sequential(net(), nn.Dropout(0.5)).double(), lr=0.1)):
+        step = CompiledIfPossible()
+        for _ in range(2):
+            torch.manual_seed(0)
+            found = step(maml, part, part)
+            torch.manual_seed(0)
+            torch.testing.assert_close(found, maml.eager_backward(part, part))
+        assert not step.possible
+
+
+def test_compiling_pays_sooner_the_more_there_is_to_compute() -> None:
+    def saved(tasks: int, steps: int, first_order: bool = False) -> float:
+        x, y = torch.zeros(tasks, 5, 1, 28, 28), torch.zeros(tasks, 5, dtype=torch.long)
+        return learner.seconds_saved(MAML(net(), 0.1, first_order, steps=steps), (x, y), (x, y))
+
+    assert saved(4, 1) == pytest.approx(2 * saved(2, 1))
+    assert saved(2, 5) > saved(2, 1) > saved(2, 1, first_order=True) > 0
 
 
 def test_users_of_clone_and_adapt_are_told_once_what_is_faster(caplog: pytest.LogCaptureFixture) -> None:

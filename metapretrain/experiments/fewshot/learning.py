@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,8 @@ from metapretrain.evaluation.representation import embed
 from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.graphs import own_gradients
 from metapretrain.maml import MAML, POLICIES, CompiledMeta, Reptile, fading_weights
+from metapretrain.maml.compiled import CompiledIfPossible
+from metapretrain.maml.learner import COMPILING, seconds_saved
 from metapretrain.models.encoders import build_backbone
 from metapretrain.models.saved import LEARNERS, adapts, make_learner
 from metapretrain.protonet.learner import HEADS, Classifier, EmbeddingLearner, ProtoNet
@@ -63,7 +66,8 @@ class MetaStep(nn.Module):
     Args:
         learner: MAML and its kin, or ProtoNet; images: uint8 (N, C, H, W), which go where the learner goes.
         distort: changes a batch of images (B, C, H, W) at random before the learner sees them; None: nothing does.
-        compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`) of MAML and its kin, but for Reptile.
+        compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`) of MAML and its kin, but for Reptile;
+            None: on a GPU, where that is possible and pays over `updates`.
         turned: how many classes; each image gets a random quarter turn, and the label of class and turn; 0: none does.
     """
 
@@ -75,13 +79,15 @@ class MetaStep(nn.Module):
         learner: nn.Module,
         images: Tensor,
         distort: nn.Module | None = None,
-        compile: bool = False,
+        compile: bool | None = False,
         turned: int = 0,
+        updates: int = 0,
     ) -> None:
         super().__init__()
-        self.learner, self.distort, self.turned = learner, distort, turned
+        self.learner, self.distort, self.turned, self.updates = learner, distort, turned, updates
         able = isinstance(learner, MAML) and not isinstance(learner, Reptile)
-        self._compiled = CompiledMeta(learner) if compile and able else None
+        self._compile = compile if able else False
+        self._compiled: Any = CompiledMeta(learner).backward if self._compile else None
         self.register_buffer("images", images, persistent=False)
 
     def forward(self, batches: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -93,8 +99,12 @@ class MetaStep(nn.Module):
             parts = [quarter_turns(x, y, self.turned) for x, y in parts]
         more = {name: batch[name] for name in ("step_weights",) if name in batch}
         backward: Any = getattr(self.learner, "eager_backward", self.learner.backward)  # training records the update
+        if self._compile is None and not more:  # by the first batch
+            saved = self.updates * seconds_saved(self.learner, *parts) if self.images.is_cuda else 0.0
+            self._compile = saved > COMPILING
+            self._compiled = partial(CompiledIfPossible(), self.learner) if self._compile else None
         if self._compiled is not None and not more:
-            backward = self._compiled.backward
+            backward = self._compiled
         with own_gradients(parameters) as found:
             loss = backward(*parts, **more).mean()
         gradients = [grad for grad in found if grad is not None]
@@ -445,7 +455,7 @@ def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
     learner = build_learner(method, recipe.backbone, data, spec.ranges[0][1], seed)
     distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
     turned = len(data.train.classes) * method.turns
-    step = MetaStep(learner, data.train.images, distort, machine.compile, turned)
+    step = MetaStep(learner, data.train.images, distort, machine.compile, turned, method.updates)
     if not adapts(method.learner) and data.train.channels == 3 and machine.device != "cpu":
         step.to(memory_format=torch.channels_last)
     settings, groups = settings_of(method, seed, machine), recipe.groups(data.train)

@@ -152,6 +152,31 @@ def test_the_steps_gradient_is_that_of_the_losses(
         torch.testing.assert_close(p.grad, 3 * grad, rtol=1e-4, atol=1e-6)
 
 
+def test_meta_steps_are_compiled_by_themselves_where_that_pays(
+    data: FewShotData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "CompiledIfPossible", lambda: lambda learner, *parts: learner.eager_backward(*parts))
+    learner = build_learner(FewShotMethod("maml", updates=1, tasks=4), TINY, data, 3, seed=0)
+    batch = next(iter(batches(data)))
+    found = {}
+    for updates, on_gpu in ((10, True), (10**9, True), (10**9, False)):
+        step = MetaStep(
+            learner,
+            data.train.images.as_subclass(OnGpu) if on_gpu else data.train.images,
+            compile=None,
+            updates=updates,
+        )
+        step({EPISODES: batch})
+        found[updates, on_gpu] = step._compiled is not None
+    assert found == {(10, True): False, (10**9, True): True, (10**9, False): False}
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
 @pytest.mark.parametrize("name", ["maml", "fomaml", "metasgd"])
 def test_normalisation_may_stay_out_of_the_inner_loop(data: FewShotData, name: str) -> None:
     method = FewShotMethod(name, updates=1, tasks=2, inner_lr=0.1, adapt_norms=False)
