@@ -37,7 +37,6 @@ $(STAMP): setup.py
 
 demo: $(STAMP)
 	@"$(BIN)/metapretrain" demo $(ARGS)
-	@echo "next     . $(BIN)/activate   puts metapretrain and tensorboard on the path"
 
 test: $(STAMP)
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} "$(BIN)/python" -m pytest -n $(JOBS) --dist worksteal $(ARGS)

@@ -7,6 +7,27 @@ venv=$1
 stamp=$2
 asked=${3:-}
 
+# Runs a command and says every 30 seconds that it goes on.
+patiently() {
+    doing=$1
+    shift
+    (
+        passed=0
+        while sleep "${SETUP_SECONDS:-30}" 2>/dev/null; do
+            passed=$((passed + ${SETUP_SECONDS:-30}))
+            say "still $doing, after $passed s"
+        done
+    ) &
+    clock=$!
+    trap 'kill "$clock" 2>/dev/null' EXIT
+    status=0
+    "$@" || status=$?
+    kill "$clock" 2>/dev/null || true
+    wait "$clock" 2>/dev/null || true
+    trap - EXIT
+    return "$status"
+}
+
 say() { printf '%s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 2; }
 
@@ -68,6 +89,7 @@ rm -f "$venv"/.metapretrain-*
 # shellcheck disable=SC2086
 "$venv/bin/python" -m pip install -qq --upgrade ${PIP_ARGS:-} pip
 # shellcheck disable=SC2086
-"$venv/bin/python" -m pip install -qq --no-warn-conflicts ${PIP_ARGS:-} -e '.[dev,learn2learn]'
+patiently "installing" "$venv/bin/python" -m pip install -qq --no-warn-conflicts ${PIP_ARGS:-} -e '.[dev,learn2learn]'
 build_learn2learn
 touch "$stamp"
+say "done; next: . $venv/bin/activate   puts metapretrain and tensorboard on the path"

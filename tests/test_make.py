@@ -80,6 +80,19 @@ def test_extra_arguments_reach_pip(tmp_path: Path) -> None:
     assert "--pre --no-cache-dir" in build
 
 
+def test_a_long_set_up_says_that_it_goes_on(tmp_path: Path) -> None:
+    venv = stand_in(tmp_path)
+    python = venv / "bin" / "python"
+    python.write_text(python.read_text().replace("#!/bin/sh\n", '#!/bin/sh\ncase "$*" in *-e*) sleep 3.5 ;; esac\n'))
+    done = run("sh", SETUP, venv, venv / "stamp", env={**os.environ, "SETUP_SECONDS": "1"})
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("still installing")]
+    assert told[:2] == ["still installing, after 1 s", "still installing, after 2 s"] and len(told) <= 4
+    python.write_text(python.read_text().replace("sleep 3.5", "exit 3"))
+    failed = run("sh", SETUP, venv, venv / "other", env={**os.environ, "SETUP_SECONDS": "1"})
+    assert failed.returncode == 3 and not (venv / "other").exists()
+
+
 def test_stamp_of_another_checkout_does_not_count(tmp_path: Path) -> None:
     venv = stand_in(tmp_path)
     (venv / ".metapretrain-1234").touch()

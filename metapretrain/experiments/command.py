@@ -341,7 +341,10 @@ def _by_option(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def due(
-    tables: Sequence[Table], options: Namespace, command: Sequence[str]
+    tables: Sequence[Table],
+    options: Namespace,
+    command: Sequence[str],
+    end: Callable[[Experiment[Any, Any, Any, Any, Any]], str] | None = None,
 ) -> Iterator[tuple[Experiment[Any, Any, Any, Any, Any], list[Any]]]:
     """Yield what is to be run, the rows of `options.methods` for `options.seeds` of each table; then print the table.
 
@@ -350,6 +353,7 @@ def due(
     Args:
         tables: all are checked before the first one is trained.
         command: script or module with the options that every job gets; jobs that run side by side add their rows.
+        end: what writes the table and returns what is printed, in place of :func:`show`.
 
     InputError: a run would be refused (before anything is trained), or some jobs failed.
     """
@@ -377,7 +381,7 @@ def due(
             if getattr(options, "corrupt", False):
                 _corrupt(experiment)
             experiment.save_layout()
-            show(experiment)
+            show(experiment) if end is None else print(end(experiment))
 
 
 def _placed(experiment: Experiment[Any, Any, Any, Any, Any], batch: Sequence[Any], left: list[Path]) -> list[Any]:
@@ -409,19 +413,25 @@ def _corrupt(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:
 
 def show(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:
     """Write the table and the figures of all runs of an experiment and print them with what to look at next."""
+    text, figures = write_all(experiment)
+    print(f"\n{text}")
+    print(f"table    {experiment.root / 'report' / 'table.md'}")
+    for file in figures:
+        print(f"figure   {file}")
+    print(f"curves   tensorboard --logdir {experiment.root}")
+
+
+def write_all(experiment: Experiment[Any, Any, Any, Any, Any]) -> tuple[str, list[Path]]:
+    """Write the table and the figures of all runs; return the table and the files of all figures."""
     from metapretrain.report.figures import plot
     from metapretrain.report.table import write
 
-    root = experiment.root
-    print(f"\n{write(root)}")
-    print(f"table    {root / 'report' / 'table.md'}")
+    root, figures = experiment.root, []
+    text = write(root)
     logged = any(root.rglob(METRICS))  # a row that trains nothing has no curves
     if experiment.figures is not None and logged:
-        for file in [*plot(root), *(experiment.draw(root) if experiment.draw is not None else [])]:
-            print(f"figure   {file}")
-    for file in sorted(root.glob("*/figures/*.png")):
-        print(f"figure   {file}")
-    print(f"curves   tensorboard --logdir {root}")
+        figures = [*plot(root), *(experiment.draw(root) if experiment.draw is not None else [])]
+    return text, [*figures, *sorted(root.glob("*/figures/*.png"))]
 
 
 def _jobs(chosen: Mapping[str, Any], options: Namespace, command: Sequence[str]) -> dict[str, list[str]]:

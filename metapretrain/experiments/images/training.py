@@ -101,7 +101,7 @@ def pretraining(context: ImageContext) -> tuple[Encoder, Training]:
     steps, _ = updates(recipe, data, context.method)
     step, stream = ImageStep(encoder, {objective: task}), _stream(context, objective, task, steps)
     phase = getattr(recipe, OBJECTIVES[objective].phase)
-    return encoder, _training(context, step, stream, phase, steps, evaluate, objective)
+    return encoder, _training(context, step, stream, phase, steps, evaluate)
 
 
 def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Training]:
@@ -126,7 +126,7 @@ def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Trai
     _, steps = updates(recipe, data, method)
     held = evaluate if len(data.validation) else None
     step, stream = ImageStep(model, {"supervised": task}), _stream(context, "supervised", task, steps)
-    return head, _training(context, step, stream, phase, steps, held, "supervised")
+    return head, _training(context, step, stream, phase, steps, held)
 
 
 def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
@@ -195,7 +195,6 @@ def _training(
     phase: ImagePhase,
     steps: int,
     evaluate: Callable[[int], Mapping[str, float]] | None,
-    title: str,
 ) -> Training:
     machine = context.machine
     resident = all(step.objective(name).images.resident for name in step.objectives)
@@ -203,7 +202,7 @@ def _training(
     settings = phase.settings(steps, **how if resident else {**how, "cuda_graph": False})
     if machine.device != "cpu":
         step.model.to(memory_format=torch.channels_last)
-    return Training(step, stream, settings, evaluate, f"{title} seed {context.seed}")
+    return Training(step, stream, settings, evaluate, f"{context.name} seed {context.seed}")
 
 
 def check_scheduled(recipe: ImageRecipe, machine: Machine) -> None:
@@ -256,4 +255,4 @@ def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
     def evaluate(number: int) -> Mapping[str, float]:
         return {**(scores(number) if scores else {}), **choices_of(stream)}
 
-    return encoder, _training(context, step, stream, recipe.prl, count, evaluate, SCHEDULED)
+    return encoder, _training(context, step, stream, recipe.prl, count, evaluate)
