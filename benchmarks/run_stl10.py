@@ -174,9 +174,14 @@ def with_few_labels(data: ImageData, recipe: ImageRecipe, count: int) -> tuple[I
 
     InputError: a class has not so many training images.
     """
-    few = data.with_labels(count)
-    epochs = max(1, round(recipe.epochs * len(data.train) / len(few.train)))
-    return few, replace(recipe, epochs=epochs)
+    labels = data.train.labels
+    ranks = torch.stack([(labels == c).cumsum(0) for c in range(len(data.train.classes))])
+    least = int(ranks[:, -1].min())
+    if count > least:
+        raise InputError(f"--labels-per-class {count}: a class has {least} training images; give {least} or fewer")
+    kept = (ranks[labels, torch.arange(len(labels))] <= count).nonzero().flatten()
+    epochs = max(1, round(recipe.epochs * len(labels) / len(kept)))
+    return replace(data, train=data.train.subset(kept)), replace(recipe, epochs=epochs)
 
 
 def unlabelled_of(options: Namespace, train: ImageSet) -> ImageSet:

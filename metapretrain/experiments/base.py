@@ -72,8 +72,8 @@ class Context(Generic[R, D, M]):
         name: of the row, `method`, in the table and of its folder; seed: of weights and orders.
         run: the open folder of the run; None: nothing is written.
         start: the folder of the pretraining that the row starts from, if it has one.
-        before: what that pretraining has cost: its budget and `wall_s`; shared: this is a pretraining that rows share.
-        place: among all runs that are to be done, such as "run 4 of 21".
+        before: what that pretraining has cost: its budget and `wall_s`; shared: this is a pretraining that rows share;
+            place: such as "run 4 of 21".
     """
 
     name: str
@@ -268,8 +268,7 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         """The folders of the runs that :meth:`work` would do now, in order."""
         found = [one for batch in self.work(methods, seeds) for one in batch]
         done = [not one.shared and self.resume and bool(self.finished(one.name, one.method, one.seed)) for one in found]
-        paths = [self.path(one.name, one.seed) for one, kept in zip(found, done, strict=True) if not kept]
-        return list(dict.fromkeys(paths))
+        return [self.path(one.name, one.seed) for one, kept in zip(found, done, strict=True) if not kept]
 
     def work(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[list[Context[R, D, Any]]]:
         """Yield what :meth:`run` is to be called with, one batch after the other: pretrainings before their rows."""

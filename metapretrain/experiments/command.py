@@ -365,11 +365,11 @@ def due(
             )
         )
         return
+    left = []
     for table, rows in zip(tables, chosen, strict=True):
         table.experiment.check(rows, options.seeds)
+        left += table.experiment.left(rows, options.seeds)
     places = slots(options.device, options.jobs_per_device)
-    both = zip(tables, chosen, strict=True)
-    left = [path for table, rows in both for path in table.experiment.left(rows, options.seeds)]
     for (experiment, _, more), rows in zip(tables, chosen, strict=True):
         if len(places) > 1 and experiment.machine.world == 1 and not options.job:
             run_jobs(_jobs(rows, options, [*command, *more]), places, experiment.root / "logs")
@@ -385,7 +385,6 @@ def due(
 
 
 def _placed(experiment: Experiment[Any, Any, Any, Any, Any], batch: Sequence[Any], left: list[Path]) -> list[Any]:
-    """The batch, told its place among the folders of all runs that are left, each once."""
     paths = list(dict.fromkeys(left))
     at = [paths.index(path) + 1 for one in batch if (path := experiment.path(one.name, one.seed)) in paths]
     place = f"run {'-'.join(dict.fromkeys((str(min(at)), str(max(at)))))} of {len(paths)}" if at else ""

@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 COLOURS = ("#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#000000")
 MARKERS = "osD^vPX<>*"
 INK = "#333333"
-LEADER = "#BBBBBB"  # from a curve's end to its name: no colour of a curve
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -331,7 +330,7 @@ def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
         top = heights[place] - gap
     for height, (x, y, colour, method) in zip(heights, finite, strict=True):
         drawn: dict[str, Any] = {"va": "center", "color": darker(colour), "fontsize": 8.5, "annotation_clip": False}
-        leader = {"arrowstyle": "-", "color": LEADER, "lw": 0.5, "linestyle": ":", "relpos": (0, 0.5)}
+        leader = {"arrowstyle": "-", "color": "#BBBBBB", "lw": 0.5, "linestyle": ":", "relpos": (0, 0.5)}
         axes.annotate(method, (x, y), (1.02, height), textcoords=axes.get_yaxis_transform(), arrowprops=leader, **drawn)
 
 

@@ -66,12 +66,7 @@ def titled(title: str) -> str:
 
 
 class ProgressLine:
-    """Says every 30 seconds how far a training is, where no progress bar is shown; short trainings take turns.
-
-    Example:
-        >>> line = ProgressLine("train", total=10)
-        >>> line.at(3)  # nothing yet
-    """
+    """Says every 30 seconds how far a training is, where no progress bar is shown; short trainings take turns."""
 
     told = time.monotonic()  # the last line, of whichever training
 
@@ -262,8 +257,8 @@ def _list_embeddings(run: Path) -> None:
 def _entry(title: str, place: str, size: Sequence[int]) -> bytes:
     """Return one `EmbeddingInfo` as protocol-buffer text; `size`: height and width of a thumbnail."""
     lines = [f'tensor_name: "{title}"', f'tensor_path: "{place}/{POINTS}"', f'metadata_path: "{place}/{WORDS}"']
-    size = f"single_image_dim: {size[1]} single_image_dim: {size[0]}"
-    lines.append(f'sprite {{ image_path: "{place}/sprite.png" {size} }}')
+    dims = f"single_image_dim: {size[1]} single_image_dim: {size[0]}"
+    lines.append(f'sprite {{ image_path: "{place}/sprite.png" {dims} }}')
     return ("embeddings {\n  " + "\n  ".join(lines) + "\n}\n").encode()
 
 

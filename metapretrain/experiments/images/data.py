@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -83,16 +83,6 @@ class ImageData:
         rows, held = validation_split(train.labels, validation)
         part = train.subset(rows)
         return cls(part, train.subset(held), test, *part.statistics(), unlabelled)
-
-    def with_labels(self, count: int) -> ImageData:
-        """Train on the first `count` images of each class; InputError: a class has not so many."""
-        labels = self.train.labels
-        ranks = torch.stack([(labels == c).cumsum(0) for c in range(len(self.train.classes))])
-        least = int(ranks[:, -1].min())
-        if count > least:
-            raise InputError(f"--labels-per-class {count}: a class has {least} training images; give {least} or fewer")
-        kept = (ranks[labels, torch.arange(len(labels))] <= count).nonzero().flatten()
-        return replace(self, train=self.train.subset(kept))
 
     def seen(self, labelled: bool) -> ImageSet:
         """What an objective is trained on that reads labels, or none."""
