@@ -72,8 +72,7 @@ class Context(Generic[R, D, M]):
         name: of the row, `method`, in the table and of its folder; seed: of weights and orders.
         run: the open folder of the run; None: nothing is written.
         start: the folder of the pretraining that the row starts from, if it has one.
-        before: what that pretraining has cost: its budget and `wall_s`; shared: this is a pretraining that rows share;
-            place: such as "run 4 of 21".
+        before: what that pretraining has cost, its budget and `wall_s`; shared: rows share it; place: "run 4 of 21".
     """
 
     name: str

@@ -353,7 +353,7 @@ def due(
     Args:
         tables: all are checked before the first one is trained.
         command: script or module with the options that every job gets; jobs that run side by side add their rows.
-        end: what writes the table and returns what is printed, in place of :func:`show`.
+        end: returns what is printed last, in place of :func:`show`.
 
     InputError: a run would be refused (before anything is trained), or some jobs failed.
     """
@@ -425,12 +425,10 @@ def write_all(experiment: Experiment[Any, Any, Any, Any, Any]) -> tuple[str, lis
     from metapretrain.report.figures import plot
     from metapretrain.report.table import write
 
-    root, figures = experiment.root, []
+    root, draw = experiment.root, experiment.draw or (lambda _: [])
     text = write(root)
-    logged = any(root.rglob(METRICS))  # a row that trains nothing has no curves
-    if experiment.figures is not None and logged:
-        figures = [*plot(root), *(experiment.draw(root) if experiment.draw is not None else [])]
-    return text, [*figures, *sorted(root.glob("*/figures/*.png"))]
+    drawn = experiment.figures is not None and any(root.rglob(METRICS))  # a row that trains nothing has no curves
+    return text, [*([*plot(root), *draw(root)] if drawn else []), *sorted(root.glob("*/figures/*.png"))]
 
 
 def _jobs(chosen: Mapping[str, Any], options: Namespace, command: Sequence[str]) -> dict[str, list[str]]:

@@ -292,10 +292,9 @@ def run_demo(options: Namespace) -> int:
 def _demo_table(experiment: Experiment[Any, Any, Any, Any, Any]) -> str:
     """Write table and figures; return a row for each method and what the demo shows."""
     write_all(experiment)
-    found = {row.method: row for row in build_table(collect(experiment.root)).groups[0].rows}
-    rows = [found[name] for name in DEMO_METHODS if name in found]
+    found = build_table(collect(experiment.root)).groups[0].rows
+    rows = sorted(found, key=lambda row: list(DEMO_METHODS).index(row.method))
     cells = [[row.method, *(shown(row.scores[name]) for name in ("test", "nearest_prototype"))] for row in rows]
-    table = markdown_table(["method", "test accuracy, %", "nearest prototype, %"], cells)
     best, *others = sorted(((row.scores["test"], row.method) for row in rows), key=lambda one: -one[0].mean)
     apart = [name for one, name in others if best[0].mean - best[0].half_width > one.mean + one.half_width]
     told = f"above the 95% interval of {', '.join(apart)}" if apart else "though the 95% intervals overlap"
@@ -305,4 +304,5 @@ def _demo_table(experiment: Experiment[Any, Any, Any, Any, Any]) -> str:
         "compute, not how they compare with more labels, on other images or with a larger encoder."
     )
     kept = f"\nplots and all numbers: {experiment.root}; curves: tensorboard --logdir {experiment.root}\n"
-    return "\n".join([kept, *table, sentence])
+    header = ["method", "test accuracy, %", "nearest prototype, %"]
+    return "\n".join([kept, *markdown_table(header, cells), sentence])
