@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from report_stl10 import POSTER
 
-from benchmarks import run_stl10, tune_stl10
+from benchmarks import probe_heads, run_stl10, tune_stl10
 from benchmarks.run_stl10 import METHODS, RECIPES, main
 from metapretrain.data.registry import load_images
 from metapretrain.errors import InputError
@@ -353,3 +353,24 @@ def test_the_images_of_few_labels_are_the_first_of_each_class() -> None:
         first = data.train.images[data.train.labels == c][:30]
         assert torch.equal(few.train.images[few.train.labels == c], first)
     assert few.validation is data.validation and few.mean == data.mean
+
+
+def test_heads_of_a_finished_pretraining_are_probed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--dataset", "digits", "--device", "cpu", "--no-figures", "--smoke", "--out", str(tmp_path)]
+    assert main([*words, "--methods", "prl-standard-frozen-linear"]) == 0
+    capsys.readouterr()
+    run = next((tmp_path / "stl10").glob("*/pretrain-prl-standard-s0"))
+    assert probe_heads.main([str(run), "--updates", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("mean norm ") and len(lines) == 3 + 11
+    assert probe_heads.main([str(tmp_path)]) == 2
+
+
+def test_shifted_features_kill_the_hidden_units_and_not_a_linear_head() -> None:
+    y = torch.arange(400) % 4
+    z = torch.eye(4, 64)[y] * 6 + torch.rand(400, 64)
+    rows = [line.strip("| ").split(" | ") for line in probe_heads.table(z, y, z, y, 200).splitlines()[2:]]
+    found = {name: [float(value) for value in values] for name, *values in rows}
+    assert found["as they are"][1] > 95 and found["standardised"][1] > 95
+    shifted = found["shifted by 10 spreads"]
+    assert shifted[1] < 60 and shifted[2] > 90 and shifted[3] > 70
