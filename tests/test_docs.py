@@ -39,6 +39,12 @@ def test_readme_names_both_commands_of_the_makefile() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
+def test_readme_is_short_and_links_every_guide_for_own_things() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 130
+    assert all(f"docs/{path.name}" in text for path in (ROOT / "docs").glob("own-*.md"))
+
+
 # tests/episodes/test_guide.py runs the first and looks at its result, test_own_benchmark.py the second,
 # tests/test_documented_commands.py the others.
 ELSEWHERE = {"docs/custom-episodes.md", "docs/own-benchmark.md"}
