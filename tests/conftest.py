@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.forks import ended
+
 ROOT = Path(__file__).resolve().parents[1]
 
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -59,6 +61,12 @@ def environments(world: int) -> list[dict[str, str]]:
         return [usual]
     group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [{**usual, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(world))]
+
+
+@pytest.fixture(scope="session")
+def forked() -> Callable[..., None]:
+    """:func:`tests.forks.ended`, for modules that are run as scripts too, which cannot import it."""
+    return ended
 
 
 @pytest.fixture

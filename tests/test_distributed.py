@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import metapretrain
 from metapretrain.protonet import ProtoLoss, gather_rows
 
 VARIANTS: list[dict[str, Any]] = [
@@ -91,21 +89,9 @@ def worker(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory, forked: Any) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("gloo")
-    root = Path(metapretrain.__file__).parents[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            env={**os.environ, "PYTHONPATH": str(root)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    forked(__file__, [[rank, str(folder)] for rank in "01"], [dict(os.environ)] * 2, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

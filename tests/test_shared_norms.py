@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import metapretrain
 from metapretrain.distributed import SharedBatchNorm2d, share_norms
 
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -74,19 +72,14 @@ def worker(rank: int, folder: str, device: str) -> None:
 
 
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
-def ranks(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def ranks(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, forked: Any
+) -> list[dict[str, Any]]:
     if request.param == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     folder: Path = tmp_path_factory.mktemp("ranks")
-    env = {**os.environ, "PYTHONPATH": str(Path(metapretrain.__file__).parents[1])}
-    command = [sys.executable, __file__]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(folder), request.param], env=env, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    words = [[rank, str(folder), request.param] for rank in "01"]
+    forked(__file__, words, [dict(os.environ)] * 2, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

@@ -1,12 +1,11 @@
 """Two processes give the one-process result: gradients, prototypes, contrastive negatives and BatchNorm."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import environments
+from tests.forks import ended
 
 SCRIPT = """
 import json, sys
@@ -67,16 +66,6 @@ assert not [name for name in names if "gloo" in name], names  # what still ran m
 """
 
 
-def ended(command, environments):
-    """Exit statuses of a process per environment."""
-    processes = [subprocess.Popen(command, env=env) for env in environments]
-    try:
-        return [process.wait(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-
-
 KINDS, ENCODERS = ("supervised", "prl", "simclr"), ("mlp", "batchnorm", "unwrapped")
 CASES = [f"{kind} {encoder}" for kind in KINDS for encoder in ENCODERS]
 
@@ -86,8 +75,8 @@ def ends(tmp_path_factory):
     """Sums of the weights that every case ends with, by one process and by two, each started once."""
     folder = tmp_path_factory.mktemp("ranks")
     for world in (1, 2):
-        command = [sys.executable, "-c", SCRIPT, str(folder / f"{world}.json"), *CASES, "supervised local"]
-        assert set(ended(command, environments(world))) == {0}
+        words = [str(folder / f"{world}.json"), *CASES, "supervised local"]
+        ended(SCRIPT, [words] * world, environments(world), folder)
     return [json.loads((folder / f"{world}.json").read_text()) for world in (1, 2)]
 
 
@@ -120,5 +109,5 @@ assert not dist.is_initialized()
 """
 
 
-def test_a_rank_leaves_though_the_other_has_gone():
-    assert ended([sys.executable, "-c", LEAVING], environments(2)) == [0, 0]
+def test_a_rank_leaves_though_the_other_has_gone(tmp_path):
+    ended(LEAVING, [[], []], environments(2), tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -40,6 +38,7 @@ from metapretrain.experiments.fewshot.learning import (
 from metapretrain.maml import CompiledMeta
 from metapretrain.models.saved import is_transductive, load
 from metapretrain.training import train
+from tests.forks import ended
 
 SPEC = EpisodeSpec(3, 1, 2)
 TINY = "mlp"
@@ -284,13 +283,7 @@ leave_ranks()
 
 
 def run(environments: list[dict[str, str]], out: Path) -> dict[str, torch.Tensor]:
-    command = [sys.executable, "-c", SCRIPT, str(out)]
-    processes = [subprocess.Popen(command, env=env) for env in environments]
-    try:
-        assert {process.wait(timeout=120) for process in processes} == {0}
-    finally:
-        for process in processes:
-            process.kill()
+    ended(SCRIPT, [[str(out)]] * len(environments), environments, out.parent)
     return load_file(out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import metapretrain
 from metapretrain.checks import leave_ranks
 from metapretrain.data.made import made_tasks
 from metapretrain.errors import InputError
@@ -81,18 +79,14 @@ def no_dropout(x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def test_two_ranks_end_with_the_weights_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Callable[[int], list[dict[str, str]]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: Callable[[int], list[dict[str, str]]],
+    forked: Callable[..., None],
 ) -> None:
-    here = {"PYTHONPATH": str(Path(metapretrain.__file__).parents[1])}
-    processes = []
-    for env in ranks(2):
-        command = [sys.executable, __file__, str(tmp_path / env["RANK"])]
-        processes.append(subprocess.Popen(command, env=env | here, stderr=subprocess.PIPE, text=True))
+    forked(__file__, [[str(tmp_path / rank)] for rank in "01"], ranks(2), tmp_path)
     monkeypatch.setattr(torch.nn.functional, "dropout", no_dropout)
     one = trained(Machine())
-    for process in processes:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
     for rank in ("0", "1"):
         two = load_file(tmp_path / rank)
         assert one.keys() == two.keys()
