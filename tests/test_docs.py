@@ -39,10 +39,8 @@ def test_readme_names_both_commands_of_the_makefile() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_readme_is_short_and_links_every_guide_for_own_things() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count("\n") <= 130
-    assert all(f"docs/{path.name}" in text for path in (ROOT / "docs").glob("own-*.md"))
+def test_readme_is_short() -> None:
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 130
 
 
 # tests/episodes/test_guide.py runs the first and looks at its result, test_own_benchmark.py the second,

@@ -238,7 +238,7 @@ class _Loop:
         if self.best is not None and self.best.start and not self.step:
             self._evaluate()
         hidden = None if accelerator.is_main_process else True  # None: shown on a terminal
-        shown = {"desc": titled(title), "unit": "step", "disable": hidden, "leave": False}
+        shown: dict[str, Any] = {"desc": titled(title), "unit": "step", "disable": hidden, "leave": False}
         self.bar = tqdm(total=settings.steps, initial=self.step, **shown)
         silent = self.bar.disable and accelerator.is_main_process
         self.progress = ProgressLine(title, settings.steps, self.step) if silent else None
