@@ -69,6 +69,7 @@ class Recorder:
     def _record(self, key: Any, given: Sequence[Nest]) -> bool:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         before = [(tensor, tensor.clone()) for tensor in self.changed()]
+        restore = _restoring()
         static = map_tensors(Tensor.clone, tuple(given))
         try:
             try:
@@ -84,8 +85,21 @@ class Recorder:
             self.possible = False
             self.graphs.clear()
             torch.cuda.synchronize()
+            restore()
             log.warning("steps are not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
         return self.possible
+
+
+def _restoring() -> Callable[[], None]:
+    """What undoes a failed recording, which leaves its stream current and refuses random numbers outside a graph."""
+    stream, generator = torch.cuda.current_stream(), torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.clone_state()
+
+    def restore() -> None:
+        torch.cuda.set_stream(stream)
+        generator.graphsafe_set_state(state)
+
+    return restore
 
 
 class _Graph:

@@ -22,6 +22,9 @@ class OnGpu(Tensor):
     is_cuda = True
 
 
+RESTORED = -1
+
+
 def given(size: int) -> Tensor:
     return torch.arange(float(size)).as_subclass(OnGpu)
 
@@ -46,6 +49,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(module, "_aside", lambda function, tensors: function(*tensors))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(module, "_restoring", lambda: lambda: sizes.append(RESTORED))
     return sizes
 
 
@@ -91,9 +95,21 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(
     monkeypatch.setattr(module, "_Graph", refuse)
     recorder = Recorder(total)
     assert [recorder(given(3))[0].item() for _ in range(PLAIN + 3)] == [3.0] * (PLAIN + 3)
+    assert recorded == [RESTORED]
     assert [record.message for record in caplog.records] == [
         "steps are not recorded as CUDA graphs: operation not permitted when stream is capturing"
     ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_random_numbers_and_the_stream_are_as_before_after_a_failed_recording() -> None:
+    recorder = Recorder(lambda x: (x + torch.rand(3, device="cuda") + float(x[0].item()),), plain=0)
+    stream, x = torch.cuda.current_stream(), torch.ones(3, device="cuda")
+    torch.manual_seed(0)
+    found = [recorder(x)[0] for _ in range(2)]
+    assert not recorder.possible and torch.cuda.current_stream() == stream
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, [2 + torch.rand(3, device="cuda") for _ in range(2)])
 
 
 def test_an_error_of_the_function_itself_is_raised(recorded: list[int]) -> None:

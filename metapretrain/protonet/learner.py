@@ -149,7 +149,8 @@ def ridge(z: Tensor, y: Tensor, penalty: Tensor | float) -> Tensor:
     small = rows <= size
     gram = (z @ z.mT if small else z.mT @ z).double()  # in float32 equal rows of a large norm would be singular
     damped = gram + penalty * torch.eye(min(rows, size), dtype=gram.dtype, device=z.device)
-    solved: Tensor = torch.linalg.solve(damped, (y if small else z.mT @ y).double())
+    right = (y if small else z.mT @ y).double()
+    solved: Tensor = torch.linalg.solve_ex(damped, right).result  # solve waits for the device, so is not recorded
     return (z.mT.double() @ solved if small else solved).to(z.dtype)
 
 
