@@ -10,6 +10,7 @@ PYTHON ?=
 ARGS ?=
 JOBS ?= 2
 PIP_ARGS ?=
+DIST ?= dist
 LEARN2LEARN_PIP_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.metapretrain-$(shell pwd | cksum | cut -d' ' -f1)
 DOCS_STAMP := $(STAMP)-docs
 
-.PHONY: help setup demo test reliability lint types docs screenshot clean
+.PHONY: help setup demo test reliability lint types release docs screenshot clean
 
 help:
 	@echo "make demo     supervised, prototypical and SimCLR pretraining side by side on digits (3 minutes)"
@@ -25,6 +26,7 @@ help:
 	@echo "make reliability  kills, damaged files, odd options and data, hostile models (3 minutes)"
 	@echo "make lint     ruff"
 	@echo "make types    mypy"
+	@echo "make release  the wheel and the source distribution, checked, in dist/ (DIST=folder for another)"
 	@echo "make docs     the documentation site, in build/site"
 	@echo "make screenshot  what TensorBoard shows of the demo, into docs/figures (needs Chromium)"
 	@echo "make clean    remove the environment that make made and all build and cache folders"
@@ -50,6 +52,11 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	@"$(BIN)/python" -m mypy $(ARGS)
+
+release: $(STAMP)
+	@rm -f "$(DIST)"/metapretrain-*
+	@"$(BIN)/python" -m build --outdir "$(DIST)" . >/dev/null
+	@"$(BIN)/python" -m twine check --strict "$(DIST)"/metapretrain-*
 
 docs: $(DOCS_STAMP)
 	@NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet $(ARGS)

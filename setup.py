@@ -73,7 +73,7 @@ EXTRAS = {
         "mkdocstrings-python>=2,<3",  # its half for Python
     ],
     "dev": [
-        "build>=1.2",  # the wheel that .ci/run looks into
+        "build>=1.2",  # the wheel and the source distribution of `make release`
         "hypothesis>=6.100,<7",  # property tests
         "mypy>=1.13",  # strict types; 1.13 is the first for Python 3.13
         "peft>=0.14,<1",  # loads saved prompts in the tests; 0.14 is the first for Python 3.13
@@ -81,6 +81,7 @@ EXTRAS = {
         "pytest-xdist>=3.6",  # tests side by side
         "ruff>=0.8",  # lint
         "sentence-transformers>=5.2,<7",  # saved text encoders are loaded with it; it needs nothing that is not above
+        "twine>=6.1",  # checks what `make release` built; 6.1 is the first for metadata 2.4
         "types-tqdm>=4.66",  # stubs for tqdm, which ships no types
     ],
 }
@@ -105,6 +106,8 @@ setup(
         "Intended Audience :: Science/Research",
         "Operating System :: MacOS",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
