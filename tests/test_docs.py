@@ -46,7 +46,7 @@ def test_readme_is_short() -> None:
 # tests/episodes/test_guide.py runs the first and looks at its result, test_own_benchmark.py the second,
 # tests/test_documented_commands.py the others.
 ELSEWHERE = {"docs/custom-episodes.md", "docs/own-benchmark.md"}
-ELSEWHERE |= {"docs/own-images.md", "docs/own-prompts.md", "docs/own-text-tasks.md"}
+ELSEWHERE |= {"docs/fewshot-texts.md", "docs/own-images.md", "docs/own-prompts.md", "docs/own-text-tasks.md"}
 RUNNABLE = [str(path.relative_to(ROOT)) for path in DOCS if blocks(path, "python")]
 
 
@@ -58,6 +58,21 @@ def test_documented_python_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
     names: dict[str, object] = {"__name__": "documented"}
     for number, block in enumerate(blocks(path, "python"), start=1):
         exec(compile(block, f"{path.name}, block {number}", "exec"), names)
+
+
+def test_the_quickstart_notebook_runs_and_keeps_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 4)  # later versions want an id for each cell
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "notebook"}
+    for number, cell in enumerate(notebook["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            exec(compile(source, f"quickstart.ipynb, cell {number}", "exec"), names)
+        for target in re.findall(r"\]\(([\w-]+\.md)\)", source):
+            assert (ROOT / "docs" / target).exists(), target
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))

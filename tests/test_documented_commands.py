@@ -63,7 +63,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 PAGES = {str(path.relative_to(ROOT)): list(lines_of(path)) for path in DOCS}
 # Their Python makes what their commands use.
-OWN_RUNS = {"docs/own-images.md", "docs/own-prompts.md", "docs/own-text-tasks.md"}
+OWN_RUNS = {"docs/fewshot-texts.md", "docs/own-images.md", "docs/own-prompts.md", "docs/own-text-tasks.md"}
 PAGES = {name: lines for name, lines in PAGES.items() if lines}
 
 
