@@ -47,7 +47,7 @@ Rows = dict[str, FewShotMethod | SavedEncoder]
 # Snell et al. (2017): 60-way training episodes, 5 queries a class.
 PROTONET = FewShotMethod("protonet", updates=20_000, tasks=1, ways=60, queries=5)
 # Finn et al. (2017): 5-way with 1 inner step of 0.4 and 32 tasks, 20-way with 5 inner steps of 0.1 and 16 tasks; with
-# five steps training is steadier where the outer gradient is clipped (ours, docs/results.md).
+# five steps training is steadier where the outer gradient is clipped (ours, docs/results/omniglot.md).
 MAML = {
     False: FewShotMethod("maml", updates=30_000, tasks=32, inner_lr=0.4, inner_steps=1, test_steps=3),
     True: FewShotMethod("maml", updates=30_000, tasks=16, inner_lr=0.1, inner_steps=5, test_steps=5, clip=1.0),

@@ -100,7 +100,7 @@ GROUPS: dict[str, list[str]] = {
              "metapretrain corrupt runs/demo/digits-smoke/supervised-s0 --device cpu",
              "metapretrain plot runs/demo --out plots"],
     "help": [*(f"metapretrain {name}--help" for name in COMMANDS), *(f"run_{name}.py --help" for name in SCRIPTS)],
-    "docs-built": [],  # what docs/build_results.py writes into results.md
+    "docs-built": [],  # what docs/build_results.py writes into docs/results
     "api": [],  # values of the documented names, to the bit
 }  # fmt: skip
 
@@ -161,12 +161,17 @@ class Recorder:
         return {path.stem: self.report(path) for path in files if '"schema"' in path.read_text(encoding="utf-8")}
 
     def docs_built(self) -> dict[str, Any]:
-        page = self.folder / "docs" / "results.md"
+        pages = sorted(self.folder.glob("docs/results/*.md"))
         block = re.compile(r"(<!-- (\S+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
-        page.write_text(block.sub(r"\1\4", page.read_text(encoding="utf-8")), encoding="utf-8")  # all tables are new
+        for page in pages:
+            page.write_text(
+                block.sub(r"\1\4", page.read_text(encoding="utf-8")), encoding="utf-8"
+            )  # all tables are new
         status, _ = self.run(["docs/build_results.py"])
-        tables = {found[2]: found[3].splitlines() for found in block.finditer(page.read_text(encoding="utf-8"))}
-        return {"exit status": status, "tables": tables}
+        texts = [page.read_text(encoding="utf-8") for page in pages]
+        tables = {found[2]: found[3].splitlines() for text in texts for found in block.finditer(text)}
+        full = {path.name: path.read_text(encoding="utf-8") for path in self.folder.glob("docs/results/tables/*")}
+        return {"exit status": status, "tables": tables, "full": full}
 
 
 def described(folder: Path) -> dict[str, Any]:

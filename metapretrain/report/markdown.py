@@ -183,7 +183,7 @@ def _section(group: Group) -> list[str]:
     if "smoke" in group.recipe.split("-"):
         lines += ["Smoke runs: tiny, to see that everything works. Their figures mean nothing.", ""]
     if group.rows:
-        for section in (_scores, _further, differences_section, claims_section, order_section):
+        for section in (scores_section, _further, differences_section, claims_section, order_section):
             lines += section(group)
         lines += ["Cost of one run (mean over seeds):", "", *_cost(group.rows, bool(group.pretraining))]
     if group.pretraining:
@@ -192,7 +192,7 @@ def _section(group: Group) -> list[str]:
     return [*lines, ""] if group.notes else lines
 
 
-def _scores(group: Group) -> list[str]:
+def scores_section(group: Group) -> list[str]:
     """The main table and what its figures are."""
     layout = group.layout
     columns = shown_columns(layout.columns, group.rows)

@@ -1,0 +1,188 @@
+"""The table of docs/results/index.md: questions, our number, a reference, a verdict; computed from the result files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from result_files import best_fewshot_rows, content, group_of, less, pairs_of, score, source
+
+from metapretrain.evaluation.intervals import Interval
+from metapretrain.report.markdown import markdown_table, shown
+
+Line = tuple[str, str, str, str, str]  # topic, question, ours, reference, verdict
+MISSING = "not run yet"
+
+
+def compared(gap: Interval, lower_is_better: bool = False, corrected: float = 0.0) -> str:
+    """What a paired difference shows; `corrected` is its p-value after Holm's correction for all pairs of its table.
+
+    Example:
+        >>> from metapretrain.evaluation.intervals import mean_interval
+        >>> compared(mean_interval([1.0, 1.1, 1.2])), compared(mean_interval([-1.0, 1.0]))
+        ('better', 'no difference shown')
+        >>> compared(mean_interval([1.0, 1.1, 1.2]), corrected=0.2)
+        'better, but not after Holm'
+    """
+    if gap.known and gap.low <= 0 <= gap.high:
+        return "no difference shown"
+    return ("better" if (gap.mean < 0) is lower_is_better else "worse") + ", but not after Holm" * (corrected >= 0.05)
+
+
+def verdict_of(name: str, first: str, second: str) -> str:
+    """What the difference of two methods shows among all pairs of their table."""
+    pairs = pairs_of(name, group_of(name))
+    corrected = next(pair[4] for pair in pairs if {first, second} == set(pair[:2]))
+    return compared(less(name, first, second), corrected=corrected)
+
+
+def aimed(value: float, aim: float, digits: int) -> str:
+    """Whether a number reaches an aim, and by how much it does not."""
+    return "met" if value >= aim else f"missed by {aim - value:.{digits}f}"
+
+
+def _stl10() -> Iterator[Line]:
+    topic = "[STL-10](stl10.md)"
+    claim = group_of("stl10-paper").claims[0]
+    gain = shown(claim.over_seeds, sign="+")
+    yield (
+        topic,
+        "Recipe paper: query mode less standard mode, points",
+        gain,
+        "+2.35 (poster)",
+        compared(claim.over_seeds),
+    )
+    best = {"stl10-paper": "prl-query-unfrozen-mlp", "stl10-strong": "prl-query-unfrozen-linear"}
+    for name, method in best.items():
+        ours, base = (shown(score(name, one)) for one in (method, "supervised-resnet18"))
+        verdict = verdict_of(name, method, "supervised-resnet18")
+        yield topic, f"Recipe {name[6:]}: best prototypes, test %", ours, f"{base} (supervised, here)", verdict
+    value = score("stl10-strong", best["stl10-strong"])
+    yield topic, "Recipe strong: best prototypes, test %", shown(value), "85 (aim)", aimed(100 * value.mean, 85, 1)
+    gap = less("stl10-schedule", "scheduled", "scheduled", "paper-utility", "paper-uniform")
+    told = "One objective per update: chosen by utility less uniform, points"
+    yield "[Schedules](schedules.md)", told, shown(gap, sign="+"), "0 (uniform)", compared(gap)
+
+
+def _few_shot() -> Iterator[Line]:
+    for (dataset, recipe, method), row in best_fewshot_rows().items():
+        printed = row.published.scores.get("test") if row.published else None
+        if printed is None or row.published is None:
+            continue
+        test = row.scores["test"]
+        ours, published = 100 * test.mean, 100 * printed
+        verdict = "at or above" if round(ours, 1) >= round(published, 1) else f"below by {published - ours:.1f}"
+        told = f"{published:.1f} (published{', ' * bool(row.published.source)}{row.published.source})"
+        verdict = "another test set" if row.other_data else verdict
+        yield "[Few-shot](few-shot.md)", f"{dataset}, {method} ({recipe}), test %", shown(test), told, verdict
+
+
+def _text() -> Iterator[Line]:
+    topic = "[Text](text.md)"
+    for name in ("text-paper", "text-strong"):
+        ours = shown(score(name, "proto"), percent=False)
+        for base in ("cross", "pretrain-ce"):
+            reference = f"{shown(score(name, base), percent=False)} (`{base}`)"
+            question = f"Recipe {name[5:]}: prototypical pretraining, overall on dev"
+            yield topic, question, ours, reference, verdict_of(name, "proto", base)
+    value = score("text-strong", "proto")
+    yield (
+        topic,
+        "Recipe strong: prototypical pretraining, overall on dev",
+        shown(value, False),
+        "0.740 (aim)",
+        aimed(value.mean, 0.74, 3),
+    )
+    gap = less("text-schedule", "cross", "cross", "strong-bert-tiny-utility", "strong-bert-tiny-uniform")
+    told = "One task per update: chosen by utility less uniform, overall"
+    yield "[Schedules](schedules.md)", told, shown(gap, False, "+"), "0 (uniform)", compared(gap)
+
+
+def _prompts() -> Iterator[Line]:
+    for name, reads in (("prompts-equal", "16,000"), ("prompts-40000-reads", "40,000")):
+        for method in ("metapt-kmeans", "metapt-random"):
+            for base in ("ppt", "multitask"):
+                ours, reference = (shown(score(name, one)) for one in (method, base))
+                question = f"{reads} reads: `{method}`, mean accuracy %"
+                yield (
+                    "[Prompts](prompts.md)",
+                    question,
+                    ours,
+                    f"{reference} (`{base}`)",
+                    verdict_of(name, method, base),
+                )
+
+
+def _schedules() -> Iterator[Line]:
+    settings = (("schedule-aware", "aware"), ("schedule-agnostic", "agnostic"), ("schedule-minilm", "aware"))
+    for name, setting in settings:
+        for kind in ("exact", "taylor"):
+            method, base = f"utility-{kind}-{setting}", f"uniform-{setting}"
+            ours, reference = (shown(score(name, one, "target_loss"), False) for one in (method, base))
+            verdict = compared(less(name, method, base, column="target_loss"), lower_is_better=True)
+            told = f"{setting}{', MiniLM' * name.endswith('minilm')}"
+            question = f"{told}: {kind} utilities, final target loss (lower is better)"
+            yield "[Schedules](schedules.md)", question, ours, f"{reference} (uniform)", verdict
+
+
+def median(name: str, row: str, begin: str, ours: bool) -> float | None:
+    """The median of the contender of this name, else of the first whose name begins so; None where there is none."""
+    rows = content(source(name))["rows"] if source(name).is_file() else []
+    found = {
+        one["name"]: one["median"] for one in rows if (one["row"], one["ours"]) == (row, ours) and not one["missing"]
+    }
+    return found.get(begin, next((rate for named, rate in found.items() if named.startswith(begin)), None))
+
+
+# File, row, ours, peer, question, aim: how many times the peer's speed ours has.
+KINDS = {"default": "engine auto", "recorded": "one CUDA", "compiled and recorded": "compiled, one"}
+UTILITIES = {"exact utilities": ("exact, target_losses:", 1.5), "Taylor utilities": ("taylor, loss_many:", 2.0)}
+SPEEDS: list[tuple[str, str, str, str, str, float | None]] = [
+    *(
+        ("speed-h200", f"maml-omniglot-{steps}", ours, peer, f"MAML, {told}, {kind}: times {peer}", aim_of)
+        for steps, told, aim in (("1-step", "1 inner step", 15), ("5-steps", "5 inner steps", 20))
+        for peer, aim_of in (("learn2learn", aim), ("JAX", 1.2))
+        for kind, ours in KINDS.items()
+    ),
+    *(
+        ("speed-h200", f"decision-{kind}", ours, "Algorithm 1", f"decision by {told}, {kind}: times as written", aim)
+        for kind in ("float32", "bfloat16")
+        for told, (ours, aim) in UTILITIES.items()
+    ),
+    ("speed-h200", "train", "compiled, CUDA", "kernel by", "training of ResNet-18: times kernel by kernel", None),
+    ("speed-h200-text", "text-train", "TextStream, C", "padded to the longest row", "texts: times padding", 3.0),
+    *(
+        (f"speed-h200-{name}", f"prompts-{name}", f"one pass as a CUDA graph{half}", f"task by task{half}", told, 10)
+        for name in ("t5-base", "smollm2")
+        for half, kind in ((", bf16", "bf16"), ("", "float32"))
+        for told in (f"prompts, shape of {name}, {kind}, recorded: times the loop",)
+    ),
+    *(
+        ("speed-h200-x2", f"scale-{what}", "2 processes", "1 process", f"two GPUs, {what}: times one process", 1.7)
+        for what in ("tasks", "images", "tokens")
+    ),
+]
+
+
+def _speed() -> Iterator[Line]:
+    for name, row, begin, peer_begin, question, aim in SPEEDS:
+        topic = "[Several GPUs](several-gpus.md)" if name.endswith("-x2") else "[Speed](speed-gpu.md)"
+        ours, peer = median(name, row, begin, True), median(name, row, peer_begin, False)
+        reference = "-" if aim is None else f"{aim:g} (aim)"
+        if ours is None or peer is None:
+            yield topic, f"H200, {question}", MISSING, reference, MISSING
+            continue
+        ratio = ours / peer
+        verdict = aimed(ratio, aim, 2) if aim is not None else "faster" if ratio > 1 else "slower"
+        yield topic, f"H200, {question}", f"{ratio:.2f}", reference, verdict
+        if row == "train":
+            question = "H200, training of ResNet-18 with augmentation: images per second"
+            yield topic, question, f"{ours:,.0f}", "25,000 (aim)", aimed(ours, 25_000, 0)
+
+
+def summary() -> str:
+    """The table, a number per cell."""
+    lines = [line for part in (_stl10, _few_shot, _text, _prompts, _schedules, _speed) for line in part()]
+    order = list(dict.fromkeys(line[0] for line in lines))
+    lines.sort(key=lambda line: order.index(line[0]))
+    table = markdown_table(["topic", "question", "ours", "reference", "verdict"], lines)
+    return "\n".join(table).replace("| --- | ---: | ---: | ---: | ---: |", "| --- | --- | ---: | ---: | --- |").strip()
