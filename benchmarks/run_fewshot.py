@@ -44,7 +44,7 @@ ENCODER = "encoder"
 Rows = dict[str, FewShotMethod | SavedEncoder]
 
 # Drawings: Omniglot.
-# Snell et al. (2017): 60-way training episodes, 5 queries a class.
+# Snell et al. (2017): 60-way training episodes, 5 queries per class.
 PROTONET = FewShotMethod("protonet", updates=20_000, tasks=1, ways=60, queries=5)
 # Finn et al. (2017): 5-way with 1 inner step of 0.4 and 32 tasks, 20-way with 5 inner steps of 0.1 and 16 tasks; with
 # five steps training is steadier where the outer gradient is clipped (ours, docs/results/omniglot.md).
@@ -52,7 +52,7 @@ MAML = {
     False: FewShotMethod("maml", updates=30_000, tasks=32, inner_lr=0.4, inner_steps=1, test_steps=3),
     True: FewShotMethod("maml", updates=30_000, tasks=16, inner_lr=0.1, inner_steps=5, test_steps=5, clip=1.0),
 }
-# Nichol et al. (2018) take ten images a class to learn from, and more steps in the test; the rates are ours.
+# Nichol et al. (2018) take ten images per class to learn from, and more steps in the test; the rates are ours.
 REPTILE = FewShotMethod("reptile", updates=30_000, tasks=5, queries=9, inner_lr=0.1, inner_steps=5, test_steps=50)
 # Antoniou et al. (2019): a learned rate for each layer and step, statistics for each step, the losses after each step
 # fade out over the first 10 of 100 epochs (here 15%), one query a class, cosine to 1e-5; 8 tasks at 20 ways, else 16.
@@ -95,7 +95,7 @@ RESNET_EPISODES = FewShotMethod(
 PHOTO_MAML = FewShotMethod(
     "maml", updates=15_000, tasks=4, queries=15, inner_lr=0.1, inner_steps=5, test_steps=10, clip=1.0
 )
-# Tian et al. (2020): 64 images an update, SGD of 0.05 in steps, decay 5e-4, 100 epochs: rate times decay sums to 0.9.
+# Tian et al. (2020): 64 images per update, SGD of 0.05 in steps, decay 5e-4, 100 epochs: rate times decay sums to 0.9.
 # Here 50 epochs of CIFAR-FS's images by a cosine: batches four times as large, four times the rate, decay 1e-3 (0.75).
 PHOTO_SUPERVISED = FewShotMethod(
     "supervised", updates=7_500, tasks=256, optimizer="sgd", lr=0.2, weight_decay=1e-3, warmup=0.02, validations=12
@@ -209,7 +209,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="28, or 84 for an image folder")
     add("--settings", type=ways_shots, default=list(SETTINGS), metavar="5w1s,...|all|lake", help="ways and shots (all)")
-    add("--queries", type=positive_int, default=15, help="query images a class in validation and test (default: 15)")
+    add("--queries", type=positive_int, default=15, help="query images per class in validation and test (default: 15)")
     backbones = (*ENCODERS, *LEARN2LEARN)
     add("--backbone", choices=backbones, default="conv4", help="conv4 (default), resnet12, or learn2learn's l2l-*")
     add("--holder", choices=HOLDERS, default="labels", help="what holds the classes; learn2learn: its MetaDataset")

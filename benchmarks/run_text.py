@@ -92,7 +92,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         methods=[*METHODS, *SAME],
         recipes=RECIPES,
         change="the recipe: joint.lr=2e-5",
-        schedule="one task an update, in place of a batch of each: "
+        schedule="one task per update, in place of a batch of each: "
         f"{schedule_names('TASK')}; utility:alpha=0.05 sets an option",
         held_out="dev parts",
         compiled="compile the encoder (GPU); pcgrad, which goes back twice, is not",

@@ -160,7 +160,7 @@ def run_predict(options: Namespace) -> int:
     named = [(name, file) for name, file in named if file is not None] + options.texts
     tables = dict(named)
     if len(tables) < len(named):
-        raise InputError(f"one file a task, but there are several of one: {', '.join(name for name, _ in named)}")
+        raise InputError(f"one file per task, but there are several of one: {', '.join(name for name, _ in named)}")
     if bool(tables) == bool(options.files):
         raise InputError("give image files, or texts such as --sst FILE or --texts TASK=FILE")
     if tables:
@@ -437,7 +437,7 @@ def _few_shot(parser: Parser) -> None:
     add = parser.add_argument
     add("encoder", metavar="ENCODER", help="a finished run, timm:NAME, torchvision:NAME, a hub name or a folder")
     data = parser.add_mutually_exclusive_group(required=True)
-    data.add_argument("--image-folder", type=Path, metavar="DIR", help="images in one subfolder a class")
+    data.add_argument("--image-folder", type=Path, metavar="DIR", help="images in one subfolder per class")
     data.add_argument("--texts", type=Path, metavar="FILE", help="a table with the columns sentence and label")
     data.add_argument("--dataset", metavar="NAME", help="test images of a set that `metapretrain data` lists")
     add("--data-dir", type=Path, metavar="DIR", help="the folder of --dataset")
@@ -446,8 +446,8 @@ def _few_shot(parser: Parser) -> None:
     add("--label", default="label", metavar="COLUMN", help="column of the classes' names in --texts (default: label)")
     add("--table", action="append", default=[], metavar="KEY=VALUE", help="how --texts is read: text=COLUMN, ...")
     add("--ways", type=positive_int, default=5, help="classes in an episode (default: 5)")
-    add_int_list(parser, "--shots", (1, 5), "support images a class, one or more numbers (default: 1 5)")
-    add("--queries", type=positive_int, default=15, help="query images a class (default: 15)")
+    add_int_list(parser, "--shots", (1, 5), "support images per class, one or more numbers (default: 1 5)")
+    add("--queries", type=positive_int, default=15, help="query images per class (default: 15)")
     add("--episodes", type=positive_int, default=600, help="episodes averaged over (default: 600)")
     add("--seed", type=nonnegative_int, default=0, help="of the episodes (default: 0)")
     add_device_options(parser, precision=False)

@@ -172,7 +172,7 @@ def test_module_can_be_run() -> None:
         (["few-shot", "run", "--image-folder", "d", "--episodes", "many"], "'many'"),
         (["predict", "run"], "give image files, or texts such as --sst FILE"),
         (["predict", "run", "--texts", "topic"], "NAME=FILE"),
-        (["predict", "run", "--sst", "x.csv", "--texts", "sst=y.csv"], "one file a task"),
+        (["predict", "run", "--sst", "x.csv", "--texts", "sst=y.csv"], "one file per task"),
         (["predict", "run", "--sst", "x.csv"], "not a run folder"),
         (["predict", "run", "a.png", "--device", "gpu"], "did you mean 'cuda'"),
     ],

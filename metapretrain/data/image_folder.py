@@ -1,4 +1,4 @@
-"""Reader of a folder of images with one subfolder a class."""
+"""Reader of a folder of images with one subfolder per class."""
 
 import functools
 import hashlib

@@ -54,7 +54,7 @@ class TrainSettings:
         schedule: see :func:`metapretrain.training.settings.learning_rate`.
         lr_end: share of `lr` that `cosine` and `linear` end at.
         warmup: share of the steps spent on linear warm-up, in [0, 1); `warmup_steps`: their number, in its place.
-        clip: largest gradient norm, or None. `accumulate`: batches an update.
+        clip: largest gradient norm, or None. `accumulate`: batches per update.
         precision: `fp32`, `bf16` or `fp16` (GPU only). `device`: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         compile: compile the modules that say `compilable = True`.
         cuda_graph: record one update and replay it; None means wherever that is possible (a GPU per process, not fp16,

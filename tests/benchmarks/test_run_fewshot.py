@@ -118,8 +118,8 @@ def test_an_encoder_that_knows_a_test_class_is_refused(
 def test_a_dry_run_says_what_it_would_do(run: Callable[..., int], tmp_path: Path, capsys: Any) -> None:
     assert run("--dry-run", "--settings", "5w1s,20w1s", "--methods", "protonet,maml") == 0
     said = capsys.readouterr().out
-    assert "protonet: 4 updates of 2 episodes (5-way 1-shot, 5 queries a class), 240 encoder passes" in said
-    assert "maml: 4 updates of 2 episodes (20-way 1-shot, 5 queries a class), 1,600 encoder passes" in said
+    assert "protonet: 4 updates of 2 episodes (5-way 1-shot, 5 queries per class), 240 encoder passes" in said
+    assert "maml: 4 updates of 2 episodes (20-way 1-shot, 5 queries per class), 1,600 encoder passes" in said
     assert not list(tmp_path.iterdir())
 
 

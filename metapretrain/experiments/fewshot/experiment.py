@@ -78,7 +78,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
                 continue
             lines.append(
                 f"{name}: {method.updates:,} updates of {method.tasks} episodes ({ways}-way {shots}-shot, {queries} "
-                f"queries a class), {method.updates * method.encoder_passes(spec):,} encoder passes; "
+                f"queries per class), {method.updates * method.encoder_passes(spec):,} encoder passes; "
                 f"{self.recipe.validation_episodes:,} validation and {self.recipe.test_episodes:,} test episodes"
             )
         return lines

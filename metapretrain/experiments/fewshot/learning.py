@@ -138,7 +138,7 @@ class FewShotMethod:
 
     Args:
         learner: one of :data:`metapretrain.models.saved.LEARNERS`.
-        updates: outer updates; tasks: episodes an update, over all ranks, or images of `supervised`.
+        updates: outer updates; tasks: episodes per update, over all ranks, or images of `supervised`.
         lr: highest outer rate; `optimizer`, `weight_decay`, `schedule`, `warmup`, `lr_end` and `clip` as in
             :class:`metapretrain.training.TrainSettings`.
         ways: classes of a training episode of `protonet` and `r2d2`, at most all; None, and the others: as in the test.

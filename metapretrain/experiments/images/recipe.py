@@ -36,7 +36,7 @@ class ImageRecipe:
 
     Args:
         epochs: the budget: encoder passes a training image, pretraining and fine-tuning together.
-        pretrain_share: share of the budget that pretraining gets, in (0, 1); batch_size: images a batch.
+        pretrain_share: share of the budget that pretraining gets, in (0, 1); batch_size: images per batch.
         encoder: name for :func:`metapretrain.models.build_encoder`; stem: of a ResNet.
         validation: images of the training set that no seed trains on.
         balanced: the same number of images of each class in a batch.

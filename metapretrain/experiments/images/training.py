@@ -62,12 +62,12 @@ def new_encoder(data: ImageData, recipe: ImageRecipe, seed: int, name: str | Non
 
 
 def views(objective: str) -> int:
-    """Encoder passes an image and update."""
+    """Encoder passes per image and update."""
     return 1 if objective == SCHEDULED else OBJECTIVES[objective].kind.views
 
 
 def updates(recipe: ImageRecipe, data: ImageData, method: ImageMethod) -> tuple[int, int]:
-    """Return the updates of pretraining and of the phase with a head, for exactly the same encoder passes a row.
+    """Return the updates of pretraining and of the phase with a head, for exactly the same encoder passes per row.
 
     A row may pass `epochs * training images` images through the encoder. An update passes a batch, and SimCLR's two
     views of it, so its pretraining has half as many updates.

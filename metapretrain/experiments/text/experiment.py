@@ -124,7 +124,7 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
             source = f"{before:,} of pretraining {method.pretraining} (shared) + " if before else ""
             learns = "the heads" if method.frozen else "heads and encoder"
             chosen = self.recipe.scheduler
-            rows = f"one task an update, by {chosen}" if chosen else "each task an update"
+            rows = f"one task per update, by {chosen}" if chosen else "each task per update"
             spent = f"{source}{after:,} updates of {learns}, {self.recipe.batch_size} rows of {rows}"
             lines.append(f"{name}: {spent if method.trained else 'no training'}")
         return lines
