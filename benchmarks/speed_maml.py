@@ -101,16 +101,15 @@ def compiled_meta_step(work: MamlWork, net: Any, support: Any, query: Any) -> Ca
     return lambda: graph.backward(support, query)
 
 
-def meta_step_of_jax(work: MamlWork, net: Any, support: Any, query: Any) -> Callable[[], Any]:
-    """The meta-step as one jitted function: a gradient of a mean over vmapped tasks, convolutions by patches."""
+def meta_step_of_jax(work: MamlWork, net: Any, support: Any, query: Any, patches: bool = True) -> Callable[[], Any]:
+    """The meta-step as one jitted function: a gradient of a mean over vmapped tasks, convolutions by patches or XLA."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         import jax
         import jax.numpy as jnp
     except ImportError:
         raise Missing("jax (pip install jax)") from None
-    if work.pooled or work.order == 1:
-        raise Missing("a row with strides and second order, for which the function in JAX is written")
+    stride = 1 if work.pooled else 2
     jax.config.update("jax_default_matmul_precision", "highest")
     jax.config.update("jax_enable_x64", True)
 
@@ -118,12 +117,19 @@ def meta_step_of_jax(work: MamlWork, net: Any, support: Any, query: Any) -> Call
         return jnp.asarray(tensor.detach().cpu().numpy())
 
     def convolved(x: Any, filters: Any) -> Any:
-        """x (N, H, W, C) by filters (O, C, 3, 3) at stride 2 with a border of one."""
+        """x (N, H, W, C) by filters (O, C, 3, 3) with a border of one."""
+        if not patches:
+            layouts = "NHWC", "OIHW", "NHWC"
+            return jax.lax.conv_general_dilated(
+                x, filters, (stride, stride), [(1, 1), (1, 1)], dimension_numbers=layouts
+            )
         images, height, width, _ = x.shape
-        rows, columns = (height + 1) // 2, (width + 1) // 2
+        rows, columns = -(-height // stride), -(-width // stride)
         bordered = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
         shifts = [
-            bordered[:, down : down + 2 * rows - 1 : 2, right : right + 2 * columns - 1 : 2]
+            bordered[
+                :, down : down + stride * (rows - 1) + 1 : stride, right : right + stride * (columns - 1) + 1 : stride
+            ]
             for down in range(3)
             for right in range(3)
         ]
@@ -137,12 +143,21 @@ def meta_step_of_jax(work: MamlWork, net: Any, support: Any, query: Any) -> Call
             x = convolved(x, filters) + bias
             x = (x - x.mean((0, 1, 2))) / jnp.sqrt(x.var((0, 1, 2)) + 1e-5) * scale + shift
             x = jnp.maximum(x, 0)
+            if work.pooled:
+                even = x[:, : x.shape[1] // 2 * 2, : x.shape[2] // 2 * 2]
+                # not by `max`: XLA computes twice what its derivative compares, and the two round differently
+                parts = (even[:, i::2, j::2] for i in (0, 1) for j in (0, 1))
+                x = functools.reduce(lambda a, b: jnp.where(a >= b, a, b), parts)
         logits = x.transpose(0, 3, 1, 2).reshape(len(x), -1) @ next(rest).T + next(rest)
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
 
     def of_task(weights: Any, s: Any, q: Any) -> Any:
         for _ in range(work.steps):
             moves = jax.grad(loss)(weights, *s)
+            if work.order == 1:
+                moves = jax.lax.stop_gradient(moves)
+            if work.order == 1:
+                moves = jax.lax.stop_gradient(moves)
             weights = [w - work.rate * move for w, move in zip(weights, moves, strict=True)]
         return loss(weights, *q)
 
@@ -259,15 +274,18 @@ def maml(work: MamlWork) -> list[Contender]:
         return Contender(name, lambda: timed(make), ours, device_clock(), lambda: difference(make), flop=flop)
 
     # compiling takes a minute, and once more for the difference: on the rows of Omniglot alone
-    compilable = device == "cuda" and work.order == 2 and not work.pooled
+    on_gpu = device == "cuda"
+    compilable = on_gpu and work.order == 2 and not work.pooled
     return [
         contender("engine loop", meta_step_of_engine("loop"), ours=True),
         contender("engine vmap", meta_step_of_engine("vmap"), ours=True),
         contender("engine mixed", meta_step_of_engine("mixed"), ours=True),
         contender(f"engine auto: {chosen(work, device)}", meta_step_of_engine("auto"), ours=True),
-        *[contender("one CUDA graph (MetaGraph)", recorded_meta_step, ours=True)] * (device == "cuda"),
+        *[contender("one CUDA graph (MetaGraph)", recorded_meta_step, ours=True)] * on_gpu,
         *[contender("compiled, one CUDA graph", compiled_meta_step, ours=True)] * compilable,
-        *[contender("jax, one jitted function", meta_step_of_jax)] * compilable,
+        *[contender("jax, one jitted function", meta_step_of_jax)] * on_gpu,
+        *[contender("jax, convolutions of XLA", functools.partial(meta_step_of_jax, patches=False))]
+        * (on_gpu and work.pooled),
         contender("learn2learn", meta_step_of_learn2learn),
         contender("higher", meta_step_of_higher),
         contender("torchopt", meta_step_of_torchopt),

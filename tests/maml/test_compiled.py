@@ -71,6 +71,27 @@ def test_losses_and_gradients_are_those_of_backward(name: str) -> None:
                         p.sub_(0.1 * p.grad)
 
 
+CASES = [
+    ("eager", "cpu"),
+    pytest.param("inductor", "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")),
+]
+
+
+@pytest.mark.parametrize(("backend", "device"), CASES)
+@pytest.mark.parametrize("steps", [1, 5])
+def test_gradients_of_one_and_five_steps_are_those_of_the_loop(steps: int, backend: str, device: str) -> None:
+    torch.manual_seed(0)
+    block = nn.Conv2d(1, 3, 3, 2, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)
+    made = nn.Sequential(*block, nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double().to(device)
+    loop = MAML(made, 0.1, steps=steps, engine="loop")
+    learner = MAML(copy.deepcopy(made), 0.1, steps=steps)
+    parts = batch(0, device), batch(1, device)
+    losses = CompiledMeta(learner, backend=backend).backward(*parts)
+    torch.testing.assert_close(losses, loop.backward(*parts), rtol=1e-10, atol=1e-13)
+    found, expected = (torch.cat([p.grad.flatten() for p in one.parameters()]) for one in (learner, loop))
+    assert float((found - expected).norm() / expected.norm()) < 1e-10
+
+
 def test_shapes_and_modes_are_compiled_apart() -> None:
     torch.manual_seed(0)
     eager = MAML(plain(), 0.1)
