@@ -229,7 +229,13 @@ class Inner:
     def update(self, step: int, fast: Named, gradients: Sequence[Tensor | None]) -> Named:
         """Gradient descent: equation 1 of Finn et al., 2017, with a rate for each parameter and step."""
         uniform = self.rates.uniform(step)
-        if uniform is not None and all(g is not None for g in gradients):
+        on_cpu = next(iter(fast.values())).device.type == "cpu"
+        if uniform is not None and self.graph and not self.twice and on_cpu:  # _foreach_add would keep all of them
+            updated = {
+                name: p if g is None else torch.add(p, g, alpha=-uniform)
+                for (name, p), g in zip(fast.items(), gradients, strict=True)
+            }
+        elif uniform is not None and all(g is not None for g in gradients):
             moved = torch._foreach_add(list(fast.values()), list(gradients), alpha=-uniform)  # type: ignore[arg-type]
             updated = dict(zip(fast, moved, strict=True))
         else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
+import weakref
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -283,3 +285,17 @@ def test_compiled_functions_and_modules_are_refused() -> None:
     for function in (loss_fn, torch.compile(square)):
         with pytest.raises(InputError, match=r"compiled: torch\.compile has no second order"):
             adapt(function, PARAMS, X[0], lr=0.1)
+
+
+def test_first_order_keeps_no_weights_of_earlier_steps() -> None:
+    seen: list[weakref.ref[Tensor]] = []
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        seen.append(weakref.ref(w))
+        return ((w - x) ** 2).mean()
+
+    w, x = torch.randn(5, requires_grad=True), torch.randn(1, 5)
+    fast = adapt(loss, w, x, lr=0.1, steps=4, order=1, engine="loop", tasks=1)
+    gc.collect()
+    assert fast.requires_grad and len(seen) >= 4
+    assert sum(ref() is not None for ref in seen) <= 1
