@@ -51,7 +51,7 @@ def test_readme_is_short() -> None:
 # tests/episodes/test_guide.py runs the first and looks at its result, test_own_benchmark.py the second,
 # tests/test_documented_commands.py the others.
 ELSEWHERE = {"docs/custom-episodes.md", "docs/own-benchmark.md"}
-ELSEWHERE |= {"docs/fewshot-texts.md", "docs/own-images.md", "docs/own-prompts.md", "docs/own-text-tasks.md"}
+ELSEWHERE |= {"docs/fewshot-texts.md", "docs/own-images.md", "docs/own-text-tasks.md"}
 RUNNABLE = [str(path.relative_to(ROOT)) for path in DOCS if blocks(path, "python")]
 
 

@@ -212,6 +212,7 @@ def test_every_command_of_a_page(page: str, here: Path, smoke_runs: Path, capsys
         names: dict[str, object] = {"__name__": "documented"}
         for number, block in enumerate(blocks(ROOT / page, "python"), start=1):
             exec(compile(block, f"{page}, block {number}", "exec"), names)
+        assert {path.name for path in here.iterdir()} <= {"data", "runs"}, "git ignores these two in the checkout"
     for line in PAGES[page]:
         try:
             checks.check(line)
