@@ -44,8 +44,23 @@ def test_readme_names_both_commands_of_the_makefile() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_readme_is_short() -> None:
-    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 130
+def test_readme_is_short_and_links_the_guides_for_own_things() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 130
+    assert all(f"docs/{path.name}" in text for path in (ROOT / "docs").glob("own-*.md"))
+
+
+def test_outcomes_in_the_readme_are_those_of_the_results() -> None:
+    text, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/results/index.md"))
+    table = text.partition("## What the benchmarks found")[2].partition("## Modules")[0]
+    for number in re.findall(r"\d+\.\d+(?: ± \d+\.\d+)?(?= \|| \()", table):
+        mean, _, half = number.partition(" ± ")
+        digits = len(mean.partition(".")[2])
+        told = {
+            (f"{float(a):.{digits}f}", f"{float(b):.{digits}f}" if half and b else "")
+            for a, b in re.findall(r"(\d+\.\d+)(?: ± (\d+\.\d+))?", index)
+        } | {(f"{float(a):.{digits}f}", "") for a in re.findall(r"(\d+\.\d+)", index)}
+        assert (mean, half) in told, f"README has {number}, which docs/results/index.md has not"
 
 
 # tests/episodes/test_guide.py runs the first and looks at its result, test_own_benchmark.py the second,
