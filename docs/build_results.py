@@ -138,14 +138,13 @@ def lean(text: str) -> str:
     """The Markdown without the constant columns of its tables, which a line below each tells.
 
     Example:
-        >>> print(lean("| a | n | x |\\n| --- | ---: | ---: |\\n| p | 3 | 1 |\\n| q | 3 | 2 |\\n"))
+        >>> print(lean("| a | n | x |\\n| --- | ---: | ---: |\\n| p | 3 | 1 |\\n| q | 3 | 2 |\\n").strip())
         | a | x |
         | --- | ---: |
         | p | 1 |
         | q | 2 |
         <BLANKLINE>
         The same in all lines: n 3.
-        <BLANKLINE>
     """
     return re.sub(r"(?:^\|.*\n)+", lambda found: _lean_table(found[0]), f"{text}\n", flags=re.MULTILINE)
 

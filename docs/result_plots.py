@@ -157,6 +157,8 @@ def digest(panels: Sequence[Panel]) -> str:
 
 def figure_of(panels: Sequence[Panel]) -> Figure:
     """The panels beside each other, at most two in a row, with a legend of all series below."""
+    from matplotlib.ticker import LogLocator
+
     columns = min(2, len(panels))
     bands = [panels[at : at + columns] for at in range(0, len(panels), columns)]
     heights = [0.9 + 0.24 * max(len(panel.labels) for panel in band) for band in bands]
@@ -193,6 +195,7 @@ def figure_of(panels: Sequence[Panel]) -> Figure:
         if panel.log:
             axes.set_xscale("log")
             axes.axvline(1, color="0.6", linewidth=1)
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.xaxis.set_minor_formatter(lambda value, _: "")
         axes.tick_params(labelsize=8)

@@ -60,7 +60,7 @@ def _stl10() -> Iterator[Line]:
     yield topic, "Recipe strong: best prototypes, test %", shown(value), "85 (aim)", aimed(100 * value.mean, 85, 1)
     gap = less("stl10-schedule", "scheduled", "scheduled", "paper-utility", "paper-uniform")
     told = "One objective per update: chosen by utility less uniform, points"
-    yield "[Schedules](schedules.md)", told, shown(gap, sign="+"), "0 (uniform)", compared(gap)
+    yield "[Schedules](schedules-prompts.md)", told, shown(gap, sign="+"), "0 (uniform)", compared(gap)
 
 
 def _few_shot() -> Iterator[Line]:
@@ -94,7 +94,7 @@ def _text() -> Iterator[Line]:
     )
     gap = less("text-schedule", "cross", "cross", "strong-bert-tiny-utility", "strong-bert-tiny-uniform")
     told = "One task per update: chosen by utility less uniform, overall"
-    yield "[Schedules](schedules.md)", told, shown(gap, False, "+"), "0 (uniform)", compared(gap)
+    yield "[Schedules](schedules-prompts.md)", told, shown(gap, False, "+"), "0 (uniform)", compared(gap)
 
 
 def _prompts() -> Iterator[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import json
 import re
@@ -215,6 +216,12 @@ def test_holm_rejects_step_by_step(p_values: list[float]) -> None:
                 break
             rejected.add(place)
         assert {place for place, p in enumerate(holm(p_values)) if p < level} == rejected
+
+
+@pytest.mark.parametrize("name", ["build_results", "result_files", "result_summary"])
+def test_examples_of_the_builder_are_right(name: str) -> None:
+    tried = doctest.testmod(load_script(ROOT / "docs" / f"{name}.py"))
+    assert tried.attempted and not tried.failed
 
 
 def test_p_values_are_those_of_scipy(builder: ModuleType) -> None:
