@@ -94,7 +94,7 @@ def test_images_of_ones_own(script: Callable[..., Path], name: str, words: list[
 def test_a_text_task_of_ones_own(script: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(blocks(ROOT / "docs" / "own-text-tasks.md", "python")[0], {})  # the tables of the guide
-    words = ["--tasks", "cs224n,topics", "--data-dir", "topics", "--methods", "cross"]
+    words = ["--tasks", "cs224n,topics", "--data-dir", "data/topics", "--methods", "cross"]
     out = script("run_text", "own-text-tasks.md", *words)
     (file,) = out.rglob("cross-s0/result.json")
     metrics = json.loads(file.read_text())["metrics"]
