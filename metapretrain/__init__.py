@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from metapretrain.evaluation.episodes import evaluate_episodes as evaluate_episodes  # accuracy with its interval
     from metapretrain.evaluation.episodes import EpisodeResult as EpisodeResult  # mean, interval, values
     from metapretrain.experiments.saved import load as load  # the model of a finished run
+    from metapretrain.experiments.push import push_to_hub as push_to_hub  # a finished run on the Hugging Face Hub
 # isort: on
 
 

@@ -195,6 +195,17 @@ def run_export(options: Namespace) -> int:
     return 0
 
 
+def run_push(options: Namespace) -> int:
+    """Upload a run with its model card to the Hugging Face Hub, or show what would be."""
+    from metapretrain.experiments.push import model_card, push_to_hub, pushed_files
+
+    if options.dry_run:
+        print("\n".join(pushed_files(options.run)), model_card(options.run, options.repo), sep="\n\n", end="")
+        return 0
+    print(push_to_hub(options.run, options.repo, private=options.private))
+    return 0
+
+
 def run_completion(options: Namespace) -> int:
     """Print the script that completes this command in a shell."""
     try:
@@ -274,6 +285,7 @@ OVERVIEW = f"""metapretrain {__version__}: meta-learning for pretraining
   metapretrain corrupt runs/stl10 --data-dir DIR   accuracy of its models on corrupted test images
   metapretrain predict RUN image.png ...    classify your own images with a run's model
   metapretrain predict RUN --sst FILE ...   predict your own texts with a run's model (--texts TASK=FILE: other tasks)
+  metapretrain push RUN me/model            a run or prompt to the Hugging Face Hub, with a model card
   metapretrain export RUN                   its image model as ONNX, and for torch.export, torchvision, timm
   metapretrain few-shot RUN --image-folder DIR   k-shot accuracy of an encoder on your own classes (--texts FILE)
   metapretrain doctor                       versions, devices and what is missing
@@ -325,6 +337,7 @@ EXAMPLES = {
         "few-shot minilm --texts questions.csv --head logistic",
         "few-shot runs/text/cs224n-strong/proto-s0 --texts news.csv --label topic --ways 3 --shots 5",
     ),
+    "push": ("push runs/stl10/stl10-strong/simclr-s0 me/simclr-stl10 --private", "push RUN me/my-prompt --dry-run"),
     "doctor": ("doctor",),
     "completion": ("completion bash", "completion zsh"),
 }
@@ -363,6 +376,11 @@ def build_parser() -> Parser:
     export.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run of images")
     export.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
     export.add_argument("--out", type=Path, metavar="FILE", help="a folder for timm (default: below RUN/export)")
+    push = subcommand("push", run_push, "a run or prompt to the Hugging Face Hub, with a model card")
+    push.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a saved prompt")
+    push.add_argument("repo", metavar="REPO", help="OWNER/NAME; it is made if it is not there")
+    push.add_argument("--private", action="store_true", help="make it a private one")
+    push.add_argument("--dry-run", action="store_true", help="show the files and the card, upload nothing")
     _few_shot(subcommand("few-shot", run_few_shot, "k-shot accuracy of an encoder on your images or texts"))
     subcommand("doctor", run_doctor, "versions, devices and what is missing")
     completion = subcommand("completion", run_completion, "a script that completes this command in your shell")

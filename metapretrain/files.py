@@ -186,7 +186,8 @@ def tensor_sum(tensors: Mapping[str, Tensor]) -> str:
 
 SUMS = "weights.sha256"
 _DECIDE = re.compile(r".*\.(safetensors|json|model|jinja)|vocab\.txt|merges\.txt")  # weights, choices, tokenizers
-_LATER = {"checkpoint", "figures", "logs", "own-texts", "predictions", "projector", "report", "result.json"}
+_LATER = {"checkpoint", "export", "figures", "logs", "own-texts", "predictions", "projector", "report", "result.json"}
+_LATER |= {"wandb"}
 _CHANGED = f"put the right file back, or remove {SUMS} if you changed it yourself"
 
 

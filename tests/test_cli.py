@@ -23,7 +23,19 @@ from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.models import saved
 from metapretrain.report import figures
 
-COMMANDS = ("demo", "data", "report", "plot", "corrupt", "predict", "export", "few-shot", "doctor", "completion")
+COMMANDS = (
+    "demo",
+    "data",
+    "report",
+    "plot",
+    "corrupt",
+    "predict",
+    "export",
+    "push",
+    "few-shot",
+    "doctor",
+    "completion",
+)
 
 
 def refuse(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -254,7 +254,7 @@ def content_of(run: str | Path) -> str:
     return "texts" if isinstance(model, dict) and model.get("kind") == "text" else "images"
 
 
-def _refuse_trial(run: str | Path) -> None:
+def refuse_trial(run: str | Path) -> None:
     """Refuse a row of a table with --validate that keeps no model."""
     folder = Path(run)
     kept = (IMAGE_ENCODER, LEARNER, PROTOTYPES, PROMPTS)
@@ -284,7 +284,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     """
     if not isinstance(run, str | Path):
         raise InputError(f"a run is named by its folder, not by a {type(run).__name__}; name one below runs/")
-    _refuse_trial(run)
+    refuse_trial(run)
     return load_text_model(run, device) if content_of(run) == "texts" else load_images(run, device)
 
 
@@ -334,7 +334,7 @@ def predict_files(
     InputError: no model of texts there; a task that the run has not; a table that cannot be read (see
         :func:`metapretrain.data.tables.read_texts`); no `out`, and the folder has predictions for other rows.
     """
-    _refuse_trial(run)
+    refuse_trial(run)
     for name in held or {}:
         one_of("task that is predicted", name, tables)
     if content_of(run) == "prompts":

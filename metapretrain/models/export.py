@@ -91,7 +91,7 @@ def _program(model: Any) -> tuple[Exported, dict[str, Any]]:
 
 def _onnx(model: Any, path: Path) -> None:
     module, how = _program(model)
-    names = {"input_names": ["images"], "output_names": module.outputs}
+    how |= {"input_names": ["images"], "output_names": module.outputs}
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -99,7 +99,7 @@ def _onnx(model: Any, path: Path) -> None:
         raise InputError(
             f"ONNX needs packages that are missing ({error}): pip install onnx onnxscript, or --format torch"
         ) from None
-    program: Any = torch.onnx.export(module, **how, **names, dynamo=True, verbose=False)
+    program: Any = torch.onnx.export(module, **how, dynamo=True, verbose=False)
     program.model.metadata_props["metapretrain"] = json.dumps(_about(model))
     program.save(str(path), external_data=False)
 

@@ -61,7 +61,8 @@ def figure_text(column: Column, interval: Interval | None, sign: str = "") -> st
     return shown(interval, column.percent, sign)
 
 
-def _limits(column: Column, interval: Interval | None) -> str:
+def limits(column: Column, interval: Interval | None) -> str:
+    """Lower and upper limit of an interval, as its column shows figures; `-` where there is none."""
     if interval is None or not interval.known:
         return "-"
     low, high = interval.low, interval.high
@@ -213,7 +214,7 @@ def scores_section(group: Group) -> list[str]:
             cells.append(figure_text(column, row.scores.get(column.name)))
             if not layout.several and column.interval:
                 images = row.examples.get(column.name)
-                cells += [f"{images:,}" if images else "-", _limits(column, row.test_sets.get(column.name))]
+                cells += [f"{images:,}" if images else "-", limits(column, row.test_sets.get(column.name))]
         rows.append([*cells, _published(layout, row)] if cited else cells)
     legend = " ".join([layout.legend, *(column.legend for column in columns if column.legend)])
     falling = [column.title for column in columns if column.lower_is_better]
@@ -243,7 +244,7 @@ def _further(group: Group) -> list[str]:
         lines += ["Further figures:", "", *table, legend, ""]
     columns = [c for c in group.layout.all_columns if any(c.name in row.test_sets for row in group.rows)]
     if group.layout.several and columns:
-        table = _column_table(group, columns, lambda row, column: _limits(column, row.test_sets.get(column.name)))
+        table = _column_table(group, columns, lambda row, column: limits(column, row.test_sets.get(column.name)))
         lines += [f"95% over the {group.layout.part} examples, at the mean over seeds:", "", *table]
         pearson = "Pearson: Fisher's z; " * any("Pearson" in column.title for column in columns)
         lines += [f"Accuracy: Wilson; {pearson}means: from those of their parts, whose examples are different.", ""]

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -389,7 +390,7 @@ class Trackers:
                 raise InputError(f"--log-to {name}: {told}; log in or start its server, or leave it out") from error
         for name, tracker in list(self._open.items()):  # mlflow's own notion of the run is that opened last
             more = {"run_id": tracker.tracker.info.run_id} if name == "mlflow" else {}
-            self._calling(name, lambda tracker=tracker, more=more: tracker.log(dict(values), step=self._step, **more))
+            self._calling(name, partial(tracker.log, dict(values), step=self._step, **more))
 
     def close(self) -> None:
         """Tell each that the run has ended."""
