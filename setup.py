@@ -96,7 +96,7 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     packages=find_packages(include=["metapretrain", "metapretrain.*"]),
-    package_data={"metapretrain": ["py.typed"]},
+    package_data={"metapretrain": ["py.typed", "experiments/model_card.md"]},
     python_requires=">=3.11,<3.14",
     install_requires=CORE,
     extras_require=EXTRAS,

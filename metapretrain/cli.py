@@ -304,43 +304,35 @@ Each has --help. RUN is a run's folder, such as runs/demo/digits-demo/prl-query-
 with --smoke for a first look (run_stl10.py: --dataset digits --smoke).
 
 Next: metapretrain {{next}}"""
-EXAMPLES = {
-    "demo": ("demo", "demo --smoke --methods supervised,prl-query --seeds 0"),
-    "data": ("data", "data stl10 --data-dir data/stl10", "data --data-dir data"),
-    "report": (
-        "report runs/stl10",
-        "report runs/text",
-        "report runs/fewshot",
-        "report runs/prompts",
-        "report runs/schedule --format csv",
-        "report runs/stl10 --bundle stl10.json",
-    ),
-    "plot": (
-        "plot runs/stl10",
-        "plot runs/text --metrics validation/sst_accuracy train/loss_sst",
-        "plot runs/stl10/stl10-paper/prl-query-frozen-linear-s0 --reducer umap --out figures",
-    ),
-    "corrupt": ("corrupt runs/stl10 --data-dir data/stl10",),
-    "predict": (
-        "predict runs/stl10/stl10-strong/prl-query-frozen-linear-s0 cat.png dog.png",
-        "predict runs/text/cs224n-strong/proto-s0 --sst reviews.csv --para questions.csv --out predicted",
-        "predict runs/prompts/yelp5-equal-smollm2/metapt-kmeans-s0 --texts sst2=reviews.csv",
-        "predict runs/text/mine-short/cross-s0 --texts topic=new.csv",
-    ),
-    "export": (
-        "export runs/stl10/stl10-paper/simclr-s0",
-        "export runs/stl10/stl10-paper/simclr-s0 --format torch --out model.pt2",
-    ),
-    "few-shot": (
-        "few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5",
-        "few-shot timm:resnet50 --dataset cifar-fs --data-dir data/cifar100 --head nearest centred logistic",
-        "few-shot minilm --texts questions.csv --head logistic",
-        "few-shot runs/text/cs224n-strong/proto-s0 --texts news.csv --label topic --ways 3 --shots 5",
-    ),
-    "push": ("push runs/stl10/stl10-strong/simclr-s0 me/simclr-stl10 --private", "push RUN me/my-prompt --dry-run"),
-    "doctor": ("doctor",),
-    "completion": ("completion bash", "completion zsh"),
-}
+EXAMPLES = """
+demo
+demo --smoke --methods supervised,prl-query --seeds 0
+data
+data stl10 --data-dir data/stl10
+data --data-dir data
+report runs/stl10
+report runs/schedule --format csv
+report runs/stl10 --bundle stl10.json
+plot runs/stl10
+plot runs/text --metrics validation/sst_accuracy train/loss_sst
+plot runs/stl10/stl10-paper/prl-query-frozen-linear-s0 --reducer umap --out figures
+corrupt runs/stl10 --data-dir data/stl10
+predict runs/stl10/stl10-strong/prl-query-frozen-linear-s0 cat.png dog.png
+predict runs/text/cs224n-strong/proto-s0 --sst reviews.csv --para questions.csv --out predicted
+predict runs/prompts/yelp5-equal-smollm2/metapt-kmeans-s0 --texts sst2=reviews.csv
+predict runs/text/mine-short/cross-s0 --texts topic=new.csv
+export runs/stl10/stl10-paper/simclr-s0
+export runs/stl10/stl10-paper/simclr-s0 --format torch --out model.pt2
+few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5
+few-shot timm:resnet50 --dataset cifar-fs --data-dir data/cifar100 --head nearest centred logistic
+few-shot minilm --texts questions.csv --head logistic
+few-shot runs/text/cs224n-strong/proto-s0 --texts news.csv --label topic --ways 3 --shots 5
+push runs/stl10/stl10-strong/simclr-s0 me/simclr-stl10 --private
+push RUN me/my-prompt --dry-run
+doctor
+completion bash
+completion zsh
+"""
 
 
 def build_parser() -> Parser:
@@ -351,7 +343,7 @@ def build_parser() -> Parser:
 
     def subcommand(name: str, run: Callable[[Namespace], int], about: str) -> Parser:
         sentence = f"{about[0].upper()}{about[1:]}."
-        examples = "\n".join(f"  metapretrain {words}" for words in EXAMPLES[name])
+        examples = "\n".join(f"  metapretrain {line}" for line in EXAMPLES.splitlines() if line.split()[:1] == [name])
         sub = add(name, help=about, description=sentence, epilog=f"examples:\n{examples}")
         sub.set_defaults(command=run)
         return sub
@@ -360,8 +352,19 @@ def build_parser() -> Parser:
     common_options(demo, "demo", methods=DEMO_METHODS, seeds=(0, 1, 2), data_dir=False, tag=False)
     demo.add_argument("--no-figures", action="store_true", help="draw no maps, confusion matrices and curves")
     demo.add_argument("--job", action="store_true", help=SUPPRESS)  # one of several side by side
-    _data(subcommand("data", run_data, "the data sets: source, terms and layout; checks a folder"))
-    _report(subcommand("report", run_report, "the table of a folder of runs, with intervals"))
+    data = subcommand("data", run_data, "the data sets: source, terms and layout; checks a folder")
+    data.add_argument("name", nargs="?", metavar="NAME", help="show this data set only")
+    about = "check whether NAME can be read from DIR, or which sets can"
+    data.add_argument("--data-dir", type=Path, metavar="DIR", help=about)
+    data.add_argument("--download", action="store_true", help="first fetch NAME into DIR")
+    data.add_argument("--plugin", action="append", metavar="FILE", help="Python file that registers your data sets")
+    report = subcommand("report", run_report, "the table of a folder of runs, with intervals")
+    report.add_argument("runs", type=Path, metavar="RUNS", help="a folder with runs below it")
+    report.add_argument("--out", type=Path, metavar="DIR", help="where it is written (default: RUNS/report)")
+    about = "what is shown; all three are written (default: markdown)"
+    report.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=about)
+    about = "keep all results in one small file: enough for this report"
+    report.add_argument("--bundle", type=Path, metavar="FILE", help=about)
     plot = subcommand("plot", run_plot, "the curves and the comparison of a folder of runs")
     plot.add_argument("runs", type=Path, metavar="RUNS", help="a run's folder or one with runs below it")
     plot.add_argument("--out", type=Path, metavar="DIR", help="default: figures, beside the runs")
@@ -388,65 +391,23 @@ def build_parser() -> Parser:
     return parser
 
 
-def _data(parser: Parser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show this data set only")
-    parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="check whether NAME can be read from DIR, or which sets can"
-    )
-    parser.add_argument("--download", action="store_true", help="first fetch NAME into DIR")
-    parser.add_argument("--plugin", action="append", metavar="FILE", help="Python file that registers your data sets")
-
-
-def _report(parser: Parser) -> None:
-    parser.add_argument("runs", type=Path, metavar="RUNS", help="a folder with runs below it")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where it is written (default: RUNS/report)")
-    parser.add_argument(
-        "--format",
-        choices=("markdown", "csv", "json"),
-        default="markdown",
-        help="what is shown; all three are written (default: markdown)",
-    )
-    parser.add_argument(
-        "--bundle", type=Path, metavar="FILE", help="keep all results in one small file: enough for this report"
-    )
-
-
 def _predict(parser: Parser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a saved prompt")
     add("files", type=Path, nargs="*", metavar="FILE", help="image files")
     for task in ("sst", "para", "sts"):
-        add(
-            f"--{task}",
-            type=Path,
-            metavar="FILE",
-            help=f"texts of task {task}: a table with id and sentence, or sentence1 and sentence2",
-        )
-    add("--texts", type=named_file, action="append", default=[], metavar="TASK=FILE", help="texts of another task")
-    add(
-        "--table",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="how tables are read: id, text, pair or label=COLUMN (then they are scored), header=NAME,NAME, "
-        "separator, encoding, quotes=false, "
-        "undecodable=replace, unusable=skip, format",
-    )
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="where predictions of texts are written (RUN/predictions, or RUN/own-texts of prompts)",
-    )
+        about = f"texts of task {task}: a table with id and sentence, or sentence1 and sentence2"
+        add(f"--{task}", type=Path, metavar="FILE", help=about)
+    files: dict[str, Any] = {"type": named_file, "action": "append", "default": [], "metavar": "TASK=FILE"}
+    add("--texts", **files, help="texts of another task")
+    about = "how tables are read: id, text, pair or label=COLUMN (then they are scored), header=NAME,NAME, separator, "
+    about += "encoding, quotes=false, undecodable=replace, unusable=skip, format"
+    add("--table", action="append", default=[], metavar="KEY=VALUE", help=about)
+    about = "where predictions of texts are written (RUN/predictions, or RUN/own-texts of prompts)"
+    add("--out", type=Path, metavar="DIR", help=about)
     add("--probabilities", action="store_true", help="write the probabilities of the classes of texts too, as p_CLASS")
-    add(
-        "--calibrate",
-        type=named_file,
-        action="append",
-        default=[],
-        metavar="TASK=FILE",
-        help="rows with labels, used for nothing else, to which the temperature of the probabilities is fitted",
-    )
+    about = "rows with labels, used for nothing else, to which the temperature of the probabilities is fitted"
+    add("--calibrate", **files, help=about)
     add("--model", metavar="NAME", help="the language model of prompts (default: the one that the run or prompt names)")
     add_device_options(parser, precision=False)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.saved import ENCODER, PROMPTS, content_of, refuse_trial
+from metapretrain.experiments.saved import PROMPTS, content_of, refuse_trial
 from metapretrain.files import SUMS, check_sums, read_json
 from metapretrain.prompts.soft_prompt import CONFIG, OURS
 from metapretrain.report.markdown import figure_text, limits, markdown_table, printable
@@ -15,7 +15,7 @@ from metapretrain.report.results import collect
 from metapretrain.report.rows import Row
 from metapretrain.report.table import build_table
 
-RESULT = "result.json"
+RESULT, REPO = "result.json", re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def pushed_files(folder: Path) -> list[str]:
@@ -36,30 +36,29 @@ def model_card(run: str | Path, repo: str) -> str:
 
     `repo` is OWNER/NAME, as the card's examples name it.
     """
-    folder = Path(run)
+    from huggingface_hub import ModelCard, ModelCardData
+
+    folder, kind = Path(run), content_of(run)
     result, config = read_json(folder / RESULT) or {}, (read_json(folder / "config.json") or {}).get("config", {})
-    kind = content_of(folder)
-    about = {"library_name": "metapretrain", "tags": ["metapretrain", kind.rstrip("s")]}
     base = config.get("choices", {}).get("model") if kind == "prompts" else None
     if (folder / OURS).is_file():
         base = (read_json(folder / CONFIG) or {}).get("base_model_name_or_path")
-    if isinstance(base, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", base):
-        about["base_model"] = base
-    head = "".join(f"{name}: {value if isinstance(value, str) else list(value)}\n" for name, value in about.items())
+    base = base if isinstance(base, str) and REPO.fullmatch(base) else None
     title = f"{result['method']} on {result['dataset']}" if result else "a soft prompt"
-    parts = [f"---\n{head}---\n\n# {repo.partition('/')[2]}: {printable(title)}\n"]
-    if result:
-        benchmark, recipe, seed, device = (result.get(name) for name in ("benchmark", "recipe", "seed", "device"))
-        parts += [
-            f"Made by metapretrain: benchmark {benchmark}, recipe {recipe}, seed {seed}.\n",
-            f"## Figures\n\n{_figures(folder, result)}",
-            f"## Data\n\n{_data(result)}",
-            f"## Command\n\n```\n{result.get('command')}\n```\n",
-            f"Commit {result.get('commit') or 'unknown'}, on {device}."
-            " All choices are in `config.json`; the script's `--config config.json` runs it again.\n",
-        ]
-    parts += [f"## Use\n\n{_use(folder, kind, repo)}", f"## Limits\n\n{_limits(folder, result)}"]
-    return "\n".join(parts)
+    card: Any = ModelCard.from_template(
+        ModelCardData(library_name="metapretrain", tags=["metapretrain", kind.rstrip("s")], base_model=base),
+        template_path=str(Path(__file__).with_name("model_card.md")),
+        repo=repo,
+        name=repo.partition("/")[2],
+        title=printable(title),
+        result=result,
+        kind=kind,
+        figures=_figures(folder, result) if result else "",
+        counts=", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in result.get("counts", {}).items()),
+        files=", ".join(f"`{Path(name).name}`" for name in result.get("data", {})),
+        prompts=sorted(f"{PROMPTS}/{path.name}" for path in (folder / PROMPTS).glob("*") if path.is_dir()),
+    )
+    return str(card)
 
 
 def _figures(folder: Path, result: dict[str, Any]) -> str:
@@ -86,56 +85,11 @@ def _figures(folder: Path, result: dict[str, Any]) -> str:
 
 
 def _row_in(folder: Path, method: str) -> tuple[Any, Row] | None:
-    for group in build_table(collect(folder)).groups:
-        for row in (*group.rows, *group.pretraining):
-            if row.method == method:
-                return group.layout.all_columns, row
-    return None
-
-
-def _data(result: dict[str, Any]) -> str:
-    counts = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in result.get("counts", {}).items())
-    files = ", ".join(f"`{Path(name).name}`" for name in result.get("data", {}))
-    return f"{result['dataset']}: {counts}.\n" + (f"\nFiles, with checksums in `{RESULT}`: {files}.\n" if files else "")
-
-
-def _use(folder: Path, kind: str, repo: str) -> str:
-    lines = ["import metapretrain", "from huggingface_hub import snapshot_download", ""]
-    lines += [f'run = snapshot_download("{repo}")']
-    if kind == "images":
-        lines += [
-            "model = metapretrain.load(run)",
-            "z = model.encode(images)  # uint8 (N, C, H, W), or files of images",
-        ]
-    elif kind == "texts":
-        lines += ["model = metapretrain.load(run)", 'z = model.encode(["a sentence"])']
-        lines += ["# or, without metapretrain:", "from transformers import AutoModel"]
-        lines += [f'encoder = AutoModel.from_pretrained("{repo}", subfolder="{ENCODER}")']
-    else:
-        names = sorted(path.name for path in (folder / PROMPTS).glob("*") if path.is_dir())
-        lines += ["# metapretrain predict RUN --texts SET=FILE, or with peft, `model` being the language model:"]
-        lines += ["from peft import PeftModel"]
-        for more in [f', subfolder="{PROMPTS}/{name}"' for name in names] or [""]:
-            lines.append(f'prompted = PeftModel.from_pretrained(model, "{repo}"{more})')
-    return "```python\n" + "\n".join(lines) + "\n```\n"
-
-
-def _limits(folder: Path, result: dict[str, Any]) -> str:
-    told = ["Figures hold for the data above; nothing was measured on other data."] if result else []
-    if "smoke" in str(result.get("recipe")):
-        told.append("A smoke run: a few tiny steps, to see that everything works. It is of no use.")
-    if result.get("kind") == "pretraining":
-        told.append("A pretraining: it was not fine-tuned, and its figures are those of nearest prototypes.")
-    if result.get("transductive"):
-        told.append("Predictions of the images of one call depend on each other, through BatchNorm.")
-    if not result:
-        told.append("A prompt without a run: nothing was recorded of its training and nothing measured.")
-    return (
-        "\n".join(
-            f"- {line}" for line in [*told, "Biases of the training data are in the model; none were looked for."]
-        )
-        + "\n"
-    )
+    results = collect(folder).results
+    for result in results:  # notes are of whole tables, and those of a benchmark are known in its script alone
+        result |= {"layout": {**result["layout"], "notes": []}} if "layout" in result else {}
+    rows = ((group, row) for group in build_table(results).groups for row in (*group.rows, *group.pretraining))
+    return next(((group.layout.all_columns, row) for group, row in rows if row.method == method), None)
 
 
 def push_to_hub(run: str | Path, repo: str, *, private: bool = False, token: str | None = None) -> str:
@@ -147,7 +101,7 @@ def push_to_hub(run: str | Path, repo: str, *, private: bool = False, token: str
     InputError: nothing finished is there, no token, or the hub cannot be reached or refuses.
     """
     folder = Path(run)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", repo) is None:
+    if REPO.fullmatch(repo) is None:
         raise InputError(f"a repository of the hub is OWNER/NAME, not {repo!r}")
     names, card = pushed_files(folder), model_card(folder, repo)
     from huggingface_hub import CommitOperationAdd, HfApi, get_token

@@ -11,30 +11,10 @@ from metapretrain.maml.learner import ANIL, FOMAML, MAML, MetaSGD, Reptile
 from metapretrain.maml.meta import fading_weights, meta_backward, meta_loss, meta_outputs
 from metapretrain.maml.normalisation import POLICIES, Functional, functional
 
-__all__ = [
-    "ANIL",
-    "ENGINES",
-    "FOMAML",
-    "MAML",
-    "POLICIES",
-    "CompiledMeta",
-    "EngineChoice",
-    "Functional",
-    "MetaGradientCheck",
-    "MetaGraph",
-    "MetaSGD",
-    "ParameterCheck",
-    "Reptile",
-    "adapt",
-    "check_meta_gradient",
-    "current_step",
-    "engine_for",
-    "fading_weights",
-    "functional",
-    "meta_backward",
-    "meta_loss",
-    "meta_outputs",
-]
+__all__ = ["ANIL", "ENGINES", "FOMAML", "MAML", "POLICIES", "CompiledMeta", "EngineChoice", "Functional"]
+__all__ += ["MetaGradientCheck", "MetaGraph", "MetaSGD", "ParameterCheck", "Reptile", "adapt", "check_meta_gradient"]
+__all__ += ["current_step", "engine_for", "fading_weights", "functional", "meta_backward", "meta_loss"]
+__all__ += ["meta_outputs"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,6 @@ class Exported(nn.Module):
             self.net = Backbone(model.encoder, None, model.mean, model.std)
             self.head, self.prototypes = model.head, None if model.head is not None else model.prototypes
         self.eval().requires_grad_(False)
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of what is returned."""
-        return ["features"] if self.head is None and self.prototypes is None else ["features", "logits"]
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         z = self.net(light_on_dark(images) if self.light_on_dark else images).flatten(1).float()
@@ -91,7 +85,7 @@ def _program(model: Any) -> tuple[Exported, dict[str, Any]]:
 
 def _onnx(model: Any, path: Path) -> None:
     module, how = _program(model)
-    how |= {"input_names": ["images"], "output_names": module.outputs}
+    how |= {"input_names": ["images"], "output_names": ["features", "logits"][: len(module(*how["args"]))]}
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -135,9 +129,4 @@ def _timm(model: Any, path: Path) -> None:
     save_tensors(path / "model.safetensors", state)
 
 
-FORMATS: dict[str, Callable[[Any, Path], None]] = {
-    "onnx": _onnx,
-    "torch": _torch,
-    "torchvision": _torchvision,
-    "timm": _timm,
-}
+FORMATS: dict[str, Any] = {"onnx": _onnx, "torch": _torch, "torchvision": _torchvision, "timm": _timm}

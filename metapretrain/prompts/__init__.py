@@ -5,15 +5,5 @@ from metapretrain.prompts.model import PromptedModel
 from metapretrain.prompts.soft_prompt import SoftPrompt, read_adapter, write_adapter
 from metapretrain.prompts.template import PromptBatch, PromptTemplate, Verbalizer
 
-__all__ = [
-    "OuterStep",
-    "PromptBatch",
-    "PromptMAML",
-    "PromptTemplate",
-    "PromptedModel",
-    "SoftPrompt",
-    "Verbalizer",
-    "read_adapter",
-    "tune",
-    "write_adapter",
-]
+__all__ = ["OuterStep", "PromptBatch", "PromptMAML", "PromptTemplate", "PromptedModel", "SoftPrompt", "Verbalizer"]
+__all__ += ["read_adapter", "tune", "write_adapter"]

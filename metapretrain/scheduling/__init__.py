@@ -31,31 +31,7 @@ from metapretrain.scheduling.utility import (
     step_of,
 )
 
-__all__ = [
-    "NORMALISATIONS",
-    "SCHEDULERS",
-    "UTILITIES",
-    "Agreement",
-    "BlockScheduler",
-    "Choice",
-    "Cost",
-    "Exp3",
-    "Fixed",
-    "FunctionProbe",
-    "LoaderProbe",
-    "LossExp3",
-    "Probe",
-    "Proportional",
-    "RoundRobin",
-    "Schedule",
-    "SoftmaxUtility",
-    "Uniform",
-    "UtilityScheduler",
-    "agreement",
-    "build_scheduler",
-    "option_defaults",
-    "parse_schedule",
-    "probe_units",
-    "register",
-    "step_of",
-]
+__all__ = ["NORMALISATIONS", "SCHEDULERS", "UTILITIES", "Agreement", "BlockScheduler", "Choice", "Cost", "Exp3"]
+__all__ += ["Fixed", "FunctionProbe", "LoaderProbe", "LossExp3", "Probe", "Proportional", "RoundRobin", "Schedule"]
+__all__ += ["SoftmaxUtility", "Uniform", "UtilityScheduler", "agreement", "build_scheduler", "option_defaults"]
+__all__ += ["parse_schedule", "probe_units", "register", "step_of"]

@@ -7,17 +7,5 @@ from metapretrain.training.loop import KeepBest, Stream, TrainReport, train
 from metapretrain.training.run_folder import RunFolder
 from metapretrain.training.settings import TrainSettings, learning_rate
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "KeepBest",
-    "RunFolder",
-    "Stream",
-    "TrainReport",
-    "TrainSettings",
-    "TrainingError",
-    "learning_rate",
-    "load_latest",
-    "save",
-    "train",
-]
+__all__ = ["Checkpoint", "CheckpointError", "KeepBest", "RunFolder", "Stream", "TrainReport", "TrainSettings"]
+__all__ += ["TrainingError", "learning_rate", "load_latest", "save", "train"]

@@ -124,23 +124,8 @@ def set_random_state(state: Mapping[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-_PACKAGES = (
-    "metapretrain",
-    "torch",
-    "torchvision",
-    "numpy",
-    "transformers",
-    "accelerate",
-    "safetensors",
-    "tensorboard",
-    "scikit-learn",
-    "scipy",
-    "matplotlib",
-    "pillow",
-    "tqdm",
-    "higher",
-    "pytorch-metric-learning",
-)
+_PACKAGES = "metapretrain torch torchvision numpy transformers accelerate safetensors".split()
+_PACKAGES += "tensorboard scikit-learn scipy matplotlib pillow tqdm higher pytorch-metric-learning".split()
 _EXTRAS = {
     "learn2learn": ("the peer of the speed benchmark, task sets", INSTALL),
     "umap-learn": ("UMAP figures", "pip install umap-learn"),

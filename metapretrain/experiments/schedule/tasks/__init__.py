@@ -10,16 +10,5 @@ from metapretrain.experiments.schedule.tasks.registry import (
     register,
 )
 
-__all__ = [
-    "TASKS",
-    "Frame",
-    "Library",
-    "PretrainingTask",
-    "TaskInfo",
-    "TaskLoader",
-    "Tensors",
-    "load_schedule_tasks",
-    "made_schedule_tasks",
-    "register",
-    "to_device",
-]
+__all__ = ["TASKS", "Frame", "Library", "PretrainingTask", "TaskInfo", "TaskLoader", "Tensors"]
+__all__ += ["load_schedule_tasks", "made_schedule_tasks", "register", "to_device"]
