@@ -24,7 +24,6 @@ from metapretrain.options import (
 )
 
 if TYPE_CHECKING:
-    from metapretrain.data.images import ImageSet
     from metapretrain.data.registry import DatasetInfo
 
 
@@ -45,6 +44,7 @@ def run_doctor(options: Namespace) -> int:
 
 def run_data(options: Namespace) -> int:
     """List the data sets, or describe, download and check one."""
+    from metapretrain.data import stl10
     from metapretrain.data.registry import DATASETS
 
     if options.name is None:
@@ -58,7 +58,11 @@ def run_data(options: Namespace) -> int:
         return 0
     info = DATASETS[one_of("data set", options.name, DATASETS)]
     if options.download:
-        _download(info.name, options)
+        if info.name != "stl10":
+            raise InputError(f"--download is for stl10; {info.name} has nothing to download")
+        if options.data_dir is None:
+            raise InputError("--download needs --data-dir, the folder to download into")
+        stl10.download_stl10(options.data_dir)
     if options.data_dir is None and info.needs_folder:
         print(_described(info))
         return 0
@@ -79,38 +83,19 @@ def _check_all(folder: Path, known: Mapping[str, DatasetInfo]) -> int:
     if not folder.is_dir():
         raise InputError(f"no such folder: {folder}")
     missing = []
-    with _errors_alone():
+    logging.disable(logging.WARNING)  # counts of files and rows left out, of all sets, would hide what is printed
+    try:
         for info in known.values():
             if info.needs_folder:
                 try:
                     print(info.check(folder))
                 except (InputError, OSError):  # a folder of another set that may not be read hides no set
                     missing.append(info.name)
+    finally:
+        logging.disable(logging.NOTSET)
     if missing:
         print(f"cannot be read from {folder}: {', '.join(missing)} (metapretrain data NAME --data-dir DIR says why)")
     return 0
-
-
-@contextmanager
-def _errors_alone() -> Iterator[None]:
-    """Log no counts of files and no rows that are left out: of all sets they would hide what is printed."""
-    logger = logging.getLogger("metapretrain")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def _download(name: str, options: Namespace) -> None:
-    from metapretrain.data.stl10 import download_stl10
-
-    if name != "stl10":
-        raise InputError(f"--download is for stl10; {name} has nothing to download")
-    if options.data_dir is None:
-        raise InputError("--download needs --data-dir, the folder to download into")
-    download_stl10(options.data_dir)
 
 
 def run_report(options: Namespace) -> int:
@@ -144,10 +129,8 @@ def run_corrupt(options: Namespace) -> int:
     from metapretrain.data.registry import load_images
     from metapretrain.evaluation.robustness import corrupt_runs
 
-    def images(dataset: str, size: int) -> ImageSet:
-        return load_images(dataset, options.data_dir, "test", size)
-
-    for run, scores in corrupt_runs(options.runs, images, check_device(options.device)):
+    device, folder = check_device(options.device), options.data_dir
+    for run, scores in corrupt_runs(options.runs, lambda name, size: load_images(name, folder, "test", size), device):
         clean, corrupted = scores["corrupt_clean_accuracy"], scores["corrupt_accuracy"]
         print(f"{run}: {corrupted:.2%} under corruption, {clean:.2%} of the same images without")
     print(f"now in the results; the table: metapretrain report {options.runs}")
@@ -320,12 +303,10 @@ corrupt runs/stl10 --data-dir data/stl10
 predict runs/stl10/stl10-strong/prl-query-frozen-linear-s0 cat.png dog.png
 predict runs/text/cs224n-strong/proto-s0 --sst reviews.csv --para questions.csv --out predicted
 predict runs/prompts/yelp5-equal-smollm2/metapt-kmeans-s0 --texts sst2=reviews.csv
-predict runs/text/mine-short/cross-s0 --texts topic=new.csv
 export runs/stl10/stl10-paper/simclr-s0
 export runs/stl10/stl10-paper/simclr-s0 --format torch --out model.pt2
 few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5
 few-shot timm:resnet50 --dataset cifar-fs --data-dir data/cifar100 --head nearest centred logistic
-few-shot minilm --texts questions.csv --head logistic
 few-shot runs/text/cs224n-strong/proto-s0 --texts news.csv --label topic --ways 3 --shots 5
 push runs/stl10/stl10-strong/simclr-s0 me/simclr-stl10 --private
 push RUN me/my-prompt --dry-run

@@ -305,8 +305,7 @@ def with_config(
     if read.config is None:
         return given
     file = read.config / "config.json" if read.config.is_dir() else read.config
-    about = read_json(file)
-    if about is None:
+    if (about := read_json(file)) is None:
         raise InputError(f"--config {file}: no such file; give the config.json in the folder of a run")
     command, config = str(about.get("command")), about.get("config")
     words = shlex.split(command)

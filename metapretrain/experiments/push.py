@@ -32,10 +32,7 @@ def pushed_files(folder: Path) -> list[str]:
 
 
 def model_card(run: str | Path, repo: str) -> str:
-    """Return a model card: method, data, figures with intervals, command, use and limits, as the run has them.
-
-    `repo` is OWNER/NAME, as the card's examples name it.
-    """
+    """Return the card of a run for `repo`: method, data, figures with intervals, command, use and limits."""
     from huggingface_hub import ModelCard, ModelCardData
 
     folder, kind = Path(run), content_of(run)
