@@ -294,16 +294,13 @@ data
 data stl10 --data-dir data/stl10
 data --data-dir data
 report runs/stl10
-report runs/schedule --format csv
 report runs/stl10 --bundle stl10.json
 plot runs/stl10
-plot runs/text --metrics validation/sst_accuracy train/loss_sst
 plot runs/stl10/stl10-paper/prl-query-frozen-linear-s0 --reducer umap --out figures
 corrupt runs/stl10 --data-dir data/stl10
 predict runs/stl10/stl10-strong/prl-query-frozen-linear-s0 cat.png dog.png
 predict runs/text/cs224n-strong/proto-s0 --sst reviews.csv --para questions.csv --out predicted
 predict runs/prompts/yelp5-equal-smollm2/metapt-kmeans-s0 --texts sst2=reviews.csv
-export runs/stl10/stl10-paper/simclr-s0
 export runs/stl10/stl10-paper/simclr-s0 --format torch --out model.pt2
 few-shot runs/stl10/stl10-paper/simclr-s0 --image-folder photos --ways 5 --shots 1 5
 few-shot timm:resnet50 --dataset cifar-fs --data-dir data/cifar100 --head nearest centred logistic

@@ -314,8 +314,7 @@ def with_config(
     if (read_json(file.with_name("result.json")) or {}).get("kind") == "pretraining":
         raise InputError(f"--config {file} is of a pretraining that rows share; give the config.json of such a row")
     known, mine, chosen = _by_option(words[1:]), {option for option, _ in _by_option(given)}, row(config)
-    if "--dataset" in mine:
-        mine.add("--image-folder")
+    mine |= {"--image-folder"} if "--dataset" in mine else set()
     if "--plugin" not in mine and any(option == "--plugin" for option, _ in known):
         raise InputError(f"--config {file} was run with a file of your own: give it again by --plugin FILE")
     kept = [part for part in known if part[0] not in _NOT_AGAIN | chosen.keys() | (mine - _ADDED)]
