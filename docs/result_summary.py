@@ -138,9 +138,12 @@ KINDS = {"default": "engine auto", "recorded": "one CUDA", "compiled and recorde
 UTILITIES = {"exact utilities": ("exact, target_losses:", 1.5), "Taylor utilities": ("taylor, loss_many:", 2.0)}
 SPEEDS: list[tuple[str, str, str, str, str, float | None]] = [
     *(
-        ("speed-h200", f"maml-omniglot-{steps}", ours, peer, f"MAML, {told}, {kind}: times {peer}", aim_of)
+        (file, f"maml-omniglot-{steps}", ours, peer, f"MAML, {told}, {kind}: times {shown_as}", aim_of)
         for steps, told, aim in (("1-step", "1 inner step", 15), ("5-steps", "5 inner steps", 20))
-        for peer, aim_of in (("learn2learn", aim), ("JAX", 1.2))
+        for file, peer, shown_as, aim_of in (
+            ("speed-h200", "learn2learn", "learn2learn", aim),
+            ("speed-h200-jax", "jax", "JAX", 1.2),
+        )
         for kind, ours in KINDS.items()
     ),
     *(
