@@ -374,7 +374,7 @@ COMPILING = 90.0  # seconds, without a cache
 SAVED = 4e13  # operations as counted below for each second that compiling saves of recorded steps (H200, docs/maml.md)
 
 
-def seconds_saved(learner: MAML, support: Any, query: Any) -> float:
+def seconds_saved(learner: Any, support: Any, query: Any) -> float:
     """What compiling saves on a GPU of one recorded meta-step, by its arithmetic: a rule and not a timing.
 
     >>> maml = MAML(nn.Linear(4, 2), lr=0.1)
