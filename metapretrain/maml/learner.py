@@ -384,7 +384,8 @@ def seconds_saved(learner: Any, support: Any, query: Any) -> float:
     """
     named, passes = learner._values(), 3 if learner.first_order else 9
     once = 3 * work(named, query) + passes * learner.steps * work(named, support)
-    return 2 * once * len(support[1]) / SAVED
+    saved: float = 2 * once * len(support[1]) / SAVED
+    return saved
 
 
 class RecordedBackward:
