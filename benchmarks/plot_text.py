@@ -9,6 +9,7 @@ Pretraining comes first on a method's axis of updates; until its heads are train
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,21 @@ def convergence_figure(folders: Sequence[Path], methods: Sequence[str]) -> Any:
     return literal(figure)
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the figure and print where it is."""
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a table's folder of run_text.py")
     known = [name for name, method in METHODS.items() if method.trained]
     parser.add_argument("--methods", type=names("method", known), default=["cross", "proto"], metavar="A,B|all")
     parser.add_argument("--out", type=Path, default=Path("convergence.png"), metavar="FILE", help="(convergence.png)")
-    options = parser.parse_args(argv)
+    options: Namespace = parser.parse_args(argv)
+    return options
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the figure and print where it is."""
+    options = options_of(argv)
     print(save_figure(convergence_figure(options.folders, options.methods), options.out))
     return 0
 

@@ -8,6 +8,7 @@ The head is trained as recipe "strong" does, on features of the unaugmented trai
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -84,14 +85,20 @@ def table(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, updates: int = U
     return "\n".join(lines)
 
 
-@main_guard
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table of a pretraining's features."""
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a finished pretraining of run_stl10.py")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     parser.add_argument("--updates", type=positive_int, default=UPDATES, metavar="N", help=f"of each head ({UPDATES})")
-    options = parser.parse_args(argv)
+    options: Namespace = parser.parse_args(argv)
+    return options
+
+
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table of a pretraining's features."""
+    options = options_of(argv)
     model = metapretrain.load(options.run)
     if not isinstance(model, SavedModel):
         raise InputError(f"{options.run} holds no encoder of images; name a run's folder of run_stl10.py")

@@ -119,8 +119,9 @@ class Checks:
         path = ROOT / words[0]
         assert path.is_file(), f"{self.page} names {words[0]}, which does not exist"
         module, options = load_script(path), words[1:]
-        if path.name in ("run_speed.py", "run_scale.py") or path.parent.name == "docs":
-            module.options_of(options)  # it measures this machine, or needs a browser
+        parsed = ("run_speed.py", "run_scale.py", "plot_text.py", "probe_heads.py")
+        if path.name in parsed or path.parent.name == "docs":
+            module.options_of(options)  # it measures this machine, reads runs, or needs a browser
         elif path.name.startswith("tune"):
             assert module.main([*options, *CPU[:2], "--dry-run"]) == 0
         elif options == ["--smoke"]:
