@@ -215,9 +215,9 @@ class ProtoLoss(nn.Module):
         return (self._recorded(one) + self._recorded(two)) / 2 + rdrop * apart.mean()
 
     def _recorded(self, scores: _Scores) -> Tensor:
-        *given, finite, valid = scores
-        loss = _mean_cross_entropy(*given, self.label_smoothing)
-        self._record(finite, valid, given[2])
+        logits, target, scored, present, finite, valid = scores
+        loss = _mean_cross_entropy(logits, target, scored, present, self.label_smoothing)
+        self._record(finite, valid, scored)
         return loss
 
     def _scores(self, z: Tensor, y: Tensor) -> _Scores:
