@@ -339,6 +339,7 @@ def build_parser() -> Parser:
     report = subcommand("report", run_report, "the table of a folder of runs, with intervals")
     report.add_argument("runs", type=Path, metavar="RUNS", help="a folder with runs below it")
     report.add_argument("--out", type=Path, metavar="DIR", help="where it is written (default: RUNS/report)")
+    report.add_argument("--plugin", action="append", metavar="FILE", help="Python file that adds notes of your own")
     about = "what is shown; all three are written (default: markdown)"
     report.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=about)
     about = "keep all results in one small file: enough for this report"

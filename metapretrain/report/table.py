@@ -8,7 +8,7 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from metapretrain.errors import InputError, one_of
+from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.files import write_file
 from metapretrain.report import markdown
@@ -212,7 +212,10 @@ def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
     notes += table_notes(layout, rows, by_method, present)
     notes += published_notes(layout, rows, by_method, published)
     for note in layout.notes:
-        notes += NOTES[one_of("note of a layout", note, NOTES)](by_method, layout)
+        notes += NOTES[note](by_method, layout) if note in NOTES else []
+    if unknown := [repr(note) for note in layout.notes if note not in NOTES]:
+        told = f"Notes left out, computed by the file of their benchmark: {', '.join(unknown)}; show them by"
+        notes.append(f"{told} `metapretrain report --plugin benchmarks/report_{key[0]}.py RUNS`.")
     majority = {}
     for column in layout.columns if layout.majority else ():
         values = {run["metrics"].get(f"{layout.majority}{column.metric}") for run in rows_of} - {None}

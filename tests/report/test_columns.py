@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,11 +109,25 @@ def test_a_layout_that_is_none_is_one_line(change: dict[str, Any], told: str) ->
         Layout.from_json(None)
 
 
-def test_a_note_that_there_is_not_is_refused(tmp_path: Path) -> None:
+def test_a_note_of_another_file_is_left_out_and_told(tmp_path: Path) -> None:
     layout = {**ERRORS.to_json(), "notes": ["os.system"]}
     bundle([{**result("a", test_rmse=1.0), "layout": layout}], tmp_path / "b.json")
-    with pytest.raises(InputError, match=r"unknown note of a layout 'os\.system'; allowed: aim, diverged, reads"):
-        write(tmp_path / "b.json")
+    assert "Notes left out, computed by the file of their benchmark: 'os.system'; show them" in write(
+        tmp_path / "b.json"
+    )
+
+
+@pytest.mark.parametrize("name", ["prompts-equal", "text-paper", "schedule-aware"])
+def test_a_bundle_is_shown_by_a_process_of_its_own_and_with_its_notes_by_a_plugin(name: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    plugin = ("--plugin", str(root / f"benchmarks/report_{name.partition('-')[0]}.py"))
+    command = sys.executable, "-m", "metapretrain", "report", str(root / f"docs/results/{name}.json")
+    shown = [
+        subprocess.run([*command, *more, "--out", tmp_path], check=True, capture_output=True, text=True).stdout
+        for more in ((), plugin)
+    ]
+    assert ["Notes left out" in text for text in shown] == [True, False]
+    assert len(shown[1]) > 0.9 * len(shown[0]) and all(text.startswith("## ") for text in shown)
 
 
 def test_the_layout_of_a_folder_makes_its_table_and_travels_in_a_bundle(tmp_path: Path) -> None:
