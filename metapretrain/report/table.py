@@ -213,9 +213,9 @@ def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
     notes += published_notes(layout, rows, by_method, published)
     for note in layout.notes:
         notes += NOTES[note](by_method, layout) if note in NOTES else []
-    if unknown := [repr(note) for note in layout.notes if note not in NOTES]:
-        told = f"Notes left out, computed by the file of their benchmark: {', '.join(unknown)}; show them by"
-        notes.append(f"{told} `metapretrain report --plugin benchmarks/report_{key[0]}.py RUNS`.")
+    if unknown := ", ".join(repr(note) for note in layout.notes if note not in NOTES):
+        way = f"`metapretrain report --plugin benchmarks/report_{key[0]}.py RUNS`"
+        notes.append(f"Notes left out, computed by the file of their benchmark: {unknown}; show them by {way}.")
     majority = {}
     for column in layout.columns if layout.majority else ():
         values = {run["metrics"].get(f"{layout.majority}{column.metric}") for run in rows_of} - {None}
