@@ -1,18 +1,21 @@
 #!/bin/sh
 # Installs the wheel of WORK/dist into a bare environment and runs the README's Python from there: try-wheel.sh PYTHON WORK
+# Its requirements, and theirs, are links to what PYTHON has, since torch alone is gigabytes; nothing else is visible.
 set -eu
 
-readme=$(cd "$(dirname "$0")/.." && pwd)/README.md
+here=$(cd "$(dirname "$0")" && pwd)
 python=$1
 work=$(cd "$2" && pwd)
 unset PYTHONPATH
 
 "$python" -m zipfile -l "$work"/dist/*.whl | grep -q 'metapretrain/py.typed'
-"$python" -m venv "$work/bare"
-"$work/bare/bin/python" -m pip install -qq --no-compile "$work"/dist/*.whl
+"$python" -m venv --without-pip "$work/bare"
+"$python" -m pip --python "$work/bare" install -qq --no-deps --no-index "$work"/dist/*.whl
+"$python" "$here/link_requirements.py" "$work"/bare/lib/python*/site-packages
+"$python" -m pip --python "$work/bare" check -q
 cd "$work"  # not the checkout, whose folder would be imported
 "$work/bare/bin/metapretrain" --version
-"$work/bare/bin/python" - "$readme" <<'PYTHON'
+"$work/bare/bin/python" - "$here/../README.md" <<'PYTHON'
 import re
 import sys
 from pathlib import Path
