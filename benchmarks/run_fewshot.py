@@ -33,6 +33,7 @@ from metapretrain.experiments.command import Table, machine_of, script_main, tab
 from metapretrain.experiments.fewshot.experiment import FewShotExperiment
 from metapretrain.experiments.fewshot.learning import WITHIN, FewShotMethod, FewShotRecipe, SavedEncoder
 from metapretrain.experiments.recipe import override
+from metapretrain.experiments.saved import load_encoder
 from metapretrain.models.encoders import ENCODERS, LEARN2LEARN
 from metapretrain.models.saved import LEARNERS, adapts
 from metapretrain.options import option_type, pixels, positive_int
@@ -114,6 +115,7 @@ METHODS = (
     "supervised-logistic",
 )
 SUPERVISED_ROWS = {head: f"supervised-{'centroid' if head == 'centred' else head}" for head in HEADS}
+ENCODER_ROWS = {head: ENCODER + f"-{head}" * (head != "nearest") for head in HEADS}
 KNOWN = frozenset(LEARNERS)
 DEFAULT = ("protonet", "maml", "fomaml", "anil", "metasgd")
 
@@ -193,17 +195,18 @@ def ways_shots(text: str) -> list[str]:
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
+    named = dict.fromkeys([*all_methods(), *SUPERVISED_ROWS.values(), *ENCODER_ROWS.values()])
     parser = table_parser(
         __doc__,
         "fewshot",
-        methods=(*all_methods(), ENCODER),
+        methods=named,
         default_methods=",".join(DEFAULT),
         change="the methods: updates=1000 lr=0.002",
         compiled="compile the meta-steps of MAML and its kin (a minute or two; default: on a GPU, where it pays)",
     )
     add = parser.add_argument
     add("--no-compile", dest="compile", action="store_false", default=None, help="never compile the meta-steps")
-    parser.set_defaults(compile=None)
+    parser.set_defaults(compile=None, methods=None)
     known = names_giving("few-shot", "images")
     add("--dataset", choices=known, default="omniglot", metavar="NAME", help=f"{', '.join(known)} (default: omniglot)")
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
@@ -218,36 +221,33 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add(
         "--encoder",
         metavar="ENCODER",
-        help="score a frozen encoder, alone unless --methods: a run, timm:NAME, torchvision:NAME, OWNER/NAME, a folder",
+        help="score a frozen encoder, beside given --methods: a run, timm:NAME, torchvision:NAME, OWNER/NAME, a folder",
     )
     add("--head", nargs="+", choices=HEADS, help="heads of --encoder (default: nearest) and of supervised rows")
     add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
     add("--validation-episodes", type=positive_int, default=200, help="default: 200")
     options: Namespace = parser.parse_args(argv)
-    if options.encoder is not None and ENCODER not in options.methods:
-        options.methods = [ENCODER]
-    if options.encoder is None and ENCODER in options.methods:
-        options.methods = [name for name in options.methods if name != ENCODER]
+    encoder = [] if options.encoder is None else [ENCODER]
+    if options.methods is None:
+        options.methods = encoder or list(DEFAULT)
+    elif len(options.methods) == len(named):  # all
+        options.methods = [*all_methods(), *encoder]
+    encoded = [name for name in options.methods if name in ENCODER_ROWS.values()]
+    if encoded and not encoder:
+        options.methods = [name for name in options.methods if name not in encoded]
         if not options.methods:
-            parser.error("method encoder needs one to score: --encoder ENCODER")
-    supervised = [name for name in options.methods if name.startswith("supervised")]
-    if options.head is not None and supervised:
-        options.methods = [name for name in options.methods if name not in supervised]
-        options.methods += [SUPERVISED_ROWS[head] for head in options.head]
-    if options.encoder is not None:
-        at = options.methods.index(ENCODER)
-        options.methods[at : at + 1] = encoder_rows(options)
+            parser.error(f"method {encoded[0]} needs one to score: --encoder ENCODER")
+    if encoder and not (encoded or options.job):
+        options.methods += encoder
+    for rows in (SUPERVISED_ROWS, ENCODER_ROWS) if options.head is not None else ():
+        if any(name in rows.values() for name in options.methods):
+            options.methods = [name for name in options.methods if name not in rows.values()]
+            options.methods += [rows[head] for head in options.head]
     if options.image_folder is not None:
         options.dataset, options.data_dir = "image-folder", options.image_folder
     if options.smoke and options.data_dir is None and DATASETS[options.dataset].needs_folder:
         options.dataset = "made"
     return options
-
-
-def encoder_rows(options: Namespace) -> dict[str, SavedEncoder]:
-    """A row of the encoder for each head."""
-    heads = options.head or ["nearest"]
-    return {ENCODER + f"-{head}" * (head != "nearest"): SavedEncoder(options.encoder, head) for head in heads}
 
 
 def smoke(method: FewShotMethod) -> FewShotMethod:
@@ -275,7 +275,7 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
     rows: Rows = {name: override(method, changes(options, method)) for name, method in methods.items()}
     supervised = override(replace(methods["supervised-centroid"], head=None), changes(options, None))
     if options.encoder is not None:
-        rows |= encoder_rows(options)
+        rows |= {name: SavedEncoder(options.encoder, head) for head, name in ENCODER_ROWS.items()}
     dataset, within = ("omniglot-lake", options.within or "tests") if lake else (options.dataset, options.within or "")
     recipe = FewShotRecipe(
         EpisodeSpec(ways, shots, queries),
@@ -303,6 +303,8 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
 def tables_of(options: Namespace) -> list[Table]:
     """Read the images once; each setting is a table."""
     machine = machine_of(options)
+    if options.encoder is not None:  # before the data are read: it may need a package or a network that is not there
+        load_encoder(options.encoder, machine.device)
     if LAKE in options.settings:
         if options.dataset != "omniglot" or options.data_dir is None or len(options.settings) > 1:
             raise InputError("--settings lake stands alone and needs Omniglot: --data-dir DIR, with " + LAKE_LAYOUT)
@@ -321,9 +323,10 @@ def row_options(about: Mapping[str, Any]) -> dict[str, list[str] | None]:
     """The options that choose the row of a run's configuration, one of a setting and perhaps by a head."""
     name = str(about["method"])
     found = {"--seeds": [str(about["seed"])], "--settings": [str(about["dataset"]).rpartition("-")[2]]}
-    heads = {row: head for head, row in SUPERVISED_ROWS.items()} | {f"{ENCODER}-{head}": head for head in HEADS}
-    if name == ENCODER or name.startswith(f"{ENCODER}-"):
-        return {**found, "--methods": [ENCODER], "--head": [heads.get(name, "nearest")]}
+    heads = {row: head for head, row in SUPERVISED_ROWS.items()}
+    if name == ENCODER or name.startswith(f"{ENCODER}-"):  # then the head, but nearest, and the encoder's name
+        head = next((head for head in HEADS if name.startswith(f"{ENCODER}-{head}")), "nearest")
+        return {**found, "--methods": [ENCODER], "--head": [head]}
     if name in heads:
         return {**found, "--methods": [SUPERVISED_ROWS["centred"]], "--head": [heads[name]], "--encoder": None}
     return {**found, "--methods": [name], "--head": None, "--encoder": None}

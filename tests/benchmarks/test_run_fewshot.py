@@ -11,6 +11,7 @@ import pytest
 import torch
 from report_fewshot import LAYOUT, layout_of
 
+from benchmarks import run_fewshot
 from benchmarks.run_fewshot import METHODS, main, methods_of, options_of
 from metapretrain import EpisodeSampler, EpisodeSpec, load
 from metapretrain.data.registry import load_few_shot
@@ -277,4 +278,5 @@ def test_a_pretrained_encoder_is_a_row(
     assert run("--encoder", tmp_path / "vit", "--head", "logistic") == 0
     found = result(tmp_path / ROOT / "encoder-logistic-vit-s0")
     assert 0.1 < found["metrics"]["test_accuracy"] <= 1 and not found["transductive"]
+    monkeypatch.setattr(run_fewshot, "load_few_shot", lambda *_: pytest.fail("the data are read"))
     assert "torchvision:none is no image encoder" in refuse("--encoder", "torchvision:none")

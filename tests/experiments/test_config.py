@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import run_fewshot, run_stl10, run_text
+from benchmarks import run_fewshot, run_prompts, run_schedule, run_stl10, run_text
 from metapretrain.errors import InputError
-from metapretrain.experiments.command import with_config
+from metapretrain.experiments.command import Table, _jobs, with_config
 from metapretrain.files import load_tensors
 
 SMOKE = {
@@ -95,6 +95,8 @@ def test_given_options_win(tmp_path: Path) -> None:
     [
         ("protonet", ["--seeds", "3", "--settings", "5w1s", "--methods", "protonet"]),
         ("encoder", [*["--encoder", "enc", "--seeds", "3", "--settings", "5w1s"], "--methods", "encoder", "--head"]),
+        ("encoder-logistic-vit", ["--encoder", "enc", "--seeds", "3", "--settings", "5w1s", "--methods", "encoder"]),
+        ("encoder-vit", ["--encoder", "enc", "--seeds", "3", "--settings", "5w1s", "--methods", "encoder"]),
         ("encoder-logistic", ["--encoder", "enc", "--seeds", "3", "--settings", "5w1s", "--methods", "encoder"]),
         ("supervised-nearest", ["--seeds", "3", "--settings", "5w1s", "--methods", "supervised-centroid"]),
     ],
@@ -105,7 +107,7 @@ def test_a_row_of_a_few_shot_command_is_chosen_alone(method: str, words: list[st
     found = with_config("run_fewshot.py", ["--config", str(file)], run_fewshot.row_options)
     assert found[: len(words)] == words
     options = run_fewshot.options_of(found)
-    assert list(options.methods) == [method] and options.settings == ["5w1s"]
+    assert list(options.methods) == [method.removesuffix("-vit")] and options.settings == ["5w1s"]
 
 
 def test_what_cannot_be_run_again_is_one_line(tmp_path: Path) -> None:
@@ -123,3 +125,45 @@ def test_what_cannot_be_run_again_is_one_line(tmp_path: Path) -> None:
             with_config("run_stl10.py", ["--config", str(file)])
     data = ["--data-dir", str(tmp_path)]
     assert with_config("run_stl10.py", ["--config", str(cases["run with --data-dir photos, which is not here"]), *data])
+
+
+MADE = "made-5w1s-conv4-smoke"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "jobs"),
+    [
+        (run_fewshot, ["--methods", "all", "--encoder", "{run}"], 11),
+        (run_fewshot, ["--encoder", "{run}", "--head", "nearest", "logistic", "centred"], 1),
+        (run_fewshot, ["--encoder", "{run}", "--methods", "encoder-centred,protonet", "--settings", "5w1s,5w5s"], 2),
+        (run_fewshot, ["--methods", "supervised-logistic,maml", "--head", "nearest", "normalised"], 2),
+        (run_stl10, ["--dataset", "digits", "--methods", "all"], None),
+        (run_text, ["--encoder", "tiny", "--methods", "all"], None),
+        (run_prompts, ["--methods", "all"], None),
+        (run_schedule, ["--methods", "uniform,fixed"], None),
+    ],
+)
+def test_every_script_takes_the_words_of_its_jobs(
+    script: Any, words: list[str], jobs: int | None, tmp_path: Path
+) -> None:
+    usual = ["--smoke", "--device", "cpu", "--no-figures", "--out", str(tmp_path)]
+    if "{run}" in words:
+        tiny = [*usual, "--image-size", "16", "--settings", "5w1s", "--methods", "protonet", "--seeds", "0"]
+        assert run_fewshot.main(tiny) == 0
+        words = [str(tmp_path / "fewshot" / MADE / "protonet-s0") if word == "{run}" else word for word in words]
+    given = [*words, *usual, "--jobs-per-device", "2"]
+    for table, chosen in read(script, given):
+        found = _jobs(chosen, script.options_of(given), ["script.py", *given, *table.more])
+        again = [list(chosen) for command in found.values() for _, chosen in read(script, command[2:])]
+        assert sorted(name for names in again for name in names) == sorted(chosen)
+        assert jobs is None or len(found) == jobs
+
+
+def read(script: Any, words: list[str]) -> list[tuple[Table, dict[str, Any]]]:
+    """The tables of a command line, each with the rows that it names."""
+    options = script.options_of(words)
+    if script is run_prompts:
+        tables = [Table(run_prompts.experiment_of(options), run_prompts.ROWS)]
+    else:
+        tables = script.tables_of(options)
+    return [(table, {name: table.methods[name] for name in options.methods}) for table in tables]

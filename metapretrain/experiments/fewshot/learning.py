@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -266,6 +266,7 @@ class SavedEncoder:
 
     name: str
     head: str = "nearest"
+    pretraining: ClassVar[str] = "encoder"  # one job does all heads: they share its features
 
     def __post_init__(self) -> None:
         one_of("head", self.head, HEADS)
