@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prompts_experiment import PROMPT, PromptContext, PromptExperiment
+
 from metapretrain.errors import InputError
-from metapretrain.experiments.prompts.experiment import PROMPT, PromptContext, PromptExperiment
 from metapretrain.experiments.prompts.recipe import PromptMethod
 from metapretrain.files import check_sums, plain, read_json, write_file, write_sums
 from metapretrain.training.settings import flatten

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from schedule_experiment import downstream_column
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.schedule.experiment import downstream_column
 from metapretrain.options import Parser, main_guard
 from metapretrain.report.figures import (
     COLOURS,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fewshot_experiment import FewShotExperiment
 from report_fewshot import layout_of
 from score_lake import LAKE_LAYOUT, lake_plans, load_lake
 
@@ -30,7 +31,6 @@ from metapretrain.episodes import EpisodeSpec, to_metadataset
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
-from metapretrain.experiments.fewshot.experiment import FewShotExperiment
 from metapretrain.experiments.fewshot.learning import WITHIN, FewShotMethod, FewShotRecipe, SavedEncoder
 from metapretrain.experiments.recipe import override
 from metapretrain.experiments.saved import load_encoder

@@ -20,13 +20,13 @@ from typing import Any
 
 import pike  # noqa: F401
 from report_schedule import LAYOUT, plot_schedule
+from schedule_experiment import ScheduleExperiment
 from scratch_encoders import SIZES, Encoders
 from source_tasks import schedule_texts
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.command import Table, script_main, single_machine_of, table_arguments, table_parser
 from metapretrain.experiments.recipe import override
-from metapretrain.experiments.schedule.experiment import ScheduleExperiment
 from metapretrain.experiments.schedule.recipe import (
     FIXED,
     SETTINGS,

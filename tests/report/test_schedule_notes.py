@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import report_schedule as notes
 from report_schedule import LAYOUT
+from schedule_experiment import downstream_column
 
-from metapretrain.experiments.schedule.experiment import downstream_column
 from metapretrain.report.table import build_table
 
 

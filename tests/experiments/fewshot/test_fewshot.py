@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fewshot_experiment import FewShotExperiment, TrainedLearner
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_episodes
 from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.fewshot import learning
-from metapretrain.experiments.fewshot.experiment import FewShotExperiment, TrainedLearner
 from metapretrain.experiments.fewshot.learning import (
     EPISODES,
     FROZEN_SEED,

@@ -1,4 +1,4 @@
-"""What a row of the prompts benchmark is judged by."""
+"""A prompts experiment: prompts pretrained, tuned on few examples of each set, and tested; what a row is judged by."""
 
 import logging
 import time
@@ -91,7 +91,7 @@ def _means(scores: Mapping[str, float], sets: Sequence[SentenceData], prefixes: 
 
 
 PROMPT = "prompt"  # the folder of a pretraining's weights
-log = logging.getLogger(__name__)
+log = logging.getLogger("metapretrain.prompts_experiment")
 PRETRAINING_COST = ("pretrain_reads", "pretrain_passes", "pretrain_updates")
 PromptContext = Context[PromptRecipe, PromptData, PromptMethod]
 

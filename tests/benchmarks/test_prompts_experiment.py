@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from prompts_experiment import PromptExperiment
 
 from benchmarks.run_prompts import METHODS, TRIAL
 from metapretrain.data.made import made_sentiment
@@ -20,7 +21,6 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.predictions import read_predictions
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.prompts.data import PromptData, majority_class
-from metapretrain.experiments.prompts.experiment import PromptExperiment
 from metapretrain.experiments.saved import predict_files
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer

@@ -18,7 +18,7 @@ from metapretrain.report.layout import Column, Layout
 from metapretrain.scheduling import BlockScheduler
 from metapretrain.training import train
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("metapretrain.schedule_experiment")
 ENCODER, CHOICES = "encoder", "choices.json"
 AGREED = ("taylor_rank_correlation", "taylor_regret")
 TITLES = {"accuracy": "accuracy %", "f1": "F1 %", "matthews": "Matthews"}

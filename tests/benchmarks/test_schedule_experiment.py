@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from run_schedule import rows_of
+from schedule_experiment import CHOICES, ScheduleExperiment
 from scratch_encoders import Encoders
 
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Context, Machine
-from metapretrain.experiments.schedule.experiment import CHOICES, ScheduleExperiment
 from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, planned_scheduler
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
 from metapretrain.experiments.schedule.tasks.base import TaskLoader
