@@ -147,6 +147,7 @@ class Calls:
         monkeypatch.setattr(MAML, "_stacked", lambda learner, support, query: (support, query))
         monkeypatch.setattr(graphs, "_Graph", Graph)
         monkeypatch.setattr(graphs, "_aside", lambda function, given: function(*given))
+        monkeypatch.setattr(graphs, "_restoring", lambda: lambda: None)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
