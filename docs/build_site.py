@@ -1,11 +1,10 @@
-"""What the documentation site has beside docs/*.md: README.md as its home page, and a page of API for each folder.
+"""What the documentation site has beside docs/*.md: README.md as its home page, and the API pages.
 
 A hook of MkDocs and an extension of Griffe, which reads docstrings without importing anything; see mkdocs.yml.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import re
 import sys
@@ -13,71 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import api_pages
 from griffe import Class, Extension, Module, NameResolutionError, Object, get_logger
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "metapretrain"
 ROLE = re.compile(r":(?:func|class|meth|data|attr|mod|obj|exc):`~?([\w.]+)`")
 EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 SEVERAL = re.compile(r"^( +)(\w+(?:, \w+)+): (.*)$", re.MULTILINE)  # arguments that share a description
-TOP = "metapretrain"  # the page of the modules that are in no folder
 
 log = get_logger("metapretrain.docs")
-
-
-def api_folders() -> dict[str, list[str]]:
-    """Each folder of the package, as a dotted name, with its public modules."""
-    found: dict[str, list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if not path.name.startswith("_"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found.setdefault(".".join(parts[:-1]), []).append(".".join(parts))
-    return found
-
-
-def first_sentence(path: Path) -> str:
-    """The first paragraph of a module's docstring."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return text.split("\n\n")[0]
-
-
-def api_page(folder: str, modules: list[str]) -> str:
-    """Markdown for one folder: what it is, then every module's API."""
-    about = first_sentence(ROOT.joinpath(*folder.split("."), "__init__.py"))
-    contents = [
-        f"- [{name.removeprefix(folder + '.')}](#{name}): {first_sentence(module_file(name))}" for name in modules
-    ]
-    offered = ["## from metapretrain import ...", "", top_level_names(), ""] if folder == TOP else []
-    lines = [f"# {folder}", "", about, "", *contents, "", *offered, *(f"::: {name}" for name in modules), ""]
-    return "\n".join(lines)
-
-
-def module_file(name: str) -> Path:
-    """The file of a module, by its dotted name."""
-    return ROOT.joinpath(*name.split(".")).with_suffix(".py")
-
-
-def top_level_imports() -> Iterator[tuple[str, str, str]]:
-    """What ``from metapretrain import ...`` offers: module, name, explanation; a group's title stands alone."""
-    for line in (PACKAGE / "__init__.py").read_text(encoding="utf-8").splitlines():
-        if found := re.fullmatch(r"    (?:from ([\w.]+) import (\w+) as \w+  )?# (.+)", line):
-            yield found[1] or "", found[2] or "", found[3]
-
-
-def top_level_names() -> str:
-    """The same as a list, a line each, each name linked to its description."""
-    lines = (
-        f"- [`{name}`][{home}.{name}]: {about}" if name else f"\n**{about}**\n"
-        for home, name, about in top_level_imports()
-    )
-    return "\n".join(lines)
-
-
-def page_name(folder: str) -> str:
-    """Where a folder's page is, below docs."""
-    return f"api/{folder.removeprefix('metapretrain.').replace('.', '-')}.md"
 
 
 def home_page() -> str:
@@ -86,9 +33,14 @@ def home_page() -> str:
     return re.sub(r"\]\(docs/", "](", text).replace("[CITATION.cff](CITATION.cff)", "`CITATION.cff`")
 
 
+def page_name(folder: str) -> str:
+    """Where a folder's page is, below docs."""
+    return f"api/{folder.removeprefix('metapretrain.')}.md"
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the API's pages into the navigation, one a folder."""
-    pages: list[Any] = [{folder: page_name(folder)} for folder in api_folders()]
+    """Put the API's pages into the navigation: the list of names, then a page per folder."""
+    pages: list[Any] = ["api/index.md", *({folder: page_name(folder)} for folder in api_pages.pages())]
     assert config.nav is not None
     config.nav.append({"API": pages})
     return config
@@ -97,8 +49,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the home page and the API's pages, which no file of docs holds."""
     files.append(File.generated(config, "index.md", content=home_page()))
-    for folder, modules in api_folders().items():
-        files.append(File.generated(config, page_name(folder), content=api_page(folder, modules)))
+    files.append(File.generated(config, "api/index.md", content=api_pages.overview()))
+    for folder in api_pages.pages():
+        files.append(File.generated(config, page_name(folder), content=api_pages.page(folder)))
     return files
 
 
@@ -132,10 +85,10 @@ class Docstrings(Extension):
         path = self.find(of, first, rest)
         if path is None:
             log.warning(f"{of.path}: the role of `{name}` leads nowhere")
-        if path is None or self.paths[path].is_init_module:  # folders have a page, and no anchor on it
-            return f"`{name}`"
-        if plain_attribute(self.paths[path]):
+        if path is not None and plain_attribute(self.paths[path]):
             path = self.paths[path].parent.path  # type: ignore[union-attr]
+        if path is None or not api_pages.documented(path):  # internal, or a module, which has no anchor
+            return f"`{name}`"
         return f"[`{name.rpartition('.')[2]}`][{path}]"
 
     def find(self, of: Object, first: str, rest: str) -> str | None:
@@ -151,7 +104,7 @@ class Docstrings(Extension):
         # What a folder's __init__ offers is in one of the folder's modules.
         folder, _, last = name.rpartition(".") if first == "metapretrain" else ("", "", name)
         if folder == "metapretrain":
-            folder = next((home for home, found, _ in top_level_imports() if found == last), "metapretrain.")
+            folder = next((home for home in api_pages.top_level() if home.endswith(f".{last}")), "metapretrain.")
         ends = [known for known in self.paths if known.startswith(folder) and f".{known}".endswith(f".{last}")]
         ends = [known for known in ends if self.in_module(known)] or ends
         return path if path in self.paths else ends[0] if len(ends) == 1 else None
