@@ -286,7 +286,7 @@ def script_main(
 
 
 # Options of a run's command that say nothing of its result, or that stay the caller's to give.
-_NOT_AGAIN = {"--out", "--resume", "--job", "--jobs-per-device", "--dry-run", "--download", "--plugin"}
+_NOT_AGAIN = {"--out", "--resume", "--job", "--jobs-per-device", "--dry-run", "--download", "--plugin", "--log-to"}
 _ADDED = {"--set", "--table"}  # given again, they add to what was given
 _PLACES = ("--data-dir", "--image-folder", "--unlabelled", "--pretrained")
 
@@ -296,7 +296,8 @@ def with_config(
 ) -> list[str]:
     """Return the words of `argv`; `--config FILE` is replaced by those that run the row of FILE again.
 
-    FILE is a run's `config.json` or its folder. Other words of `argv` win; `--out` and `--plugin` are not taken over.
+    FILE is a run's `config.json` or its folder. Other words of `argv` win; `--out`, `--plugin` and `--log-to` are
+    not taken over.
     Raises InputError: no such file, one of another script or of a pretraining, or data that are not where they were.
     """
     reader = Parser(add_help=False)

@@ -84,7 +84,8 @@ def _figures(folder: Path, result: dict[str, Any]) -> str:
 def _row_in(folder: Path, method: str) -> tuple[Any, Row] | None:
     results = collect(folder).results
     for result in results:  # notes are of whole tables, and those of a benchmark are known in its script alone
-        result |= {"layout": {**result["layout"], "notes": []}} if "layout" in result else {}
+        if "layout" in result:
+            result["layout"] = {**result["layout"], "notes": []}
     rows = ((group, row) for group in build_table(results).groups for row in (*group.rows, *group.pretraining))
     return next(((group.layout.all_columns, row) for group, row in rows if row.method == method), None)
 

@@ -75,7 +75,7 @@ def written(folder: Path, command: str, kind: str = "row", **more: Any) -> Path:
 
 def test_given_options_win(tmp_path: Path) -> None:
     command = "benchmarks/run_stl10.py --dataset digits --seeds 0 1 2 3 --out runs --resume --set prl.lr=0.1 epochs=3"
-    file = written(tmp_path / "run", f"{command} --jobs-per-device 2 --job --precision=bf16")
+    file = written(tmp_path / "run", f"{command} --jobs-per-device 2 --job --log-to wandb --precision=bf16")
     known = with_config("run_stl10.py", ["--config", str(file)])
     assert known == [
         *["--dataset", "digits", "--set", "prl.lr=0.1", "epochs=3", "--precision", "bf16"],

@@ -1,10 +1,8 @@
 """Rows and recipes of the prompts benchmark (Huang et al., sections 5 and A)."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from metapretrain.checks import number
+from metapretrain.checks import number, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.prompts import PromptTemplate
 from metapretrain.scheduling import parse_schedule
@@ -67,7 +65,7 @@ class PromptMethod:
         return "-".join(filter(None, [*parts, "".join(map(str, self.labels))]))
 
 
-LIMIT = 2**31  # of all numbers of a recipe
+MOST = 2**31 - 1  # of all counts of a recipe
 MOST_TASKS = 10_000  # meta tasks: each has a name and a prompt of its own in memory
 
 
@@ -90,13 +88,11 @@ class Tuning:
     keep_start: bool = False
 
     def __post_init__(self) -> None:
-        at_least_one = {"batch_size": self.batch_size, "epochs": self.epochs}
-        if self.patience is not None:
-            at_least_one["patience"] = self.patience
-        _check(at_least_one, 1)
-        _check({"warmup": self.warmup, "weight_decay": self.weight_decay}, 0)
-        if not 0 < self.lr < math.inf:
-            raise InputError(f"lr must be above 0, got {self.lr}")
+        for name in ("batch_size", "epochs", *["patience"] * (self.patience is not None)):
+            whole(name, getattr(self, name), 1, MOST)
+        whole("warmup", self.warmup, 0, MOST)
+        number("weight_decay", self.weight_decay, least=0)
+        number("lr", self.lr, above=0)
 
 
 @dataclass(frozen=True)
@@ -132,10 +128,9 @@ class Meta:
     patience: int = 6
 
     def __post_init__(self) -> None:
-        names = ("clusters", "shots", "inner_steps", "steps", "patience")
-        _check({name: getattr(self, name) for name in names}, 1)
-        if self.clusters > MOST_TASKS:
-            raise InputError(f"clusters must be at most {MOST_TASKS}, got {self.clusters}")
+        for name in ("shots", "inner_steps", "steps", "patience"):
+            whole(name, getattr(self, name), 1, MOST)
+        whole("clusters", self.clusters, 1, MOST_TASKS)
         if self.order not in (1, 2):
             raise InputError(f"order is 1 or 2, got {self.order}")
         one_of("reduction", self.reduction, ("mean", "sum"))
@@ -144,11 +139,9 @@ class Meta:
             raise InputError("query=other needs clusters of at least 2, got 1")
         if self.scheduler:
             parse_schedule(self.scheduler, [f"task-{task}" for task in range(self.clusters)])
-        _check({"weight_decay": self.weight_decay}, 0)
-        if self.inner_clip is not None and not 0 < self.inner_clip < math.inf:
-            raise InputError(f"inner_clip must be above 0, or none, got {self.inner_clip}")
-        if not all(0 < rate < math.inf for rate in (self.lr, self.inner_lr, self.rate_lr)):
-            raise InputError(f"rates must be above 0, got {self.lr}, {self.inner_lr} and {self.rate_lr}")
+        number("weight_decay", self.weight_decay, least=0)
+        for name in ("lr", "inner_lr", "rate_lr", *["inner_clip"] * (self.inner_clip is not None)):
+            number(name, getattr(self, name), above=0)
 
 
 @dataclass(frozen=True)
@@ -168,9 +161,9 @@ class Fair:
 
     def __post_init__(self) -> None:
         one_of("start", self.start, ("random", "vocabulary"))
-        _check({"tasks": self.tasks, "updates": self.updates}, 1)
-        if not 0 < self.rate < math.inf:
-            raise InputError(f"rate must be above 0, got {self.rate}")
+        whole("tasks", self.tasks, 1, MOST)
+        whole("updates", self.updates, 1, MOST)
+        number("rate", self.rate, above=0)
 
 
 @dataclass(frozen=True)
@@ -222,16 +215,15 @@ class PromptRecipe:
         one_of("budget", self.budget, BUDGETS)
         one_of("normalise", self.normalise, ("labels", "vocabulary"))
         names = ("length", "max_length", "validations", "held_out", "examples", "validation", "test_rows")
-        _check({name: getattr(self, name) for name in names}, 1)
-        _check({"reads": self.reads}, self.mixed.batch_size)
+        for name in (*names, *["rows"] * (self.rows is not None)):
+            whole(name, getattr(self, name), 1, MOST)
+        whole("reads", self.reads, self.mixed.batch_size, MOST)
         if self.budget != "fair" and self.fair != Fair():
             raise InputError(f"fair.start and others need budget fair; here it is {self.budget}")
         if self.budget == "fair" and (self.meta.scheduler or self.meta.learned or self.meta.query == "other"):
             raise InputError("budget fair takes no schedule, meta.learned or meta.query=other; budget equal does")
-        if not 0 < self.spread < math.inf:
-            raise InputError(f"spread must be above 0, got {self.spread}")
-        if not 0 <= self.pseudo_confidence <= 1:
-            raise InputError(f"pseudo_confidence must lie in 0..1, got {self.pseudo_confidence}")
+        number("spread", self.spread, above=0)
+        number("pseudo_confidence", self.pseudo_confidence, least=0, most=1)
         for what in ("model", "embedder"):
             if not getattr(self, what).strip():
                 raise InputError(f"{what} is empty; give the name of a model, or leave it out")
@@ -283,8 +275,3 @@ def passes_of_loss(recipe: PromptRecipe, objective: str) -> tuple[int, int]:
     if objective != "meta":
         return 2 * m, 2 * m
     return m * (2 * steps + 1), m * (1 + (2 * steps if recipe.meta.order == 2 else 0))
-
-
-def _check(numbers: Mapping[str, int | float], lowest: int) -> None:
-    for name, value in numbers.items():
-        number(name, value, least=lowest, below=LIMIT)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,15 @@ from metapretrain.experiments.prompts.pretraining import (
     run_stack,
     train_meta,
 )
-from metapretrain.experiments.prompts.recipe import SENTIMENT, Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
+from metapretrain.experiments.prompts.recipe import (
+    SENTIMENT,
+    Fair,
+    Meta,
+    PromptMethod,
+    PromptRecipe,
+    Tuning,
+    passes_per_step,
+)
 from metapretrain.experiments.prompts.tuning import Job, Stack
 from metapretrain.graphs import Recorder
 from metapretrain.models.language_models import load_language_model
@@ -297,11 +307,21 @@ def test_budgets() -> None:
     assert (paper.steps("meta", 10), paper.steps("mixed", 1, 650_000)) == (20_000, 812_500)
     with pytest.raises(InputError, match="reads must be at least 80"):
         replace(recipe, reads=79).steps("meta", 10)
-    with pytest.raises(InputError, match="reads is 3; give a number of at least 4"):
+    with pytest.raises(InputError, match="reads is 3; give a whole number of at least 4"):
         replace(recipe, reads=3)
-    with pytest.raises(InputError, match=r"length is 1e.*; give a number of at least 1 and below 2147483648"):
+    with pytest.raises(InputError, match=r"length is 1e.*; give a whole number of at least 1"):
         replace(recipe, length=1e21)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="need a grouping"):
         PromptMethod(objective="meta")
     with pytest.raises(InputError, match="leave none to validate on"):
         mixed_stack(lambda *_, **__: None, {0: torch.zeros(3, 32)}, 4, RECIPE, (0, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [PromptRecipe, Meta, Fair, Tuning])
+def test_counts_are_whole(kind: Any) -> None:
+    usual = kind()
+    names = [one.name for one in fields(usual) if one.type in (int, int | None) and one.name != "order"]
+    assert len(names) > 1
+    for name, value in product(names, (2.5, True, -1, math.nan, 2**31)):
+        with pytest.raises(InputError, match=rf"{name} is .*; give a whole number"):
+            replace(usual, **{name: value})

@@ -149,5 +149,5 @@ def test_bad_schedules_are_refused_before_anything_runs() -> None:
 
 
 def test_more_tasks_than_memory_has_names_for_are_refused() -> None:
-    with pytest.raises(InputError, match="clusters must be at most 10000"):
+    with pytest.raises(InputError, match="give a whole number from 1 to 10000"):
         replace(RECIPE.meta, clusters=10**9, scheduler="uniform")
