@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import Encode, check_embeddings, embed
@@ -105,8 +106,7 @@ def evaluate_episodes(
     """
     from metapretrain.episodes import Episode, EpisodeDataset, stack
 
-    if batch < 1:
-        raise InputError(f"batch must be 1 episode or more; got {batch}")
+    whole("batch", batch, 1)
     if batch > 1 and not hasattr(predict, "logits"):
         raise InputError(f"batch={batch} needs a learner with `logits`; a function takes one episode at a time")
     if not callable(metric):
@@ -184,8 +184,7 @@ def evaluate_embeddings(
     if one_of("head", head, HEADS) == "centred" and centre is None:
         raise InputError("head centred needs a centre: the mean of features of other classes")
     check_embeddings(z)
-    if batch < 1:
-        raise InputError(f"batch must be 1 episode or more; got {batch}")
+    whole("batch", batch, 1)
     z = z.detach().float()
     values: list[float] = []
     with torch.inference_mode():
@@ -275,8 +274,7 @@ def few_shot_accuracy(
     """
     from metapretrain.episodes import EpisodeSampler
 
-    if episodes is None or episodes < 1:
-        raise InputError(f"episodes must be 1 or more; got {episodes}")
+    whole("episodes", episodes, 1)
     labelled = (images.labels >= 0).nonzero().flatten()
     if len(labelled) == 0:
         raise InputError(f"{images.name} {images.split} has no labelled image; few-shot accuracy needs labels")

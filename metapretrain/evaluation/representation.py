@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.draws import numpy_generator
 from metapretrain.errors import InputError
 from metapretrain.nests import evaluation_mode
@@ -104,8 +105,7 @@ def knn_predict(z_train: Tensor, y_train: Tensor, z_test: Tensor, k: int = 20) -
 
     check_embeddings(z_train, y_train, "training embeddings")
     check_embeddings(z_test, what="test embeddings")
-    if k < 1:
-        raise InputError(f"k must be 1 or more neighbours; got {k}")
+    whole("k", k, 1)
     model = KNeighborsClassifier(min(k, len(z_train)), metric="cosine", algorithm="brute")
     predicted = model.fit(_array(z_train), y_train.cpu().numpy()).predict(_array(z_test))
     return torch.from_numpy(predicted).long()

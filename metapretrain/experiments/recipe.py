@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from metapretrain.checks import parse_value
+from metapretrain.checks import number, parse_value
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.protonet import ProtoLoss
@@ -28,8 +28,7 @@ class PhaseTerms:
 
     def __post_init__(self) -> None:
         self.settings(1)
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
+        number("label_smoothing", self.label_smoothing, least=0, below=1)
 
     def settings(self, steps: int, **options: Any) -> TrainSettings:
         """Return the settings of `steps` updates; `options` are those that no phase chooses, such as `device`.

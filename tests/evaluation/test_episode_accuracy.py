@@ -153,7 +153,11 @@ DATA = TensorDataset(features(), Y)
         (lambda: evaluate_episodes(lambda e: e.query.y, DATA, sampler(None)), "endless"),
         (lambda: evaluate_embeddings(features(), []), "one or more"),
         (lambda: evaluate_embeddings(features(), sampler(), distance="cosin"), "did you mean 'cosine'"),
-        (lambda: evaluate_embeddings(features(), sampler(), batch=0), "1 episode or more"),
+        (lambda: evaluate_embeddings(features(), sampler(), batch=0), "batch is 0; give a whole number of at least 1"),
+        (
+            lambda: evaluate_embeddings(features(), sampler(), batch=2.5),
+            "batch is 2.5; give a whole number of at least 1",
+        ),  # type: ignore[arg-type]
         (lambda: evaluate_episodes(lambda e: torch.full((20, 5), math.nan), DATA, sampler()), "NaN"),
         (lambda: evaluate_episodes(lambda e: torch.zeros(3, 5), DATA, sampler()), r"logits \(20, ways\)"),
         (lambda: evaluate_episodes(lambda e: torch.zeros(20), DATA, sampler()), "integer labels"),
@@ -202,7 +206,7 @@ def test_few_shot_leaves_unlabelled_images_out() -> None:
         few_shot_accuracy(encode, image_set(labels), EpisodeSpec(8, 1, 2), episodes=10)
     with pytest.raises(InputError, match="no labelled image"):
         few_shot_accuracy(encode, image_set(torch.full_like(Y, -1)), EpisodeSpec(5, 1, 2))
-    with pytest.raises(InputError, match="episodes must be 1 or more"):
+    with pytest.raises(InputError, match="episodes is 0; give a whole number of at least 1"):
         few_shot_accuracy(encode, image_set(Y), EpisodeSpec(5, 1, 2), episodes=0)
 
 

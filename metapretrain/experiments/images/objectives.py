@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from metapretrain.checks import number
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
@@ -121,8 +122,7 @@ class SimCLR(Objective):
         super().__init__(images)
         from pytorch_metric_learning.losses import NTXentLoss
 
-        if not temperature > 0:
-            raise InputError(f"temperature must be above 0, got {temperature}")
+        number("temperature", temperature, above=0)
         self.projection = projection
         self.contrast = NTXentLoss(temperature=temperature)
         self.pairs: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor, Tensor]] = {}

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metapretrain.checks import number
 from metapretrain.data.documents import Corpus, Documents
-from metapretrain.errors import InputError, one_of
+from metapretrain.errors import one_of
 from metapretrain.experiments.schedule.tasks.base import IGNORE, CorpusTask, Frame, Tensors, joined
 from metapretrain.models.text_encoders import TextEncoder
 
@@ -53,9 +54,7 @@ class MaskedLM(CorpusTask):
     def __init__(
         self, texts: Mapping[str, Documents], frame: Frame, *, whole: str = "token", rate: float = 0.15
     ) -> None:
-        if not 0 < rate < 1:
-            raise InputError(f"rate must be in (0, 1), got {rate}")
-        self.whole, self.rate = one_of("unit of masking", whole, MASKED), rate
+        self.whole, self.rate = one_of("unit of masking", whole, MASKED), number("rate", rate, above=0, below=1)
         self.places = max(1, round(rate * frame.room()))
         super().__init__(texts, frame, lambda corpus: token_runs(corpus, frame.room()))
 
@@ -66,12 +65,12 @@ class MaskedLM(CorpusTask):
         corpus, sequences = self.corpora[split], []
         places = np.zeros((len(rows), self.places), np.int64)
         labels = np.full((len(rows), self.places), IGNORE, np.int64)
-        for number, row in enumerate(rows):
+        for place, row in enumerate(rows):
             begin, end = self.rows[split][row]
             ids, types, (start,) = self.frame.sequence(corpus.ids[begin:end])
             chosen = self._choose(corpus, begin, end, random) + start
-            places[number, : len(chosen)] = chosen
-            labels[number, : len(chosen)] = ids[chosen]
+            places[place, : len(chosen)] = chosen
+            labels[place, : len(chosen)] = ids[chosen]
             draw = random.random(len(chosen))
             ids[chosen[draw < 0.8]] = self.frame.mask_id
             changed = chosen[draw >= 0.9]

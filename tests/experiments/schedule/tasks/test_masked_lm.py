@@ -80,7 +80,7 @@ def test_loss_is_the_mean_cross_entropy_of_the_chosen(frame: Frame, encoder: Tex
 
 
 def test_bad_choices_are_named(frame: Frame) -> None:
-    with pytest.raises(InputError, match="rate must be in"):
+    with pytest.raises(InputError, match=r"rate is 1\.0; give a number above 0 and below 1"):
         MaskedLM(TEXTS, frame, rate=1.0)
     with pytest.raises(InputError, match="unit of masking"):
         MaskedLM(TEXTS, frame, whole="words")
