@@ -23,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+import report_fewshot
 import result_files
 import result_plots
 import result_summary
+import speed_shapes
 from result_files import (
     Pair,
     benchmark_of,
@@ -36,14 +39,12 @@ from result_files import (
     keep_layouts,
     names,
     pairs_of,
-    report_fewshot,
     runs_of,
-    scaling_table,
     source,
     speed_ratios,
-    speed_shapes,
     table_of,
 )
+from run_scale import scaling_table
 
 from metapretrain.errors import InputError
 from metapretrain.files import write_file
@@ -331,7 +332,7 @@ def pairs_sentence(pairs: Sequence[Pair]) -> str:
     if len(pairs) < 3:
         return ""
     seeds = sorted({pair[2].n for pair in pairs})
-    plainly, corrected = (sum(pair[place] < 0.05 for pair in pairs) for place in (3, 4))
+    plainly, corrected = sum(pair[3] < 0.05 for pair in pairs), sum(pair[4] < 0.05 for pair in pairs)
     return (
         f"Pairs of methods: {len(pairs)}, each compared by a paired t test over {' or '.join(map(str, seeds))} seeds. "
         f"{plainly} differ at p < 0.05 without a correction, {corrected} after Holm's correction for {len(pairs)} "

@@ -28,8 +28,6 @@ import report_prompts  # noqa: E402
 import report_schedule  # noqa: E402
 import report_stl10  # noqa: E402
 import report_text  # noqa: E402
-import speed_shapes  # noqa: E402, F401
-from run_scale import scaling_table  # noqa: E402, F401
 
 LAYOUTS: dict[str, Layout] = {
     "prompts": report_prompts.LAYOUT,
