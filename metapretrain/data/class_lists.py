@@ -76,9 +76,13 @@ def _by_rows(root: Path, part: str) -> Rows:
     except TableError as error:
         raise InputError(error.plain) from None
     rows = [(root / "images" / name, label) for name, label in zip(found.first, found.ids, strict=True)]
+    seen: set[Path] = set()
     for number, (path, _) in enumerate(rows, start=2):
         if not path.is_file():
             raise InputError(f"{file}, line {number}: there is no image {path}")
+        if path in seen:
+            raise InputError(f"{file}, line {number}: the image {path} is listed above as well")
+        seen.add(path)
     return rows
 
 

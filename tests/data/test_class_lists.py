@@ -23,7 +23,7 @@ def write(root: Path, name: str) -> Path:
                 inside = {"mini-imagenet": f"images/{label}{number}.jpg", "cub": f"images/{label}/{number}.jpg"}
                 place = root / inside.get(name, f"{part}/{label}/{number}.jpg")
                 place.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (10, 8), (30 * ord(label) % 256, 7, 7)).save(place, quality=100)
+                Image.new("RGB", (10, 8), (30 * ord(label) % 256, 7 + 90 * number, 7)).save(place, quality=100)
                 rows.append(f"{place.name},{label}")
         if name == "mini-imagenet":
             (root / f"{part}.csv").write_text("\n".join(rows) + "\n")
