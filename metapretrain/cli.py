@@ -183,7 +183,7 @@ def run_push(options: Namespace) -> int:
     from metapretrain.experiments.push import model_card, push_to_hub, pushed_files
 
     if options.dry_run:
-        print("\n".join(pushed_files(options.run)), model_card(options.run, options.repo), sep="\n\n", end="")
+        print("\n".join(pushed_files(options.run)), model_card(options.run, options.repo), sep="\n\n")
         return 0
     print(push_to_hub(options.run, options.repo, private=options.private))
     return 0

@@ -146,8 +146,8 @@ def _accuracy(answer: Tensor, y: Tensor) -> float:
         raise InputError(f"predict must return a torch tensor, of logits or labels; got {type(answer).__name__}")
     answer = answer.detach()
     if answer.ndim == 2 and answer.shape[0] == len(y) and answer.shape[1]:
-        if bool(torch.isnan(answer).any()):
-            raise InputError("predict returned logits with NaN; they are not averaged in")
+        if not bool((answer < torch.inf).all()):
+            raise InputError("predict returned logits with NaN or infinity; they are not averaged in")
         answer = answer.argmax(dim=1)
     if answer.shape != y.shape or answer.is_floating_point():
         raise InputError(

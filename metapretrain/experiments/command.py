@@ -309,8 +309,15 @@ def with_config(
     if (about := read_json(file)) is None:
         raise InputError(f"--config {file}: no such file; give the config.json in the folder of a run")
     command, config = str(about.get("command")), about.get("config")
-    words = shlex.split(command)
-    if not words or Path(words[0]).name != script or not isinstance(config, dict):
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = []
+    if (
+        not words
+        or Path(words[0]).name != script
+        or not (isinstance(config, dict) and {"method", "seed"} <= config.keys())
+    ):
         raise InputError(f"--config {file} is not of {script}: its command is {command!r}")
     if (read_json(file.with_name("result.json")) or {}).get("kind") == "pretraining":
         raise InputError(f"--config {file} is of a pretraining that rows share; give the config.json of such a row")

@@ -15,7 +15,7 @@ from metapretrain.report.results import collect
 from metapretrain.report.rows import Row
 from metapretrain.report.table import build_table
 
-RESULT, REPO = "result.json", re.compile(r"[\w.-]+/[\w.-]+")
+RESULT, REPO = "result.json", re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def pushed_files(folder: Path) -> list[str]:
@@ -35,6 +35,8 @@ def model_card(run: str | Path, repo: str) -> str:
     """Return the card of a run for `repo`: method, data, figures with intervals, command, use and limits."""
     from huggingface_hub import ModelCard, ModelCardData
 
+    if REPO.fullmatch(repo) is None:
+        raise InputError(f"a repository of the hub is OWNER/NAME, not {repo!r}")
     folder, kind = Path(run), content_of(run)
     result, config = read_json(folder / RESULT) or {}, (read_json(folder / "config.json") or {}).get("config", {})
     base = config.get("choices", {}).get("model") if kind == "prompts" else None
@@ -99,8 +101,6 @@ def push_to_hub(run: str | Path, repo: str, *, private: bool = False, token: str
     InputError: nothing finished is there, no token, or the hub cannot be reached or refuses.
     """
     folder = Path(run)
-    if REPO.fullmatch(repo) is None:
-        raise InputError(f"a repository of the hub is OWNER/NAME, not {repo!r}")
     names, card = pushed_files(folder), model_card(folder, repo)
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 

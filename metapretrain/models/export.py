@@ -68,6 +68,8 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None)
     model = load(run)
     default = {"onnx": "model.onnx", "torch": "model.pt2", "torchvision": "torchvision.safetensors"}
     path = Path(run) / "export" / default.get(format, format) if out is None else Path(out)
+    if path.exists() and (path.is_dir() != (format == "timm") or path.resolve().parent == Path(run).resolve()):
+        raise InputError(f"{path} is there already, as another kind or a file of the run; give another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
     write(model, path)
     return path

@@ -66,7 +66,7 @@ class EmbeddingLearner(Learner):
     def adapt(self, x: Any, y: Tensor) -> None:
         """Fit to one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
         _check_whole(y, self.ways)
-        self.fitted = self.fit(self._embed(x)[None], y[None])[0]
+        self.fitted = self.fit(_finite(self._embed(x))[None], y[None])[0]
 
     def forward(self, x: Any) -> Tensor:
         """Logits (Q, W) by what :meth:`adapt` has fitted."""
@@ -83,7 +83,8 @@ class EmbeddingLearner(Learner):
         for name, x, y in (("support", sx, sy), ("query", qx, qy)):
             _check_rows(name, x, y, len(sy) if isinstance(sy, Tensor) and sy.dim() else 1, self.ways)
         tasks, shots = sy.shape
-        z = self._embed(map_tensors(lambda x: x.flatten(0, 1), joined(sx, qx))).view(tasks, shots + qy.shape[1], -1)
+        z = self._embed(map_tensors(lambda x: x.flatten(0, 1), joined(sx, qx)))
+        z = (z if torch.is_grad_enabled() else _finite(z)).view(tasks, shots + qy.shape[1], -1)
         return self.apply_fitted(z[:, shots:], self.fit(z[:, :shots], sy))
 
 
@@ -212,7 +213,7 @@ def logistic(z: Tensor, y: Tensor, ways: int, penalty: float = 1.0, steps: int =
         shrunk = torch.full(x.shape[-1:], penalty, dtype=x.dtype, device=x.device)
         shrunk[-1] = 0
         bound = 0.5 * x.mT @ x + torch.diag(shrunk.clamp(min=1e-6))
-        inverse, targets = torch.cholesky_inverse(torch.linalg.cholesky(bound)), F.one_hot(y, ways).to(x.dtype)
+        inverse, targets = torch.cholesky_inverse(torch.linalg.cholesky_ex(bound).L), F.one_hot(y, ways).to(x.dtype)
         by_row, by_weight = inverse @ x.mT, inverse * shrunk
         w = ahead = x.new_zeros(*x.shape[:-2], x.shape[-1], ways)
         age = x.new_zeros(*x.shape[:-2], 1, 1)
@@ -280,6 +281,13 @@ class Classifier(EmbeddingLearner):
     def _shown(self, z: Tensor) -> Tensor:
         z = z - self.centre if self.head == "centred" else z
         return z if self.head == "nearest" else F.normalize(z, dim=-1)
+
+
+def _finite(z: Tensor) -> Tensor:
+    bad = int((~z.isfinite()).any(1).sum())
+    if bad:
+        raise InputError(f"{bad} of {len(z)} embeddings hold NaN or infinity; if training diverged, lower its rate")
+    return z
 
 
 def _with_ones(z: Tensor) -> Tensor:

@@ -29,11 +29,11 @@ def result_dtype(x: Tensor) -> torch.dtype:
 
 
 def _squared(queries: Tensor, centres: Tensor) -> Tensor:
-    """Squared distance of each pair (B, C) by the product form, 0 where rounding is all that is left of it."""
+    """Squared distance of each pair (B, C) by the product form, 0 where only rounding is left; NaN stays."""
     norms = torch.linalg.vecdot(queries, queries)[:, None] + torch.linalg.vecdot(centres, centres)
     squared = torch.addmm(norms.T, centres, queries.T, alpha=-2).T  # this order is the faster one
-    rounding = torch.finfo(squared.dtype).eps * queries.shape[1] ** 0.5
-    return torch.where(squared > COINCIDENT * rounding * norms, squared, 0)
+    rounding = COINCIDENT * torch.finfo(squared.dtype).eps * queries.shape[1] ** 0.5 * norms
+    return torch.where((squared <= rounding) & (norms < torch.inf), 0, squared)
 
 
 class _Distance(torch.autograd.Function):

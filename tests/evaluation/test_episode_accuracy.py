@@ -159,6 +159,7 @@ DATA = TensorDataset(features(), Y)
             "batch is 2.5; give a whole number of at least 1",
         ),  # type: ignore[arg-type]
         (lambda: evaluate_episodes(lambda e: torch.full((20, 5), math.nan), DATA, sampler()), "NaN"),
+        (lambda: evaluate_episodes(lambda e: torch.full((20, 5), math.inf), DATA, sampler()), "infinity"),
         (lambda: evaluate_episodes(lambda e: torch.zeros(3, 5), DATA, sampler()), r"logits \(20, ways\)"),
         (lambda: evaluate_episodes(lambda e: torch.zeros(20), DATA, sampler()), "integer labels"),
         (lambda: evaluate_episodes(lambda e: [0] * 20, DATA, sampler()), "torch tensor.*got list"),

@@ -116,10 +116,14 @@ def test_what_cannot_be_run_again_is_one_line(tmp_path: Path) -> None:
         "no such file": tmp_path / "nowhere.json",
         "is not of run_stl10.py: its command is 'run_text.py'": written(tmp_path / "a", "run_text.py"),
         "is not of run_stl10.py: its command is ''": written(tmp_path / "b", ""),
+        "is not of run_stl10.py: its command is 'run_stl10.py \"open'": written(tmp_path / "f", 'run_stl10.py "open'),
         "is of a pretraining": written(tmp_path / "c", command, kind="pretraining"),
         "run with --data-dir photos, which is not here": written(tmp_path / "d", command),
         "give it again by --plugin FILE": written(tmp_path / "e", "run_stl10.py --plugin mine.py"),
     }
+    nameless = tmp_path / "nameless.json"
+    nameless.write_text(json.dumps({"command": "run_stl10.py", "config": {}}))
+    cases["is not of run_stl10.py: its command is 'run_stl10.py'"] = nameless
     for told, file in cases.items():
         with pytest.raises(InputError, match=told):
             with_config("run_stl10.py", ["--config", str(file)])

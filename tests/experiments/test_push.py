@@ -155,6 +155,9 @@ def test_what_cannot_be_pushed_is_one_line(
     for told, (run, repo) in cases.items():
         with pytest.raises(InputError, match=told):
             push_to_hub(run, repo)
+    for repo in ("model", "../model", "me/my model"):  # refused without an upload too
+        assert main(["push", str(runs["images"]), repo, "--dry-run"]) == 2
+        assert capsys.readouterr().err.startswith("error: a repository of the hub is OWNER/NAME, not")
     with pytest.raises(InputError, match=r"cannot push to me/model: .*401"):
         push_to_hub(runs["images"], "me/model", token="bad")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

@@ -146,6 +146,13 @@ def test_what_cannot_be_exported_is_one_line(tmp_path: Path, monkeypatch: pytest
     deep = write_images_run(tmp_path / "deep", **CASES["3x3"])
     with pytest.raises(InputError, match="timm has no ResNet-18 with the stem 3x3"):
         export(deep, "timm")
+    for format, out in (
+        ("torch", tmp_path),
+        ("timm", deep / "config.json"),
+        ("torchvision", deep / "encoder.safetensors"),
+    ):
+        with pytest.raises(InputError, match="is there already, as another kind or a file of the run"):
+            export(deep, format, out)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(InputError, match="pip install onnx onnxscript, or --format torch"):
         export(deep, "onnx")

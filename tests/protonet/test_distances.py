@@ -209,3 +209,13 @@ def test_rows_and_centres_without_direction_have_no_gradient(way: str, dtype: to
     torch.testing.assert_close(
         proto_logits(z, torch.zeros(2, 3, dtype=dtype), "cosine"), torch.zeros(4, 2, dtype=dtype)
     )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_row_that_is_not_finite_is_at_no_finite_distance(bad: float, distance: str, dtype: torch.dtype) -> None:
+    queries, centres = rows(3, dtype=dtype), rows(2, seed=1, dtype=dtype)
+    queries[0, 0] = centres[1, 2] = bad
+    finite = proto_logits(queries, centres, distance).isfinite()
+    assert finite.tolist() == [[False, False], [True, False], [True, False]]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from metapretrain import ProtoNet
 from metapretrain.errors import InputError
-from metapretrain.protonet.learner import R2D2
+from metapretrain.protonet.learner import HEADS, R2D2, Classifier, EmbeddingLearner
 from tests.maml.nets import TASKS, WAYS
 from tests.maml.test_learners import Y, encoder, rows
 
@@ -53,3 +53,19 @@ def test_labels_outside_the_ways_are_refused(learner: Any, given: list[int], way
             net.losses((x[None], support[None]), (x[None], query[None]))
     with pytest.raises(InputError, match="give whole numbers 0"):
         net.adapt(x, y)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize(
+    "net",
+    [ProtoNet(nn.Flatten()), R2D2(nn.Flatten()), *(Classifier(nn.Flatten(), 3, 5, head=head) for head in HEADS)],
+    ids=["protonet", "r2d2", *HEADS],
+)
+def test_embeddings_that_are_not_finite_are_no_answer(net: EmbeddingLearner, part: int, bad: float) -> None:
+    x, y = torch.randn(2, 2, 6, 3), torch.arange(6).expand(2, -1) % 3
+    x[part, 1, 4, 0] = bad
+    with pytest.raises(InputError, match="1 of 24 embeddings hold NaN or infinity"):
+        net.logits((x[0], y), (x[1], y))
+    with pytest.raises(InputError, match="1 of 6 embeddings hold NaN or infinity"):
+        net.adapt(x[part, 1], y[1])
