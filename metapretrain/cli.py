@@ -213,6 +213,8 @@ def run_few_shot(options: Namespace) -> int:
     from metapretrain.experiments.saved import load_encoder, read_classes
     from metapretrain.models.pretrained import features_centre, kept_features
 
+    if options.ways < 2:
+        raise InputError("--ways 1: the only class is always right; give 2 or more")
     of_texts, centre = options.texts is not None, None
     model: Any = load_encoder(options.encoder, check_device(options.device), texts=of_texts)
     if of_texts:

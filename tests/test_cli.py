@@ -254,3 +254,8 @@ def test_completion_without_its_package_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert "pip install shtab" in refuse(["completion", "bash"], capsys)
+
+
+def test_episodes_of_one_class_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["few-shot", "tiny", "--texts", "any.tsv", "--ways", "1"]) == 2
+    assert capsys.readouterr().err == "error: --ways 1: the only class is always right; give 2 or more\n"
