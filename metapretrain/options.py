@@ -259,6 +259,8 @@ def load_plugin(path: str | Path) -> None:
     if spec is None or spec.loader is None:
         raise InputError(f"--plugin {path}: Python cannot import it")
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # it may import what stands beside it, as a script may
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

@@ -52,7 +52,8 @@ def test_core_packages_import_no_framework(package: str, modules_after: Callable
 
 
 def test_text_prompts_and_schedules_import_no_framework(modules_after: Callable[..., set[str]]) -> None:
-    kinds = ("models.text_encoders", *(f"experiments.{kind}.experiment" for kind in ("text", "prompts", "schedule")))
+    experiments = ("text.experiment", "prompts.tuning", "prompts.pretraining", "schedule.training", "schedule.tasks")
+    kinds = ("models.text_encoders", *(f"experiments.{name}" for name in experiments))
     modules = modules_after("import " + ", ".join(f"metapretrain.{kind}" for kind in kinds))
     assert not {*HEAVY, "torch._dynamo"} & modules
 

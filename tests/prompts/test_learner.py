@@ -321,7 +321,10 @@ def test_a_prompt_of_ones_own_is_tuned_on_rows(name: str) -> None:
     right = (model.classify(prompt, SOME).argmax(1) == rows.labels).double().mean()
     assert float(right) == pytest.approx(report.best.value)
     assert torch.equal(prompt, tuned(epochs=6, patience=None)[0])
-    assert not torch.equal(prompt, tuned(epochs=6, patience=None, seed=1)[0])
+    other, again = tuned(epochs=6, patience=None, seed=1)
+    assert again.best is not None
+    if report.best.step or again.best.step:
+        assert not torch.equal(prompt, other)
     judged = model.encode(["great", "bad"], labels=[4, 1])
     assert tuned(epochs=2, held_out=judged)[1].steps == 6
 
