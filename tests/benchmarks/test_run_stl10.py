@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,16 +148,18 @@ def test_validate_leaves_the_test_images_alone(
     assert not [*root.glob("*/predictions.csv"), *root.glob("report/*")]
 
 
-def test_two_processes_make_one_run_folder_a_row(tmp_path: Path, ranks: Callable[[int], list[dict[str, str]]]) -> None:
-    words = ["--dataset", "digits", "--smoke", "--validate", "--device", "cpu", "--out", str(tmp_path)]
+def test_two_processes_make_one_run_folder_a_row(
+    tmp_path: Path, ranks: Callable[[int], list[dict[str, str]]], forked: Callable[..., None]
+) -> None:
+    words = ["--dataset", "digits", "--smoke", "--validate", "--device", "cpu", "--out", str(tmp_path / "runs")]
     words += ["--methods", "prl-query-frozen-linear,prl-query-frozen-mlp"]
-    command = [sys.executable, run_stl10.__file__, *words]
-    processes = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for env in ranks(2)]
-    shown = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert shown[0].count("validation only") == 2 and shown[1] == ""
-    results = list(tmp_path.glob("*/*/*/result.json"))
-    assert len(results) == 3  # two rows and the pretraining that they share
+    folder = str(Path(run_stl10.__file__).parent)
+    code = f"import sys; sys.path.insert(0, {folder!r}); import run_stl10; sys.exit(run_stl10.main(sys.argv[1:]))"
+    forked(code, [words, words], ranks(2), tmp_path)
+    first, second = ((tmp_path / f"errors-2-{rank}").read_text() for rank in (0, 1))
+    assert first.count("validation only") == 2 and "validation only" not in second and "|" not in second
+    results = list(tmp_path.glob("runs/*/*/*/result.json"))
+    assert len(results) == 3, "two rows and the pretraining that they share"
 
 
 def test_train_on_all_holds_nothing_back(run: Callable[..., int], tmp_path: Path, stl10: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partialmethod
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import NoReturn
@@ -15,12 +16,18 @@ import metapretrain
 from benchmarks import plot_text, tune_text
 from benchmarks.run_text import METHODS, main, options_of, recipe_of
 from metapretrain.errors import InputError
+from metapretrain.experiments.base import Machine
 from metapretrain.experiments.recipe import Proto
 from metapretrain.experiments.saved import predict_files
 from metapretrain.report.results import collect
 
 TINY = ["--smoke", "--device", "cpu", "--no-figures"]
 NAMES = ("proto-s3", "pretrain-proto-s3")
+
+
+@pytest.fixture(autouse=True)
+def _two_evaluations_per_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "settings", partialmethod(Machine.settings, evaluations=2))  # else one per update
 
 
 def test_a_smoke_run_of_all_rows_and_its_table(
