@@ -210,22 +210,51 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     known = names_giving("few-shot", "images")
     add("--dataset", choices=known, default="omniglot", metavar="NAME", help=f"{', '.join(known)} (default: omniglot)")
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
-    add("--image-size", type=pixels, metavar="PIXELS", help="28, or 84 for an image folder")
-    add("--settings", type=ways_shots, default=list(SETTINGS), metavar="5w1s,...|all|lake", help="ways and shots (all)")
-    add("--queries", type=positive_int, default=15, help="query images per class in validation and test (default: 15)")
+    add("--image-size", type=pixels, metavar="PIXELS", help="default: the data set's own (Omniglot: 28)")
+    add(
+        "--settings",
+        type=ways_shots,
+        default=list(SETTINGS),
+        metavar="A,B|all|lake",
+        help="such as 5w1s; all: 5w1s,5w5s,20w1s,20w5s (default); lake: Lake's 20 runs",
+    )
+    add(
+        "--queries",
+        type=positive_int,
+        default=15,
+        metavar="N",
+        help="query images per class in validation and test (default: 15)",
+    )
     backbones = (*ENCODERS, *LEARN2LEARN)
-    add("--backbone", choices=backbones, default="conv4", help="conv4 (default), resnet12, or learn2learn's l2l-*")
-    add("--holder", choices=HOLDERS, default="labels", help="what holds the classes; learn2learn: its MetaDataset")
-    add("--within", choices=WITHIN, help="episodes stay inside an alphabet (tests: of validation and test alone)")
+    add(
+        "--backbone",
+        choices=backbones,
+        default="conv4",
+        metavar="NAME",
+        help=f"{', '.join(backbones)} (default: conv4)",
+    )
+    add(
+        "--holder",
+        choices=HOLDERS,
+        default="labels",
+        help="draw episodes from labels (default) or from learn2learn's MetaDataset",
+    )
+    add("--within", choices=WITHIN, help="Omniglot: episodes inside one alphabet: all, or those of validation and test")
     add("--trainval", action="store_true", help="learn from the validation classes too; the last weights are tested")
     add(
         "--encoder",
         metavar="ENCODER",
         help="score a frozen encoder, beside given --methods: a run, timm:NAME, torchvision:NAME, OWNER/NAME, a folder",
     )
-    add("--head", nargs="+", choices=HEADS, help="heads of --encoder (default: nearest) and of supervised rows")
-    add("--test-episodes", type=positive_int, default=600, help="600; 1000 for figures of record")
-    add("--validation-episodes", type=positive_int, default=200, help="default: 200")
+    add(
+        "--head",
+        nargs="+",
+        choices=HEADS,
+        metavar="HEAD",
+        help=f"{', '.join(HEADS)}: of --encoder (default: nearest) and supervised rows",
+    )
+    add("--test-episodes", type=positive_int, default=600, metavar="N", help="default: 600")
+    add("--validation-episodes", type=positive_int, default=200, metavar="N", help="default: 200")
     options: Namespace = parser.parse_args(argv)
     encoder = [] if options.encoder is None else [ENCODER]
     if options.methods is None:

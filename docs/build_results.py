@@ -265,7 +265,7 @@ def encoders(found: Mapping[str, Any]) -> str:
         f"Accuracy % over {found['episodes']:,} episodes of {found['ways']} classes, ± half-width of the 95% interval"
     )
     lines = markdown_table(["encoder, set", "classes", "shots", *heads], rows)
-    return "\n".join([*lines, f"{about} interval over episodes. {found['hardware']}; {found['versions']}."])
+    return "\n".join([*lines, f"{about} over episodes. {found['hardware']}; {found['versions']}."])
 
 
 # Speed.

@@ -134,17 +134,17 @@ def median(name: str, row: str, begin: str, ours: bool) -> float | None:
 
 
 # File, row, ours, peer, question, aim: how many times the peer's speed ours has.
-KINDS = {"default": "engine auto", "recorded": "one CUDA", "compiled and recorded": "compiled, one"}
+GRAPHS = {"recorded": "one CUDA", "compiled and recorded": "compiled, one"}
 UTILITIES = {"exact utilities": ("exact, target_losses:", 1.5), "Taylor utilities": ("taylor, loss_many:", 2.0)}
 SPEEDS: list[tuple[str, str, str, str, str, float | None]] = [
     *(
         (file, f"maml-omniglot-{steps}", ours, peer, f"MAML, {told}, {kind}: times {shown_as}", aim_of)
         for steps, told, aim in (("1-step", "1 inner step", 15), ("5-steps", "5 inner steps", 20))
-        for file, peer, shown_as, aim_of in (
-            ("speed-h200", "learn2learn", "learn2learn", aim),
-            ("speed-h200-jax", "jax", "JAX", 1.2),
+        for file, peer, shown_as, aim_of, default in (
+            ("speed-h200", "learn2learn", "learn2learn", aim, "default (eager then)"),
+            ("speed-h200-jax", "jax", "JAX", 1.2, "default"),
         )
-        for kind, ours in KINDS.items()
+        for kind, ours in ({default: "engine auto"} | GRAPHS).items()
     ),
     *(
         ("speed-h200", f"decision-{kind}", ours, "Algorithm 1", f"decision by {told}, {kind}: times as written", aim)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -177,7 +177,7 @@ def table_parser(
     common_options(parser, benchmark, methods=methods, default_methods=default_methods)
     add = parser.add_argument
     if known := tuple(recipes):
-        add("--recipe", choices=known, default=known[0], help=f"{' or '.join(known)} (default: {known[0]})")
+        add("--recipe", choices=known, default=known[0], help=f"default: {known[0]}")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", dest="changes", help=f"change {change}")
     if schedule:
         add("--schedule", metavar="NAME", help=schedule)
@@ -188,8 +188,8 @@ def table_parser(
         add("--no-cuda-graph", action="store_true", help="on a GPU, start the kernels of each update one by one")
     add("--no-figures", action="store_true", help=f"draw no {drawn}")
     if maps:
-        add("--reducer", choices=tuple(REDUCERS), default="tsne", help="what maps of embeddings are drawn by")
-    add("--job", action="store_true", help="one of several side by side: print no table")
+        add("--reducer", choices=tuple(REDUCERS), default="tsne", help="of maps of embeddings (default: tsne)")
+    add("--job", action="store_true", help=SUPPRESS)  # one of several side by side: prints no table
     add("--config", metavar="FILE", help="run the row of a run's config.json again; options that are given win")
     return parser
 
