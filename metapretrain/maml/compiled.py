@@ -348,7 +348,14 @@ def _traced(
     if torch.Tag.nondeterministic_seeded in tags:
         raise InputError("a step that draws random numbers, as dropout does, cannot be compiled; leave compile out")
     graph.graph.eliminate_dead_code()
-    return torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
+    graph = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
+    for node in graph.graph.nodes:
+        if node.target is aten.index_put.default and node.args[0].target is aten.expand.default:
+            with graph.graph.inserting_before(node):  # inductor of torch 2.11 adds into one number for a whole row
+                options = {"memory_format": torch.contiguous_format}
+                node.update_arg(0, graph.graph.call_function(aten.clone.default, node.args[:1], options))
+    graph.recompile()
+    return graph
 
 
 def _parted(
