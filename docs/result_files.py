@@ -221,11 +221,11 @@ def less(name: str, first: str, second: str, *recipes: str, column: str = "") ->
     group = group_of(name, recipes[0] if recipes else "")
     metric = group.layout.column(column or group.layout.main).metric
     runs = [result for result in runs_of(source(name)).results if result.get("kind") != "pretraining"]
-    sides = [
+    mine, theirs = (
         by_seed(result for result in runs if not recipes or result["recipe"] == recipes[place])[method]
         for place, method in enumerate((first, second))
-    ]
-    gap = paired(*sides, metric)
+    )
+    gap = paired(mine, theirs, metric)
     if gap is None:
         raise InputError(f"docs/results/{name}.json has no common seed of {first} and {second}")
     return gap

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from result_files import best_fewshot_rows, content, group_of, source, speed_ratios
 
@@ -200,7 +200,8 @@ def figure_of(panels: Sequence[Panel]) -> Figure:
             axes.xaxis.set_minor_formatter(lambda value, _: "")
         axes.tick_params(labelsize=8)
         plain(axes)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), fontsize=8)
+    drawn: list[Any] = list(handles.values())
+    figure.legend(drawn, list(handles), loc="outside lower center", ncols=len(handles), fontsize=8)
     return literal(figure)
 
 

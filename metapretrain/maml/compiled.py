@@ -352,7 +352,7 @@ def _traced(
     for node in graph.graph.nodes:
         if node.target is aten.index_put.default and node.args[0].target is aten.expand.default:
             with graph.graph.inserting_before(node):  # inductor of torch 2.11 adds into one number for a whole row
-                options = {"memory_format": torch.contiguous_format}
+                options: Any = {"memory_format": torch.contiguous_format}
                 node.update_arg(0, graph.graph.call_function(aten.clone.default, node.args[:1], options))
     graph.recompile()
     return graph
