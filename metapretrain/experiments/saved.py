@@ -24,7 +24,7 @@ from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import check_sums, load_tensors, read_json
 from metapretrain.models.pretrained import image_encoder
 from metapretrain.models.saved import ENCODER as IMAGE_ENCODER
-from metapretrain.models.saved import LEARNER, Saved, SavedLearner, SavedModel, build_described
+from metapretrain.models.saved import LEARNER, Saved, SavedLearner, SavedModel, build_described, decisive
 from metapretrain.models.saved import load as load_images
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt
@@ -90,7 +90,7 @@ def _write(
     held: Mapping[str, Path] | None,
 ) -> Path:
     """Write predictions; with `held` probabilities too, at the temperature that fits its table."""
-    found = logits(rows)
+    found = decisive(logits(rows))
     if about.regression:
         return write_table(path, rows, found)
     if held is None:
@@ -157,7 +157,7 @@ class SavedTextModel(Saved):
 
     def predict(self, task: str, texts: TextSet) -> Tensor:
         """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; see :meth:`logits`."""
-        found = self.logits(task, texts)
+        found = decisive(self.logits(task, texts))
         return found.argmax(1) if found.ndim > 1 else found
 
     @torch.no_grad()
@@ -181,7 +181,7 @@ class SavedTextModel(Saved):
             one = found.ndim == 1 and not output.regression  # a logit of class 1 of two
             return torch.stack([torch.zeros_like(found), found], 1) if one else found
         far = torch.cdist(added(z), self.prototypes[task].to(z[0].device)).cpu().double()
-        return far.argmin(1).float() + output.low if output.regression else -far.square()
+        return decisive(far).argmin(1).float() + output.low if output.regression else -far.square()
 
 
 def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> SavedTextModel:

@@ -111,6 +111,14 @@ def is_transductive(learner: nn.Module) -> bool:
 BATCH = 256  # images that go through a model at once
 
 
+def decisive(outputs: Tensor) -> Tensor:
+    """Outputs (N, W) or (N,) as they are; InputError where a row has no largest one that is finite."""
+    best = outputs.amax(1) if outputs.ndim > 1 else outputs
+    if bad := int((~best.isfinite()).sum()):
+        raise InputError(f"outputs of {bad} of {len(best)} inputs are NaN or infinite; try fp32, or train again")
+    return outputs
+
+
 @dataclass(frozen=True)
 class FewShotClassifier:
     """Maps rows to logits (N, W), as `load(run).adapt(rows, labels)` returns it; `classes` (W,) are sorted labels."""
@@ -125,11 +133,11 @@ class FewShotClassifier:
 
     def probabilities(self, rows: Any) -> Tensor:
         """Return the softmax of the logits, (N, W)."""
-        return self.logits(rows).softmax(1)
+        return decisive(self.logits(rows)).softmax(1)
 
     def predict(self, rows: Any) -> Tensor:
         """Return the label of each row, (N,)."""
-        return self.classes[self.logits(rows).argmax(1)]
+        return self.classes[decisive(self.logits(rows)).argmax(1)]
 
 
 def support_classes(labels: Any, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -150,6 +158,7 @@ def support_classes(labels: Any, rows: int, device: torch.device) -> tuple[Tenso
 def by_prototypes(encode: Callable[[Any], Tensor], rows: Any, labels: Any) -> FewShotClassifier:
     """Classify by the squared distance to the mean embedding of each class's support rows (Snell et al., 2017)."""
     z = encode(rows)
+    decisive(z.abs())
     classes, codes = support_classes(labels, len(z), z.device)
     centres, _ = prototypes(z, codes, len(classes))
     return FewShotClassifier(lambda queries: proto_logits(encode(queries), centres, "sqeuclidean"), classes)
@@ -215,11 +224,11 @@ class _Images(Saved):
 
     def probabilities(self, images: Any) -> Tensor:
         """Return the softmax of the logits, (N, classes)."""
-        return self.logits(images).softmax(1)
+        return decisive(self.logits(images)).softmax(1)
 
     def predict(self, images: Any) -> Tensor:
         """Return the predicted classes int64 (N,), indices into `classes`."""
-        return self.logits(images).argmax(1)
+        return decisive(self.logits(images)).argmax(1)
 
     def classify(self, images: Any) -> list[tuple[str, float]]:
         """Return the name of each image's most probable class, and its probability."""

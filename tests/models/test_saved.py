@@ -21,7 +21,7 @@ from metapretrain.data.images import normalize
 from metapretrain.errors import InputError
 from metapretrain.files import load_tensors, save_tensors
 from metapretrain.models import Encoder, build_encoder, build_head, build_text_encoder
-from metapretrain.models.saved import ENCODER, HEAD, PROTOTYPES, load, save_model
+from metapretrain.models.saved import ENCODER, HEAD, PROTOTYPES, FewShotClassifier, load, save_model
 
 MODEL: dict[str, Any] = {
     "encoder": "small-conv",
@@ -383,3 +383,29 @@ def test_other_encoders_have_no_names_of_torchvision(tmp_path: Path) -> None:
     write_run(tmp_path)
     with pytest.raises(InputError, match="only resnet18 has its names"):
         load(tmp_path).torchvision_state()
+
+
+@pytest.mark.parametrize("head", ["mlp", None])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_outputs_that_are_not_finite_are_refused_and_counted(
+    tmp_path: Path, images: torch.Tensor, head: str | None, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, head=head)
+    model = load(tmp_path)
+    whole, factors = model.encode, torch.ones(9, 1)
+    monkeypatch.setattr(model, "encode", lambda rows, **options: whole(rows) * factors[: len(rows)])
+    adapted = model.adapt(images, [0, 1, 2] * 3)
+    factors[[0, 2]] = bad
+    for call in (model.predict, model.probabilities, model.classify, adapted.predict, adapted.probabilities):
+        with pytest.raises(InputError, match="outputs of 2 of 3 inputs are NaN or infinite"):
+            call(images[:3])
+    with pytest.raises(InputError, match="outputs of 2 of 3 inputs"):  # support
+        model.adapt(images[:3], [0, 1, 2])
+
+
+def test_a_class_without_probability_is_no_fault_but_a_row_without_a_class_is() -> None:
+    none = -math.inf
+    assert FewShotClassifier(lambda x: x, torch.tensor([4, 7])).predict(torch.tensor([[none, 1.0]])).tolist() == [7]
+    for row in ([none, none], [math.nan, 1.0], [1.0, math.inf]):
+        with pytest.raises(InputError, match="outputs of 1 of 2 inputs"):
+            FewShotClassifier(lambda x: x, torch.tensor([4, 7])).predict(torch.tensor([[0.0, 1.0], row]))
