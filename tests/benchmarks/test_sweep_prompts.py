@@ -43,7 +43,7 @@ def test_a_sweep_is_a_table_for_each_value_and_a_figure(
 def test_a_value_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["clusters", "--values", "3", "0", "--smoke", "--out", str(tmp_path)]
     assert sweep_prompts.main(given) == 2
-    assert "clusters is 0; give a number of at least 1" in capsys.readouterr().err
+    assert "clusters is 0; give a whole number from 1 to 10000" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())  # refused before the first value is run
 
 
