@@ -158,13 +158,19 @@ class Calls:
             maml.backward(part, part)
 
 
-def test_backward_records_itself_after_a_few_calls_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_gradients() -> tuple[MAML, list[Any]]:
+    """A learner, and what one call of `backward` adds to its gradients."""
     torch.manual_seed(0)
     maml, part = MAML(net().double(), lr=0.1), batch(0, "cpu")
     maml.module[1] = nn.BatchNorm2d(4, track_running_stats=False).double()  # buffers on a CPU change when put back
     maml.eager_backward(part, part)
     once = [p.grad for p in maml.parameters()]
     maml.zero_grad()
+    return maml, once
+
+
+def test_backward_records_itself_after_a_few_calls_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    maml, once = with_gradients()
     calls = Calls(monkeypatch)
     for times in range(1, 8):  # gradients add up, eager or recorded
         calls.backward(maml, 1)
@@ -311,12 +317,7 @@ def counted_compilers(monkeypatch: pytest.MonkeyPatch, calls: float) -> list[str
 
 
 def test_a_loop_that_is_long_enough_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    maml, part = MAML(net().double(), lr=0.1), batch(0, "cpu")
-    maml.module[1] = nn.BatchNorm2d(4, track_running_stats=False).double()  # buffers on a CPU change when put back
-    maml.eager_backward(part, part)
-    once = [p.grad for p in maml.parameters()]
-    maml.zero_grad()
+    maml, once = with_gradients()
     told, calls = counted_compilers(monkeypatch, 10), Calls(monkeypatch)
     calls.backward(maml, 10)
     assert (calls.recorded, told) == (1, [])
