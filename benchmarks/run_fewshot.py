@@ -31,7 +31,7 @@ from metapretrain.episodes import EpisodeSpec, to_metadataset
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
-from metapretrain.experiments.fewshot.learning import WITHIN, FewShotMethod, FewShotRecipe, SavedEncoder
+from metapretrain.experiments.fewshot.learning import SUPERVISED, WITHIN, FewShotMethod, FewShotRecipe, SavedEncoder
 from metapretrain.experiments.recipe import override
 from metapretrain.experiments.saved import load_encoder
 from metapretrain.models.encoders import ENCODERS, LEARN2LEARN
@@ -69,7 +69,7 @@ PLUS: dict[str, Any] = {
     "clip": 1.0,
 }
 # The training of the rows "supervised-*": as long as others' on 4,112 classes of 20 images.
-SUPERVISED = FewShotMethod("supervised", updates=20_000, tasks=256, optimizer="sgd", lr=0.05, weight_decay=5e-4)
+DRAWN_SUPERVISED = FewShotMethod("supervised", updates=20_000, tasks=256, optimizer="sgd", lr=0.05, weight_decay=5e-4)
 
 # Photographs: CIFAR-FS, FC100 and folders. Crops with padding, flips and colour jitter are those of Lee et al. (2019)
 # and Tian et al. (2020); numbers of updates are ours.
@@ -131,7 +131,7 @@ def methods_of(
     deep = backbone.startswith("resnet")
     plus = {**PLUS, "updates": 40_000, "tasks": 8 if ways >= 20 else 16}
     if not photos:
-        embedding, maml, reptile, supervised = PROTONET, MAML[ways >= 20], REPTILE, SUPERVISED
+        embedding, maml, reptile, supervised = PROTONET, MAML[ways >= 20], REPTILE, DRAWN_SUPERVISED
     else:
         more = {**PHOTOS, "pad": image_size // 8}
         embedding = replace(RESNET_EPISODES if deep else CONV4_EPISODES, **more, drop=0.1 * deep)
@@ -201,7 +201,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         "fewshot",
         methods=named,
         default_methods=",".join(DEFAULT),
-        change="the methods: updates=1000 lr=0.002",
+        change="the methods: updates=1000 lr=0.002; or the supervised training that rows share: supervised.turns=true",
         compiled="compile the meta-steps of MAML and its kin (a minute or two; default: on a GPU, where it pays)",
     )
     add = parser.add_argument
@@ -285,10 +285,25 @@ def smoke(method: FewShotMethod) -> FewShotMethod:
     return replace(method, updates=4, tasks=tasks, validations=2, ways=None, test_steps=min(method.test_steps, 5))
 
 
-def changes(options: Namespace, method: FewShotMethod | None) -> Sequence[str]:
-    """What `--set` says of a row: the supervised training, which rows share, changes only if asked for alone."""
-    alone = all(name.startswith("supervised") for name in options.methods)
-    return options.changes if alone or (method is not None and method.head is None) else ()
+def changes(options: Namespace, method: FewShotMethod) -> Sequence[str]:
+    """What `--set` says of a row.
+
+    Names with the prefix `supervised.` change the supervised training that rows share; others change it only where no
+    other method is asked for.
+    """
+    shared, others = [], []
+    for change in options.changes:
+        prefix, dot, rest = change.partition("=")[0].partition(".")
+        if dot and prefix != SUPERVISED:
+            raise InputError(
+                f"--set {change}: unknown prefix {prefix!r}; give {SUPERVISED}.{rest}=VALUE for the supervised "
+                f"training that rows share, or {rest}=VALUE for the methods"
+            )
+        (shared if dot else others).append(change.removeprefix(f"{SUPERVISED}."))
+    if method.learner != SUPERVISED:
+        return others
+    alone = all(name.startswith((SUPERVISED, ENCODER)) for name in options.methods)
+    return [*others, *shared] if alone else shared
 
 
 def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> Table:
@@ -301,8 +316,10 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
     if options.smoke:
         episodes = {"test": 20, "validation": 5}
         methods = {name: smoke(method) for name, method in methods.items()}
-    rows: Rows = {name: override(method, changes(options, method)) for name, method in methods.items()}
-    supervised = override(replace(methods["supervised-centroid"], head=None), changes(options, None))
+    supervised = methods[SUPERVISED_ROWS["centred"]]
+    supervised = override(replace(supervised, head=None), changes(options, supervised))
+    chosen = {name: method for name, method in methods.items() if name in options.methods}
+    rows: Rows = {name: override(method, changes(options, method)) for name, method in chosen.items()}
     if options.encoder is not None:
         rows |= {name: SavedEncoder(options.encoder, head) for head, name in ENCODER_ROWS.items()}
     dataset, within = ("omniglot-lake", options.within or "tests") if lake else (options.dataset, options.within or "")

@@ -249,6 +249,30 @@ def test_training_with_the_validation_classes_chooses_nothing_by_them(run: Calla
     assert "validation_accuracy" not in found["metrics"] and found["budget"]["best_step"] == 4
 
 
+def test_a_prefix_changes_the_supervised_training_beside_other_methods(
+    run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ("--methods", "protonet,supervised-logistic")
+    assert run("--dry-run", *both, "--set", "updates=7", "supervised.updates=9") == 0
+    said = capsys.readouterr().out
+    assert "protonet: 7 updates" in said and "supervised-logistic: 9 updates" in said
+    assert run("--dry-run", "--methods", "supervised-logistic", "--set", "updates=7", "turns=true") == 0
+    assert "supervised-logistic: 7 updates" in capsys.readouterr().out
+    assert "did you mean 'turns'" in refuse(*both, "--set", "supervised.truns=true")
+    assert "unknown prefix 'shared'; give supervised.turns=VALUE" in refuse(*both, "--set", "shared.turns=true")
+    assert "give supervised.turns=true for the shared training" in refuse(*both, "--set", "turns=true")
+    assert not list(tmp_path.iterdir())
+
+    assert run(*both, "--set", "supervised.turns=true") == 0
+    training = tmp_path / "fewshot" / "made-supervised-conv4-smoke" / "supervised-s0"
+    choices = {
+        folder.name: json.loads((folder / "config.json").read_text())["config"]["choices"].get("turns")
+        for folder in (training, *(tmp_path / ROOT / f"{name}-s0" for name in both[1].split(",")))
+    }
+    assert choices == {"supervised-s0": True, "protonet-s0": None, "supervised-logistic-s0": True}
+    assert load(tmp_path / ROOT / "supervised-logistic-s0").learner.classifier.out_features == 4 * 25
+
+
 def test_heads_are_chosen_for_encoders_and_supervised_rows_alike(
     run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

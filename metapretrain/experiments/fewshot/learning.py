@@ -198,7 +198,8 @@ class FewShotMethod:
         one_of("batchnorm", self.batchnorm, POLICIES)
         one_of("distance", self.distance, DISTANCES)
         if self.turns and self.learner != SUPERVISED:
-            raise InputError(f"{self.learner} tells no turns: give turns=false, or set it for supervised rows alone")
+            told = "leave turns out, or give supervised.turns=true for the shared training"
+            raise InputError(f"{self.learner} tells no turns: {told}")
         if self.head is not None:
             one_of("head", self.head, HEADS)
         number("inner_lr", self.inner_lr, above=0)

@@ -442,7 +442,7 @@ def test_a_supervised_training_with_turns_is_read_back(data: FewShotData, tmp_pa
     experiment.row("supervised-centroid", method, 0)
     saved = load(experiment.path("supervised-centroid", 0))
     assert saved.learner.classifier.out_features == 4 * len(data.train.classes)
-    with pytest.raises(InputError, match="protonet tells no turns: give turns=false"):
+    with pytest.raises(InputError, match="protonet tells no turns: leave turns out"):
         FewShotMethod("protonet", 1, 1, turns=True)
 
 
