@@ -182,7 +182,7 @@ def _section(group: Group) -> list[str]:
     title = ", ".join(dict.fromkeys(filter(None, about)))
     lines = [f"## {title or 'results'}", ""]
     if "smoke" in group.recipe.split("-"):
-        lines += ["Smoke runs: tiny, to see that everything works. Their figures mean nothing.", ""]
+        lines += ["Smoke runs: tiny, to see that everything works. Their numbers mean nothing.", ""]
     if group.rows:
         for section in (scores_section, _further, differences_section, claims_section, order_section):
             lines += section(group)

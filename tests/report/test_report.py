@@ -285,7 +285,7 @@ def test_runs_of_other_data_files_are_not_compared_image_by_image() -> None:
 @pytest.mark.parametrize(("recipe", "told"), [("paper-smoke", True), ("paper", False)])
 def test_smoke_runs_are_told_as_such(tmp_path: Path, make_run: MakeRun, recipe: str, told: bool) -> None:
     make_run("simclr", 0, 300, recipe=recipe)
-    assert ("Their figures mean nothing." in build_table(collect(tmp_path / "runs")).markdown()) is told
+    assert ("Their numbers mean nothing." in build_table(collect(tmp_path / "runs")).markdown()) is told
 
 
 def test_a_time_without_the_shared_pretraining_is_told_as_such(tmp_path: Path, make_run: MakeRun) -> None:
