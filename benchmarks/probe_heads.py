@@ -18,6 +18,7 @@ from run_stl10 import STRONG
 from torch import Tensor, nn
 
 import metapretrain
+from metapretrain.checks import decisive
 from metapretrain.data.registry import load_images
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
@@ -77,7 +78,7 @@ def table(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, updates: int = U
         x, x_test = change(z), change(z_test)
         heads = {kind: trained_head(kind, x, y, classes, rate, updates) for kind in ("mlp", "linear")}
         with torch.no_grad():
-            right = {kind: accuracy(head(x_test).argmax(1), y_test) for kind, head in heads.items()}
+            right = {kind: accuracy(decisive(head(x_test)).argmax(1), y_test) for kind, head in heads.items()}
             hidden = heads["mlp"].get_submodule("0")(x).amax(0)
         dead = (hidden <= 0).float().mean().item()
         shown = f"{100 * right['mlp']:.1f} | {100 * dead:.0f} | {100 * right['linear']:.1f}"

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from metapretrain.checks import decisive
 from metapretrain.data.annotated import Question, load_squad
 from metapretrain.data.made import made_questions
 from metapretrain.data.texts import Rows
@@ -47,7 +48,7 @@ class SpanTask(PretrainingTask):
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """The best span (B, 2) and its score, beside the true one."""
         span, score = best_spans(*self.logits(head, states, batch), self.longest)
-        return {"found": span, "score": score, "true": torch.stack([batch["begin"], batch["end"]], 1)}
+        return {"found": span, "score": decisive(score), "true": torch.stack([batch["begin"], batch["end"]], 1)}
 
     def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """Exact matches, and F1 of the tokens that both spans have, averaged over rows."""

@@ -1,5 +1,7 @@
 """Checks of what users give: counts, numbers, names, seeds and paths; and optional packages."""
 
+from __future__ import annotations
+
 import gc
 import logging
 import math
@@ -10,9 +12,12 @@ import sys
 from collections.abc import Iterable
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metapretrain.errors import InputError, brief, one_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +195,22 @@ def check_precision(name: str, device: str) -> str:
         if not torch.cuda.is_bf16_supported():
             raise InputError(f"precision 'bf16' is not supported by {device!r}; use --precision fp16 or fp32")
     return name
+
+
+LARGEST = 1e17  # squared distances of larger numbers leave the range of float32
+
+
+def out_of_range(z: Tensor) -> Tensor:
+    """Which rows of embeddings (N, D) hold NaN, infinity or more than `LARGEST`, bool (N,)."""
+    return (~(z.isfinite() & (z.abs() <= LARGEST))).any(1)
+
+
+def decisive(outputs: Tensor) -> Tensor:
+    """Outputs (..., W) or (N,) as they are; InputError where a row has no largest one that is finite."""
+    best = outputs.amax(-1) if outputs.ndim > 1 and outputs.shape[-1] else outputs
+    if bad := int((~best.isfinite()).sum()):
+        raise InputError(f"outputs of {bad} of {best.numel()} inputs are NaN or infinite; try fp32, or train again")
+    return outputs
 
 
 def leave_ranks() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from metapretrain.checks import whole
+from metapretrain.checks import decisive, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import Encode, check_embeddings, embed
@@ -146,9 +146,7 @@ def _accuracy(answer: Tensor, y: Tensor) -> float:
         raise InputError(f"predict must return a torch tensor, of logits or labels; got {type(answer).__name__}")
     answer = answer.detach()
     if answer.ndim == 2 and answer.shape[0] == len(y) and answer.shape[1]:
-        if not bool((answer < torch.inf).all()):
-            raise InputError("predict returned logits with NaN or infinity; they are not averaged in")
-        answer = answer.argmax(dim=1)
+        answer = decisive(answer).argmax(dim=1)
     if answer.shape != y.shape or answer.is_floating_point():
         raise InputError(
             f"predict must return logits ({len(y)}, ways) or integer labels ({len(y)},); "
@@ -226,7 +224,7 @@ def _score(z: Tensor, plans: Sequence[EpisodePlan], distance: str) -> Tensor:
         queries, centres = (torch.nn.functional.normalize(x, dim=2) for x in (queries, centres))
     gap = torch.cdist(queries, centres, compute_mode="donot_use_mm_for_euclid_dist")  # (B, Q, W)
     gap = gap.masked_fill((counts == 0)[:, None], torch.inf)
-    right = (gap.argmin(dim=2) == query_y) & (query_y >= 0)
+    right = (decisive(-gap).argmax(dim=2) == query_y) & (query_y >= 0)
     return right.sum(dim=1).double() / (query_y >= 0).sum(dim=1)
 
 
@@ -242,7 +240,7 @@ def _by_head(z: Tensor, plans: Sequence[EpisodePlan], head: str, centre: Tensor 
         if centre is not None:
             classifier.find_centre(centre[None])
         scores = classifier.logits((parts[0], support_y), (parts[1], query_y))
-        found += (scores.argmax(2) == query_y).double().mean(1).tolist()
+        found += (decisive(scores).argmax(2) == query_y).double().mean(1).tolist()
     return found
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metapretrain.checks import whole
+from metapretrain.checks import LARGEST, decisive, out_of_range, whole
 from metapretrain.draws import numpy_generator
 from metapretrain.errors import InputError
 from metapretrain.nests import evaluation_mode
@@ -46,14 +46,14 @@ def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.d
 
 
 def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings") -> None:
-    """Raise InputError unless `z` is a finite (N, D) and `y`, if given, is (N,) integers."""
+    """Raise InputError unless `z` is (N, D) of finite numbers up to `LARGEST` and `y`, if given, is (N,) integers."""
     if z.ndim != 2 or len(z) == 0:
         raise InputError(f"{what} must be (N, D) with N >= 1; got shape {tuple(z.shape)}")
-    bad = (~torch.isfinite(z)).any(dim=1).nonzero()
+    bad = out_of_range(z).nonzero()
     if len(bad):
         raise InputError(
-            f"{what}: {len(bad)} of {len(z)} rows hold NaN or infinity, first row {int(bad[0])}; if training diverged, "
-            "lower the learning rate"
+            f"{what}: {len(bad)} of {len(z)} rows hold NaN or infinity or more than {LARGEST:g}, first row "
+            f"{int(bad[0])}; if training diverged, lower the learning rate"
         )
     if y is None:
         return
@@ -83,7 +83,7 @@ def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tenso
         raise InputError(f"embeddings of two dimensions: {z_train.shape[1]} in training, {z_test.shape[1]} in test")
     labels, dense = torch.unique(y_train.to(z_train.device), return_inverse=True)
     centres, _ = prototypes(z_train, dense, len(labels))
-    nearest: Tensor = labels[proto_logits(z_test, centres).argmax(dim=1)]
+    nearest: Tensor = labels[decisive(proto_logits(z_test, centres)).argmax(dim=1)]
     return nearest.long()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metapretrain.checks import check_device
+from metapretrain.checks import check_device, decisive
 from metapretrain.data.tables import read_texts
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.data.tokens import tokenize
@@ -24,7 +24,7 @@ from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import check_sums, load_tensors, read_json
 from metapretrain.models.pretrained import image_encoder
 from metapretrain.models.saved import ENCODER as IMAGE_ENCODER
-from metapretrain.models.saved import LEARNER, Saved, SavedLearner, SavedModel, build_described, decisive
+from metapretrain.models.saved import LEARNER, Saved, SavedLearner, SavedModel, build_described
 from metapretrain.models.saved import load as load_images
 from metapretrain.models.text_encoders import TextEncoder, build_text_encoder, load_text_encoder
 from metapretrain.prompts import PromptedModel, SoftPrompt

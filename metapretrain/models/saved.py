@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from metapretrain.checks import check_device, whole
+from metapretrain.checks import check_device, decisive, whole
 from metapretrain.data.images import LIGHT_ON_DARK, light_on_dark, normalisation, normalize, resize
 from metapretrain.errors import InputError, one_of
 from metapretrain.files import CheckpointError, check_sums, load_tensors, save_tensors
@@ -109,14 +109,6 @@ def is_transductive(learner: nn.Module) -> bool:
 
 
 BATCH = 256  # images that go through a model at once
-
-
-def decisive(outputs: Tensor) -> Tensor:
-    """Outputs (N, W) or (N,) as they are; InputError where a row has no largest one that is finite."""
-    best = outputs.amax(1) if outputs.ndim > 1 else outputs
-    if bad := int((~best.isfinite()).sum()):
-        raise InputError(f"outputs of {bad} of {len(best)} inputs are NaN or infinite; try fp32, or train again")
-    return outputs
 
 
 @dataclass(frozen=True)

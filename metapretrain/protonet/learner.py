@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.checks import number, whole
+from metapretrain.checks import LARGEST, number, out_of_range, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml.learner import Learner, checked_module, joined, pair
 from metapretrain.nests import evaluation_mode, map_tensors
@@ -284,9 +284,9 @@ class Classifier(EmbeddingLearner):
 
 
 def _finite(z: Tensor) -> Tensor:
-    bad = int((~z.isfinite()).any(1).sum())
-    if bad:
-        raise InputError(f"{bad} of {len(z)} embeddings hold NaN or infinity; if training diverged, lower its rate")
+    if bad := int(out_of_range(z).sum()):
+        told = f"{bad} of {len(z)} embeddings hold NaN or infinity or more than {LARGEST:g}"
+        raise InputError(f"{told}; if training diverged, lower its rate")
     return z
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import decisive
 from metapretrain.data.images import ImageSet
 from metapretrain.data.registry import load_images
 from metapretrain.evaluation.predictions import write_predictions
@@ -233,7 +234,7 @@ def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> ImageS
     predicted = nearest.get("test", labels["train"][:0])
     if head is not None:
         with evaluation_mode(head), torch.inference_mode():
-            classes = {name: head(values).argmax(1) for name, values in z.items()}
+            classes = {name: decisive(head(values)).argmax(1) for name, values in z.items()}
         predicted = classes.get("test", predicted)
         metrics |= {f"{name}_accuracy": accuracy(values, labels[name]) for name, values in classes.items()}
     centres, _ = prototypes(z["train"], labels["train"], len(data.train.classes))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import decisive
 from metapretrain.data.images import ImageSet, normalize
 from metapretrain.draws import seeded
 from metapretrain.episodes import ShuffledBatches, TaskStream
@@ -146,7 +147,7 @@ def classify(encoder: nn.Module, head: nn.Module, data: ImageData) -> Callable[[
 
     def predict(images: ImageSet) -> Tensor:
         with evaluation_mode(head), torch.inference_mode():
-            predicted: Tensor = head(features(images)).argmax(1)
+            predicted: Tensor = decisive(head(features(images))).argmax(1)
         return predicted
 
     return predict

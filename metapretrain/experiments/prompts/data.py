@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from metapretrain.checks import decisive
 from metapretrain.data.texts import (
     SentenceData,
     TextSet,
@@ -236,7 +237,7 @@ def predict_rows(
     for part in order.split(batch_size):
         with mixed_precision(device, precision):
             scores = word_scores(model, prompt[None].to(device), pool.gather(rows[part][None]), allowed, "vocabulary")
-        parts.append(scores[0][:, list(words)].argmax(-1))
+        parts.append(decisive(scores[0][:, list(words)]).argmax(-1))
     found[order] = torch.cat(parts).cpu()
     return found
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from metapretrain.checks import decisive
 from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens
 from metapretrain.distributed import mean_over_ranks
@@ -300,7 +301,7 @@ def build_heads(tasks: Sequence[TextTask | Output], method: TextMethod, sts_head
 
 def head_predictions(task: TextTask | Output, head: nn.Module, z: Encoded) -> Tensor:
     """Return predicted classes int64 (N,), or scores float32 (N,), of embeddings (N, D)."""
-    outputs: Tensor = head(*z).float()
+    outputs: Tensor = decisive(head(*z).float())
     if task.regression:
         return outputs
     return outputs.argmax(1) if outputs.ndim > 1 else (outputs > 0).long()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.checks import whole
+from metapretrain.checks import decisive, whole
 from metapretrain.data.documents import Corpus, Documents, tokenize_documents, tokenize_words
 from metapretrain.draws import philox_generator
 from metapretrain.episodes import ShuffledBatches
@@ -341,7 +341,7 @@ class ClassTask(PretrainingTask):
         return F.cross_entropy(self.logits(encoder, head, states, batch), batch["labels"])
 
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
-        return {"found": self.logits(encoder, head, states, batch).argmax(1), "labels": batch["labels"]}
+        return {"found": decisive(self.logits(encoder, head, states, batch)).argmax(1), "labels": batch["labels"]}
 
     def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
@@ -378,7 +378,11 @@ class LabelTask(PretrainingTask):
     def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
         """Predicted and true classes of the words that have one, and the row of each."""
         row, place = (batch["labels"] != IGNORE).nonzero(as_tuple=True)
-        return {"found": head(states)[row, place].argmax(1), "labels": batch["labels"][row, place], "row": row}
+        return {
+            "found": decisive(head(states)[row, place]).argmax(1),
+            "labels": batch["labels"][row, place],
+            "row": row,
+        }
 
     def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """F1 of class 1, its mean over all classes, and accuracy."""

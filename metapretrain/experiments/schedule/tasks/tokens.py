@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.checks import number
+from metapretrain.checks import decisive, number
 from metapretrain.data.documents import Corpus, Documents
 from metapretrain.errors import one_of
 from metapretrain.experiments.schedule.tasks.base import IGNORE, CorpusTask, Frame, Tensors, joined
@@ -93,7 +93,7 @@ class MaskedLM(CorpusTask):
         logits, labels = self.logits(encoder, head, states, batch), batch["labels"]
         chosen = labels != IGNORE
         loss = F.cross_entropy(logits[chosen], labels[chosen], reduction="none")
-        return {"right": (logits.argmax(-1) == labels)[chosen], "loss": loss}
+        return {"right": decisive(logits[chosen]).argmax(-1) == labels[chosen], "loss": loss}
 
     def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
         """The share of chosen tokens that are found, and their mean cross entropy in nats."""
