@@ -156,8 +156,6 @@ def meta_step_of_jax(work: MamlWork, net: Any, support: Any, query: Any, patches
             moves = jax.grad(loss)(weights, *s)
             if work.order == 1:
                 moves = jax.lax.stop_gradient(moves)
-            if work.order == 1:
-                moves = jax.lax.stop_gradient(moves)
             weights = [w - work.rate * move for w, move in zip(weights, moves, strict=True)]
         return loss(weights, *q)
 

@@ -230,7 +230,7 @@ class Inner:
         """Gradient descent: equation 1 of Finn et al., 2017, with a rate for each parameter and step."""
         uniform = self.rates.uniform(step)
         on_cpu = next(iter(fast.values())).device.type == "cpu"
-        if uniform is not None and self.graph and not self.twice and on_cpu:  # _foreach_add would keep all of them
+        if uniform is not None and self.graph and on_cpu:  # _foreach_add would keep the weights and the gradients
             updated = {
                 name: p if g is None else torch.add(p, g, alpha=-uniform)
                 for (name, p), g in zip(fast.items(), gradients, strict=True)
