@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metapretrain.nests import Nest, layout, map_tensors, tensors
+from metapretrain.nests import Nest, layout, map_tensors, rebuild, tensors
 
 log = logging.getLogger(__name__)
 MOST = 64  # recorded layouts; others run as they are
@@ -118,7 +118,12 @@ class _Graph:
         for fixed, tensor in zip(self.given, leaves, strict=True):
             fixed.copy_(tensor, non_blocking=True)
         self.graph.replay()
-        return map_tensors(Tensor.clone, self.found)
+        static = tensors(self.found)
+        with torch.no_grad():
+            fresh = [torch.empty_like(tensor) for tensor in static]
+            if fresh:
+                torch._foreach_copy_(fresh, static)  # one kernel for all, where each clone would start one
+        return rebuild(self.found, iter(fresh))
 
 
 def _aside(function: Callable[..., Nest], given: Sequence[Nest]) -> Any:
