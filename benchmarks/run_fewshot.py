@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from argparse import SUPPRESS, Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from metapretrain.experiments.recipe import override
 from metapretrain.experiments.saved import load_encoder
 from metapretrain.models.encoders import ENCODERS, LEARN2LEARN
 from metapretrain.models.saved import LEARNERS, adapts
-from metapretrain.options import option_type, pixels, positive_int
+from metapretrain.options import Parser, option_type, pixels, positive_int
 from metapretrain.protonet.learner import HEADS
 
 SETTINGS = ("5w1s", "5w5s", "20w1s", "20w5s")
@@ -193,90 +193,85 @@ def ways_shots(text: str) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def options_of(argv: Sequence[str] | None) -> Namespace:
-    """Read the command line."""
-    named = dict.fromkeys([*all_methods(), *SUPERVISED_ROWS.values(), *ENCODER_ROWS.values()])
+def _parser(methods: Iterable[str]) -> Parser:
     parser = table_parser(
         __doc__,
         "fewshot",
-        methods=named,
+        methods=methods,
         default_methods=",".join(DEFAULT),
         change="the methods: updates=1000 lr=0.002; or the supervised training that rows share: supervised.turns=true",
         compiled="compile the meta-steps of MAML and its kin (a minute or two; default: on a GPU, where it pays)",
     )
+    sets, backbones = names_giving("few-shot", "images"), (*ENCODERS, *LEARN2LEARN)
+    settings = "such as 5w1s; all: 5w1s,5w5s,20w1s,20w5s (default); lake: Lake's 20 runs"
+    held = "draw episodes from labels (default) or from learn2learn's MetaDataset"
+    encoder = "score an encoder, beside given --methods: a run, timm:NAME, torchvision:NAME, OWNER/NAME, a folder"
+    head = f"{', '.join(HEADS)}: of --encoder (default: nearest) and supervised rows"
     add = parser.add_argument
     add("--no-compile", dest="compile", action="store_false", default=None, help="never compile the meta-steps")
     parser.set_defaults(compile=None, methods=None)
-    known = names_giving("few-shot", "images")
-    add("--dataset", choices=known, default="omniglot", metavar="NAME", help=f"{', '.join(known)} (default: omniglot)")
+    add("--dataset", choices=sets, default="omniglot", metavar="NAME", help=f"{', '.join(sets)} (default: omniglot)")
     add("--image-folder", type=Path, metavar="DIR", help="short for --dataset image-folder --data-dir DIR")
     add("--image-size", type=pixels, metavar="PIXELS", help="default: the data set's own (Omniglot: 28)")
+    add("--settings", type=ways_shots, default=list(SETTINGS), metavar="A,B|all|lake", help=settings)
+    add("--queries", type=positive_int, default=15, metavar="N", help="of each class of a scored episode (default: 15)")
     add(
-        "--settings",
-        type=ways_shots,
-        default=list(SETTINGS),
-        metavar="A,B|all|lake",
-        help="such as 5w1s; all: 5w1s,5w5s,20w1s,20w5s (default); lake: Lake's 20 runs",
+        "--backbone", choices=backbones, default="conv4", metavar="NAME", help=f"{', '.join(backbones)}; default: conv4"
     )
-    add(
-        "--queries",
-        type=positive_int,
-        default=15,
-        metavar="N",
-        help="query images per class in validation and test (default: 15)",
-    )
-    backbones = (*ENCODERS, *LEARN2LEARN)
-    add(
-        "--backbone",
-        choices=backbones,
-        default="conv4",
-        metavar="NAME",
-        help=f"{', '.join(backbones)} (default: conv4)",
-    )
-    add(
-        "--holder",
-        choices=HOLDERS,
-        default="labels",
-        help="draw episodes from labels (default) or from learn2learn's MetaDataset",
-    )
+    add("--holder", choices=HOLDERS, default="labels", help=held)
     add("--within", choices=WITHIN, help="Omniglot: episodes inside one alphabet: all, or those of validation and test")
     add("--trainval", action="store_true", help="learn from the validation classes too; the last weights are tested")
-    add(
-        "--encoder",
-        metavar="ENCODER",
-        help="score a frozen encoder, beside given --methods: a run, timm:NAME, torchvision:NAME, OWNER/NAME, a folder",
-    )
-    add(
-        "--head",
-        nargs="+",
-        choices=HEADS,
-        metavar="HEAD",
-        help=f"{', '.join(HEADS)}: of --encoder (default: nearest) and supervised rows",
-    )
+    add("--encoder", metavar="ENCODER", help=encoder)
+    add("--head", nargs="+", choices=HEADS, metavar="HEAD", help=head)
     add("--test-episodes", type=positive_int, default=600, metavar="N", help="default: 600")
     add("--validation-episodes", type=positive_int, default=200, metavar="N", help="default: 200")
+    add("--beside", action="store_true", help=SUPPRESS)  # the row is one of several: see `changes`
+    return parser
+
+
+def options_of(argv: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    named = dict.fromkeys([*all_methods(), *SUPERVISED_ROWS.values(), *ENCODER_ROWS.values()])
+    parser = _parser(named)
     options: Namespace = parser.parse_args(argv)
-    encoder = [] if options.encoder is None else [ENCODER]
-    if options.methods is None:
-        options.methods = encoder or list(DEFAULT)
-    elif len(options.methods) == len(named):  # all
-        options.methods = [*all_methods(), *encoder]
-    encoded = [name for name in options.methods if name in ENCODER_ROWS.values()]
-    if encoded and not encoder:
-        options.methods = [name for name in options.methods if name not in encoded]
-        if not options.methods:
-            parser.error(f"method {encoded[0]} needs one to score: --encoder ENCODER")
-    if encoder and not (encoded or options.job):
-        options.methods += encoder
-    for rows in (SUPERVISED_ROWS, ENCODER_ROWS) if options.head is not None else ():
-        if any(name in rows.values() for name in options.methods):
-            options.methods = [name for name in options.methods if name not in rows.values()]
-            options.methods += [rows[head] for head in options.head]
+    if options.methods is not None and len(options.methods) == len(named):  # all
+        options.methods = [*all_methods(), *[ENCODER] * (options.encoder is not None)]
+    try:
+        options.methods = rows_of(options)
+    except InputError as error:
+        parser.error(str(error))
+    options.beside |= not _shared_alone(options.methods)
     if options.image_folder is not None:
         options.dataset, options.data_dir = "image-folder", options.image_folder
     if options.smoke and options.data_dir is None and DATASETS[options.dataset].needs_folder:
         options.dataset = "made"
     return options
+
+
+def rows_of(options: Namespace) -> list[str]:
+    """The rows that `--methods`, `--encoder` and `--head` ask for.
+
+    Raises:
+        InputError: nothing but an encoder's rows, and no encoder.
+    """
+    if options.methods is None:
+        names = list(DEFAULT) if options.encoder is None else [ENCODER]
+    elif options.encoder is None:
+        names = [name for name in options.methods if name not in ENCODER_ROWS.values()]
+        if not names:
+            raise InputError(f"method {options.methods[0]} needs one to score: --encoder ENCODER")
+    else:
+        encoded = options.job or any(name in ENCODER_ROWS.values() for name in options.methods)
+        names = options.methods + [ENCODER] * (not encoded)
+    for rows in (SUPERVISED_ROWS, ENCODER_ROWS) if options.head is not None else ():
+        if any(name in rows.values() for name in names):
+            names = [name for name in names if name not in rows.values()] + [rows[head] for head in options.head]
+    return names
+
+
+def _shared_alone(methods: Iterable[str]) -> bool:
+    """Whether all rows but those of an encoder are of the shared supervised training."""
+    return all(name.startswith((SUPERVISED, ENCODER)) for name in methods)
 
 
 def smoke(method: FewShotMethod) -> FewShotMethod:
@@ -291,7 +286,8 @@ def changes(options: Namespace, method: FewShotMethod) -> Sequence[str]:
     Names with the prefix `supervised.` change the supervised training that rows share; others change it only where no
     other method is asked for.
     """
-    shared, others = [], []
+    shared: list[str] = []
+    others: list[str] = []
     for change in options.changes:
         prefix, dot, rest = change.partition("=")[0].partition(".")
         if dot and prefix != SUPERVISED:
@@ -302,8 +298,7 @@ def changes(options: Namespace, method: FewShotMethod) -> Sequence[str]:
         (shared if dot else others).append(change.removeprefix(f"{SUPERVISED}."))
     if method.learner != SUPERVISED:
         return others
-    alone = all(name.startswith((SUPERVISED, ENCODER)) for name in options.methods)
-    return [*others, *shared] if alone else shared
+    return shared if options.beside else [*others, *shared]
 
 
 def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> Table:
@@ -343,7 +338,7 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
         plans=lake_plans() if lake else None,
         **table_arguments(options, options.backbone),
     )
-    return Table(experiment, rows, ["--settings", setting])
+    return Table(experiment, rows, ["--settings", setting, *["--beside"] * options.beside])
 
 
 def tables_of(options: Namespace) -> list[Table]:
@@ -366,7 +361,10 @@ def tables_of(options: Namespace) -> list[Table]:
 
 
 def row_options(about: Mapping[str, Any]) -> dict[str, list[str] | None]:
-    """The options that choose the row of a run's configuration, one of a setting and perhaps by a head."""
+    """The options that choose the row of a run's configuration, one of a setting and perhaps by a head.
+
+    A supervised row that was one of several is run again as one of them: see `changes`.
+    """
     name = str(about["method"])
     found = {"--seeds": [str(about["seed"])], "--settings": [str(about["dataset"]).rpartition("-")[2]]}
     heads = {row: head for head, row in SUPERVISED_ROWS.items()}
@@ -374,7 +372,11 @@ def row_options(about: Mapping[str, Any]) -> dict[str, list[str] | None]:
         head = next((head for head in HEADS if name.startswith(f"{ENCODER}-{head}")), "nearest")
         return {**found, "--methods": [ENCODER], "--head": [head]}
     if name in heads:
-        return {**found, "--methods": [SUPERVISED_ROWS["centred"]], "--head": [heads[name]], "--encoder": None}
+        given = re.search(r"--methods[= ](\S+)", str(about.get("command")))
+        alone = given is None or _shared_alone(given[1].split(","))
+        beside: dict[str, list[str] | None] = {} if alone else {"--beside": []}
+        chosen = {"--methods": [SUPERVISED_ROWS["centred"]], "--head": [heads[name]], "--encoder": None}
+        return {**found, **chosen, **beside}
     return {**found, "--methods": [name], "--head": None, "--encoder": None}
 
 

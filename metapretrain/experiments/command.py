@@ -266,7 +266,7 @@ def script_main(
 ) -> Callable[..., int]:
     """Return the `main` of the script `file`: read its options, then its data, and run its tables.
 
-    `row` gives the options that choose the row of a run's configuration, for `--config`.
+    `row` gives the options that choose the row of a run's configuration and "command", for `--config`.
     """
 
     @main_guard
@@ -321,7 +321,8 @@ def with_config(
         raise InputError(f"--config {file} is not of {script}: its command is {command!r}")
     if (read_json(file.with_name("result.json")) or {}).get("kind") == "pretraining":
         raise InputError(f"--config {file} is of a pretraining that rows share; give the config.json of such a row")
-    known, mine, chosen = _by_option(words[1:]), {option for option, _ in _by_option(given)}, row(config)
+    known, mine = _by_option(words[1:]), {option for option, _ in _by_option(given)}
+    chosen = row({**config, "command": command})
     mine |= {"--image-folder"} if "--dataset" in mine else set()
     if "--plugin" not in mine and any(option == "--plugin" for option, _ in known):
         raise InputError(f"--config {file} was run with a file of your own: give it again by --plugin FILE")

@@ -110,6 +110,20 @@ def test_a_row_of_a_few_shot_command_is_chosen_alone(method: str, words: list[st
     assert list(options.methods) == [method.removesuffix("-vit")] and options.settings == ["5w1s"]
 
 
+@pytest.mark.parametrize(
+    ("methods", "updates"),
+    [("protonet,supervised-nearest", 4), ("supervised-nearest", 9), ("all", 4), ("supervised-nearest,encoder", 9)],
+)
+def test_a_supervised_row_is_run_again_as_the_one_of_several_that_it_was(
+    methods: str, updates: int, tmp_path: Path
+) -> None:
+    command = f"run_fewshot.py --smoke --methods {methods} --settings 5w1s --set updates=9"
+    file = written(tmp_path / "run", command, method="supervised-nearest", dataset="made-5w1s")
+    found = with_config("run_fewshot.py", ["--config", str(file), "--image-size", "16"], run_fewshot.row_options)
+    ((table, rows),) = read(run_fewshot, found)
+    assert rows["supervised-nearest"].updates == table.experiment.recipe.supervised.updates == updates
+
+
 def test_what_cannot_be_run_again_is_one_line(tmp_path: Path) -> None:
     command = "run_stl10.py --dataset image-folder --data-dir photos"
     cases = {
@@ -141,6 +155,7 @@ MADE = "made-5w1s-conv4-smoke"
         (run_fewshot, ["--encoder", "{run}", "--head", "nearest", "logistic", "centred"], 1),
         (run_fewshot, ["--encoder", "{run}", "--methods", "encoder-centred,protonet", "--settings", "5w1s,5w5s"], 2),
         (run_fewshot, ["--methods", "supervised-logistic,maml", "--head", "nearest", "normalised"], 2),
+        (run_fewshot, ["--methods", "supervised-logistic,maml", "--set", "updates=9", "supervised.lr=0.3"], 2),
         (run_stl10, ["--dataset", "digits", "--methods", "all"], None),
         (run_text, ["--encoder", "tiny", "--methods", "all"], None),
         (run_prompts, ["--methods", "all"], None),
@@ -158,8 +173,10 @@ def test_every_script_takes_the_words_of_its_jobs(
     given = [*words, *usual, "--jobs-per-device", "2"]
     for table, chosen in read(script, given):
         found = _jobs(chosen, script.options_of(given), ["script.py", *given, *table.more])
-        again = [list(chosen) for command in found.values() for _, chosen in read(script, command[2:])]
-        assert sorted(name for names in again for name in names) == sorted(chosen)
+        again = [pair for command in found.values() for pair in read(script, command[2:])]
+        assert sorted(name for _, rows in again for name in rows) == sorted(chosen)
+        assert all(chosen[name] == row for _, rows in again for name, row in rows.items())
+        assert all(job.experiment.recipe == table.experiment.recipe for job, _ in again)
         assert jobs is None or len(found) == jobs
 
 
