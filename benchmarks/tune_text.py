@@ -106,12 +106,17 @@ LEVERS = {
 }
 
 
+def settings(lever: str, phases: Sequence[str] = ("joint", "pretrain", "finetune", "frozen")) -> list[str]:
+    """The changes of a lever in each of the phases."""
+    found = [f"{phase}.{one}" for phase in phases for one in LEVERS[lever]]
+    return [one for one in found if one != "frozen.rdrop=1"]
+
+
 def lever_trials(row: str) -> dict[str, list[str]]:
     """The levers of a row: each in all phases of the row."""
     method = METHODS[row]
     phases = ["joint"] if method.pretraining is None else ["pretrain", "frozen" if method.frozen else "finetune"]
-    all_of = {name: [f"{phase}.{one}" for phase in phases for one in changes] for name, changes in LEVERS.items()}
-    return {name: [one for one in changes if one != "frozen.rdrop=1"] for name, changes in all_of.items()}
+    return {lever: settings(lever, phases) for lever in LEVERS}
 
 
 LEARNING = [row for row, method in METHODS.items() if method.trained and (method.pretraining or not method.frozen)]
@@ -167,18 +172,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = trials(options.methods, options.trials)
     if options.epochs is not None:
         chosen = {name: [*words, f"epochs={options.epochs}"] for name, words in chosen.items()}
-    if run_trials("run_text.py", chosen, options, more):
-        root = folder_of("run_text.py", options)
-        print(table(root))
-        if options.trials == "levers":
-            print(lever_means(root))
+    root = folder_of("run_text.py", options)
+    try:
+        run_trials("run_text.py", chosen, options, more)
+    finally:  # the trials that are done count though others failed, or all were stopped
+        if root.is_dir() and not options.dry_run:
+            print(table(root))
+            if options.trials == "levers":
+                print(lever_means(root))
     return 0
 
 
 def lever_means(root: Path) -> str:
     """Mean over rows and seeds of each lever's validation score below `root`, best first: one choice for all rows.
 
-    Only rows and seeds that have all levers are in the means.
+    Only rows and seeds that have all levers are in the means. The best one's changes are written to `levers.txt`,
+    for `--set`.
     """
     found: dict[tuple[str, str], dict[str, float]] = {}
     for name, scores in json.loads((root / "tuning.json").read_text(encoding="utf-8")).items():
@@ -189,6 +198,8 @@ def lever_means(root: Path) -> str:
     whole = [scores for scores in found.values() if len(scores) == len(LEVERS)]
     means = {lever: sum(scores[lever] for scores in whole) / len(whole) for lever in LEVERS} if whole else {}
     best = sorted(means.items(), key=lambda item: -item[1])
+    if best:
+        (root / "levers.txt").write_text(" ".join(settings(best[0][0])) + "\n", encoding="utf-8")
     told = [f"{lever} ({', '.join(LEVERS[lever])}): {mean:.4f}" for lever, mean in best]
     return "\n".join([f"validation, mean over {len(whole)} rows and seeds with all levers:", *told])
 

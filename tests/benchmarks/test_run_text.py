@@ -296,6 +296,11 @@ def test_levers_are_judged_by_their_mean_over_rows(tmp_path: Path, capsys: pytes
     told = tune_text.lever_means(tmp_path).splitlines()
     assert told[0].endswith("over 2 rows and seeds with all levers:")
     assert told[1] == "together (label_smoothing=0.1, ema=0.99, rdrop=1): 0.4050" and len(told) == 6
+    chosen = (tmp_path / "levers.txt").read_text().split()
+    recipe = recipe_of(options_of(["--recipe", "strong", "--set", *chosen]))
+    for phase in (recipe.joint, recipe.pretrain, recipe.finetune):
+        assert (phase.label_smoothing, phase.ema, phase.rdrop) == (0.1, 0.99, 1)
+    assert (recipe.frozen.ema, recipe.frozen.rdrop) == (0.99, None)
 
 
 def test_a_lever_trial_runs(tmp_path: Path) -> None:
