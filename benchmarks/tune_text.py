@@ -192,7 +192,7 @@ def lever_means(root: Path) -> str:
     found: dict[tuple[str, str], dict[str, float]] = {}
     for name, scores in json.loads((root / "tuning.json").read_text(encoding="utf-8")).items():
         recipe, row, _, seed = name.split(" ")[1:]
-        lever = recipe.removesuffix("-smoke").removeprefix(f"strong-tune-{row}-")
+        lever = recipe.partition(f"-tune-{row}-")[2].removesuffix("-smoke")
         if lever in LEVERS:
             found.setdefault((row, seed), {})[lever] = scores["overall"]
     whole = [scores for scores in found.values() if len(scores) == len(LEVERS)]

@@ -287,8 +287,8 @@ def test_levers_are_judged_by_their_mean_over_rows(tmp_path: Path, capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * len(tune_text.LEVERS) and all(line.endswith(" epochs=2") for line in lines)
     scores = {
-        f"made strong-tune-{row}-{lever}-smoke {row} seed 0": {"overall": place / 10 + (row == "proto") / 100}
-        for row in ("cross", "proto")
+        f"made strong-{name}tune-{row}-{lever}-smoke {row} seed 0": {"overall": place / 10 + (row == "proto") / 100}
+        for row, name in (("cross", ""), ("proto", "all-MiniLM-L6-v2-"))
         for place, lever in enumerate(tune_text.LEVERS)
     }
     half = {f"made strong-tune-{row}-rdrop-smoke {row} seed 1": {"overall": 9.0} for row in ("cross", "proto")}
