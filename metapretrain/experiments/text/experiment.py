@@ -20,6 +20,7 @@ from metapretrain.experiments.text.recipe import (
     TextMethod,
     TextPretraining,
     TextRecipe,
+    is_ordinal,
     loss_weights,
     method_phase,
     one_sequence,
@@ -153,7 +154,8 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         z = {part: embed(encoder, self.data, self.recipe, part, context.method, self.machine) for part in parts}
         headed = [task for task in self.data.tasks if task.name in heads]
         predicted = {part: predictions(headed, heads, z[part]) for part in parts if part != "train"}
-        metrics = prototype_scores(self.data.scored, z["train"], z[split])
+        ordinal = self.recipe.proto if is_ordinal(context.method) else None
+        metrics = prototype_scores(self.data.scored, z["train"], z[split], ordinal)
         metrics |= majorities(self.data.scored)
         own = score(headed, split, predicted[split])
         if len(headed) < len(self.data.tasks):  # a mean over some of the tasks is not the table's

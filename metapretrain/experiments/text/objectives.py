@@ -20,6 +20,7 @@ from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens
 from metapretrain.distributed import mean_over_ranks
 from metapretrain.experiments.images.objectives import WeightedLosses
+from metapretrain.experiments.recipe import Proto
 from metapretrain.experiments.text.recipe import TextMethod, one_sequence
 from metapretrain.models.text_encoders import ClassHead, CosineHead, PairHead, share_hidden
 from metapretrain.nests import evaluation_mode
@@ -170,6 +171,29 @@ def shares_of(scores: Tensor, classes: int) -> Tensor:
     return (1 - (scores[:, None] - torch.arange(classes, device=scores.device)).abs()).clamp_min(0)
 
 
+def ordinal_prototypes(z: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Means (C, D) of embeddings (N, D) weighted by :func:`shares_of`, and which classes have any weight, bool (C,)."""
+    wide = shares.to(wide_dtype(z))  # which autocast leaves alone
+    weights = wide.sum(0)
+    present = weights > 0
+    return (wide.T @ z.to(wide.dtype)) / torch.where(present, weights, 1)[:, None], present
+
+
+def expected_scores(z_train: Tensor, labels: Tensor, z: Tensor, low: float, classes: int, proto: Proto) -> Tensor:
+    """Predict scores (M,) of embeddings (M, D): the expected class under the ordinal prototypes of scored rows.
+
+    `labels` are the scores (N,) of `z_train` (N, D), `low` the lowest one; `proto` gives distance and temperature.
+
+    Example:
+        >>> z = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> expected_scores(z, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[1.0], [9.0]]), 1.0, 3, Proto())
+        tensor([2.0000, 2.5752])
+    """
+    centres, present = ordinal_prototypes(z_train, shares_of(labels.to(z_train.device) - low, classes))
+    logits = proto_logits(z, centres, proto.distance, proto.temperature, present)
+    return logits.softmax(1) @ torch.arange(classes, dtype=logits.dtype, device=logits.device) + low
+
+
 class TextPrototypes(TextObjective):
     """The prototypical loss of a task's classes (text paper, section 4.3); separate embeddings are added (A.2)."""
 
@@ -205,10 +229,7 @@ class TextOrdinal(TextPrototypes):
         proto, shares = self.proto, self.texts.classes[rows]
         if proto.gather:
             z, shares = gather_rows(z), gather_rows(shares)
-        wide = shares.to(wide_dtype(z))  # which autocast leaves alone
-        weights = wide.sum(0)
-        present = weights > 0
-        centres = (wide.T @ z.to(wide.dtype)) / torch.where(present, weights, 1)[:, None]
+        centres, present = ordinal_prototypes(z, shares)
         logits = proto_logits(z, centres, proto.distance, proto.temperature, present)
         target = (1 - proto.label_smoothing) * shares + proto.label_smoothing * present / present.sum()
         return F.cross_entropy(logits, target.to(logits.dtype)), logits

@@ -92,6 +92,12 @@ def one_sequence(method: TextMethod | TextPretraining, kind: str) -> bool:
     return method.joined and not (method.sts == "cosine" and kind == "pair-regression")
 
 
+def is_ordinal(method: TextMethod | TextPretraining) -> bool:
+    """Whether a pretraining, or that of a method, uses the order of scores."""
+    plan = method if isinstance(method, TextPretraining) else PRETRAININGS.get(method.pretraining or "")
+    return plan is not None and plan.sts == "ordinal"
+
+
 @dataclass(frozen=True)
 class TextPhase(PhaseTerms):
     """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens, padded_width
 from metapretrain.draws import seeded, torch_generator
-from metapretrain.evaluation.metrics import nearest_prototype_scores, score_task, with_overall
+from metapretrain.evaluation.metrics import PROTOTYPE, nearest_prototype_scores, score_task, with_overall
 from metapretrain.evaluation.representation import check_embeddings
 from metapretrain.experiments.base import Context, Machine, Training
-from metapretrain.experiments.recipe import choices_of, row_probes
+from metapretrain.experiments.recipe import Proto, choices_of, row_probes
 from metapretrain.experiments.text.data import TextData, width_limit
 from metapretrain.experiments.text.objectives import (
     TextClasses,
@@ -27,12 +27,14 @@ from metapretrain.experiments.text.objectives import (
     TextStep,
     added,
     build_heads,
+    expected_scores,
     head_predictions,
 )
 from metapretrain.experiments.text.recipe import (
     TextMethod,
     TextPhase,
     TextRecipe,
+    is_ordinal,
     loss_weights,
     method_phase,
     one_sequence,
@@ -107,12 +109,23 @@ def score(tasks: Sequence[TextTask], split: str, predicted: Mapping[str, Tensor]
     return with_overall(found) if found else {}
 
 
-def prototype_scores(tasks: Sequence[TextTask], z_train: Embedded, z: Embedded) -> dict[str, float]:
-    """Score nearest training prototypes on the dev parts, `z` being their embeddings; no head is involved."""
+def prototype_scores(
+    tasks: Sequence[TextTask], z_train: Embedded, z: Embedded, ordinal: Proto | None = None
+) -> dict[str, float]:
+    """Score nearest training prototypes on the dev parts, `z` being their embeddings; no head is involved.
+
+    `ordinal`: scores are predicted by :func:`expected_scores` with these options, not by their nearest class.
+    """
     found: dict[str, float] = {}
     for task in tasks:
-        found |= nearest_prototype_scores(task, added(z_train[task.name]), added(z[task.name]))
-    return with_overall(found, ("nearest_prototype_",))
+        parts = added(z_train[task.name]), added(z[task.name])
+        if ordinal is None or not task.regression:
+            found |= nearest_prototype_scores(task, *parts)
+            continue
+        labels, classes = task.train.require_labels(), task.num_classes
+        predicted = expected_scores(parts[0], labels, parts[1], task.low, classes, ordinal)
+        found |= score_task(task, predicted, prefix=PROTOTYPE)
+    return with_overall(found, (PROTOTYPE,))
 
 
 PROTOTYPE_ROWS = 2000  # training rows of a task whose means are the prototypes while training goes on
@@ -227,7 +240,7 @@ def _by_prototypes(context: TextContext, encoder: TextEncoder) -> Callable[[], d
                 joined = one_sequence(context.method, task.kind)
                 tokens = data.tokens(rows, f"{task.name} {key}", encoder, recipe, joined)
                 found[task.name] = embed_tokens(encoder, tokens, device, width_limit(encoder, recipe))
-        return prototype_scores(tasks, *parts)
+        return prototype_scores(tasks, *parts, recipe.proto if is_ordinal(context.method) else None)
 
     return scores
 

@@ -22,6 +22,7 @@ from metapretrain.data.tables import read_texts
 from metapretrain.data.texts import TextTask
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
+from metapretrain.experiments.recipe import Proto
 from metapretrain.experiments.saved import SavedTextModel, load_text_model, predict_files
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
@@ -134,6 +135,40 @@ def test_a_frozen_encoder_stays_as_it_was_and_its_heads_learn(make: Make) -> Non
     assert "sts_pearson" in own and not {"sst_accuracy", "para_accuracy", "overall"} & own.keys()
     for name in ("nearest_prototype_overall", "nearest_prototype_sst_accuracy", "majority_para_accuracy"):
         assert own[name] == metrics[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "ordinal"), [("proto-ordinal", True), ("pretrain-ce-ordinal", True), ("proto", False)]
+)
+def test_prototypes_of_ordered_scores_predict_the_expected_score(make: Make, name: str, ordinal: bool) -> None:
+    recipe = replace(RECIPE, proto=Proto("sqeuclidean", 3.0))
+    experiment, task = make(recipe=recipe, data=TextData(TASKS)), TASKS[2]
+    experiment.row(name, METHODS[name], 0)
+    kept = experiment.path(f"pretrain-{METHODS[name].pretraining}", 0)
+    for run in (kept, experiment.path(name, 0)):
+        encode = load_text_model(run).encoder.encode
+        z, *parts = (
+            encode(list(zip(rows.first, rows.second, strict=True))).double()
+            for rows in (task.train, task.dev, task.validation)
+        )
+        wanted = []
+        for z_part, rows in zip(parts, (task.dev, task.validation), strict=True):
+            classes, shares = range(task.num_classes), torch.zeros(len(z), task.num_classes, dtype=torch.float64)
+            for place, score in enumerate((task.train.labels - task.low).tolist()):
+                for number in classes:
+                    shares[place, number] = max(0.0, 1 - abs(score - number)) if ordinal else number == int(score + 0.5)
+            there = [number for number in classes if shares[:, number].sum() > 0]
+            centres = torch.stack([shares[:, number] @ z / shares[:, number].sum() for number in there])
+            far = torch.cdist(z_part, centres).square() / 3
+            scores = (-far).softmax(1) @ torch.tensor(there, dtype=torch.float64)
+            scores = scores if ordinal else torch.tensor(there)[far.argmin(1)].double()
+            wanted.append(torch.corrcoef(torch.stack([scores, rows.labels.double()]))[0, 1].nan_to_num().item())
+        metrics = json.loads((run / "result.json").read_text())["metrics"]
+        assert metrics["nearest_prototype_sts_pearson"] == pytest.approx(wanted[0], abs=1e-4)
+        if run == kept:
+            names = ("validation", "nearest_prototype_sts_pearson")
+            logged = [line["value"] for line in read_metrics(run) if (line["split"], line["name"]) == names]
+            assert logged[-1] == pytest.approx(wanted[1], abs=1e-4)
 
 
 @pytest.mark.parametrize(
