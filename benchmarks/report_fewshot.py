@@ -1,4 +1,4 @@
-"""The table of `run_fewshot.py`: accuracy over test episodes beside the papers' figures."""
+"""The table of `run_fewshot.py`: accuracy over test episodes beside the papers' numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LAYOUT = Layout(
 
 
 def layout_of(dataset: str, backbone: str) -> Layout:
-    """The layout with the figures that were published for a data set and a backbone, if there are any."""
+    """The layout with the numbers that were published for a data set and a backbone, if there are any."""
     if dataset == "omniglot-lake":  # Lake et al. (2019), table 1: an error of 13.7%
         lake = {"omniglot-lake-lake": {"protonet": Published({"test": 0.863})}}
         return replace(LAYOUT, published=lake, published_counts={"test_classes": 400, "test_images": 800})

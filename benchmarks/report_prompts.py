@@ -38,15 +38,16 @@ LAYOUT = Layout(
     ),
     main="mean",
     legend=(
-        "Accuracy on test rows, the same for all rows and seeds; mean ± half-width of the 95% interval over seeds "
-        "(Student t). Majority class: the most frequent one of the training part. Zero-shot: the hard text alone."
+        "Accuracy on test examples, the same for all methods and seeds; mean ± half-width of the 95% interval over "
+        "seeds (Student t). Majority class: the most frequent one of the training part. Zero-shot: the written "
+        "template without a trained prompt."
     ),
     further=(
         Column("mean_f1", "mean_f1", "macro-F1: mean %"),
         *(Column(f"{name}_f1", f"{name}_f1", f"{name} %", True, True) for name in (*SETS, *PAIRS)),
         Column("validation_mean", "validation_mean_accuracy", "validation: mean %", True, True),
     ),
-    further_legend="Macro-F1: plain mean of the F1 of each class, so that the majority class alone is no good answer.",
+    further_legend="Macro-F1: plain mean of the F1 of each class; a constant answer scores low.",
     baselines=(("ppt",), ("multitask",)),
     first_row=True,
     compared=("mean", "mean_f1", *SETS),
@@ -83,17 +84,17 @@ def reads_notes(by_method: Runs, layout: Layout) -> list[str]:
     if equal.startswith("Un") and min(every) > 0.99 * max(every):
         equal = "Unequal reads, but equal passes"
     return [
-        f"Pretraining, once for all sets, mean over seeds. {equal} (support and query rows); a pass is a sequence "
-        f"going forward or backward once, backward in second order counts twice: {'; '.join(each)}."
+        f"Pretraining, once for all sets, mean over seeds. {equal} (support and query examples). A pass is one "
+        f"sequence forward or backward; a backward pass of second order counts as two: {'; '.join(each)}."
     ]
 
 
 def diverged_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """How many trainings of each row diverged."""
+    """How many trainings of each method diverged."""
     lost = {n: sum(run.get("budget", {}).get("diverged", 0) for run in by_method[n].values()) for n in by_method}
     told = "; ".join(f"{name} {count:,}" for name, count in lost.items() if count)
-    begin = "Trainings that diverged, of pretraining and of all seeds and sets; the best before that was kept, or the "
-    return [f"{begin}start: {told}."] if told else []
+    begin = "Trainings that diverged, of pretraining and of all seeds and sets; the best weights before that, or the "
+    return [f"{begin}start, were kept: {told}."] if told else []
 
 
 NOTES |= {"reads": reads_notes, "diverged": diverged_notes}

@@ -1,6 +1,6 @@
 """The table of `run_schedule.py`: downstream tasks and their mean, what the choice of sources cost, and its curves.
 
-python benchmarks/report_schedule.py runs/schedule/texts-paper   # draw the figures of finished runs again
+python benchmarks/report_schedule.py runs/schedule/texts-paper   # draw the plots of finished runs again
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from metapretrain.report.figures import (
     COLOURS,
     INK,
     MARKERS,
+    end_labels,
     line_style,
     literal,
     new_figure,
@@ -56,7 +57,7 @@ LAYOUT = Layout(
     main="downstream",
     legend=(
         "Test parts of tasks that were no target, after fine-tuning with the same small budget; mean ± half-width of "
-        "the 95% interval over seeds (Student t). Downstream: plain mean of the tasks' figures."
+        "the 95% interval over seeds (Student t). Downstream: plain mean of the tasks' numbers."
     ),
     further=(
         Column("target_loss", "target_loss", "target loss", False),
@@ -69,8 +70,8 @@ LAYOUT = Layout(
         Column("validation_downstream", "validation_downstream", "validation: downstream %"),
     ),
     further_legend=(
-        "Target loss: mean over the setting's targets on rows that no utility saw; aware and agnostic rows have other "
-        "targets. Labels read: rows of labelled targets that training and probes read, at most. "
+        "Target loss: mean over the setting's targets on examples that no utility saw; the settings aware and agnostic "
+        "have other targets. Labels read: the most examples of labelled targets that training and probes read. "
         "Taylor: agreement of its utilities with exact ones on the same batches, mean over the evaluations; "
         "the regret is 0 where its first source is the best one and 1 where it is the worst."
     ),
@@ -82,13 +83,14 @@ LAYOUT = Layout(
     settings=("aware", "agnostic"),
 )
 
+GREY = "#BBBBBB"
 AXES = {"updates": "source updates", "compute_units": "compute: forward passes of a batch, probes included"}
 
 
 def plot_schedule(root: Path) -> list[Path]:
     """Draw `figures/target-loss-SETTING.png` and `shares-SETTING.png` for the complete runs below `root`.
 
-    Runs of several recipes, encoders or data sets have figures of their own, with these in their names.
+    Runs of several recipes, encoders or data sets have plots of their own, with these in their names.
 
     Raises:
         InputError: there is no complete run with a curve, or a file cannot be written.
@@ -113,27 +115,41 @@ def plot_schedule(root: Path) -> list[Path]:
 
 
 def loss_figure(rows: Runs) -> Figure:
-    """Target loss of each method, mean over seeds: a panel against source updates, one against all compute."""
+    """Target loss of each method, mean over seeds: a panel against source updates, one against all compute.
+
+    Methods that always take one source are grey and named where they end, if there are others.
+    """
+    fixed = [method for method, seeds in rows.items() if is_fixed(seeds)]
+    coloured = [method for method in rows if method not in fixed] or fixed
     figure, all_axes = panels(2, 2, 6.5, 4.6)
     for axes, (axis, title) in zip(all_axes, AXES.items(), strict=True):
-        for number, (method, seeds) in enumerate(rows.items()):
+        ends = []
+        for method, seeds in rows.items():
             curves = [run["curve"] for run in seeds.values()]
             length = min(len(curve["updates"]) for curve in curves)
             x, y = (
                 np.mean([np.array(curve[part][:length], np.float64) for curve in curves], axis=0)
                 for part in (axis, "target_loss")
             )
+            if method not in coloured:
+                axes.plot(x, y, color=GREY, linewidth=0.9, zorder=1)
+                ends.append((float(x[-1]), float(y[-1]), GREY, method.removeprefix("fixed-").rpartition("-")[0]))
+                continue
+            number = coloured.index(method)
             style = {"marker": MARKERS[number % len(MARKERS)], "markersize": 3, "linewidth": 1.3}
             axes.plot(x, y, **line_style(number), **style, label=method)  # type: ignore[arg-type]
         axes.set_xlabel(title, color=INK)
         axes.set_ylabel("target loss, mean over targets", color=INK)
         plain(axes)
+        if axis == "updates":
+            axes.set_title("grey: one source only" * bool(ends), fontsize=8, color=INK)
+            end_labels(axes, ends)
     all_axes[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
     return literal(figure)
 
 
 def shares_figure(rows: Runs) -> Figure:
-    """The part of all updates so far that each source had, of each method's first seed: a panel a method."""
+    """The part of all updates so far that each source had, of each method's first seed: a panel per method."""
     first: dict[str, Mapping[str, Any]] = {method: seeds[min(seeds)]["curve"] for method, seeds in rows.items()}
     shown = {method: curve for method, curve in first.items() if not is_fixed(rows[method])} or first
     columns = min(3, len(shown))
@@ -151,6 +167,8 @@ def shares_figure(rows: Runs) -> Figure:
             axes.stackplot(curve["updates"][1:], parts, labels=labels, colors=colours, hatch=hatches)
         axes.set_title(method, fontsize=9, color=INK)
         axes.set_ylim(0, 1)
+        axes.set_xlabel("source updates", fontsize=9, color=INK)
+        axes.set_ylabel("share of the updates so far", fontsize=9, color=INK)
         plain(axes)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
@@ -159,7 +177,7 @@ def shares_figure(rows: Runs) -> Figure:
 
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the figures of the folders that are named."""
+    """Draw the plots of the folders that are named."""
     parser = Parser(prog="report_schedule.py", description="Draw target losses and sources of finished runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="FOLDER", help="folder of runs of run_schedule.py")
     for folder in parser.parse_args(argv).runs:
@@ -172,7 +190,7 @@ NEAR = 0.02  # of uniform's minimum
 
 
 def against(run: Result, uniform: Result) -> dict[str, float]:
-    """A run's final target loss less uniform's final and lowest, mean loss over the compute of both, and its cost."""
+    """A run's final target loss minus uniform's final and lowest, mean loss over the compute of both, and its cost."""
     curves = [one["curve"] for one in (run, uniform)]
     losses = [np.array([math.inf if loss is None else loss for loss in curve["target_loss"]]) for curve in curves]
     compute = [np.array(curve["compute_units"], float) for curve in curves]
@@ -189,7 +207,7 @@ def against(run: Result, uniform: Result) -> dict[str, float]:
 
 
 def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """Rows' target losses beside those of their baseline, and their distance to the best fixed source, by setting."""
+    """Target losses beside those of the baseline, and the distance to the best fixed source, by setting."""
     notes = []
     for setting in layout.settings:
         rows = {name: runs for name, runs in by_method.items() if setting_of(runs) == setting}
@@ -210,7 +228,7 @@ def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
             mean = {what: float(np.mean([one[what] for one in found])) for what in found[0]}
             near = sum(one["minimum"] <= NEAR for one in found)
             notes.append(
-                f"{name} less {base}, target loss: final {mean['end']:+.3f}, final less the lowest of {base} "
+                f"{name} minus {base}, target loss: final {mean['end']:+.3f}, final minus the lowest of {base} "
                 f"{mean['minimum']:+.3f} (at most {NEAR} on {near} of {len(found)} seeds), mean over the compute that "
                 f"both spent {mean['area']:+.3f}; with {100 * mean['updates']:.0f}% of its updates and "
                 f"{100 * mean['compute']:.0f}% of its compute."
@@ -220,12 +238,12 @@ def schedule_notes(by_method: Runs, layout: Layout) -> list[str]:
 
 
 def is_fixed(runs: Mapping[int, Result]) -> bool:
-    """Whether a row's scheduler always takes one source."""
+    """Whether a method's scheduler always takes one source."""
     return all(run.get("scheduler") == "fixed" for run in runs.values())
 
 
 def _beside_fixed(rows: Runs, layout: Layout, setting: str) -> list[str]:
-    """The fixed row with the best mean of the validation figures, and the others less it."""
+    """The fixed row with the best mean of the validation numbers, and the others minus it."""
     fixed = {name: runs for name, runs in rows.items() if is_fixed(runs)}
     metric, means = f"validation_{layout.column(layout.main).metric}", {}
     for name, runs in fixed.items():
@@ -257,12 +275,12 @@ def _between_settings(rows: Runs, layout: Layout) -> list[str]:
 
 
 def _gap(rows: Runs, layout: Layout, name: str, other: str) -> list[str]:
-    """A line with the paired difference of two rows' main figures, if they have seeds in common."""
+    """A line with the paired difference of two rows' main numbers, if they have seeds in common."""
     gap = paired(rows[name], rows[other], layout.column(layout.main).metric)
     if gap is None:
         return []
     limits = f" (95%: {100 * gap.low:+.2f} to {100 * gap.high:+.2f})" if gap.known else ""
-    return [f"{name} less {other}, {layout.main}: {100 * gap.mean:+.2f} points{limits}, {gap.n} seeds."]
+    return [f"{name} minus {other}, {layout.main}: {100 * gap.mean:+.2f} points{limits}, {gap.n} seeds."]
 
 
 NOTES["schedule"] = schedule_notes

@@ -1,4 +1,4 @@
-"""The table of `run_stl10.py`: its baselines, the poster's figures and claim; reliability diagrams of its rows."""
+"""The table of `run_stl10.py`: its baselines, the poster's numbers and claim; reliability diagrams of its methods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POSTER = {
 ENDS = ("frozen-linear", "frozen-mlp", "unfrozen-linear", "unfrozen-mlp")
 # The poster: the query variant outperforms the standard one.
 QUERY = Claim("prl-query", "prl-standard", tuple((f"prl-query-{end}", f"prl-standard-{end}") for end in ENDS))
-# Ours: every row as a query against a part of them.
+# Ours: every image as a query against a part of them.
 LOO = Claim("prl-loo", "prl-query", tuple((f"prl-loo-{end}", f"prl-query-{end}") for end in ENDS))
 
 LAYOUT = replace(
@@ -50,7 +50,7 @@ LAYOUT = replace(
 
 
 def plot_reliability(root: Path) -> list[Path]:
-    """Draw accuracy over confidence of each row, all seeds together, where runs have been evaluated by `--corrupt`."""
+    """Draw accuracy over confidence of each method, all seeds together, of runs evaluated by `--corrupt`."""
     found: dict[str, np.ndarray] = {}
     for file in sorted(root.glob("*/result.json")):
         result = read_json(file) or {}

@@ -1,4 +1,4 @@
-"""The table of `run_text.py`: three tasks and their mean beside the paper's figures."""
+"""The table of `run_text.py`: three tasks and their mean beside the paper's numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TASKS = (
 )
 NAMES = ("sst", "para", "sts")
 SEEN = (
-    "was trained for sentence similarity, on data that holds Quora's duplicate questions: its PARA and STS figures, "
-    "and the overall ones, are no comparison with an encoder that saw none, such as the paper's BERT-base"
+    "was trained for sentence similarity, on data that holds Quora's duplicate questions, so its PARA, STS and overall "
+    "numbers cannot be compared with those of an encoder that saw none, such as the paper's BERT-base"
 )
 
 
@@ -27,7 +27,7 @@ def _printed(*dev: float, source: str = "", star: bool = False, test: tuple[floa
 
 
 # R. Sikand and A. Yeung, "Prototypical Pre-Training for Robust Multi-Task Learning in Natural Language Processing",
-# table 1 (dev), with the rows that only their poster has. Stars: 10 epochs where the others had 20. The poster's
+# table 1 (dev), with the methods that only their poster has. Stars: 10 epochs where the others had 20. The poster's
 # "Prototypical Pre-trained" encodes the sentences of a pair separately (text paper, appendix A.2). Test: table 2.
 PAPER = {
     "baseline": _printed(0.327, 0.648, 0.264, 0.413),
@@ -60,8 +60,8 @@ LAYOUT = Layout(
     main="overall",
     legend=(
         "Dev sets; mean ± half-width of the 95% interval over seeds (Student t). Overall: plain mean of the tasks' "
-        "figures, as in the paper. Majority class: the most frequent one of training; a constant has no correlation, "
-        "so 0."
+        "numbers, as in the paper. Majority class: the most frequent one of training; a constant prediction has no "
+        "correlation, so 0."
     ),
     further=(
         _further("para_f1", "PARA F1 %", percent=True),
@@ -85,8 +85,8 @@ LAYOUT = Layout(
         ),
     ),
     further_legend=(
-        "Nearest prototype: the class of the nearest mean training embedding, without a head; for STS the classes "
-        "are rounded scores."
+        "Nearest prototype: the class of the nearest mean training embedding, without a head. For STS the classes are "
+        "rounded scores; after an ordinal pretraining, the score expected under its prototypes."
     ),
     baselines=(("cross",), ("pretrain-ce",)),
     first_row=True,
@@ -97,7 +97,7 @@ LAYOUT = Layout(
     published_about="The paper: BERT-base, no seeds named, 141k PARA pairs to train on",
     published_count="para_train",
     cited=(*NAMES, "overall"),
-    star="trained for 10 epochs in the paper, the other rows for 20: not comparable with them",
+    star="trained for 10 epochs in the paper, the other methods for 20: not comparable with them",
     aliases={"combine-mult": "unfrozen"},  # appendix A.1.1 multiplies
     majority=MAJORITY,
     open=True,
@@ -107,7 +107,7 @@ LAYOUT = Layout(
 
 
 def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """Which rows were not measured on all tasks, and whose means are over other tasks."""
+    """Which methods were not measured on all tasks, and whose means are over other tasks."""
     notes = []
     tasks: dict[str, list[str]] = {}
     partly = []
@@ -118,10 +118,10 @@ def tasks_notes(by_method: Runs, layout: Layout) -> list[str]:
         for told in {" ".join(sorted(main_scores(metrics))) or "unknown" for metrics in measured}:
             tasks.setdefault(told, []).append(name)
     if partly:
-        notes.append(f"Not on all tasks, so without an {layout.main} figure: {', '.join(partly)}.")
+        notes.append(f"Not on all tasks, so without a number in column {layout.main}: {', '.join(partly)}.")
     if len(tasks) > 1:
         told = "; ".join(f"{', '.join(names)}: {which}" for which, names in tasks.items())
-        notes.append(f"The {layout.main} figures are means over different tasks. {told}.")
+        notes.append(f"The numbers in column {layout.main} are means over different tasks. {told}.")
     return notes
 
 

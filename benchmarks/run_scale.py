@@ -206,22 +206,22 @@ def run_all(launches: Sequence[Launch], places: Sequence[dict[str, str]], option
 
 
 HEADER = (
-    "row",
+    "method",
     "processes",
     "CUDA graph",
-    "trained a second",
+    "trained per second",
     "times one process",
-    "seconds a run",
+    "seconds per run",
     "reached",
     "seeds",
-    "less one process, paired",
-    "its interval holds 0",
+    "minus one process, paired",
+    "its interval includes 0",
 )
 LEGEND = (
-    "One batch an update (in brackets: images, tasks, rows; the precision), shared by the processes. Trained a second: "
-    "mean over seeds; times one process: that of most seeds, if alike with a CUDA graph. Seconds a run: training, "
-    "evaluation and scoring, without the start. Reached: mean ± half-width of the 95% interval over seeds (Student t); "
-    "less one process: over the same seeds, in points of an accuracy."
+    "One batch per update (in brackets: its size and the precision), shared by the processes. Trained per second: "
+    "mean over seeds. Times one process: relative to the single process with the most seeds, of equals to that with a "
+    "CUDA graph. Seconds per run: training, evaluation and scoring, without the start. Reached: mean ± half-width of "
+    "the 95% interval over seeds (Student t); minus one process: over the same seeds, accuracies in points."
 )
 
 

@@ -1,4 +1,4 @@
-"""Figures 2 and 3 of Huang et al.: run_prompts.py for several values of one number of its recipe, in one figure.
+"""Figures 2 and 3 of Huang et al.: run_prompts.py for several values of one number of its recipe, in one plot.
 
     python benchmarks/sweep_prompts.py examples --data-dir DIR --seeds 0 1 2
     python benchmarks/sweep_prompts.py clusters --data-dir DIR --values 3 10 30 --resume
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is changed, through which values ("none": all there are), for which rows, and what its axis says."""
+    """What is changed, through which values ("none": all there are), for which methods, and what its axis says."""
 
     setting: str
     values: tuple[str, ...]
@@ -39,16 +39,16 @@ class Sweep:
 
 SWEEPS = {
     "examples": Sweep("examples", ("10", "40", "160", "640", "2560"), "ft,ppt,metapt-kmeans", "examples to tune on"),
-    "rows": Sweep("rows", ("1000", "5000", "10000", "none"), "metapt-kmeans", "pretraining rows"),
-    "clusters": Sweep("meta.clusters", ("3", "6", "10", "30"), "metapt-kmeans", "meta tasks K"),
+    "rows": Sweep("rows", ("1000", "5000", "10000", "none"), "metapt-kmeans", "pretraining examples"),
+    "clusters": Sweep("meta.clusters", ("3", "6", "10", "30"), "metapt-kmeans", "clusters of pretraining examples"),
 }
 
 
 def sweep_figure(values: Mapping[str, Mapping[float, Sequence[float]]], x_label: str, y_label: str) -> Figure:
-    """Mean over seeds with bars of one standard deviation, a line a row, on a logarithmic axis.
+    """Mean over seeds in %, with bars from the lowest to the highest seed, a line per method, on a logarithmic axis.
 
     Args:
-        values: of each row, by the number that was changed, one a seed.
+        values: fractions of each method, by the number that was changed, one per seed.
 
     Raises:
         InputError: there is no value.
@@ -56,7 +56,7 @@ def sweep_figure(values: Mapping[str, Mapping[float, Sequence[float]]], x_label:
     Example:
         >>> figure = sweep_figure({"pt": {10: [0.2, 0.3], 40: [0.4]}}, "examples", "accuracy")
         >>> [line.get_ydata().tolist() for line in figure.axes[0].get_lines()][0]
-        [0.25, 0.4]
+        [25.0, 40.0]
     """
     if not any(values.values()):
         raise InputError("there is no finished run to draw")
@@ -64,8 +64,11 @@ def sweep_figure(values: Mapping[str, Mapping[float, Sequence[float]]], x_label:
     axes = figure.add_subplot()
     for number, (row, points) in enumerate(values.items()):
         x = sorted(points)
-        y = [float(np.mean(points[at])) for at in x]
-        spread = [float(np.std(points[at], ddof=1)) if len(points[at]) > 1 else 0.0 for at in x]
+        y = [100 * float(np.mean(points[at])) for at in x]
+        spread = [
+            [max(0.0, mean - 100 * min(points[at])) for mean, at in zip(y, x, strict=True)],
+            [max(0.0, 100 * max(points[at]) - mean) for mean, at in zip(y, x, strict=True)],
+        ]
         style, marker = ("-", "--", "-.", ":")[number // len(COLOURS) % 4], MARKERS[number % len(MARKERS)]
         axes.errorbar(
             x,
@@ -84,7 +87,10 @@ def sweep_figure(values: Mapping[str, Mapping[float, Sequence[float]]], x_label:
     axes.set_xticks(ticks, [f"{at:,.0f}" for at in ticks], minor=False)
     axes.minorticks_off()
     axes.set_xlabel(x_label, color=INK)
-    axes.set_ylabel(y_label, color=INK)
+    axes.set_ylabel(f"{y_label} %", color=INK)
+    several = max(len(seeds) for points in values.values() for seeds in points.values())
+    told = f"mean over seeds (up to {several}); bars: lowest to highest seed" if several > 1 else "one seed"
+    axes.set_title(told, fontsize=8, color=INK)
     plain(axes)
     axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=8)
     return literal(figure)
@@ -95,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the points of a sweep one after the other and draw them."""
     parser = Parser(add_help=False)
     parser.add_argument("sweep", choices=SWEEPS, help="what is changed; name it first")
-    parser.add_argument("--values", nargs="+", metavar="N", help="in place of those of the figure")
+    parser.add_argument("--values", nargs="+", metavar="N", help="in place of those of the paper")
     own, rest = run_prompts.own_options(parser, __doc__, argv)
     sweep, name = SWEEPS[own.sweep], "-".join(filter(None, [own.tag, own.sweep]))
     points: dict[str, list[str]] = {}

@@ -40,6 +40,7 @@ from result_files import (
     names,
     pairs_of,
     runs_of,
+    shots,
     source,
     speed_ratios,
     table_of,
@@ -207,16 +208,6 @@ def fewshot_tables(groups: Sequence[Group]) -> str:
     return "\n".join([*lines, "Mean ± half-width of the 95% interval over seeds (Student t)."])
 
 
-def shots(setting: str) -> str:
-    """A setting in words.
-
-    Example:
-        >>> shots("20w5s")
-        '20-way 5-shot'
-    """
-    return re.sub(r"^(\d+)w(\d+)s$", r"\1-way \2-shot", setting)
-
-
 def trials(name: str, found: dict[str, dict[str, float]]) -> str:
     """The table of a file of trials, whose metrics are of validation rows and named as those of the report."""
     if not found:
@@ -347,7 +338,7 @@ def pairs_table(group: Group, pairs: Sequence[Pair]) -> str:
         [first, second, figure_text(main, gap, "+"), str(gap.n), f"{p:.2g}", f"{corrected:.2g}"]
         for first, second, gap, p, corrected in pairs
     ]
-    header = ["method", "less method", main.title, "common seeds", "p", "p after Holm"]
+    header = ["method", "minus method", main.title, "common seeds", "p", "p after Holm"]
     return "\n".join(markdown_table(header, rows))
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from result_files import best_fewshot_rows, content, group_of, source, speed_ratios
+from result_files import best_fewshot_rows, content, group_of, shots, source, speed_ratios
 
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.files import write_file
@@ -57,7 +57,8 @@ def methods_panel(group: Group, title: str, column: str = "", untuned: str = "")
             if row.published and (value := row.published.scores.get(chosen.name)) is not None:
                 printed[label] = (scale * value,) * 3
     found = {INTERVAL: ours} | ({"published": printed} if printed else {})
-    return Panel(title, chosen.drawn or chosen.title, found)
+    axis = chosen.drawn or chosen.title.removesuffix(" %")
+    return Panel(title, axis + " %" * chosen.percent, found)
 
 
 def stl10() -> list[Panel]:
@@ -70,19 +71,20 @@ def few_shot() -> list[Panel]:
     """Test accuracy by set and setting."""
     found: dict[str, tuple[dict[str, Point], dict[str, Point]]] = {}
     for (dataset, recipe, method), row in best_fewshot_rows().items():
-        ours, printed = found.setdefault(dataset, ({}, {}))
+        name, _, setting = dataset.rpartition("-")
+        ours, printed = found.setdefault(f"{name}, {shots(setting)}", ({}, {}))
         label = f"{method}, {recipe}"
         ours[label] = point(row.scores["test"], 100)
         if row.published and (value := row.published.scores.get("test")) is not None:
             printed[label] = (100 * value,) * 3
     return [
         Panel(name, "test accuracy %", {INTERVAL: ours} | ({"published": printed} if printed else {}))
-        for name, (ours, printed) in sorted(found.items())
+        for name, (ours, printed) in found.items()
     ]
 
 
 def text() -> list[Panel]:
-    """Overall figure by method, recipe and encoder."""
+    """Overall number by method, recipe and encoder."""
     titles = {
         "text-paper": "recipe paper, MiniLM",
         "text-strong": "recipe strong, MiniLM",
@@ -206,7 +208,7 @@ def figure_of(panels: Sequence[Panel]) -> Figure:
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The figure as SVG, with the checksum of what it shows; equal values make equal text."""
+    """The plot as SVG, with the checksum of what it shows; equal values make equal text."""
     import matplotlib as mpl
 
     written = io.StringIO()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from result_files import best_fewshot_rows, content, group_of, less, pairs_of, score, source
+from result_files import best_fewshot_rows, content, group_of, less, pairs_of, score, shots, source
 
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.report.markdown import markdown_table, shown
@@ -46,7 +46,7 @@ def _stl10() -> Iterator[Line]:
     gain = shown(claim.over_seeds, sign="+")
     yield (
         topic,
-        "Recipe paper: query mode less standard mode, points",
+        "Recipe paper: query mode minus standard mode, points",
         gain,
         "+2.35 (poster)",
         compared(claim.over_seeds),
@@ -59,7 +59,7 @@ def _stl10() -> Iterator[Line]:
     value = score("stl10-strong", best["stl10-strong"])
     yield topic, "Recipe strong: best prototypes, test %", shown(value), "85 (aim)", aimed(100 * value.mean, 85, 1)
     gap = less("stl10-schedule", "scheduled", "scheduled", "paper-utility", "paper-uniform")
-    told = "One objective per update: chosen by utility less uniform, points"
+    told = "STL-10, one objective per update: chosen by utility minus uniform, points"
     yield "[Schedules](schedules-prompts.md)", told, shown(gap, sign="+"), "0 (uniform)", compared(gap)
 
 
@@ -68,12 +68,19 @@ def _few_shot() -> Iterator[Line]:
         printed = row.published.scores.get("test") if row.published else None
         if printed is None or row.published is None:
             continue
+        name, _, setting = dataset.rpartition("-")
         test = row.scores["test"]
         ours, published = 100 * test.mean, 100 * printed
         verdict = "at or above" if round(ours, 1) >= round(published, 1) else f"below by {published - ours:.1f}"
         told = f"{published:.1f} (published{', ' * bool(row.published.source)}{row.published.source})"
         verdict = "another test set" if row.other_data else verdict
-        yield "[Few-shot](few-shot.md)", f"{dataset}, {method} ({recipe}), test %", shown(test), told, verdict
+        yield (
+            "[Few-shot](few-shot.md)",
+            f"{name}, {shots(setting)}: {method} ({recipe}), test %",
+            shown(test),
+            told,
+            verdict,
+        )
 
 
 def _text() -> Iterator[Line]:
@@ -93,7 +100,7 @@ def _text() -> Iterator[Line]:
         aimed(value.mean, 0.74, 3),
     )
     gap = less("text-schedule", "cross", "cross", "strong-bert-tiny-utility", "strong-bert-tiny-uniform")
-    told = "One task per update: chosen by utility less uniform, overall"
+    told = "Texts, one task per update: chosen by utility minus uniform, overall"
     yield "[Schedules](schedules-prompts.md)", told, shown(gap, False, "+"), "0 (uniform)", compared(gap)
 
 
@@ -133,41 +140,51 @@ def median(name: str, row: str, begin: str, ours: bool) -> float | None:
     return found.get(begin, next((rate for named, rate in found.items() if named.startswith(begin)), None))
 
 
-# File, row, ours, peer, question, aim: how many times the peer's speed ours has.
+# File, row, ours, peer, question (without ": times the speed of"), what the peer is, aim.
 GRAPHS = {"recorded": "one CUDA", "compiled and recorded": "compiled, one"}
+AS_WRITTEN, PADDED = "Algorithm 1 as written", "padded to the longest row"
 UTILITIES = {"exact utilities": ("exact, target_losses:", 1.5), "Taylor utilities": ("taylor, loss_many:", 2.0)}
-SPEEDS: list[tuple[str, str, str, str, str, float | None]] = [
+SPEEDS: list[tuple[str, str, str, str, str, str, float | None]] = [
     *(
-        (file, f"maml-omniglot-{steps}", ours, peer, f"MAML, {told}, {kind}: times {shown_as}", aim_of)
+        (file, f"maml-omniglot-{steps}", ours, peer, f"MAML, {told}, {kind}", shown_as, aim_of)
         for steps, told, aim in (("1-step", "1 inner step", 15), ("5-steps", "5 inner steps", 20))
         for file, peer, shown_as, aim_of, default in (
-            ("speed-h200", "learn2learn", "learn2learn", aim, "default (eager then)"),
+            ("speed-h200", "learn2learn", "learn2learn", aim, "default (eager in that version)"),
             ("speed-h200-jax", "jax", "JAX", 1.2, "default"),
         )
         for kind, ours in ({default: "engine auto"} | GRAPHS).items()
     ),
     *(
-        ("speed-h200", f"decision-{kind}", ours, "Algorithm 1", f"decision by {told}, {kind}: times as written", aim)
+        ("speed-h200", f"decision-{kind}", ours, "Algorithm 1", f"decision by {told}, {kind}", AS_WRITTEN, aim)
         for kind in ("float32", "bfloat16")
         for told, (ours, aim) in UTILITIES.items()
     ),
-    ("speed-h200", "train", "compiled, CUDA", "kernel by", "training of ResNet-18: times kernel by kernel", None),
-    ("speed-h200-text", "text-train", "TextStream, C", "padded to the longest row", "texts: times padding", 3.0),
+    (
+        "speed-h200",
+        "train",
+        "compiled, CUDA",
+        "kernel by",
+        "training of ResNet-18",
+        "the same without CUDA graphs",
+        None,
+    ),
+    ("speed-h200-text", "text-train", "TextStream, C", PADDED, "training on texts", "padding to the longest text", 3.0),
     *(
-        (f"speed-h200-{name}", f"prompts-{name}", f"one pass as a CUDA graph{half}", f"task by task{half}", told, 10)
+        (f"speed-h200-{name}", f"prompts-{name}", f"one pass as a CUDA graph{half}", f"task by task{half}", *told, 10)
         for name in ("t5-base", "smollm2")
         for half, kind in ((", bf16", "bf16"), ("", "float32"))
-        for told in (f"prompts, shape of {name}, {kind}, recorded: times the loop",)
+        for told in ((f"prompt MAML, shape of {name}, {kind}, recorded", "a loop over tasks"),)
     ),
     *(
-        ("speed-h200-x2", f"scale-{what}", "2 processes", "1 process", f"two GPUs, {what}: times one process", 1.7)
+        ("speed-h200-x2", f"scale-{what}", "2 processes", "1 process", f"two GPUs, {what}", "one process", 1.7)
         for what in ("tasks", "images", "tokens")
     ),
 ]
 
 
 def _speed() -> Iterator[Line]:
-    for name, row, begin, peer_begin, question, aim in SPEEDS:
+    for name, row, begin, peer_begin, told, other, aim in SPEEDS:
+        question = f"{told}: times the speed of {other}"
         topic = "[Several GPUs](several-gpus.md)" if name.endswith("-x2") else "[Speed](speed-gpu.md)"
         ours, peer = median(name, row, begin, True), median(name, row, peer_begin, False)
         reference = "-" if aim is None else f"{aim:g} (aim)"

@@ -29,7 +29,7 @@ def test_smoke_ends_with_one_table_and_one_sentence(tmp_path: Path, capsys: pyte
         assert re.search(rf"^\| {method} \| \d+\.\d\d ± \d+\.\d\d \| \d+\.\d\d ± ", shown, re.MULTILINE)
     *_, sentence = shown.rstrip().splitlines()
     assert sentence.startswith("Trained on 3 labelled images per digit") and sentence.count(". ") == 0
-    assert "has the highest accuracy" in sentence and "not how they compare" in sentence
+    assert "has the highest test accuracy" in sentence and "not how they compare" in sentence
     assert sum(line.startswith("| ") for line in shown.splitlines()) == 4  # header, rule and two rows: one table
     assert "tensorboard --logdir" in shown and (root / "report" / "table.md").is_file()
     figures = sorted(root.rglob("*.png"))

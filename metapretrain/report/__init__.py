@@ -1,1 +1,1 @@
-"""Reports: the results of many runs as tables, notes and figures."""
+"""Reports: the results of many runs as tables, notes and plots."""

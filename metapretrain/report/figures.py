@@ -1,4 +1,4 @@
-"""Figures of a run and of a folder of runs: maps of embeddings, confusion, comparison, curves."""
+"""Plots of a run and of a folder of runs: maps of embeddings, confusion, comparison, curves."""
 
 from __future__ import annotations
 
@@ -149,7 +149,9 @@ def tsne_figure(
         z, y = z.detach().cpu()[kept], y.cpu()[kept]
         _scatter(axes, project(z, reducer), y.numpy(), classes)
         tight = f"{silhouette(z, y):.2f}" if 2 <= len(torch.unique(y)) < len(y) else "undefined"
-        measured = f"kNN (leave-one-out) {knn_leave_one_out(z, y):.1%}"
+        smallest = int(torch.unique(y, return_counts=True)[1].min())
+        k = max(1, min(20, smallest - 1))  # more would outvote a small class by the others
+        measured = f"kNN (leave-one-out, k = {k}) {knn_leave_one_out(z, y, k):.1%}"
         axes.set_title(f"{name}\nsilhouette {tight}, {measured}", fontsize=10, color=INK)
     figure.suptitle(f"{REDUCERS[reducer]} of at most {max_points:,} embeddings per panel", fontsize=11, color=INK)
     return literal(figure)
@@ -170,14 +172,17 @@ def _scatter(axes: Axes, points: NDArray[np.float32], y: NDArray[np.int64], clas
         middles[label] = mine[np.abs(mine - np.median(mine, axis=0)).sum(axis=1).argmin()]
     drawn: dict[str, Any] = {"weight": "bold", "ha": "center", "va": "center", "fontsize": 9}
     drawn["path_effects"] = [withStroke(linewidth=3, foreground="white")]
-    for label, (x, height) in _spread(middles, np.ptp(points, axis=0)).items():
+    width = max((len(classes[label]) for label in middles), default=0)
+    for label, (x, height) in _spread(middles, np.ptp(points, axis=0), width).items():
         axes.text(x, height, classes[label], color=darker(COLOURS[label % len(COLOURS)]), **drawn)
     axes.set(xticks=[], yticks=[])
 
 
-def _spread(places: dict[int, NDArray[np.float32]], extent: NDArray[np.float32]) -> dict[int, tuple[float, float]]:
-    """Move the places of names up until no two overlap, lowest first."""
-    wide, high = 0.16 * float(extent[0]), 0.035 * float(extent[1])
+def _spread(
+    places: dict[int, NDArray[np.float32]], extent: NDArray[np.float32], letters: int
+) -> dict[int, tuple[float, float]]:
+    """Move the places of names of at most so many letters up until no two overlap, lowest first."""
+    wide, high = max(0.16, 0.02 * letters) * float(extent[0]), 0.035 * float(extent[1])
     placed: dict[int, tuple[float, float]] = {}
     for label, (x, y) in sorted(places.items(), key=lambda item: float(item[1][1])):
         height = float(y)
@@ -220,7 +225,7 @@ def comparison_figure(
     title: str = "test accuracy",
     percent: bool = True,
 ) -> Figure:
-    """Figures by method as dots with 95% intervals over seeds, and published ones as diamonds.
+    """Means by method as dots with 95% intervals over seeds, and published numbers as diamonds.
 
     `percent`: they are fractions, shown as per cent. The axis does not begin at 0, so that intervals are seen.
     Raises InputError: there are no rows.
@@ -266,7 +271,7 @@ def read_curves(run: Path | str) -> dict[str, Curve]:
 
 
 def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[str]) -> Figure:
-    """Curves of logged metrics such as "train/loss", a panel each: mean and range over a method's runs at each step.
+    """Curves of logged metrics such as "train/loss", a panel per metric: mean and range over a method's runs.
 
     Raises InputError: no run logged any of the metrics (the line names those that are there).
     """
@@ -284,7 +289,7 @@ def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[st
             curves = [seed[metric] for seed in seeds if metric in seed]
             if curves:
                 ends.append((*_curve(axes, curves, position), method))
-        _end_labels(axes, ends)
+        end_labels(axes, ends)
         axes.set_title(metric, fontsize=11, color=INK)
         axes.set_xlabel("step", color=INK)
         plain(axes)
@@ -316,7 +321,7 @@ def _curve(axes: Axes, curves: Sequence[Curve], position: int) -> tuple[float, f
     return float(grid[-1]), float(mean[-1]), style["color"]
 
 
-def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+def end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Name each curve at its end, pushed apart so that no two names overlap and none leaves the panel."""
     low, high = axes.get_ylim()
     gap = (high - low) * 0.055

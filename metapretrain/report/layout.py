@@ -79,7 +79,7 @@ class Layout:
     published_about: str = ""  # said of them below the table
     published_count: str = ""  # the number of "counts" that is said with it
     cited: tuple[str, ...] = ()  # columns of the published figures
-    star: str = "not comparable with the other rows"  # what the star at a published row means
+    star: str = "not comparable with the other methods"  # what the star at a published method means
     aliases: Mapping[str, str] = field(default_factory=dict)  # method to another that is the same by construction
     majority: str | None = None  # begin of the metrics' names for the row of the majority class
     open: bool = False  # runs may have other tasks: the parts of a mean are those that were measured
@@ -200,13 +200,13 @@ def save_layout(layout: Layout, table: Path) -> Path:
 
 
 def general_layout(metrics: Iterable[str]) -> Layout:
-    """The layout of results that have none: a column for each metric, ranked by the first test figure."""
+    """The layout of results that have none: a column for each metric, ranked by the first test metric."""
     columns = []
     for name in sorted(metrics, key=lambda name: (name != "test_accuracy", not name.startswith("test_"), name)):
         share = name.endswith(("accuracy", "_f1"))
         columns.append(Column(name, name, name.replace("_", " ") + " %" * share, percent=share, optional=True))
     columns = columns or [Column("test_accuracy", "test_accuracy", "test accuracy %", optional=True)]
-    told = "These runs keep no layout (report/layout.json), so every figure that they hold is shown; "
+    told = "These runs keep no layout (report/layout.json), so every number that they hold is shown; "
     legend = told + "mean ± half-width of the 95% interval over seeds (Student t)."
     main = columns[0].name
     return Layout(tuple(columns), main, legend, compared=(main,), first_row=True)

@@ -57,12 +57,12 @@ def shown_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column
 
 
 def figure_text(column: Column, interval: Interval | None, sign: str = "") -> str:
-    """A figure as its column shows it."""
+    """A mean as its column shows it."""
     return shown(interval, column.percent, sign)
 
 
 def limits(column: Column, interval: Interval | None) -> str:
-    """Lower and upper limit of an interval, as its column shows figures; `-` where there is none."""
+    """Lower and upper limit of an interval, as its column shows means; `-` where there is none."""
     if interval is None or not interval.known:
         return "-"
     low, high = interval.low, interval.high
@@ -70,20 +70,20 @@ def limits(column: Column, interval: Interval | None) -> str:
 
 
 def _column_table(group: Group, columns: Sequence[Column], cell: Callable[[Row, Column], str]) -> list[str]:
-    """A row each method, a cell each column."""
+    """A row per method, a cell per column."""
     header = ["method", *(heading(group, column) for column in columns)]
     return markdown_table(header, [[row.method, *(cell(row, column) for column in columns)] for row in group.rows])
 
 
 def published_text(column: Column, value: float | None) -> str:
-    """A published figure with the digits that papers print, `-` where there is none."""
+    """A published number with the digits that papers print, `-` where there is none."""
     if value is None:
         return "-"
     return f"{100 * value:.1f}" if column.percent else f"{value:.3f}"
 
 
 def heading(group: Group, column: Column) -> str:
-    """The heading, with the number of examples where all rows have the same and a mark for the group's remark."""
+    """The heading, with the number of examples where all methods have the same and a mark for the group's remark."""
     title = f"{column.title} {MARK}" if column.marked and group.remark else column.title
     if not group.layout.several or column.examples is None:
         return title
@@ -99,7 +99,7 @@ def differences_section(group: Group) -> list[str]:
     if group.layout.several:
         return [line for place in range(len(group.baselines)) for line in _differences_to(group, place)]
     main = group.layout.column(group.layout.main)
-    header = [f"less {name}, over {what}" for name in group.baselines for what in ("seeds", "images")]
+    header = [f"minus {name}, over {what}" for name in group.baselines for what in ("seeds", "images")]
     rows = []
     for row in group.rows:
         cells = [
@@ -128,11 +128,11 @@ def _differences_to(group: Group, place: int) -> list[str]:
     header = ["method", "common seeds", *(heading(group, replace(column, examples=None)) for column in columns)]
     legend = "Mean ± half-width of the 95% interval, Student t over the differences on the same seeds"
     legend += "; % in points." if any(column.percent for column in columns) else "."
-    return [f"Paired differences, less {group.baselines[place]}:", "", *markdown_table(header, rows), legend, ""]
+    return [f"Paired differences, minus {group.baselines[place]}:", "", *markdown_table(header, rows), legend, ""]
 
 
 def order_section(group: Group) -> list[str]:
-    """The rows from worst to best by the main column, and the published ones among them."""
+    """The methods from worst to best by the main column, and the published ones among them."""
     main, (rows, cited) = group.layout.main, group.figures()
     ours = {name: interval.mean for name, interval in rows.items()}
     if not group.layout.several or len(ours) < 2:
@@ -141,7 +141,7 @@ def order_section(group: Group) -> list[str]:
     told = f"Order by {main}: {_ordered(ours, falling)}."
     if len(cited) > 1:
         mine, their = (_ordered({name: scores[name] for name in cited}, falling) for scores in (ours, cited))
-        told += f" The published rows among them, here: {mine}; as published: {their}."
+        told += f" The published methods among them, here: {mine}; as published: {their}."
     return [told, ""]
 
 
@@ -155,7 +155,7 @@ def _ordered(scores: Mapping[str, float], falling: bool) -> str:
 
 
 def claims_section(group: Group) -> list[str]:
-    """A line for each claim that the print makes."""
+    """A line for each claim of the publication."""
     main = group.layout.column(group.layout.main)
     lines = []
     for claim in group.claims:
@@ -165,7 +165,7 @@ def claims_section(group: Group) -> list[str]:
         if claim.published is not None:
             printed = figure_text(main, mean_interval([claim.published]), "+")
             figure += f"; published {printed} ({claim.published_better} of {claim.pairs})"
-        lines += [f"{claim.first} less {claim.second}, mean over pairs of methods: {figure}.", ""]
+        lines += [f"{claim.first} minus {claim.second}, mean over pairs of methods: {figure}.", ""]
     return lines
 
 
@@ -188,13 +188,13 @@ def _section(group: Group) -> list[str]:
             lines += section(group)
         lines += ["Cost of one run (mean over seeds):", "", *_cost(group.rows, bool(group.pretraining))]
     if group.pretraining:
-        lines += ["Pretraining only, shared by the rows above:", "", *_cost(group.pretraining, False)]
+        lines += ["Pretraining only, shared by the methods above:", "", *_cost(group.pretraining, False)]
     lines += [f"- {note}" for note in group.notes]
     return [*lines, ""] if group.notes else lines
 
 
 def scores_section(group: Group) -> list[str]:
-    """The main table and what its figures are."""
+    """The main table and what its numbers are."""
     layout = group.layout
     columns = shown_columns(layout.columns, group.rows)
     cited = any(row.published for row in group.rows)
@@ -236,18 +236,21 @@ def _published(layout: Layout, row: Row) -> str:
 
 
 def _further(group: Group) -> list[str]:
-    """The second table, and the intervals over examples of the first one's figures."""
+    """The second table, and the intervals over examples of the first one's numbers."""
     lines = []
     if columns := shown_columns(group.layout.further, group.rows):
         table = _column_table(group, columns, lambda row, column: figure_text(column, row.scores.get(column.name)))
         legend = " ".join([group.layout.further_legend, *(column.legend for column in columns if column.legend)])
-        lines += ["Further figures:", "", *table, legend, ""]
+        lines += ["Further numbers:", "", *table, legend, ""]
     columns = [c for c in group.layout.all_columns if any(c.name in row.test_sets for row in group.rows)]
     if group.layout.several and columns:
         table = _column_table(group, columns, lambda row, column: limits(column, row.test_sets.get(column.name)))
-        lines += [f"95% over the {group.layout.part} examples, at the mean over seeds:", "", *table]
+        lines += [f"95% intervals over the {group.layout.part} examples, at the mean over seeds:", "", *table]
         pearson = "Pearson: Fisher's z; " * any("Pearson" in column.title for column in columns)
-        lines += [f"Accuracy: Wilson; {pearson}means: from those of their parts, whose examples are different.", ""]
+        lines += [
+            f"Accuracy: Wilson; {pearson}means: from the intervals of their parts, whose examples are different.",
+            "",
+        ]
     return lines
 
 
@@ -257,7 +260,7 @@ def _cost(rows: Sequence[Row], shares: bool) -> list[str]:
     budget = {title: name for title, name in BUDGET.items() if any(row.budget.get(name) for row in rows)}
     header = ["method", "seeds", *budget, wall_time, "device"]
     tokens = any(row.tokens_per_s is not None for row in rows)
-    header += ["tokens a second", "padding, %"] * tokens
+    header += ["tokens per second", "padding, %"] * tokens
     lines = []
     for row in rows:
         wall = "-" if row.wall_s is None else f"{row.wall_s:,.1f} s"

@@ -1,4 +1,4 @@
-"""What a reader must know before comparing the rows of a report; `NOTES` are those that a layout names."""
+"""What a reader must know before comparing the methods of a report; `NOTES` are those that a layout names."""
 
 import re
 from collections import Counter
@@ -22,12 +22,12 @@ def episode_notes(by_method: Runs) -> list[str]:
         told = f", \u00b1 {100 * sum(known) / len(known):.2f} points over episodes" if known else ""
         kinds = {bool(run.get("transductive")) for run in runs}
         kind = "some runs transductive" if len(kinds) > 1 else "transductive" if True in kinds else "not transductive"
-        notes.append(f"{method}: {numbers} test episodes a run{told}; {kind}.")
+        notes.append(f"{method}: {numbers} test episodes per run{told}; {kind}.")
     return notes
 
 
 def table_notes(layout: Layout, rows: Sequence[Row], by_method: Runs, baselines: Sequence[str]) -> list[str]:
-    """Return a line for each thing that makes rows hard to compare: budgets, devices, data, seeds."""
+    """Return a line for each thing that makes methods hard to compare: budgets, devices, data, seeds."""
     notes = []
     passes = {row.method: row.budget.get("encoder_passes", []) for row in rows}
     if len({value for values in passes.values() for value in values}) > 1:
@@ -76,21 +76,22 @@ def _pairing_notes(layout: Layout, rows: Sequence[Row], by_method: Runs, baselin
             if row.method == baseline or row.setting != setting_of(by_method[baseline]):
                 continue
             if difference is None:
-                notes.append(f"{row.method} less {baseline}: no common seed, so no paired difference.")
+                notes.append(f"{row.method} minus {baseline}: no common seed, so no paired difference.")
                 continue
             if set(row.seeds) != set(by_method[baseline]):
                 seeds = " ".join(map(str, difference.seeds))
-                notes.append(f"{row.method} less {baseline}: on the common seeds only ({seeds}).")
+                notes.append(f"{row.method} minus {baseline}: on the common seeds only ({seeds}).")
             if difference.over_images is None and not layout.several:
                 unmatched.setdefault(baseline, []).append(row.method)
-    told = (f"No predictions of the same images as {base}'s: {', '.join(names)}." for base, names in unmatched.items())
+    begin = "Predictions are not of the same images as"
+    told = (f"{begin} {base}'s, so no difference over images: {', '.join(names)}." for base, names in unmatched.items())
     return [*notes, *told]
 
 
 def published_notes(
     layout: Layout, rows: Sequence[Row], by_method: Runs, published: Mapping[str, Published]
 ) -> list[str]:
-    """What is to be known of the published rows, and their figures on test sets that no run here sees."""
+    """What is to be known of the published numbers, and those on test sets that no run here sees."""
     cited = [name for name in published if name in by_method]
     notes = []
     if cited and layout.published_about:
@@ -100,7 +101,7 @@ def published_notes(
     for told in dict.fromkeys(row.other_data for row in rows if row.other_data):
         names = [row.method for row in rows if row.other_data == told]
         which = f": {', '.join(names)}" if len(names) < len(cited) else ""
-        notes.append(f"{OTHER} Published for other rows ({told}), so no comparison on the same ones{which}.")
+        notes.append(f"{OTHER} The published numbers are of other data ({told}), so not of the same examples{which}.")
     for name in cited:
         told = " / ".join(published_text(layout.column(key), value) for key, value in published[name].test.items())
         if told:
@@ -110,7 +111,7 @@ def published_notes(
 
 
 def aim_notes(by_method: Runs, layout: Layout) -> list[str]:
-    """Whether each row exceeds the baselines by the layout's aim: shown, ruled out or neither, over common seeds."""
+    """Whether each method exceeds the baselines by the layout's aim: shown, ruled out or neither, over common seeds."""
     column, notes = layout.column(layout.main), []
     scale, unit = (100, " points") if column.percent else (1, "")
     aim = f"{scale * layout.aim:g}{unit[:-1] if scale * layout.aim == 1 else unit}"
@@ -123,7 +124,7 @@ def aim_notes(by_method: Runs, layout: Layout) -> list[str]:
             told = "that is ruled out" if gap.high < layout.aim else told
             limits = f"{scale * gap.mean:+.2f}{unit} (95%: {scale * gap.low:+.2f} to {scale * gap.high:+.2f})"
             notes.append(
-                f"{name} less {base}, {layout.main}: {limits}, {gap.n} paired seeds; the aim is {aim}: {told}."
+                f"{name} minus {base}, {layout.main}: {limits}, {gap.n} paired seeds; the aim is {aim}: {told}."
             )
     return notes
 
@@ -162,7 +163,7 @@ def schedule_pairs(groups: Mapping[Key, Sequence[Result]], layouts: Mapping[Key,
         for method in sorted(mine.keys() & base.keys()):
             if (gap := paired(mine[method], base[method], column.metric)) is not None:
                 shown = f"{figure_text(column, gap, '+')} ({gap.n} seed{'s' * (gap.n > 1)})"
-                begin = f"{method}: {column.title} less that of recipe {other[2]}"
+                begin = f"{method}: {column.title} minus that of recipe {other[2]}"
                 notes[key].append(f"{begin}, paired over seeds: {shown}.")
     return notes
 

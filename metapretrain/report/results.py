@@ -50,12 +50,12 @@ def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | N
     if "correct" in result and (fault := _fault_of_predictions(result)):
         return fault
     if result.get("kind") == "tuning":
-        return "a tuning run: it has no test figures"
+        return "a tuning run: it has no test numbers"
     if result.get("kind") == "pretraining":
         return None
     known = {name for name, value in result["metrics"].items() if value is not None}
     if layout is None:
-        return None if known else "it has no figure"
+        return None if known else "it has no number"
     layout = layout.measured(result["metrics"])
     main = layout.column(layout.main)  # of its parts a row may have some only
     enough = {main.metric, *(layout.column(part).metric for part in main.parts)}
@@ -391,6 +391,6 @@ def _sift(candidates: Sequence[tuple[str, Result]], incomplete: list[str], probl
             result = _without("correct", result)
         first, kept = found.setdefault(identity(result), (name, result))
         if kept is not result and _without("layout", kept) != _without("layout", result):
-            problems.append(f"{name}: left out, {first} is the same method and seed with other figures")
+            problems.append(f"{name}: left out, {first} is the same method and seed with other numbers")
     results = [found[key][1] for key in sorted(found)]
     return Collection(results, incomplete, problems)

@@ -12,7 +12,7 @@ from metapretrain.report.results import data_of, is_finite, unpack
 
 @dataclass(frozen=True)
 class Difference:
-    """Figures of a method less those of a baseline, on the seeds that both have."""
+    """Means of a method minus those of a baseline, on the seeds that both have."""
 
     baseline: str
     seeds: list[int]
@@ -202,7 +202,7 @@ class Group:
     remark: str  # bears on the marked columns; "" for none
 
     def figures(self) -> tuple[dict[str, intervals.Interval], dict[str, float]]:
-        """The main figures by method, and the published ones of these methods that may be compared with them."""
+        """The main numbers by method, and the published ones of these methods that may be compared with them."""
         main = self.layout.main
         ours = {row.method: row.scores[main] for row in self.rows if main in row.scores}
         rows = {row.method: row.published for row in self.rows if row.published and not row.other_data}

@@ -119,7 +119,7 @@ def _no_formula(value: object) -> object:
 
 @dataclass(frozen=True)
 class Table:
-    """What `build_table` made; `.markdown()`, `.csv()` and `.json()` show the same figures."""
+    """What `build_table` made; `.markdown()`, `.csv()` and `.json()` show the same numbers."""
 
     groups: list[Group]
     incomplete: list[str]
@@ -220,7 +220,7 @@ def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
     for column in layout.columns if layout.majority else ():
         values = {run["metrics"].get(f"{layout.majority}{column.metric}") for run in rows_of} - {None}
         if len(values) > 1:
-            notes.append(f"The runs tell {len(values)} figures of the majority class for {column.title}.")
+            notes.append(f"The runs hold {len(values)} different numbers of the majority class for {column.title}.")
         elif values:
             majority[column.name] = float(values.pop())
     marked = layout.similarity and any(column.marked for column in layout.all_columns)

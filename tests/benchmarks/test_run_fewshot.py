@@ -61,7 +61,7 @@ def test_every_method_is_trained_tested_once_and_reported(
         assert found["budget"].items() >= {"encoder_passes": 4 * 20 if shared else passes, "updates": 4}.items()
         assert shared or found["budget"]["best_step"] in (2, 4)
         assert f"| {name} | 1 | {100 * metrics['test_accuracy']:.2f}" in table
-        assert f"- {name}: 20 test episodes a run" in table
+        assert f"- {name}: 20 test episodes per run" in table
         assert (tmp_path / ROOT / f"{name}-s0" / "learner.safetensors").is_file()
         if name in ("protonet", "metasgd", "r2d2", "maml++", "supervised-centroid", "supervised-logistic"):
             check_loaded(tmp_path / ROOT / f"{name}-s0", metrics["test_accuracy"])

@@ -31,7 +31,7 @@ def test_a_smoke_run_of_all_schedulers_and_its_report(
     assert (found.incomplete, found.problems) == ([], [])
     assert {result["budget"]["pretrain_updates"] for result in rows.values()} == {12}
     assert all(f"| {name} |" in shown for name in rows)
-    assert "validation picks fixed-masked-lm-aware" in shown and "less uniform-aware, target loss" in shown
+    assert "validation picks fixed-masked-lm-aware" in shown and "minus uniform-aware, target loss" in shown
     assert {file.name for file in (root / "figures").glob("*-a*.png")} == {
         f"{what}-{setting}.png" for what in ("target-loss", "shares") for setting in SETTINGS
     }

@@ -27,7 +27,7 @@ def test_the_file_of_the_page_is_a_benchmark(
     shown = capsys.readouterr().out
     assert "| method | seeds | RMSE (n = 142) | RMSE of training rows | published |" in shown
     assert "Lower is better: RMSE, RMSE of training rows." in shown and "| 50.480 \\* |" in shown
-    assert "Paired differences, less linear:" in shown and "Order by rmse: " in shown and "accuracy" not in shown
+    assert "Paired differences, minus linear:" in shown and "Order by rmse: " in shown and "accuracy" not in shown
     assert "Unequal budgets" not in shown and "pretrain-autoencoder" in shown
 
     assert metapretrain(["report", "runs/diabetes", "--bundle", "kept/diabetes.json"]) == 0

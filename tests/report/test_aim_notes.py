@@ -32,7 +32,7 @@ def runs(*scores: float, passes: int = 100, reads: int = 10) -> dict[int, Any]:
 def test_the_aim_is_shown_ruled_out_or_neither(ahead: tuple[float, ...], told: str) -> None:
     base = (0.5, 0.6, 0.7, 0.8)
     found = aim_notes({"ppt": runs(*base), "row": runs(*(b + a for b, a in zip(base, ahead, strict=True)))}, LAYOUT)
-    assert len(found) == 1 and found[0].startswith("row less ppt, mean: ") and told in found[0]
+    assert len(found) == 1 and found[0].startswith("row minus ppt, mean: ") and told in found[0]
     assert aim_notes({"ppt": runs(0.5), "row": runs(0.6)}, LAYOUT) == []  # one seed has no interval
 
 

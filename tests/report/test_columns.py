@@ -161,7 +161,7 @@ def test_a_damaged_layout_is_one_problem_and_the_runs_are_shown(
 
 def test_results_without_a_figure_are_left_out(tmp_path: Path) -> None:
     bundle([result("a", test_rmse=1.0), result("b")], tmp_path / "b.json")
-    assert collect(tmp_path / "b.json").problems == ["b.json: it has no figure"]
+    assert collect(tmp_path / "b.json").problems == ["b.json: it has no number"]
 
 
 def test_only_a_pretraining_yet() -> None:

@@ -50,10 +50,16 @@ def test_maps_have_titles_names_and_fixed_points() -> None:
     figure = tsne_figure({"train, before": (noise, y), "train, after": (z, y)}, NAMES)
     before, after = (axes.get_title() for axes in figure.axes)
     for title, told, points in (("before", before, noise), ("after", after, z)):
-        measured = f"silhouette {silhouette(points, y):.2f}, kNN (leave-one-out) {knn_leave_one_out(points, y):.1%}"
-        assert told == f"train, {title}\n{measured}"
+        right = f"kNN (leave-one-out, k = 19) {knn_leave_one_out(points, y, 19):.1%}"  # 20 rows per class
+        assert told == f"train, {title}\nsilhouette {silhouette(points, y):.2f}, {right}"
     assert sorted(texts(figure)) == sorted(NAMES * 2)
     np.testing.assert_array_equal(project(z), project(z))
+
+
+def test_neighbours_of_few_rows_per_class_are_not_outvoted() -> None:
+    z, y = blobs(9)
+    (axes,) = tsne_figure({"train": (z, y)}, NAMES).axes
+    assert axes.get_title().endswith("kNN (leave-one-out, k = 2) 100.0%")
 
 
 def test_maps_draw_no_more_than_asked() -> None:

@@ -70,9 +70,9 @@ def test_tokens_a_second_and_padding_stand_beside_the_cost(tmp_path: Path, make_
         make_run("a", seed, tokens_per_s=200_000 + 2000 * seed, padding_share=0.2 + 0.1 * seed)
     make_run("b", 0)
     table = build_table(collect(tmp_path / "runs"))
-    lines = [line for line in table.markdown().splitlines() if "tokens a second" in line or "60.5 s" in line]
+    lines = [line for line in table.markdown().splitlines() if "tokens per second" in line or "60.5 s" in line]
     shown = [[cell.strip() for cell in line.split("|")[-3:-1]] for line in lines]
-    assert shown == [["tokens a second", "padding, %"], ["201,000", "25.0"]]
+    assert shown == [["tokens per second", "padding, %"], ["201,000", "25.0"]]
     told = {row["method"]: row for row in json.loads(table.json())["groups"][0]["rows"]}
     assert told["a"]["tokens_per_s"] == 201_000 and "tokens_per_s" not in told["b"]
 
@@ -90,7 +90,7 @@ def test_the_posters_claim_is_tested_on_all_pairs(tmp_path: Path, make_run: Make
     assert claim.over_seeds.mean == pytest.approx(by_hand.mean)
     assert claim.over_seeds.half_width == pytest.approx(by_hand.half_width)
     assert claim.published == pytest.approx((0.642 - 0.607 + 0.631 - 0.606) / 2)
-    line = "prl-query less prl-standard, mean over pairs of methods: +1.00 ± 1.59 points"
+    line = "prl-query minus prl-standard, mean over pairs of methods: +1.00 ± 1.59 points"
     told = write(tmp_path / "runs")
     assert f"{line} (1 of 2 pairs above 0, 2 common seeds); published +3.00 (2 of 2)." in told
 
@@ -131,9 +131,9 @@ def test_unequal_seeds_are_paired_on_the_common_ones(tmp_path: Path, make_run: M
     assert difference is not None
     assert difference.seeds == [1, 2]
     assert difference.over_seeds.mean == pytest.approx(5 / 400)
-    assert "simclr less supervised-resnet18: on the common seeds only (1 2)." in group.notes
+    assert "simclr minus supervised-resnet18: on the common seeds only (1 2)." in group.notes
     assert row_of(group, "other").differences == [None, None]
-    assert "other less simclr: no common seed, so no paired difference." in group.notes
+    assert "other minus simclr: no common seed, so no paired difference." in group.notes
 
 
 def test_other_images_are_not_paired(tmp_path: Path, make_run: MakeRun) -> None:
@@ -143,7 +143,8 @@ def test_other_images_are_not_paired(tmp_path: Path, make_run: MakeRun) -> None:
     difference = row_of(group, "simclr").differences[0]
     assert difference is not None
     assert difference.over_images is None
-    assert "No predictions of the same images as supervised-resnet18's: simclr." in group.notes
+    told = "Predictions are not of the same images as supervised-resnet18's, so no difference over images: simclr."
+    assert told in group.notes
 
 
 def test_what_makes_rows_incomparable_is_said(tmp_path: Path, make_run: MakeRun) -> None:
@@ -173,7 +174,7 @@ def test_pretraining_runs_stand_apart(tmp_path: Path, make_run: MakeRun) -> None
     assert [row.method for row in group.rows] == ["simclr"]
     assert [row.method for row in group.pretraining] == ["prl-query"]
     assert not any("Unequal" in note for note in group.notes)
-    _, after = write(tmp_path / "runs").split("Pretraining only, shared by the rows above:")
+    _, after = write(tmp_path / "runs").split("Pretraining only, shared by the methods above:")
     assert "| prl-query | 1 | 90,000 |" in after
 
 
@@ -312,7 +313,9 @@ def test_published_figures_beside_runs_on_other_rows_are_marked_and_not_compared
     }
     text = table.markdown()
     assert "| 62.5 / 98.4 \u2021 |" in text and "| 64.6 / 96.5 |" in text
-    told = "\u2021 Published for other rows (test 400, here 200), so no comparison on the same ones: supervised-"
+    told = (
+        "\u2021 The published numbers are of other data (test 400, here 200), so not of the same examples: supervised-"
+    )
     assert told in text and [*group.figures()[1]] == ["simclr"]
     rows = {row["method"]: row["published"] for row in json.loads(table.json())["groups"][0]["rows"]}
     assert "other_data" in rows["supervised-resnet18"] and "other_data" not in rows["simclr"]

@@ -65,7 +65,7 @@ def test_losses_beside_those_of_uniform() -> None:
     )
     # compute 0, 60, 120 against 0, 30, 60, 90; over 0 to 90: 120 + 30.075 or 30.225 less 157.5
     assert notes == [
-        "softmax-aware less uniform-aware, target loss: final -0.480, final less the lowest of uniform-aware +0.020 "
+        "softmax-aware minus uniform-aware, target loss: final -0.480, final minus the lowest of uniform-aware +0.020 "
         "(at most 0.02 on 1 of 2 seeds), mean over the compute that both spent -0.082; with 67% of its updates and "
         "133% of its compute."
     ]
@@ -92,7 +92,7 @@ def test_the_fixed_source_that_validation_picks() -> None:
     notes = schedule_notes(grouped(*rows))
     assert notes[0] == "Of 2 fixed sources (aware), validation picks fixed-mlm-aware."
     # differences -1, 0, 1 points: t(2) = 4.303 times 1 / sqrt(3)
-    told = "utility-taylor-aware less fixed-mlm-aware, downstream: +0.00 points (95%: -2.48 to +2.48)"
+    told = "utility-taylor-aware minus fixed-mlm-aware, downstream: +0.00 points (95%: -2.48 to +2.48)"
     assert notes[1].startswith(told)
 
 
@@ -100,7 +100,7 @@ def test_the_table_of_a_scheduling_benchmark() -> None:
     text = build_table([run(f"{name}-aware", 0, [2.0, 1.0]) for name in ("uniform", "exp3")], LAYOUT).markdown()
     header = next(line for line in text.splitlines() if line.startswith("| method | seeds | downstream"))
     assert header == "| method | seeds | downstream % | wic accuracy % (n = 638) |"
-    assert "95% over the test examples" in text and "Paired differences, less uniform-aware" in text
+    assert "95% intervals over the test examples" in text and "Paired differences, minus uniform-aware" in text
     assert "MiniLM" not in text and "overall" not in text
 
 
@@ -135,8 +135,8 @@ def test_curves_of_one_point_and_rows_without_a_score_say_nothing() -> None:
     first["metrics"]["downstream"] = None
     notes = schedule_notes(grouped(first, run("exp3-aware", 0, []), fixed))
     assert notes[0].startswith("The target loss of uniform-aware did not fall on 1 of 1 seeds")
-    assert not any("uniform-aware less" in note for note in notes)
-    assert not any("exp3-aware less uniform" in note for note in notes)
+    assert not any("uniform-aware minus" in note for note in notes)
+    assert not any("exp3-aware minus uniform" in note for note in notes)
 
 
 def test_a_row_cut_short_is_not_compared() -> None:
@@ -168,7 +168,7 @@ def test_settings_stand_apart() -> None:
         "utility-exact-agnostic": [None, "uniform-agnostic"],
     }
     assert not any("no common seed" in note for note in group.notes)
-    told = "utility-exact-aware less utility-exact-agnostic, downstream: +10.00 points (95%: +10.00 to +10.00), "
+    told = "utility-exact-aware minus utility-exact-agnostic, downstream: +10.00 points (95%: +10.00 to +10.00), "
     assert f"{told}2 seeds." in group.notes
     text = table.markdown()
-    assert text.index("less uniform-aware:") < text.index("less uniform-agnostic:")
+    assert text.index("minus uniform-aware:") < text.index("minus uniform-agnostic:")

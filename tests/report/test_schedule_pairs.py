@@ -24,7 +24,7 @@ def test_differences_are_paired_by_seed() -> None:
     uniform = [result for seed in range(3) for result in run("uniform", seed, 0.5 + 0.1 * seed)]
     other = [result for seed in (2, 1, 0) for result in run("utility:alpha=0.1", seed, 0.51 + 0.1 * seed)]
     text = build_table(uniform + other, LAYOUT).markdown()
-    assert text.count("less that of recipe strong-uniform-t, paired over seeds: +1.00 ± 0.00 (3 seeds)") == 1
+    assert text.count("minus that of recipe strong-uniform-t, paired over seeds: +1.00 ± 0.00 (3 seeds)") == 1
     assert "updates supervised 25%, simclr 75%; probes 25% of the compute" in text
 
 
@@ -42,4 +42,4 @@ def test_a_damaged_schedule_is_passed_over(damage: dict[str, Any]) -> None:
     row, before = run("exp3", 0, 0.6)
     before["schedule"] |= damage
     text = build_table([*run("uniform", 0, 0.5), row, before], LAYOUT).markdown()
-    assert "less that of recipe strong-uniform-t, paired over seeds: +10.00 (1 seed)" in text
+    assert "minus that of recipe strong-uniform-t, paired over seeds: +10.00 (1 seed)" in text

@@ -138,7 +138,7 @@ def test_the_main_table(tmp_path: Path, make_text: MakeText) -> None:
         "49.0 / 82.5 / 0.857 / 0.724",
     ]
     assert cells(text, "## text", "weighted-sst")["paper: SST / PARA / STS / overall"].endswith("0.532 \\*")
-    assert "\\*: trained for 10 epochs in the paper, the other rows for 20: not comparable" in text
+    assert "\\*: trained for 10 epochs in the paper, the other methods for 20: not comparable" in text
     assert cells(text, "## text", "majority class")["SST accuracy % (n = 1,101)"] == "25.30"
     assert "† MiniLM (all-MiniLM-L6-v2) was trained for sentence similarity, on data that holds Quora" in text
     assert "141k PARA pairs to train on; here: 22,577." in text
@@ -149,7 +149,7 @@ def test_the_main_table(tmp_path: Path, make_text: MakeText) -> None:
 def test_further_figures_and_intervals_over_examples(tmp_path: Path, make_text: MakeText) -> None:
     three_rows(make_text)
     text = write(tmp_path / "runs" / "text" / "cs224n-paper")
-    row = cells(text, "Further figures", "cross")
+    row = cells(text, "Further numbers", "cross")
     assert row["PARA F1 % †"] == "73.00 ± 0.00"
     assert row["STS Spearman †"] == "0.830 ± 0.000"
     assert row["overall without PARA †"].startswith("0.645 ±")
@@ -158,7 +158,7 @@ def test_further_figures_and_intervals_over_examples(tmp_path: Path, make_text: 
     wilson = [proportion_interval(0.45 * 1101, 1101), proportion_interval(0.83 * 20212, 20212)]
     fisher = correlation_interval(0.84, 863)
     mean = independent_mean_interval([*wilson, fisher])
-    row = cells(text, "95% over the dev examples", "cross")
+    row = cells(text, "95% intervals over the dev examples", "cross")
     assert row["SST accuracy % (n = 1,101)"] == f"{100 * wilson[0].low:.2f} to {100 * wilson[0].high:.2f}"
     assert row["STS Pearson † (n = 863)"] == f"{fisher.low:.3f} to {fisher.high:.3f}"
     assert row["overall †"] == f"{mean.low:.3f} to {mean.high:.3f}"
@@ -179,9 +179,9 @@ def test_differences_are_paired_with_cross_and_the_control(tmp_path: Path, make_
     assert to_cross.columns["overall"].mean == pytest.approx((0.01 + 0 + 0.01) / 3)
     assert to_control.seeds == [1]
     text = write(tmp_path / "runs")
-    row = cells(text, "Paired differences, less cross", "proto")
+    row = cells(text, "Paired differences, minus cross", "proto")
     assert (row["common seeds"], row["SST accuracy %"], row["STS Pearson †"]) == ("3", "+1.00 ± 0.00", "+0.010 ± 0.000")
-    assert cells(text, "Paired differences, less pretrain-ce", "proto")["STS Pearson †"] == "+0.050"
+    assert cells(text, "Paired differences, minus pretrain-ce", "proto")["STS Pearson †"] == "+0.050"
     assert "images" not in text
     assert "Order by overall: weighted-sst < pretrain-ce < cross < proto." in text
     assert "here: cross < proto; as published: cross < proto." in text
@@ -243,7 +243,7 @@ def test_tasks_of_ones_own_get_columns(tmp_path: Path, make_text: MakeText) -> N
     assert row["TOPIC accuracy % (n = 50)"] == "90.00" and row["PARA accuracy % † (n = 20,212)"] == "-"
     assert "paper" not in "".join(row)
     assert "means over different tasks. cross: sst sts topic; proto: para sst sts." in text
-    assert cells(text, "Paired differences, less cross", "proto")["PARA accuracy % †"] == "-"
+    assert cells(text, "Paired differences, minus cross", "proto")["PARA accuracy % †"] == "-"
 
 
 def test_a_row_with_one_task_has_no_overall_and_is_no_reference(tmp_path: Path, make_text: MakeText) -> None:
@@ -255,8 +255,8 @@ def test_a_row_with_one_task_has_no_overall_and_is_no_reference(tmp_path: Path, 
     assert group_of(tmp_path / "runs").baselines == ["b"]
     row = cells(text, "##", "a-cosine-untrained")
     assert (row["STS Pearson † (n = 863)"], row["overall †"]) == ("0.810", "-")
-    assert cells(text, "Paired differences, less b", "a-cosine-untrained")["STS Pearson †"] == "+0.010"
-    assert "without an overall figure: a-cosine-untrained." in text and "different tasks" not in text
+    assert cells(text, "Paired differences, minus b", "a-cosine-untrained")["STS Pearson †"] == "+0.010"
+    assert "without a number in column overall: a-cosine-untrained." in text and "different tasks" not in text
     assert "Order by overall: b < c." in text and "no common seed" not in text
     write(tmp_path / "runs" / "text" / "mine-paper", tmp_path / "again")
     assert "nan" not in (tmp_path / "again" / "table.csv").read_text().lower()

@@ -211,9 +211,9 @@ class ImageScores:
 def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> ImageScores:
     """Score features, and the head if there is one, on all parts; evaluation mode, no augmentation.
 
-    `nearest_prototype_accuracy` and `knn_accuracy` use no head: the class means, or the 20 nearest by
-    cosine, of the training features. Without a head `test_accuracy` is left out and the predictions are
-    those of the prototypes. A part without images is left out.
+    `nearest_prototype_accuracy` and `knn_accuracy` use no head: the class means, or the 20 nearest by cosine (as
+    many as the smallest class has, where that is fewer), of the training features. Without a head `test_accuracy` is
+    left out and the predictions are those of the prototypes. A part without images is left out.
     """
     features = encode(encoder, data)
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
@@ -230,7 +230,8 @@ def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> ImageS
         if name in z and 2 <= len(labels[name].unique()) < len(z[name]):  # else it is not defined
             metrics[f"silhouette_{name}"] = silhouette(z[name], labels[name])
     if "test" in z:
-        metrics["knn_accuracy"] = accuracy(knn_predict(z["train"], labels["train"], z["test"]), labels["test"])
+        k = min(20, int(labels["train"].unique(return_counts=True)[1].min()))
+        metrics["knn_accuracy"] = accuracy(knn_predict(z["train"], labels["train"], z["test"], k), labels["test"])
     predicted = nearest.get("test", labels["train"][:0])
     if head is not None:
         with evaluation_mode(head), torch.inference_mode():
@@ -298,11 +299,11 @@ def _demo_table(experiment: Experiment[Any, Any, Any, Any, Any]) -> str:
     cells = [[row.method, *(shown(row.scores[name]) for name in ("test", "nearest_prototype"))] for row in rows]
     best, *others = sorted(((row.scores["test"], row.method) for row in rows), key=lambda one: -one[0].mean)
     apart = [name for one, name in others if best[0].mean - best[0].half_width > one.mean + one.half_width]
-    told = f"above the 95% interval of {', '.join(apart)}" if apart else "though the 95% intervals overlap"
+    told = f"above the 95% interval of {', '.join(apart)}" if apart else "but the 95% intervals overlap"
     sentence = (
-        f"Trained on {DEMO_LABELS} labelled images per digit, the same for all seeds, {best[1]} has the highest "
-        f"accuracy, {best[0].mean:.1%}, {told}: this shows what each method makes of the same few labels at equal "
-        "compute, not how they compare with more labels, on other images or with a larger encoder."
+        f"Trained on {DEMO_LABELS} labelled images per digit, {best[1]} has the highest test accuracy, "
+        f"{best[0].mean:.1%}, {told}: this shows what each method makes of the same few labels at equal compute, "
+        "not how they compare with more labels, on other images or with a larger encoder."
     )
     kept = f"\nplots and all numbers: {experiment.root}; curves: tensorboard --logdir {experiment.root}\n"
     header = ["method", "test accuracy, %", "nearest prototype, %"]
