@@ -152,7 +152,7 @@ def resident(field: str) -> float:
 def table(found: list[Shape]) -> str:
     """The results as Markdown."""
     lines = [
-        "| shape | engine | meta-steps/s | to the best peer | memory, MiB | of the smallest peer's |",
+        "| shape | engine | meta-steps per second | times the best peer's | memory, MiB | times the smallest peer's |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for shape in found:

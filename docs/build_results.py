@@ -50,7 +50,15 @@ from run_scale import scaling_table
 from metapretrain.errors import InputError
 from metapretrain.files import write_file
 from metapretrain.options import main_guard
-from metapretrain.report.markdown import OTHER, figure_text, markdown_table, printable, published_text, scores_section
+from metapretrain.report.markdown import (
+    OTHER,
+    figure_text,
+    markdown,
+    markdown_table,
+    printable,
+    published_text,
+    scores_section,
+)
 from metapretrain.report.results import collect
 from metapretrain.report.rows import Group
 
@@ -109,11 +117,13 @@ def full_lines(name: str) -> str:
     """Every table of a result file."""
     if not is_bundle(name) or name.endswith("-sweeps"):
         return lean(other_table(name))
-    text = table_of(source(name)).markdown()
+    text = ""
     for group in table_of(source(name)).groups:
+        text += "\n".join(marked_untuned(group, markdown([group]).splitlines()))
         if pairs := pairs_of(name, group):
             title = ", ".join(filter(None, (group.dataset, group.recipe, group.encoder)))
-            text += f"\n## Pairs of methods: {title}\n\n{pairs_sentence(pairs)}\n\n{pairs_table(group, pairs)}\n"
+            text += f"\n\n## Pairs of methods: {title}\n\n{pairs_sentence(pairs)}\n\n{pairs_table(group, pairs)}"
+        text += "\n\n"
     return lean(text)
 
 
@@ -173,12 +183,12 @@ def marked_untuned(group: Group, lines: list[str]) -> list[str]:
     for (benchmark, recipe), (begin, why) in UNTUNED.items():
         if (group.benchmark, group.recipe) == (benchmark, recipe):
             lines = [re.sub(rf"^\| ({begin}\S+)", r"| \1 (untuned)", line) for line in lines]
-            lines += [f"Untuned: {why}.", ""]
+            lines += ["", f"Untuned: {why}.", ""]
     return lines
 
 
 def fewshot_tables(groups: Sequence[Group]) -> str:
-    """A table for each set and backbone: methods by settings, the published figures beside ours."""
+    """A table for each set and backbone: methods by settings, the published numbers beside ours."""
     settings = {setting: place for place, setting in enumerate(report_fewshot.SHOTS)}
     found: dict[tuple[str, str], dict[str, Group]] = {}
     for group in groups:
@@ -223,7 +233,8 @@ def trials(name: str, found: dict[str, dict[str, float]]) -> str:
             for metric, column in shown_.items()
         ]
         rows.append([trial.removesuffix(" seed 0"), *cells])
-    return "\n".join(markdown_table(["trial", *(column.title for column in shown_.values())], rows))
+    lines = markdown_table(["trial", *(column.title for column in shown_.values())], rows)
+    return "\n".join([*lines, "A line per trial, scored on validation data only; seed 0 where no seed is named."])
 
 
 def sweeps(results: Sequence[Mapping[str, Any]]) -> str:
@@ -309,7 +320,7 @@ def speed_summary(measured: Mapping[str, Any]) -> str:
 
 
 def plain(value: float) -> str:
-    """A rate with at least three figures: `279,993`, `1.43`.
+    """A rate with at least three digits: `279,993`, `1.43`.
 
     Example:
         >>> plain(279992.98), plain(1.427)
@@ -410,8 +421,8 @@ def contents() -> str:
         rows.append([name, benchmark_of(name), str(methods), str(seeds), links])
     about = (
         "Every table: costs, pretraining, trials, intervals over examples, paired differences and all pairs of methods "
-        "with Holm's correction. `python docs/build_results.py` writes them from the result files. Columns whose cells "
-        "are all alike are told in a line below the table; the CSV files hold them."
+        "with Holm's correction. `python docs/build_results.py` writes them from the result files. A column with the "
+        "same value in every row stands in a line below its table; the CSV files hold all columns."
     )
     lines = markdown_table(["file", "benchmark", "methods", "seeds", "links"], rows)
     return "\n".join(["# Tables", "", about, "", *lines])
