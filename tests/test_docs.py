@@ -183,7 +183,7 @@ def test_a_new_result_file_is_shown_without_a_line_elsewhere(
     assert builder.main([]) == 0
     page = (results / "few-shot.md").read_text(encoding="utf-8")
     assert "### new\n" in page and "| protonet | 98.59 ± 0.14 | 55.5 (Bertinetto) ‡ |" in page  # the set's own print
-    assert "cifar-fs-5w1s, protonet (conv4)" in (results / "index.md").read_text(encoding="utf-8")
+    assert "cifar-fs, 5-way 1-shot: protonet (conv4)" in (results / "index.md").read_text(encoding="utf-8")
     speed = (results / "speed.md").read_text(encoding="utf-8")
     assert "### speed-new\n" in speed and "### shapes-cpu\n" in speed and "cnn-28, 1 step, order 2" in speed
     assert {path.name for path in results.glob("tables/*new*")} == {
