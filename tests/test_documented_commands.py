@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -101,8 +102,8 @@ class Checks:
     def metapretrain(self, words: list[str]) -> None:
         if words == ["demo"]:
             words = [*DEMO, "--out", str(self.smoke_runs)]
-        for word in words[1:]:
-            if word.startswith("runs/"):
+        for before, word in pairwise(words):
+            if word.startswith("runs/") and before not in ("--out", "--bundle"):
                 self.make_runs(Path(word))
             elif word.startswith("docs/results/"):
                 Path(word).parent.mkdir(parents=True, exist_ok=True)
