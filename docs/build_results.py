@@ -276,7 +276,8 @@ def encoders(found: Mapping[str, Any]) -> str:
 def told_of(measured: Mapping[str, Any]) -> str:
     """Where and with what a file of speeds was measured."""
     about = f"{measured['hardware']}; load of the machine {measured['load']}; {measured['versions']}"
-    return f"{about}; commit {measured['commit']}."
+    commit = re.sub("([0-9a-f]{7})[0-9a-f]{33}", r"\1", measured["commit"])  # short names
+    return f"{about}; commit {commit}."
 
 
 def speed(measured: dict[str, Any]) -> str:

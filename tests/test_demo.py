@@ -13,6 +13,7 @@ from metapretrain.cli import DEMO_METHODS, main
 from metapretrain.data.registry import load_images
 from metapretrain.experiments.images import experiment
 from metapretrain.report.results import collect
+from metapretrain.report.rows import by_seed, paired
 
 SMOKE = ["demo", "--smoke", "--device", "cpu", "--seeds", "0", "2"]
 
@@ -30,6 +31,11 @@ def test_smoke_ends_with_one_table_and_one_sentence(tmp_path: Path, capsys: pyte
     *_, sentence = shown.rstrip().splitlines()
     assert sentence.startswith("Trained on 3 labelled images per digit") and sentence.count(". ") == 0
     assert "has the highest test accuracy" in sentence and "not how they compare" in sentence
+    gap = paired(*(by_seed(collect(root).results)[name] for name in ("supervised", "prl-query")), "test_accuracy")
+    assert gap is not None and gap.n == 2
+    best, other = ("supervised", "prl-query") if gap.mean >= 0 else ("prl-query", "supervised")
+    told = "higher than" if gap.low > 0 or gap.high < 0 else "with no difference shown to"
+    assert f"digit, {best} has" in sentence and f", {told} {other}" in sentence
     assert sum(line.startswith("| ") for line in shown.splitlines()) == 4  # header, rule and two rows: one table
     assert "tensorboard --logdir" in shown and (root / "report" / "table.md").is_file()
     figures = sorted(root.rglob("*.png"))
