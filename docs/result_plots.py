@@ -112,7 +112,11 @@ def schedules() -> list[Panel]:
 def speed() -> list[Panel]:
     """Ratios to the best peer, by machine: by default, recorded, compiled and recorded."""
     kinds = {"default": "ours by default", "recorded": "recorded as a CUDA graph", "compiled": "compiled and recorded"}
-    titles = {"speed-cpu": "one CPU thread", "speed-h200": "one H200"}
+    titles = {
+        "speed-cpu": "one CPU thread",
+        "speed-h200": "one H200, other peers than JAX",
+        "speed-h200-jax": "one H200, beside JAX",
+    }
     panels = []
     for name, title in titles.items():
         series: dict[str, dict[str, Point]] = {told: {} for told in kinds.values()}
