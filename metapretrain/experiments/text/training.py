@@ -240,7 +240,7 @@ def _by_prototypes(context: TextContext, encoder: TextEncoder) -> Callable[[], d
                 joined = one_sequence(context.method, task.kind)
                 tokens = data.tokens(rows, f"{task.name} {key}", encoder, recipe, joined)
                 found[task.name] = embed_tokens(encoder, tokens, device, width_limit(encoder, recipe))
-        return prototype_scores(tasks, *parts, recipe.proto if is_ordinal(context.method) else None)
+        return prototype_scores(tasks, parts[0], parts[1], recipe.proto if is_ordinal(context.method) else None)
 
     return scores
 
