@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 class Missing(Exception):
@@ -30,6 +31,19 @@ class Contender:
     count: bool = False
     note: Callable[[], str] | None = None
     flop: float = 0.0
+
+
+def plain_jax() -> tuple[Any, Any]:
+    """(jax, jax.numpy) with products of full precision and float64; raises Missing where it is not installed."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        raise Missing("jax (pip install jax)") from None
+    jax.config.update("jax_default_matmul_precision", "highest")
+    jax.config.update("jax_enable_x64", True)
+    return jax, jnp
 
 
 def count_kernels(call: Callable[[], object]) -> tuple[int, int | None]:

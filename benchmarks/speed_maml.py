@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from speed_contenders import Contender, Missing, device_clock
+from speed_contenders import Contender, Missing, device_clock, plain_jax
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -103,15 +102,8 @@ def compiled_meta_step(work: MamlWork, net: Any, support: Any, query: Any) -> Ca
 
 def meta_step_of_jax(work: MamlWork, net: Any, support: Any, query: Any, patches: bool = True) -> Callable[[], Any]:
     """The meta-step as one jitted function: a gradient of a mean over vmapped tasks, convolutions by patches or XLA."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    try:
-        import jax
-        import jax.numpy as jnp
-    except ImportError:
-        raise Missing("jax (pip install jax)") from None
+    jax, jnp = plain_jax()
     stride = 1 if work.pooled else 2
-    jax.config.update("jax_default_matmul_precision", "highest")
-    jax.config.update("jax_enable_x64", True)
 
     def array(tensor: Any) -> Any:
         return jnp.asarray(tensor.detach().cpu().numpy())

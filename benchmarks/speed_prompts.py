@@ -84,7 +84,7 @@ class PromptWork:
 
 
 Context = Callable[[], AbstractContextManager[Any]]
-Step = Callable[[PromptBatch, PromptBatch], object]
+Step = Callable[[PromptBatch, PromptBatch], Any]
 
 
 def in_one_pass(maml: PromptMAML, context: Context) -> Step:
@@ -113,6 +113,16 @@ def task_by_task(maml: PromptMAML, context: Context) -> Step:
     return step
 
 
+def by_jax(maml: PromptMAML, context: Context) -> Step:
+    """One jitted function of JAX, in which all tasks are mapped (vmap)."""
+    from speed_prompts_jax import outer_step_of_jax
+
+    return outer_step_of_jax(maml)
+
+
+PEERS = (task_by_task, by_jax)
+
+
 def outer_steps(work: PromptWork) -> list[Contender]:
     """Contenders of one piece of work; float32 without TF32 but for those that say bf16."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -131,13 +141,15 @@ def outer_steps(work: PromptWork) -> list[Contender]:
         def steps(n: int) -> None:
             for _ in range(n):
                 maml.zero_grad()
-                step(support, query)
+                found = step(support, query)
+            if isinstance(found, tuple):  # of JAX
+                found[0].block_until_ready()
             wait()
 
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         steps(BEFORE_REPLAY if way is OuterStep else 1)
-        if device == "cuda":  # now, since what a graph needs is not counted when it is replayed
+        if device == "cuda" and way is not by_jax:  # now, since what a graph needs is not counted when it is replayed
             peaks[name] = (torch.cuda.max_memory_allocated() - others) / 2**30
         return steps
 
@@ -148,7 +160,9 @@ def outer_steps(work: PromptWork) -> list[Contender]:
         step = way(maml, nullcontext)
         for _ in range(BEFORE_REPLAY + 1 if way is OuterStep else 1):
             maml.zero_grad()
-            step(work.rows(1, device), work.rows(2, device))
+            found = step(work.rows(1, device), work.rows(2, device))
+        if isinstance(found, tuple):  # of JAX
+            return torch.tensor(found[1].__array__()).to(device)
         return maml.prompt.weight.grad
 
     reference = functools.cache(lambda: gradient(task_by_task, None))
@@ -163,7 +177,7 @@ def outer_steps(work: PromptWork) -> list[Contender]:
         return Contender(
             name,
             lambda: timed(name, way, chunk, context),
-            way is not task_by_task,
+            way not in PEERS,
             device_clock(),
             difference if context is nullcontext else None,
             note=memory,
@@ -176,6 +190,7 @@ def outer_steps(work: PromptWork) -> list[Contender]:
         contender("all tasks in one pass, bf16", in_one_pass, context=bf16),
         contender("all tasks in one pass", in_one_pass),
         contender(f"{work.tasks // 2} tasks a pass", in_one_pass, chunk=work.tasks // 2),
+        *[contender("jax, one jitted function", by_jax)] * (device == "cuda"),
         contender("task by task, bf16", task_by_task, context=bf16),
         contender("task by task", task_by_task),
     ]
