@@ -23,7 +23,7 @@ from metapretrain.errors import InputError
 from metapretrain.maml.inner import Inner, Named, at_step, check_operators, differentiable_twice, holding, in_segments
 from metapretrain.nests import Nest, map_tensors, rebuild, tensors
 
-SMALL = 32 * 32  # pixels: images of 28 x 28 lose by it, of 84 x 84 they gain (docs/maml.md)
+SMALL = 32 * 32  # pixels: images of 28 x 28 lose by it, of 84 x 84 they gain
 
 
 class ReshapingViews(TorchFunctionMode):
@@ -60,7 +60,7 @@ def _laid_out(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if _is_image(x) else x
 
 
-LARGEST = 32 * 32  # pixels: above, writing the patches costs more than the grouped convolution (docs/maml.md)
+LARGEST = 32 * 32  # pixels: above, writing the patches costs more than the grouped convolution (84 x 84: 76 ms to 51)
 
 
 class MatmulConvolutions(TorchFunctionMode):
