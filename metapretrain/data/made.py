@@ -144,7 +144,7 @@ NOTE = "made by the project: for trying out, not for figures"
 
 
 def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceData]:
-    """Small sets under the names that :func:`~metapretrain.data.registry.load_sentiment` reads, by name.
+    """Small synthetic sets under the names that :func:`~metapretrain.data.registry.load_sentiment` reads, by name.
 
     Seven downstream sets of 100 training and 30 test rows, each with its own topic; ``"yelp5"`` of `pretraining` rows
     (50 to 1,000) with five topics; and the pairs ``"rte"`` and ``"mrpc"``. A review says two things with adjectives of
@@ -215,7 +215,7 @@ Made = TypeVar("Made")
 
 
 def made_documents(seed: int = 0) -> dict[str, Documents]:
-    """Stories of five sentences whose order shows: someone gets up, goes out, does a thing, rests and sleeps."""
+    """Synthetic stories of five sentences in order: someone gets up, goes out, does a thing, rests and sleeps."""
     return {split: Documents(rows, split) for split, rows in _rows(seed, 1, lambda _, random: _story(random)).items()}
 
 

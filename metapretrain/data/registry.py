@@ -40,7 +40,7 @@ GIVES = {  # what a set's `load` returns, and what reads such a set
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One data set.
+    """A registered data set.
 
     Attributes:
         name: as given to ``--dataset`` and ``metapretrain data``.

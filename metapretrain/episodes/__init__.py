@@ -1,4 +1,4 @@
-"""What the model sees next: episodes, shuffled batches and streams of several tasks.
+"""Episodes, shuffled batches and streams of several tasks.
 
 Planning an episode (which classes, which rows) is separate from reading its data, and is a pure function of
 (seed, epoch, index, block size).

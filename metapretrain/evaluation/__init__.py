@@ -1,1 +1,1 @@
-"""Intervals, scores of representations and episodes, figures, and the report of a folder of runs."""
+"""Intervals, metrics, and the evaluation of representations, episodes and robustness."""

@@ -1,1 +1,1 @@
-"""Experiments: what a benchmark script runs, on one skeleton."""
+"""The experiments that the benchmark scripts run, on one skeleton."""

@@ -108,7 +108,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the result of a run says.
+    """What a run adds to its `result.json`.
 
     Args:
         metrics: by name; budget: what it has cost: encoder passes, updates.
@@ -122,7 +122,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment(ABC, Generic[R, D, M, T, S]):
-    """What all rows of a table share, and how one of them is run.
+    """An experiment: what the methods of a table share, and how one of them is trained and scored.
 
     A subclass says how a row is trained, scored and saved; see the abstract methods.
 

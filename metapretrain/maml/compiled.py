@@ -38,7 +38,7 @@ INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
 
 
 class CompiledMeta:
-    """Does what a learner's `backward` does, with pieces compiled once for each form of batch and learner.
+    """A learner's `backward`, made of pieces that are compiled once for each form of batch and learner.
 
     Compiling takes a minute or two, and is done anew for other shapes, steps, rates in numbers, training modes, frozen
     parameters or autocasts. Gradients agree up to rounding; a parameter that nothing uses gets zeros, not None.

@@ -56,7 +56,7 @@ LEAVES = 4  # tensors of labelled rows
 
 
 class OuterStep:
-    """:meth:`PromptMAML.backward`; on a GPU each shape of rows is recorded at its third call and replayed from then on.
+    """An outer step: `backward` of :class:`PromptMAML`, on a GPU recorded at the third call of each shape of rows.
 
     All settings that are numbers stay as recorded; the prompt and learned rates are read anew. `context` is called
     before each step for that of its precision, such as autocast.

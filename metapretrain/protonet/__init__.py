@@ -1,4 +1,4 @@
-"""Prototypes: how labelled examples teach a feature space."""
+"""Prototypes, distances, the prototypical loss and prototypical networks."""
 
 from metapretrain.distributed import gather_rows
 from metapretrain.protonet.loss import MODES, ProtoLoss, check_labels

@@ -16,7 +16,7 @@ from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits,
 
 
 class EmbeddingLearner(Learner):
-    """A learner whose encoder embeds all tasks in one pass; a subclass fits what then classifies, and applies it."""
+    """A learner whose encoder embeds all tasks in one pass; a subclass fits a classifier on the embeddings."""
 
     fitted: Tensor | None
 

@@ -40,7 +40,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Published:
-    """One row as printed."""
+    """Published numbers of one method."""
 
     scores: Mapping[str, float | None]  # column to figure, fractions or correlations; None where none was printed
     source: str = ""  # of a row of another print than the others, such as `poster`

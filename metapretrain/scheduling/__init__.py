@@ -1,4 +1,4 @@
-"""Which source task is worth training on now: utilities from probes, and the schedulers they have to beat."""
+"""Schedulers that choose the next pretraining task: by utilities from probes, and simple ones to compare with."""
 
 from metapretrain.scheduling.probes import FunctionProbe, LoaderProbe, Probe
 from metapretrain.scheduling.registry import (

@@ -23,7 +23,7 @@ MOST_SAMPLES = 100  # all batches of a decision are held at once
 
 @dataclass(frozen=True)
 class Cost:
-    """What probes took: batches passed forwards, batches passed backwards, and seconds of wall time.
+    """What probes cost: batches passed forwards, batches passed backwards, and seconds of wall time.
 
     Example:
         >>> (Cost(8, 2, 0.5) + Cost(2, 2, 0.25)).units

@@ -21,7 +21,7 @@ from metapretrain.scheduling.schedulers import MOST_SAMPLES, BlockScheduler, Cho
 
 
 class Agreement(NamedTuple):
-    """How approximate utilities fit exact ones."""
+    """How well approximate utilities agree with exact ones."""
 
     rank_correlation: float  # Spearman's; NaN if all are equal on one side
     regret: float  # best exact utility minus that of the source which the approximate ones put first; 0 is best

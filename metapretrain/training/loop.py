@@ -98,7 +98,7 @@ class KeepBest:
 
 
 class Stream(Protocol):
-    """What the loop draws batches from; :class:`metapretrain.episodes.TaskStream` is one."""
+    """A source of batches for `train`; :class:`metapretrain.episodes.TaskStream` is one."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield `{task: batch}`, one per update, from where the state says."""

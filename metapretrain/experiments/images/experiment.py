@@ -90,7 +90,7 @@ class TrainedImages:
 
 @dataclass(frozen=True)
 class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedImages, "ImageScores"]):
-    """An image experiment: see `Experiment`; maps and confusion matrices are its figures."""
+    """An image experiment: see `Experiment`; its plots are maps and confusion matrices."""
 
     layout: Layout | None = IMAGES
 

@@ -29,7 +29,7 @@ T = TypeVar("T", bound=nn.Module)  # a kind of objective
 
 
 class Objective(nn.Module, ABC):
-    """What an encoder of images is trained by; `views`: encoder passes per image, `labelled`: labels are read."""
+    """A loss for image encoders; `views`: encoder passes per image, `labelled`: labels are read."""
 
     views = 1
     labelled = True

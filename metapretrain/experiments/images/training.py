@@ -34,7 +34,7 @@ SCHEDULED = "scheduled"  # several of them, one an update: see :mod:`metapretrai
 
 @dataclass(frozen=True)
 class ImageMethod:
-    """A row of the table: an objective, then (but for `supervised`) a head fine-tuned on its encoder.
+    """A method of the table: an objective, then (but for `supervised`) a head fine-tuned on its encoder.
 
     `joint`: the prototypical loss, leave-one-out, is added to the cross entropy of a head.
     """

@@ -56,7 +56,7 @@ class ScheduleStep(nn.Module):
 
 
 class TaskProbe:
-    """A task as a scheduler sees it; batches depend on the generator alone, losses have the precision of updates.
+    """The probe of a task, for schedulers; batches depend on the generator alone, losses have the precision of updates.
 
     `joint`: M batches are one forward pass.
     """

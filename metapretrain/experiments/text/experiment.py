@@ -77,7 +77,7 @@ class TextScores:
 
 @dataclass(frozen=True)
 class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, TextScores]):
-    """A text experiment: see `Experiment`; its figures are maps of pretrained embeddings."""
+    """A text experiment: see `Experiment`; its plots are maps of pretrained embeddings."""
 
     map_points: int = MAP_ROWS
 

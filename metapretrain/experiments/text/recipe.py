@@ -56,7 +56,7 @@ PRETRAININGS = {
 
 @dataclass(frozen=True)
 class TextMethod:
-    """A row of the table: what the encoder starts from, how pairs are encoded, which heads are trained and how.
+    """A method of the table: what the encoder starts from, how pairs are encoded, which heads are trained and how.
 
     Args:
         pretraining: a name of :data:`PRETRAININGS`, shared by the rows that name it, or None.

@@ -305,7 +305,7 @@ class TaskLoader:
 
 
 def to_device(batch: Tensors, where: nn.Module | torch.device | str) -> Tensors:
-    """The batch on a device, or on that of a module."""
+    """Move a batch to a device, or to that of a module."""
     device = next(where.parameters()).device if isinstance(where, nn.Module) else where
     return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
@@ -325,7 +325,7 @@ class PooledHead(nn.Module):
 
 
 class ClassTask(PretrainingTask):
-    """Cross entropy of a class of each row, from the pooled states; the batch has `labels` (B,)."""
+    """A task with one class per row: cross entropy over the pooled states; batches have `labels` (B,)."""
 
     metric = "accuracy"
     classes: int

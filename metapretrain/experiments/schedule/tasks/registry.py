@@ -29,7 +29,7 @@ MADE = ("masked-lm", "reordering", "response-selection", "rte")
 
 
 class Library:
-    """The documents of a folder with a folder for each set, read once for all tasks that use them.
+    """The documents of a folder that has one folder per data set, read once for all tasks that use them.
 
     Training documents are the Penn Treebank's training part, WikiText-2's ``valid.txt`` and a book, without every
     twentieth, which is for validation; the test is WikiText-2's ``test.txt``.
