@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fewshot_experiment import FewShotExperiment
+from fewshot_experiment import WITHIN, FewShotExperiment, FewShotRecipe, SavedEncoder
 from report_fewshot import layout_of
 from score_lake import LAKE_LAYOUT, lake_plans, load_lake
 
@@ -31,10 +31,11 @@ from metapretrain.episodes import EpisodeSpec, to_metadataset
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
-from metapretrain.experiments.fewshot.learning import SUPERVISED, WITHIN, FewShotMethod, FewShotRecipe, SavedEncoder
+from metapretrain.experiments.fewshot.learning import SUPERVISED, FewShotMethod
 from metapretrain.experiments.recipe import override
 from metapretrain.experiments.saved import load_encoder
 from metapretrain.models.encoders import ENCODERS, LEARN2LEARN
+from metapretrain.models.pretrained import ENCODER_HEADS, FINETUNE, TUNING
 from metapretrain.models.saved import LEARNERS, adapts
 from metapretrain.options import Parser, option_type, pixels, positive_int
 from metapretrain.protonet.learner import HEADS
@@ -115,7 +116,7 @@ METHODS = (
     "supervised-logistic",
 )
 SUPERVISED_ROWS = {head: f"supervised-{'centroid' if head == 'centred' else head}" for head in HEADS}
-ENCODER_ROWS = {head: ENCODER + f"-{head}" * (head != "nearest") for head in HEADS}
+ENCODER_ROWS = {head: ENCODER + f"-{head}" * (head != "nearest") for head in ENCODER_HEADS}
 KNOWN = frozenset(LEARNERS)
 DEFAULT = ("protonet", "maml", "fomaml", "anil", "metasgd")
 
@@ -199,14 +200,18 @@ def _parser(methods: Iterable[str]) -> Parser:
         "fewshot",
         methods=methods,
         default_methods=",".join(DEFAULT),
-        change="the methods: updates=1000 lr=0.002; or the supervised training that rows share: supervised.turns=true",
+        change="the methods: updates=1000 lr=0.002; the supervised training that rows share: supervised.turns=true; "
+        "the head finetune: finetune.steps=20",
         compiled="compile the meta-steps of MAML and its kin (a minute or two; default: on a GPU, where it pays)",
     )
     sets, backbones = names_giving("few-shot", "images"), (*ENCODERS, *LEARN2LEARN)
     settings = "such as 5w1s; all: 5w1s,5w5s,20w1s,20w5s (default); lake: Lake's 20 runs"
     held = "draw episodes from labels (default) or from learn2learn's MetaDataset"
     encoder = "score an encoder, beside given --methods: a run, timm:NAME, torchvision:NAME, OWNER/NAME, a folder"
-    head = f"{', '.join(HEADS)}: of --encoder (default: nearest) and supervised rows"
+    head = (
+        f"{', '.join(HEADS)}: of --encoder (default: nearest) and supervised rows; {FINETUNE} (--encoder alone): train "
+    )
+    head += "the encoder too in each episode, from under a second on a GPU to minutes on a CPU"
     add = parser.add_argument
     add("--no-compile", dest="compile", action="store_false", default=None, help="never compile the meta-steps")
     parser.set_defaults(compile=None, methods=None)
@@ -222,10 +227,10 @@ def _parser(methods: Iterable[str]) -> Parser:
     add("--within", choices=WITHIN, help="Omniglot: episodes inside one alphabet: all, or those of validation and test")
     add("--trainval", action="store_true", help="learn from the validation classes too; the last weights are tested")
     add("--encoder", metavar="ENCODER", help=encoder)
-    add("--head", nargs="+", choices=HEADS, metavar="HEAD", help=head)
+    add("--head", nargs="+", choices=ENCODER_HEADS, metavar="HEAD", help=head)
     add("--test-episodes", type=positive_int, default=600, metavar="N", help="default: 600")
     add("--validation-episodes", type=positive_int, default=200, metavar="N", help="default: 200")
-    add("--beside", action="store_true", help=SUPPRESS)  # the row is one of several: see `changes`
+    add("--beside", action="store_true", help=SUPPRESS)  # the row is one of several: see `changes_of`
     return parser
 
 
@@ -252,7 +257,7 @@ def rows_of(options: Namespace) -> list[str]:
     """The rows that `--methods`, `--encoder` and `--head` ask for.
 
     Raises:
-        InputError: nothing but an encoder's rows, and no encoder.
+        InputError: nothing but an encoder's rows, and no encoder; or supervised rows are to be fine-tuned.
     """
     if options.methods is None:
         names = list(DEFAULT) if options.encoder is None else [ENCODER]
@@ -265,6 +270,8 @@ def rows_of(options: Namespace) -> list[str]:
         names = options.methods + [ENCODER] * (not encoded)
     for rows in (SUPERVISED_ROWS, ENCODER_ROWS) if options.head is not None else ():
         if any(name in rows.values() for name in names):
+            if not rows.keys() >= set(options.head):
+                raise InputError(f"--head {FINETUNE} is of --encoder alone: give the folder of a supervised run to it")
             names = [name for name in names if name not in rows.values()] + [rows[head] for head in options.head]
     return names
 
@@ -280,25 +287,26 @@ def smoke(method: FewShotMethod) -> FewShotMethod:
     return replace(method, updates=4, tasks=tasks, validations=2, ways=None, test_steps=min(method.test_steps, 5))
 
 
-def changes(options: Namespace, method: FewShotMethod) -> Sequence[str]:
-    """What `--set` says of a row.
-
-    Names with the prefix `supervised.` change the supervised training that rows share; others change it only where no
-    other method is asked for.
-    """
-    shared: list[str] = []
-    others: list[str] = []
+def changes(options: Namespace, prefix: str = "") -> list[str]:
+    """What `--set` says of the names with a prefix, without it: `supervised`, `finetune` or "", that of the methods."""
+    found = []
     for change in options.changes:
-        prefix, dot, rest = change.partition("=")[0].partition(".")
-        if dot and prefix != SUPERVISED:
+        given, dot, rest = change.partition("=")[0].rpartition(".")
+        if given not in ("", SUPERVISED, FINETUNE):
             raise InputError(
-                f"--set {change}: unknown prefix {prefix!r}; give {SUPERVISED}.{rest}=VALUE for the supervised "
-                f"training that rows share, or {rest}=VALUE for the methods"
+                f"--set {change}: unknown prefix {given!r}; give {SUPERVISED}.{rest}=VALUE for the supervised training "
+                f"that rows share, {FINETUNE}.{rest}=VALUE for that head, or {rest}=VALUE for the methods"
             )
-        (shared if dot else others).append(change.removeprefix(f"{SUPERVISED}."))
+        if given == prefix:
+            found.append(change.removeprefix(given + dot))
+    return found
+
+
+def changes_of(options: Namespace, method: FewShotMethod) -> list[str]:
+    """What `--set` says of a row: names without a prefix reach the supervised training only where it stands alone."""
     if method.learner != SUPERVISED:
-        return others
-    return shared if options.beside else [*others, *shared]
+        return changes(options)
+    return [*([] if options.beside else changes(options)), *changes(options, SUPERVISED)]
 
 
 def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> Table:
@@ -312,11 +320,12 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
         episodes = {"test": 20, "validation": 5}
         methods = {name: smoke(method) for name, method in methods.items()}
     supervised = methods[SUPERVISED_ROWS["centred"]]
-    supervised = override(replace(supervised, head=None), changes(options, supervised))
+    supervised = override(replace(supervised, head=None), changes_of(options, supervised))
     chosen = {name: method for name, method in methods.items() if name in options.methods}
-    rows: Rows = {name: override(method, changes(options, method)) for name, method in chosen.items()}
+    rows: Rows = {name: override(method, changes_of(options, method)) for name, method in chosen.items()}
     if options.encoder is not None:
-        rows |= {name: SavedEncoder(options.encoder, head) for head, name in ENCODER_ROWS.items()}
+        tuning = override(TUNING, changes(options, FINETUNE))
+        rows |= {name: SavedEncoder(options.encoder, head, tuning) for head, name in ENCODER_ROWS.items()}
     dataset, within = ("omniglot-lake", options.within or "tests") if lake else (options.dataset, options.within or "")
     recipe = FewShotRecipe(
         EpisodeSpec(ways, shots, queries),
@@ -363,13 +372,13 @@ def tables_of(options: Namespace) -> list[Table]:
 def row_options(about: Mapping[str, Any]) -> dict[str, list[str] | None]:
     """The options that choose the row of a run's configuration, one of a setting and perhaps by a head.
 
-    A supervised row that was one of several is run again as one of them: see `changes`.
+    A supervised row that was one of several is run again as one of them: see `changes_of`.
     """
     name = str(about["method"])
     found = {"--seeds": [str(about["seed"])], "--settings": [str(about["dataset"]).rpartition("-")[2]]}
     heads = {row: head for head, row in SUPERVISED_ROWS.items()}
     if name == ENCODER or name.startswith(f"{ENCODER}-"):  # then the head, but nearest, and the encoder's name
-        head = next((head for head in HEADS if name.startswith(f"{ENCODER}-{head}")), "nearest")
+        head = next((head for head in ENCODER_HEADS if name.startswith(f"{ENCODER}-{head}")), "nearest")
         return {**found, "--methods": [ENCODER], "--head": [head]}
     if name in heads:
         given = re.search(r"--methods[= ](\S+)", str(about.get("command")))

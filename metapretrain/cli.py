@@ -209,10 +209,15 @@ def run_few_shot(options: Namespace) -> int:
     """Show the k-shot accuracy of an encoder on images or on a table of texts, by each head."""
     from metapretrain import EpisodeSampler, EpisodeSpec
     from metapretrain.data.registry import DATASETS, load_images
-    from metapretrain.evaluation.episodes import evaluate_embeddings
+    from metapretrain.evaluation.episodes import evaluate_embeddings, evaluate_finetuning
+    from metapretrain.experiments.recipe import override
     from metapretrain.experiments.saved import load_encoder, read_classes
-    from metapretrain.models.pretrained import features_centre, kept_features
+    from metapretrain.models.pretrained import FINETUNE, FineTuning, features_centre, kept_features
 
+    how, tuned = override(FineTuning(), options.changes), FINETUNE in options.head
+    if options.changes and not tuned:
+        raise InputError(f"--set {options.changes[0]} is of fine-tuning: give --head {FINETUNE}, or leave it out")
+    episodes = options.episodes or (100 if tuned else 600)
     if options.ways < 2:
         raise InputError("--ways 1: the only class is always right; give 2 or more")
     of_texts, centre = options.texts is not None, None
@@ -234,13 +239,17 @@ def run_few_shot(options: Namespace) -> int:
 
             images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
         shown, labels = images.images, images.labels
-    z = kept_features(model, shown)
-    centre = z.mean(0) if centre is None else centre
+    if set(options.head) != {FINETUNE}:
+        z = kept_features(model, shown)
+        centre = z.mean(0) if centre is None else centre
     for shots in options.shots:
         spec = EpisodeSpec(options.ways, shots, options.queries)
         for head in options.head:
-            sampler = EpisodeSampler(labels, spec, options.episodes, seed=options.seed)
-            result = evaluate_embeddings(z, sampler, head=head, centre=centre)
+            sampler = EpisodeSampler(labels, spec, episodes, seed=options.seed)
+            if head == FINETUNE:
+                result = evaluate_finetuning(model, shown, sampler, how)
+            else:
+                result = evaluate_embeddings(z, sampler, head=head, centre=centre)
             print(f"{options.ways}-way {shots}-shot  {f'{head}  ' if len(options.head) > 1 else ''}{result}")
     return 0
 
@@ -256,7 +265,7 @@ def _table_options_told() -> Iterator[None]:
         raise InputError(f"{error.plain}; give {error.as_arguments('--table')}") from error
 
 
-HEADS = ("nearest", "normalised", "centred", "logistic")  # as in protonet.learner
+HEADS = ("nearest", "normalised", "centred", "logistic", "finetune")  # as in models.pretrained
 FORMATS = ("onnx", "torch", "torchvision", "timm")  # as in models.export
 REDUCERS = ("tsne", "umap")  # as in evaluation.figures
 DEMO_METHODS = ("supervised", "prl-standard", "prl-query", "simclr")
@@ -401,14 +410,17 @@ def _few_shot(parser: Parser) -> None:
     data.add_argument("--texts", type=Path, metavar="FILE", help="a table with the columns sentence and label")
     data.add_argument("--dataset", metavar="NAME", help="test images of a set that `metapretrain data` lists")
     add("--data-dir", type=Path, metavar="DIR", help="the folder of --dataset")
-    heads = "nearest (default), normalised, centred (on the mean of the training classes, else of all rows), logistic"
+    heads = "nearest (default), normalised, centred (on the mean of the training classes, else of all rows), logistic; "
+    heads += "finetune: train the encoder too in each episode (seconds per episode on a GPU, up to minutes on a CPU)"
     add("--head", nargs="+", choices=HEADS, default=["nearest"], metavar="HEAD", help=heads)
+    tuning = "of --head finetune: steps=10 lr=1e-4 head_lr=0.01 scale=10"
+    add("--set", nargs="+", action="extend", default=[], dest="changes", metavar="NAME=VALUE", help=tuning)
     add("--label", default="label", metavar="COLUMN", help="column of the classes' names in --texts (default: label)")
     add("--table", action="append", default=[], metavar="KEY=VALUE", help="how --texts is read: text=COLUMN, ...")
     add("--ways", type=positive_int, default=5, help="classes in an episode (default: 5)")
     add_int_list(parser, "--shots", (1, 5), "support images per class, one or more numbers (default: 1 5)")
     add("--queries", type=positive_int, default=15, help="query images per class (default: 15)")
-    add("--episodes", type=positive_int, default=600, help="episodes averaged over (default: 600)")
+    add("--episodes", type=positive_int, metavar="N", help="averaged over (default: 600, with --head finetune 100)")
     add("--seed", type=nonnegative_int, default=0, help="of the episodes (default: 0)")
     add_device_options(parser, precision=False)
 

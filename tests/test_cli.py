@@ -21,6 +21,7 @@ from metapretrain import cli
 from metapretrain.cli import build_parser, main
 from metapretrain.evaluation.predictions import write_predictions
 from metapretrain.models import saved
+from metapretrain.models.pretrained import ENCODER_HEADS
 from metapretrain.report import figures
 
 COMMANDS = (
@@ -233,6 +234,7 @@ def test_predict_names_a_file_that_is_no_image(
 
 def test_the_reducers_offered_are_those_there_are() -> None:
     assert set(cli.REDUCERS) == set(figures.REDUCERS)  # written twice, so that help needs no torch
+    assert cli.HEADS == ENCODER_HEADS
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
@@ -259,3 +261,17 @@ def test_completion_without_its_package_is_one_line(
 def test_episodes_of_one_class_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["few-shot", "tiny", "--texts", "any.tsv", "--ways", "1"]) == 2
     assert capsys.readouterr().err == "error: --ways 1: the only class is always right; give 2 or more\n"
+
+
+def test_fine_tuning_is_a_head_with_settings_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{word} number {row},{word}" for row in range(8) for word in ("sport", "money", "music")]
+    table = tmp_path / "news.csv"
+    table.write_text("\n".join(["sentence,label", *lines]) + "\n")
+    words = ["few-shot", "tiny", "--texts", str(table), "--ways", "3", "--shots", "2", "--queries", "3"]
+    found = show([*words, "--head", "finetune", "--set", "steps=2", "lr=0.001"], capsys)
+    assert re.fullmatch(r"3-way 2-shot  [\d.]+% \+- [\d.]+% \(100 episodes\)\n", found)
+    both = show([*words, "--head", "finetune", "normalised", "--episodes", "4", "--set", "lr=1e-9"], capsys)
+    first, second = (line.split("  ") for line in both.splitlines())
+    assert (first[1], second[1]) == ("finetune", "normalised") and first[2] == second[2]
+    assert "did you mean 'steps'" in refuse([*words, "--head", "finetune", "--set", "step=2"], capsys)
+    assert "--set lr=1 is of fine-tuning: give --head finetune" in refuse([*words, "--set", "lr=1"], capsys)

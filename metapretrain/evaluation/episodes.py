@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from metapretrain.checks import decisive, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import Encode, check_embeddings, embed
+from metapretrain.models.pretrained import FINETUNE, TUNING, FineTuning, finetune
 from metapretrain.nests import evaluation_mode
 from metapretrain.protonet.learner import HEADS, Classifier
 from metapretrain.protonet.prototypes import DISTANCES
+from metapretrain.training.logs import ProgressLine
 
 if TYPE_CHECKING:
     from metapretrain.data.images import ImageSet
@@ -188,6 +191,26 @@ def evaluate_embeddings(
     with torch.inference_mode():
         for plans in _chunks(_finite(sampler), batch):
             values += _by_head(z, plans, head, centre) if head != "nearest" else _score(z, plans, distance).tolist()
+    return EpisodeResult.of(values)
+
+
+def evaluate_finetuning(
+    model: Any, rows: Any, sampler: Iterable[EpisodePlan], how: FineTuning = TUNING
+) -> EpisodeResult:
+    """Accuracy over the sampler's episodes of an encoder that is fine-tuned anew on each support set.
+
+    `rows` are images uint8 (N, C, H, W) or a list of texts; see :func:`metapretrain.models.pretrained.finetune`.
+    """
+    plans, values = list(_finite(sampler)), []
+    bar = tqdm(plans, FINETUNE, unit="episode", disable=None, leave=False)
+    line = ProgressLine(FINETUNE, len(plans), unit="episodes") if bar.disable else None
+    for plan in bar:
+        shown = rows[list(plan)] if isinstance(rows, Tensor) else [rows[row] for row in plan]
+        support = len(plan.support_y)
+        classifier = finetune(model, shown[:support], plan.support_y, how)
+        values.append(_accuracy(classifier.predict(shown[support:]), plan.query_y))
+        if line is not None:
+            line.at(len(values))
     return EpisodeResult.of(values)
 
 

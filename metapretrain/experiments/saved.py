@@ -155,6 +155,10 @@ class SavedTextModel(Saved):
         """Return embeddings float32 (N, D) of sentences, or of pairs as one sequence each; `progress` shows a bar."""
         return self.encoder.encode(texts, batch_size, progress=progress)
 
+    def network(self) -> tuple[nn.Module, Callable[[Any], Any]]:
+        """The encoder, and what makes its input of texts."""
+        return self.encoder.network()
+
     def predict(self, task: str, texts: TextSet) -> Tensor:
         """Return classes int64 (N,) or scores float32 (N,) for the rows of `texts`; see :meth:`logits`."""
         found = decisive(self.logits(task, texts))

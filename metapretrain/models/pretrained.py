@@ -1,17 +1,24 @@
-"""Pretrained image encoders of timm, torchvision, transformers or your own, and features that are kept."""
+"""Pretrained image encoders of timm, torchvision, transformers or your own, kept features, and fine-tuning."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from metapretrain.checks import check_device
+from metapretrain.checks import check_device, number, whole
 from metapretrain.errors import InputError
 from metapretrain.files import json_bytes, kept, load_tensors, sha256, tensor_sum
 from metapretrain.models.hub import SAFE, not_loaded, quietly, safe_config
-from metapretrain.models.saved import SavedModel
+from metapretrain.models.saved import FewShotClassifier, SavedModel, support_classes
+from metapretrain.nests import evaluation_mode
+from metapretrain.protonet.learner import HEADS
+from metapretrain.protonet.prototypes import prototypes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 ALLOWED = "give a finished run, timm:NAME, torchvision:NAME, OWNER/NAME of the hub or a folder with config.json"
@@ -139,3 +146,84 @@ def kept_features(model: Any, rows: Any) -> Tensor:
 def features_centre(model: Any, images: Tensor) -> Tensor:
     """The mean feature (D,) of evenly spaced images, 4,800 of them or fewer."""
     return kept_features(model, images[:: -(-len(images) // 4800)]).mean(0)
+
+
+FINETUNE = "finetune"
+ENCODER_HEADS = (*HEADS, FINETUNE)  # how an encoder classifies: by its features, or by fine-tuning
+CHUNK = 64  # rows that go through the encoder at once
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """How :func:`finetune` trains: `steps` of Adam, the encoder with the rate `lr`, the linear head with `head_lr`.
+
+    The logits are `scale` / 2 times minus the squared distance to the class means before the first step.
+    """
+
+    steps: int = 10
+    lr: float = 1e-4
+    head_lr: float = 1e-2
+    scale: float = 10.0
+
+    def __post_init__(self) -> None:
+        whole("steps", self.steps, 1)
+        for name in ("lr", "head_lr", "scale"):
+            number(name, getattr(self, name), above=0)
+
+
+TUNING = FineTuning()
+
+
+def finetune(model: Any, rows: Any, labels: Any, how: FineTuning = TUNING) -> FewShotClassifier:
+    """Classify new classes by a copy of the encoder and a linear head, trained together on the support `rows`.
+
+    The head sees features of length 1 and starts as `normalised`: with the class means m, its weights are s m and its
+    biases -s/2 |m|^2 (as Proto-MAML: Triantafillou et al., 2020). Batch normalisation uses what it has recorded, and
+    nothing is dropped, so the result is a function of the rows. `model` is left as it is.
+
+    Args:
+        model: of :func:`metapretrain.experiments.saved.load_encoder`; rows: images uint8 (S, C, H, W) or a list of
+            texts; labels: any integers (S,).
+
+    Raises:
+        InputError: an encoder without gradients, or training that diverges.
+
+    Example:
+        >>> model = PretrainedModel(nn.Sequential(nn.Flatten(), nn.Linear(48, 7)), 4)
+        >>> images = torch.randint(0, 255, (2, 3, 4, 4), dtype=torch.uint8)
+        >>> finetune(model, images, [3, 8]).predict(images).tolist()
+        [3, 8]
+    """
+    net, prepare = model.network()
+    weights = {name: value.detach().clone().requires_grad_() for name, value in net.named_parameters()}
+
+    def embed(inputs: Any) -> Tensor:
+        with evaluation_mode(net):
+            return F.normalize(functional_call(net, weights, (inputs,)).flatten(1).float(), dim=-1)
+
+    parts = [prepare(rows[start : start + CHUNK]) for start in range(0, len(rows), CHUNK)]
+    classes, codes = support_classes(labels, len(rows), next(iter(weights.values())).device)
+    with torch.no_grad():
+        means, _ = prototypes(torch.cat([embed(part) for part in parts]), codes, len(classes))
+        weight, bias = how.scale * means, -how.scale / 2 * means.square().sum(1)
+    head = [weight.requires_grad_(), bias.requires_grad_()]
+    groups = [{"params": list(weights.values()), "lr": how.lr}, {"params": head, "lr": how.head_lr}]
+    optimizer = torch.optim.Adam(groups)
+    for step in range(1, how.steps + 1):
+        loss = 0.0
+        for part, y in zip(parts, codes.split(CHUNK), strict=True):
+            chunk = F.cross_entropy(F.linear(embed(part), weight, bias), y, reduction="sum") / len(codes)
+            chunk.backward()
+            loss += float(chunk.detach())
+        if not math.isfinite(loss):
+            raise InputError(f"fine-tuning diverged: its loss is {loss} at step {step}; give a lower lr than {how.lr}")
+        if all(value.grad is None for value in weights.values()):
+            raise InputError("fine-tuning needs an encoder that gives gradients; take another head")
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def logits(queries: Any) -> Tensor:
+        starts = range(0, max(len(queries), 1), CHUNK)
+        return torch.cat([F.linear(embed(prepare(queries[at : at + CHUNK])), weight, bias) for at in starts])
+
+    return FewShotClassifier(logits, classes)

@@ -163,6 +163,10 @@ class Saved(nn.Module):
         """Return features float32 (N, D) of images or texts; `progress` shows a bar."""
         raise NotImplementedError
 
+    def network(self) -> tuple[nn.Module, Callable[[Any], Any]]:
+        """The module that gives features (N, D), and what makes its input of images or texts."""
+        raise NotImplementedError
+
     def adapt(self, inputs: Any, labels: Any) -> FewShotClassifier:
         """Classify into new classes, by the prototypes of a few support examples and their labels, integers (S,)."""
         return by_prototypes(self.encode, inputs, labels)
@@ -250,6 +254,12 @@ class SavedLearner(_Images):
         classes = len(self.classes) if choices["learner"] == "supervised" else self.ways
         self.learner = make_learner(choices, net, classes)
 
+    def network(self) -> tuple[nn.Module, Callable[[Any], Any]]:
+        """The module that gives features (N, D), and what makes its input of images."""
+        if not isinstance(self.learner, EmbeddingLearner):
+            raise InputError("a run of MAML and its kin adapts its weights by itself; fine-tune another encoder")
+        return self.learner.module, lambda images: self.prepare(self.read(images))
+
     @torch.no_grad()
     def encode(self, images: Any, batch_size: int = BATCH, *, progress: bool = False) -> Tensor:
         """Features float32 (N, D) before adaptation; :func:`is_transductive` ones by the statistics of these images."""
@@ -330,6 +340,10 @@ class SavedModel(_Images):
     def prepare(self, images: Tensor) -> Tensor:
         """Images as :func:`as_uint8` makes them, normalised, on the model's device."""
         return normalize(super().prepare(images), self.mean, self.std)
+
+    def network(self) -> tuple[nn.Module, Callable[[Any], Any]]:
+        """The module that gives features (N, D), and what makes its input of images."""
+        return self.encoder, lambda images: self.prepare(self.read(images))
 
     @torch.no_grad()  # not inference_mode: features may be put into a training of the caller's
     def encode(self, images: Any, batch_size: int = BATCH, *, progress: bool = False) -> Tensor:

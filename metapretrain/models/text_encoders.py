@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,22 +287,25 @@ class TextEncoder(nn.Module):
         whole("batch_size", batch_size, 1)
         columns = _columns(texts)
         order = sorted(range(len(texts)), key=lambda row: sum(len(column[row]) for column in columns))
-        device = next(self.parameters()).device
         parts = []
         with evaluation_mode(self):
             for start in tqdm(range(0, len(order), batch_size), "encode", disable=not progress, leave=False):
                 rows = order[start : start + batch_size]
-                batch = self.tokenizer(
-                    *([column[row] for row in rows] for column in columns),
-                    padding=True,
-                    truncation="longest_first",
-                    max_length=self.max_length,
-                    return_tensors="pt",
-                )
-                parts.append(self({name: value.to(device) for name, value in batch.items()}))
+                parts.append(self(self._tokens([[column[row] for row in rows] for column in columns])))
         back = torch.empty(len(order), dtype=torch.int64)
         back[torch.tensor(order)] = torch.arange(len(order))
-        return torch.cat(parts)[back.to(device)]
+        z = torch.cat(parts)
+        return z[back.to(z.device)]
+
+    def network(self) -> tuple[nn.Module, Callable[[Any], Any]]:
+        """The encoder itself, and what makes its input of texts, or of pairs joined by the separator."""
+        return self, lambda texts: self._tokens(_columns(texts))
+
+    def _tokens(self, columns: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+        """A padded batch of sentences, or of pairs of two columns, on the encoder's device."""
+        how: dict[str, Any] = {"truncation": "longest_first", "max_length": self.max_length, "return_tensors": "pt"}
+        device = next(self.parameters()).device
+        return {name: value.to(device) for name, value in self.tokenizer(*columns, padding=True, **how).items()}
 
 
 def build_text_encoder(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fewshot_experiment
 import pytest
 import torch
 from report_fewshot import LAYOUT, layout_of
@@ -83,7 +84,7 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(
 ) -> None:
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     assert run("--methods", "maml", "--out", tmp_path / "whole") == 0
-    plain, calls = learning.score_episodes, []
+    plain, calls = fewshot_experiment.score_episodes, []
 
     def stops(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -91,17 +92,17 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(
             raise KeyboardInterrupt
         return plain(*args, **options)
 
-    monkeypatch.setattr(learning, "score_episodes", stops)
+    monkeypatch.setattr(fewshot_experiment, "score_episodes", stops)
     assert run("--methods", "maml", "--out", tmp_path / "cut") == 130
     kept = sorted(path.name for path in (tmp_path / "cut" / ROOT / "maml-s0" / "checkpoint").iterdir())
     assert kept[-1] == "step-00000003"
     assert run("--methods", "maml", "--out", tmp_path / "cut", "--resume") == 0
     whole, cut = (tmp_path / name / ROOT / "maml-s0" for name in ("whole", "cut"))
-    assert len(calls) == 3  # the first validation was not done again
+    assert len(calls) == 4  # a validation that failed, the same again, and the test
     assert result(whole)["metrics"] == result(cut)["metrics"]
     assert (whole / "learner.safetensors").read_bytes() == (cut / "learner.safetensors").read_bytes()
     assert run("--methods", "maml", "--out", tmp_path / "cut", "--resume") == 0
-    assert len(calls) == 3
+    assert len(calls) == 4
 
 
 def test_an_encoder_that_knows_a_test_class_is_refused(
@@ -288,6 +289,34 @@ def test_heads_are_chosen_for_encoders_and_supervised_rows_alike(
         other = result(tmp_path / ROOT / f"{name}-{source.name}-s0")["metrics"]
         assert other["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=1e-6)
     assert "unknown head 'svm'" in refuse("--encoder", source, "--head", "svm")
+
+
+def test_an_encoder_is_fine_tuned_in_each_episode(
+    run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--methods", "protonet,maml++,supervised-logistic") == 0
+    words = ("--encoder", tmp_path / ROOT / "protonet-s0", "--head", "finetune", "normalised")
+    capsys.readouterr()
+    assert run(*words, "--dry-run", "--set", "finetune.steps=3") == 0
+    assert "encoder-finetune-protonet-s0: 3 steps in each episode, 20 test episodes" in capsys.readouterr().out
+    before = (tmp_path / ROOT / "protonet-s0" / "learner.safetensors").read_bytes()
+    assert run(*words, "--set", "finetune.steps=2", "finetune.lr=1e-9", "finetune.head_lr=1e-9") == 0
+    still, normalised = (
+        result(tmp_path / ROOT / f"encoder-{head}-protonet-s0-s0") for head in ("finetune", "normalised")
+    )
+    assert still["metrics"]["test_accuracy"] == pytest.approx(normalised["metrics"]["test_accuracy"], abs=1e-6)
+    config = json.loads((tmp_path / ROOT / "encoder-finetune-protonet-s0-s0" / "config.json").read_text())["config"]
+    assert (
+        config["tuning"]["steps"] == 2
+        and (tmp_path / ROOT / "protonet-s0" / "learner.safetensors").read_bytes() == before
+    )
+    assert run("--encoder", tmp_path / ROOT / "supervised-logistic-s0", "--head", "finetune") == 0
+    assert "tuning.lr was 1e-09, is 0.5" in refuse(*words, "--resume", "--set", "finetune.lr=0.5")
+    assert "did you mean 'steps'" in refuse(*words, "--set", "finetune.step=2")
+    assert "--head finetune is of --encoder alone" in refuse("--methods", "supervised-logistic", "--head", "finetune")
+    assert "a run of MAML and its kin adapts its weights by itself" in refuse(
+        *("--encoder", tmp_path / ROOT / "maml++-s0", "--head", "finetune", "--tag", "other")
+    )
 
 
 def test_a_pretrained_encoder_is_a_row(

@@ -1,11 +1,10 @@
-"""Few-shot learning on images: learners, batches of episodes, the outer update, and training."""
+"""Few-shot learning on images: learners, batches of episodes, and the outer update."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,46 +12,20 @@ from torch import Tensor, nn
 from metapretrain.checks import number, whole
 from metapretrain.data.augment import BatchAugment
 from metapretrain.data.few_shot import FewShotData
-from metapretrain.data.images import ImageSet
 from metapretrain.distributed import mean_over_ranks
 from metapretrain.draws import seeded
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec, ShuffledBatches, TaskStream
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec, ShuffledBatches
 from metapretrain.errors import InputError, one_of
-from metapretrain.evaluation.episodes import EpisodeResult, evaluate_episodes, few_shot_accuracy
-from metapretrain.evaluation.representation import embed
-from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.graphs import own_gradients
 from metapretrain.maml import MAML, POLICIES, CompiledMeta, Reptile, fading_weights
 from metapretrain.maml.compiled import CompiledIfPossible
 from metapretrain.maml.learner import COMPILING, seconds_saved
 from metapretrain.models.encoders import build_backbone
 from metapretrain.models.saved import LEARNERS, adapts, make_learner
-from metapretrain.protonet.learner import HEADS, Classifier, EmbeddingLearner, ProtoNet
+from metapretrain.protonet.learner import HEADS
 from metapretrain.protonet.prototypes import DISTANCES
 from metapretrain.training import TrainSettings
 from metapretrain.training.engine import with_gradients
-
-WITHIN = ("tests", "all")  # which episodes stay inside a group of classes: those of validation and test, or all
-
-
-def groups_of(images: ImageSet) -> list[str]:
-    """The group of each image, such as an alphabet: what stands before the / in the name of its class.
-
-    InputError: a class whose name has no group.
-
-    Example:
-        >>> two = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([1, 0]), ["Greek/alpha", "Latin/a"])
-        >>> groups_of(two)
-        ['Latin', 'Greek']
-    """
-    if alone := [name for name in images.classes if "/" not in name]:
-        raise InputError(
-            f"class {alone[0]!r} of the {images.split} part has no group, which --within needs: a name such as "
-            "Greek/character01; leave --within out"
-        )
-    groups = [name.partition("/")[0] for name in images.classes]
-    return [groups[label] for label in images.labels.tolist()]
-
 
 EPISODES = "episodes"  # the stream's only task
 
@@ -261,68 +234,6 @@ class FewShotMethod:
         return round(self.tasks * ways * (learned * self.inner_steps + queries * looks))
 
 
-@dataclass(frozen=True)
-class SavedEncoder:
-    """The row of a frozen encoder, by the name of :func:`metapretrain.experiments.saved.load_encoder`, and a head."""
-
-    name: str
-    head: str = "nearest"
-    pretraining: ClassVar[str] = "encoder"  # one job does all heads: they share its features
-
-    def __post_init__(self) -> None:
-        one_of("head", self.head, HEADS)
-
-
-@dataclass(frozen=True)
-class FewShotRecipe:
-    """How all rows of a few-shot table are tested, and their backbone.
-
-    Args:
-        tested: ways, shots and queries of validation and test episodes.
-        backbone: see :data:`metapretrain.models.encoders.ENCODERS`.
-        test_episodes, validation_episodes: how many, the same ones for every run.
-        within: one of :data:`WITHIN`, or "" for episodes of any classes.
-        supervised: the training that rows with `pretrained` start from.
-        trainval: training has the validation classes too, which choose nothing: the last weights are tested.
-    """
-
-    tested: EpisodeSpec
-    backbone: str
-    test_episodes: int = 600
-    validation_episodes: int = 200
-    within: str = ""
-    supervised: FewShotMethod | None = None
-    trainval: bool = False
-
-    def __post_init__(self) -> None:
-        if self.within:
-            one_of("within", self.within, WITHIN)
-
-    def pretraining(self, method: FewShotMethod) -> FewShotMethod | None:
-        """The supervised training that a row starts from, if it does."""
-        if method.pretraining is None:
-            return None
-        if self.supervised is None:
-            raise InputError("this recipe has no supervised training to start from: give pretrained=false")
-        return self.supervised
-
-    def groups(self, images: ImageSet) -> list[str] | None:
-        """The groups that episodes of these images stay inside, if they do."""
-        stay = self.within == "all" or (self.within and images.split != "train")
-        return groups_of(images) if stay else None
-
-    def training(self, method: FewShotMethod, data: FewShotData) -> EpisodeSpec:
-        """The training episodes of a method, of no more ways than a group, or all classes, can have."""
-        groups = self.groups(data.train)
-        most = len(data.train.classes)
-        if groups is not None:
-            most = max(Counter(name.partition("/")[0] for name in data.train.classes).values())
-        return method.spec(self.tested, most)
-
-
-FewShotContext = Context[FewShotRecipe, FewShotData, "FewShotMethod | SavedEncoder"]
-
-
 def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways: int, seed: int) -> Any:
     """Return a learner whose first weights are a function of `seed`; `ways` are those of training episodes.
 
@@ -406,86 +317,3 @@ class EpisodeStacks:
                 batch["step_weights"] = fading_weights(steps, position / updates)
             position += 1
             yield batch
-
-
-FEATURES = 100  # episodes whose classifiers are fitted at a time
-
-
-def score_episodes(
-    learner: Any,
-    images: ImageSet,
-    spec: EpisodeSpec,
-    episodes: int,
-    *,
-    groups: Any = None,
-    batch: int = 16,
-    plans: Any = None,
-) -> EpisodeResult:
-    """Accuracy over a part's frozen episodes (`images.split` chooses them) or `plans`, in evaluation mode.
-
-    A learner over embeddings embeds every image once (a ProtoNet unless the episodes hold fewer images than that).
-    """
-    seed = FROZEN_SEED[images.split]
-    device = next(learner.parameters()).device
-    evaluated, x = learner, images.images.to(device)
-    if isinstance(learner, EmbeddingLearner) and not isinstance(learner, ProtoNet):
-        evaluated, x = learner.over_features(spec.ranges[0][1]), embed(learner.module, images.images, device=device)
-        batch = FEATURES
-    elif isinstance(learner, ProtoNet):
-        if plans is None and episodes * spec.longest > len(images):
-            how: dict[str, Any] = {"distance": learner.distance, "device": device, "groups": groups}
-            return few_shot_accuracy(learner.module, images, spec, episodes, seed, **how)
-        evaluated = learner.clone()
-        evaluated.ways = spec.ranges[0][1]  # trained with more ways than it is tested with
-    plans = plans or EpisodeSampler(images.labels, spec, episodes, seed=seed, groups=groups)
-    return evaluate_episodes(evaluated, x, plans, device=device, batch=batch)
-
-
-def settings_of(method: FewShotMethod, seed: int, machine: Machine) -> TrainSettings:
-    """The training loop's settings; fp16, or a value that the loop refuses, is an InputError."""
-    if machine.precision == "fp16":
-        raise InputError("precision fp16 would lose small inner gradients; use fp32 or bf16")
-    return method.settings(**machine.settings(method.updates, seed, method.validations))
-
-
-def meta_training(context: FewShotContext) -> tuple[MetaStep, Training]:
-    """Build the step of a learner, and what trains it; the weights of the best validation accuracy are kept."""
-    method, recipe, data, seed, machine = context.method, context.recipe, context.data, context.seed, context.machine
-    if not isinstance(method, FewShotMethod):
-        raise TypeError(f"{context.name} trains nothing")
-    spec = recipe.training(method, data)
-    learner = build_learner(method, recipe.backbone, data, spec.ranges[0][1], seed)
-    distort = method.distortion(size=data.train.image_size, channels=data.train.channels)
-    turned = len(data.train.classes) * method.turns
-    step = MetaStep(learner, data.train.images, distort, machine.compile, turned, method.updates)
-    if not adapts(method.learner) and data.train.channels == 3 and machine.device != "cpu":
-        step.to(memory_format=torch.channels_last)
-    settings, groups = settings_of(method, seed, machine), recipe.groups(data.train)
-    tested = recipe.tested if method.learner != SUPERVISED else EpisodeSpec(min(5, len(data.validation.classes)), 1, 5)
-
-    def evaluate(_: int) -> dict[str, float]:
-        held = data.validation
-        centre(learner, data, most=4096)  # of all images it would take a fifth of the training's time
-        result = score_episodes(learner, held, tested, recipe.validation_episodes, groups=recipe.groups(held))
-        return {"accuracy": result.mean, "ci95": result.ci95}
-
-    ranks: dict[str, Any] = {"rank": machine.rank, "world_size": machine.world, "seed": seed}
-    fading = (method.inner_steps, round(method.fade * method.updates))
-    batches: Any = (
-        ImageBatches(data.train.labels, method.tasks // machine.world, **ranks)
-        if method.learner == SUPERVISED
-        else EpisodeStacks(data.train.labels, spec, method.tasks, groups=groups, fading=fading, **ranks)
-    )
-    stream = TaskStream({EPISODES: batches}, "longest", seed=seed, steps=method.updates)
-    title = f"{method.learner} seed {seed}"
-    if recipe.trainval:
-        return step, Training(step, stream, settings, None, title)
-    return step, Training(step, stream, settings, evaluate, title, keep_best="accuracy")
-
-
-def centre(learner: Any, data: FewShotData, most: int | None = None) -> None:
-    """Let a classifier by features know their mean over the training images, or about `most` of them."""
-    if isinstance(learner, Classifier):
-        images = data.train.images
-        every = 1 if most is None else max(1, len(images) // most)
-        learner.find_centre(embed(learner.module, images[::every], device=learner.centre.device))

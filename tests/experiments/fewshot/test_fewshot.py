@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fewshot_experiment import FewShotExperiment, TrainedLearner
+from fewshot_experiment import FewShotExperiment, FewShotRecipe, TrainedLearner, meta_training, score_episodes
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -29,11 +29,8 @@ from metapretrain.experiments.fewshot.learning import (
     SUPERVISED,
     EpisodeStacks,
     FewShotMethod,
-    FewShotRecipe,
     MetaStep,
     build_learner,
-    meta_training,
-    score_episodes,
 )
 from metapretrain.maml import CompiledMeta
 from metapretrain.models.saved import is_transductive, load
@@ -253,8 +250,8 @@ import torch
 from safetensors.torch import save_file
 from metapretrain.data.registry import load_few_shot
 from metapretrain.episodes import EpisodeSpec
-from metapretrain.experiments.fewshot.learning import FewShotMethod, FewShotRecipe, EpisodeStacks, build_learner
-from metapretrain.experiments.fewshot.learning import meta_training
+from metapretrain.experiments.fewshot.learning import FewShotMethod, EpisodeStacks, build_learner
+from benchmarks.fewshot_experiment import FewShotRecipe, meta_training
 from metapretrain.experiments.base import Context
 from metapretrain.training import train
 from metapretrain.experiments.fewshot.learning import EPISODES, MetaStep

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fewshot_experiment import FewShotRecipe
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.run_fewshot import methods_of
@@ -20,7 +21,6 @@ from metapretrain.experiments.fewshot.learning import (
     EPISODES,
     EpisodeStacks,
     FewShotMethod,
-    FewShotRecipe,
     ImageBatches,
     MetaStep,
     build_learner,
