@@ -30,6 +30,7 @@ from metapretrain.models.text_encoders import TextEncoder, build_text_encoder, l
 from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.soft_prompt import CONFIG, OURS
 from metapretrain.prompts.template import SECOND
+from metapretrain.protonet import proto_logits
 
 logger = logging.getLogger(__name__)
 
@@ -184,8 +185,10 @@ class SavedTextModel(Saved):
             found: Tensor = self.heads[task](*z).float().cpu()
             one = found.ndim == 1 and not output.regression  # a logit of class 1 of two
             return torch.stack([torch.zeros_like(found), found], 1) if one else found
-        far = torch.cdist(added(z), self.prototypes[task].to(z[0].device)).cpu().double()
-        return decisive(far).argmin(1).float() + output.low if output.regression else -far.square()
+        centres = self.prototypes[task].to(z[0].device)
+        present = ~centres.isnan().any(1)
+        near = proto_logits(added(z), centres.nan_to_num(), "sqeuclidean", present=present).cpu().double()
+        return decisive(near).argmax(1).float() + output.low if output.regression else near
 
 
 def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> SavedTextModel:

@@ -20,7 +20,6 @@ from metapretrain.experiments.text.recipe import (
     TextMethod,
     TextPretraining,
     TextRecipe,
-    is_ordinal,
     loss_weights,
     method_phase,
     one_sequence,
@@ -154,8 +153,7 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         z = {part: embed(encoder, self.data, self.recipe, part, context.method, self.machine) for part in parts}
         headed = [task for task in self.data.tasks if task.name in heads]
         predicted = {part: predictions(headed, heads, z[part]) for part in parts if part != "train"}
-        ordinal = self.recipe.proto if is_ordinal(context.method) else None
-        metrics = prototype_scores(self.data.scored, z["train"], z[split], ordinal)
+        metrics = prototype_scores(self.data.scored, z["train"], z[split], context)
         metrics |= majorities(self.data.scored)
         own = score(headed, split, predicted[split])
         if len(headed) < len(self.data.tasks):  # a mean over some of the tasks is not the table's
@@ -211,7 +209,8 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         centres = {}
         for task in self.data.tasks:
             own = added(z_train[task.name])
-            centres[task.name], _ = prototypes(own, task.class_labels(task.train).to(own.device), task.num_classes)
+            centre, present = prototypes(own, task.class_labels(task.train).to(own.device), task.num_classes)
+            centres[task.name] = torch.where(present[:, None], centre, torch.nan)  # none of a class without rows
         save_tensors(run.path / PROTOTYPES, {name: value.cpu() for name, value in centres.items()})
 
     def _maps(self, encoder: TextEncoder, context: TextContext) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

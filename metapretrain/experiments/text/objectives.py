@@ -179,19 +179,15 @@ def ordinal_prototypes(z: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     return (wide.T @ z.to(wide.dtype)) / torch.where(present, weights, 1)[:, None], present
 
 
-def expected_scores(z_train: Tensor, labels: Tensor, z: Tensor, low: float, classes: int, proto: Proto) -> Tensor:
-    """Predict scores (M,) of embeddings (M, D): the expected class under the ordinal prototypes of scored rows.
+def expected_scores(task: TextTask, z_train: Tensor, z: Tensor, proto: Proto) -> Tensor:
+    """Predict scores (M,) of embeddings (M, D): the expected class under the ordinal prototypes of `task.train`.
 
-    `labels` are the scores (N,) of `z_train` (N, D), `low` the lowest one; `proto` gives distance and temperature.
-
-    Example:
-        >>> z = torch.tensor([[0.0], [1.0], [2.0]])
-        >>> expected_scores(z, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[1.0], [9.0]]), 1.0, 3, Proto())
-        tensor([2.0000, 2.5752])
+    `z_train` (N, D) are the embeddings of its rows; `proto` gives distance and temperature.
     """
-    centres, present = ordinal_prototypes(z_train, shares_of(labels.to(z_train.device) - low, classes))
+    scores = task.train.require_labels().to(z_train.device) - task.low
+    centres, present = ordinal_prototypes(z_train, shares_of(scores, task.num_classes))
     logits = proto_logits(z, centres, proto.distance, proto.temperature, present)
-    return logits.softmax(1) @ torch.arange(classes, dtype=logits.dtype, device=logits.device) + low
+    return logits.softmax(1) @ torch.arange(task.num_classes, dtype=logits.dtype, device=logits.device) + task.low
 
 
 class TextPrototypes(TextObjective):

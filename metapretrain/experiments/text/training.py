@@ -15,7 +15,7 @@ from metapretrain.draws import seeded, torch_generator
 from metapretrain.evaluation.metrics import PROTOTYPE, nearest_prototype_scores, score_task, with_overall
 from metapretrain.evaluation.representation import check_embeddings
 from metapretrain.experiments.base import Context, Machine, Training
-from metapretrain.experiments.recipe import Proto, choices_of, row_probes
+from metapretrain.experiments.recipe import choices_of, row_probes
 from metapretrain.experiments.text.data import TextData, width_limit
 from metapretrain.experiments.text.objectives import (
     TextClasses,
@@ -50,6 +50,7 @@ from metapretrain.training import TrainReport
 EMBED_ROWS = 256  # rows that are embedded at once
 
 Embedded = dict[str, list[Tensor]]  # task to (N, D), one or two
+TextContext = Context[TextRecipe, TextData, Any]
 
 
 @torch.no_grad()
@@ -110,21 +111,19 @@ def score(tasks: Sequence[TextTask], split: str, predicted: Mapping[str, Tensor]
 
 
 def prototype_scores(
-    tasks: Sequence[TextTask], z_train: Embedded, z: Embedded, ordinal: Proto | None = None
+    tasks: Sequence[TextTask], z_train: Embedded, z: Embedded, context: TextContext
 ) -> dict[str, float]:
-    """Score nearest training prototypes on the dev parts, `z` being their embeddings; no head is involved.
+    """Score training prototypes on the dev parts, `z` being their embeddings; no head is involved.
 
-    `ordinal`: scores are predicted by :func:`expected_scores` with these options, not by their nearest class.
+    The nearest one decides; after an ordinal pretraining scores are predicted by :func:`expected_scores`.
     """
     found: dict[str, float] = {}
     for task in tasks:
         parts = added(z_train[task.name]), added(z[task.name])
-        if ordinal is None or not task.regression:
+        if task.regression and is_ordinal(context.method):
+            found |= score_task(task, expected_scores(task, *parts, context.recipe.proto), prefix=PROTOTYPE)
+        else:
             found |= nearest_prototype_scores(task, *parts)
-            continue
-        labels, classes = task.train.require_labels(), task.num_classes
-        predicted = expected_scores(parts[0], labels, parts[1], task.low, classes, ordinal)
-        found |= score_task(task, predicted, prefix=PROTOTYPE)
     return with_overall(found, (PROTOTYPE,))
 
 
@@ -152,9 +151,6 @@ class TextReport:
         schedule = {"name": scheduler, **policy.spent()} if scheduler else None
         speed = report.updates_per_second * stream.tokens_given / report.steps
         return cls(report.steps, speed, stream.padding_share, report.batches, schedule)
-
-
-TextContext = Context[TextRecipe, TextData, Any]
 
 
 def new_encoder(recipe: TextRecipe, seed: int) -> TextEncoder:
@@ -240,7 +236,7 @@ def _by_prototypes(context: TextContext, encoder: TextEncoder) -> Callable[[], d
                 joined = one_sequence(context.method, task.kind)
                 tokens = data.tokens(rows, f"{task.name} {key}", encoder, recipe, joined)
                 found[task.name] = embed_tokens(encoder, tokens, device, width_limit(encoder, recipe))
-        return prototype_scores(tasks, parts[0], parts[1], recipe.proto if is_ordinal(context.method) else None)
+        return prototype_scores(tasks, parts[0], parts[1], context)
 
     return scores
 

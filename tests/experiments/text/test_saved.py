@@ -61,6 +61,20 @@ def test_a_pretraining_predicts_the_class_or_the_score_of_the_nearest_prototype(
         assert torch.equal(model.predict(task.name, task.dev), wanted)
 
 
+def test_a_class_without_training_rows_is_never_predicted(tmp_path: Path) -> None:
+    *_, sts = made_tasks(rows=24)
+    train = sts.train.subset([row for row, label in enumerate(sts.train.require_labels().tolist()) if label < 1.5])
+    task = replace(sts, train=train, validation=train)
+    data = TextData((task,))
+    experiment = TextExperiment("text", "made", "short", RECIPE, data, Machine(), tmp_path, figures=None)
+    experiment.run([experiment.context("pretrain-proto", PRETRAININGS["proto"], 0, shared=True)])
+    model = load_text_model(experiment.path("pretrain-proto", 0))
+    with torch.no_grad():  # embeddings at 0, where a centre of no row would be the nearest
+        for parameter in model.encoder.parameters():
+            parameter.zero_()
+    assert set(model.predict("sts", task.dev).tolist()) <= {0.0, 1.0}
+
+
 def test_new_classes_of_texts_come_by_a_few_of_each(saved: tuple[tuple[TextTask, ...], Path]) -> None:
     model = metapretrain.load(saved[1])
     support, labels = ["a good film", "good", "a bad film", "bad"], [7, 7, 3, 3]
