@@ -8,9 +8,11 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
@@ -229,9 +231,15 @@ class MAML(Learner):
     def _rates(self, steps: int) -> Any:
         if not self.learn_rates:
             return self.lr
+        self._check_kept("rates are learned", len(self.rates[0]))
         named = dict(zip(self.rated, self.rates, strict=True))
         places = [min(step, self.steps - 1) for step in range(steps)]
         return [{name: rate[place] for name, rate in named.items()} for place in places]
+
+    def _check_kept(self, what: str, steps: int) -> None:
+        """Raise InputError for more inner steps than the learner was made with."""
+        if whole("steps", self.steps, 0) > steps:
+            raise InputError(f"steps is {self.steps}, but {what} for {steps}; make a learner with steps={self.steps}")
 
     def _adapting(self, allow_nograd: bool = True) -> Named:
         """The parameters that adapt, by name; raises InputError if some take no gradient, unless `allow_nograd`."""
@@ -245,6 +253,8 @@ class MAML(Learner):
         return {name: p for name, p in chosen.items() if p.requires_grad}
 
     def _options(self, support: tuple[Any, Tensor]) -> dict[str, Any]:
+        if not isinstance(self.first_order, (bool, np.bool_)):
+            raise InputError(f"first_order is {self.first_order!r}; give True or False")
         return {
             "tasks": len(support[1]),
             "lr": self._rates(self.steps),
@@ -259,13 +269,21 @@ class MAML(Learner):
         }
 
     def _values(self) -> Named:
-        return dict(self.module.named_parameters())
+        named = dict(self.module.named_parameters())
+        if lazy := [name for name, p in named.items() if is_lazy(p)]:
+            raise InputError(f"{', '.join(lazy)}: no shape yet; run a batch through the module first")
+        return named
 
     def _outputs(self) -> Callable[[Nest, Any], Tensor]:
         """Logits of parameters and inputs, by the module and its attributes as they are now."""
         apply, _, buffers = functional(self.module, self.batchnorm, steps=self.steps)
         if self.batchnorm == "per-step":
-            buffers.update(self.records.named())
+            if "records" not in self._modules:
+                raise InputError("batchnorm was set to 'per-step' later; give it when the learner is made")
+            kept = self.records.named()
+            for value in kept.values():
+                self._check_kept("statistics are kept", len(value) - 1)
+            buffers.update(kept)
 
         def outputs(params: Nest, x: Any) -> Tensor:
             return logits_of(apply(params, buffers, **x) if isinstance(x, Mapping) else apply(params, buffers, x))
@@ -643,4 +661,7 @@ class MetaSGD(MAML):
 
     def _rates(self, steps: int) -> Any:
         names = [name for name, _ in self.module.named_parameters()]
+        if len(names) != len(self.lrs):
+            made = f"MetaSGD was made for {len(self.lrs)} parameters"
+            raise InputError(f"{made}, but the module has {len(names)} now; make it anew when the module has changed")
         return dict(zip(names, self.lrs, strict=True))

@@ -378,3 +378,48 @@ def test_a_learner_is_pickled_and_copied_before_and_after_use() -> None:
         for copied in (pickle.loads(pickle.dumps(learner)), copy.deepcopy(learner)):
             torch.testing.assert_close(copied.eval().losses(data, data), learner.eval().losses(data, data))
         assert copied is not learner
+
+
+LATER: dict[str, tuple[dict[str, Any], Callable[[Any], Any], str]] = {
+    "more steps than rates": ({"learn_rates": True}, lambda m: setattr(m, "steps", 3), "steps is 3, but rates are .*2"),
+    "no number of steps": ({"learn_rates": True}, lambda m: setattr(m, "steps", "3"), "steps is '3'"),
+    "more steps than statistics": (
+        {"batchnorm": "per-step"},
+        lambda m: setattr(m, "steps", 3),
+        "steps is 3, but statistics are kept for 2; make a learner with steps=3",
+    ),
+    "statistics that are not kept": ({}, lambda m: setattr(m, "batchnorm", "per-step"), "give it when the learner is"),
+    "a word as a truth": ({}, lambda m: setattr(m, "first_order", "False"), "first_order is 'False'; give True or"),
+    "a part without shape": ({}, lambda m: m.module.append(nn.LazyLinear(2)), "2.weight, 2.bias: no shape yet"),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+@pytest.mark.parametrize("change", LATER)
+def test_what_is_changed_on_the_learner_and_does_not_fit_is_one_line(change: str, engine: str) -> None:
+    options, set_later, message = LATER[change]
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, WAYS)).double()
+    maml, batch = MAML(net, 0.1, steps=2, engine=engine, **options), (rows(4), Y)
+    maml.backward(batch, batch)
+    set_later(maml)
+    for call in (maml.backward, maml.losses, *([maml.logits] if "word" not in change else [])):
+        with pytest.raises(InputError, match=message):
+            call(batch, batch)
+
+
+def test_fewer_steps_than_rates_take_the_first_and_layers_without_statistics_any_number() -> None:
+    batch = (rows(4), Y)
+    maml = MAML(nn.Linear(4, WAYS).double(), 0.1, steps=2, learn_rates=True, batchnorm="per-step")
+    maml.steps = 1
+    expected = MAML(maml.module, 0.1, steps=1).losses(batch, batch)
+    torch.testing.assert_close(maml.losses(batch, batch), expected)
+    plain = MAML(maml.module, 0.1, batchnorm="per-step")
+    plain.steps = 3
+    torch.testing.assert_close(plain.losses(batch, batch), MAML(maml.module, 0.1, steps=3).losses(batch, batch))
+
+
+def test_rates_of_meta_sgd_are_of_the_parameters_that_it_was_made_for() -> None:
+    learner = MetaSGD(nn.Sequential(nn.Linear(4, WAYS)).double(), 0.1)
+    learner.module.append(nn.Linear(WAYS, WAYS).double())
+    with pytest.raises(InputError, match="MetaSGD was made for 2 parameters, but the module has 4 now"):
+        learner.backward((rows(4), Y), (rows(4), Y))
