@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from metapretrain.checks import decisive
 from metapretrain.data.annotated import RELATIONS, TAGS, RelationRow, TaggedRow, load_conll04, load_conll2003
 from metapretrain.data.made import made_relations
 from metapretrain.data.texts import Rows
@@ -20,12 +23,55 @@ from metapretrain.experiments.schedule.tasks.base import (
     IGNORE,
     ClassTask,
     Example,
-    LabelTask,
     PooledHead,
+    PretrainingTask,
     joined,
     tokenize_rows,
 )
 from metapretrain.models.text_encoders import TextEncoder
+
+
+class LabelTask(PretrainingTask):
+    """Cross entropy of a class of each word, from its first token; the batch has `labels` (B, L), IGNORE elsewhere."""
+
+    metric = "f1"
+    classes: int
+
+    @abstractmethod
+    def example(self, split: str, row: int) -> Example:
+        """Ids, types and labels of a row, each (L,)."""
+
+    def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
+        examples = [self.example(split, row) for row in rows]
+        batch = self.frame.pad([(ids, types) for ids, types, _ in examples])
+        labels = np.full(batch["input_ids"].shape, IGNORE, np.int64)
+        for number, (_, _, row) in enumerate(examples):
+            labels[number, : len(row)] = row
+        return batch | {"labels": torch.from_numpy(labels)}
+
+    def head(self, hidden: int) -> nn.Module:
+        return nn.Sequential(nn.Dropout(0.1), nn.Linear(hidden, self.classes))
+
+    def loss_of(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensor:
+        """The mean over words; 0 for a batch without any label."""
+        logits, labels = head(states).float().flatten(0, 1), batch["labels"].flatten()
+        total = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+        return total / (labels != IGNORE).sum().clamp(min=1)
+
+    def outcome(self, encoder: TextEncoder, head: nn.Module, states: Tensor, batch: Tensors) -> Tensors:
+        """Predicted and true classes of the words that have one, and the row of each."""
+        row, place = (batch["labels"] != IGNORE).nonzero(as_tuple=True)
+        return {
+            "found": decisive(head(states)[row, place]).argmax(1),
+            "labels": batch["labels"][row, place],
+            "row": row,
+        }
+
+    def measure(self, outcomes: list[Tensors]) -> dict[str, float]:
+        """F1 of class 1, its mean over all classes, and accuracy."""
+        found, labels = joined(outcomes, "found"), joined(outcomes, "labels")
+        each = [f1(labels == label, found == label) for label in range(self.classes)]
+        return {"f1": each[1], "macro_f1": sum(each) / len(each), "accuracy": float((found == labels).mean())}
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import entity_tasks  # noqa: F401, registers its tasks
 import numpy as np
 import torch
+from entity_tasks import LabelTask
 from numpy.typing import NDArray
 from span_tasks import SpanTask, Window, span_batch
 
 from metapretrain.data.documents import UNKNOWN, Corpus, Documents
 from metapretrain.errors import InputError
 from metapretrain.experiments.schedule.tasks import Frame, Library, Tensors, register
-from metapretrain.experiments.schedule.tasks.base import IGNORE, ClassTask, CorpusTask, Example, LabelTask
+from metapretrain.experiments.schedule.tasks.base import IGNORE, ClassTask, CorpusTask, Example
 from metapretrain.experiments.schedule.tasks.tokens import token_runs
 
 Row = tuple[int, int, list[Any]]  # document, sentence, answers

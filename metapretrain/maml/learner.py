@@ -269,7 +269,7 @@ class MAML(Learner):
         }
 
     def _values(self) -> Named:
-        named = dict(self.module.named_parameters())
+        named: Named = dict(self.module.named_parameters())
         if lazy := [name for name, p in named.items() if is_lazy(p)]:
             raise InputError(f"{', '.join(lazy)}: no shape yet; run a batch through the module first")
         return named

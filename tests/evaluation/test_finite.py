@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from entity_tasks import LabelTask
 from torch import Tensor, nn
 
 from metapretrain.data.images import load_digits_images
@@ -17,7 +18,7 @@ from metapretrain.evaluation.episodes import evaluate_embeddings, evaluate_episo
 from metapretrain.evaluation.representation import knn_predict, nearest_prototype, silhouette
 from metapretrain.experiments.images.training import classify
 from metapretrain.experiments.prompts import data as prompts
-from metapretrain.experiments.schedule.tasks.base import ClassTask, LabelTask
+from metapretrain.experiments.schedule.tasks.base import ClassTask
 from metapretrain.experiments.schedule.tasks.tokens import MaskedLM
 from metapretrain.experiments.text.objectives import head_predictions
 from metapretrain.protonet.learner import HEADS

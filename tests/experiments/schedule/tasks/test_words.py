@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from entity_tasks import LabelTask
 from source_tasks import Capitalisation, TokenDocument
 
 from metapretrain.data.documents import Documents
 from metapretrain.experiments.schedule.tasks import Frame
-from metapretrain.experiments.schedule.tasks.base import LabelTask
 from metapretrain.models.language_models import tiny_tokenizer
 from metapretrain.models.text_encoders import TextEncoder
 
