@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -76,13 +78,24 @@ def test_rows_are_tested_once_on_the_20_runs(folder: Path, tmp_path: Path, capsy
     assert "--settings lake stands alone and needs Omniglot" in capsys.readouterr().err
 
 
-def test_the_archive_gives_what_its_folders_give(folder: Path, tmp_path: Path) -> None:
+def test_the_archive_gives_what_its_folders_give(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers, read = set[int](), zipfile.Path.read_bytes
+
+    def watched(path: zipfile.Path) -> bytes:
+        readers.add(threading.get_ident())
+        time.sleep(0.0005)  # so that another thread would have its turn
+        return read(path)
+
+    monkeypatch.setattr(zipfile.Path, "read_bytes", watched)
     (tmp_path / "omniglot-py").symlink_to(folder / "omniglot-py")
     with zipfile.ZipFile(tmp_path / "all_runs.zip", "w") as archive:
         for file in sorted(folder.glob("run*/**/*")):
             archive.write(file, file.relative_to(folder).as_posix())
     one, other = (load_lake(place)["test"] for place in (folder, tmp_path))
     assert torch.equal(one.images, other.images) and one.classes == other.classes
+    assert len(readers) == 1  # archives are not safe to read by several threads
 
 
 def test_wrong_lists_are_told_by_line(folder: Path, tmp_path: Path) -> None:
