@@ -78,9 +78,7 @@ def test_rows_are_tested_once_on_the_20_runs(folder: Path, tmp_path: Path, capsy
     assert "--settings lake stands alone and needs Omniglot" in capsys.readouterr().err
 
 
-def test_the_archive_gives_what_its_folders_give(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_archive_gives_what_its_folders_give(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readers, read = set[int](), zipfile.Path.read_bytes
 
     def watched(path: zipfile.Path) -> bytes:
