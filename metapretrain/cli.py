@@ -20,6 +20,7 @@ from metapretrain.options import (
     main_guard,
     named_file,
     nonnegative_int,
+    pixels,
     positive_int,
 )
 
@@ -212,7 +213,7 @@ def run_few_shot(options: Namespace) -> int:
     from metapretrain.evaluation.episodes import evaluate_embeddings, evaluate_finetuning
     from metapretrain.experiments.recipe import override
     from metapretrain.experiments.saved import load_encoder, read_classes
-    from metapretrain.models.pretrained import FINETUNE, FineTuning, features_centre, kept_features
+    from metapretrain.models.pretrained import FINETUNE, FineTuning, features_centre, kept_features, resized
 
     how, tuned = override(FineTuning(), options.changes), FINETUNE in options.head
     if options.changes and not tuned:
@@ -222,6 +223,8 @@ def run_few_shot(options: Namespace) -> int:
         raise InputError("--ways 1: the only class is always right; give 2 or more")
     of_texts, centre = options.texts is not None, None
     model: Any = load_encoder(options.encoder, check_device(options.device), texts=of_texts)
+    if options.image_size is not None:
+        resized(model, options.image_size)
     if of_texts:
         from metapretrain.data.tables import table_options
 
@@ -420,6 +423,7 @@ def _few_shot(parser: Parser) -> None:
     add("--ways", type=positive_int, default=5, help="classes in an episode (default: 5)")
     add_int_list(parser, "--shots", (1, 5), "support images per class, one or more numbers (default: 1 5)")
     add("--queries", type=positive_int, default=15, help="query images per class (default: 15)")
+    add("--image-size", type=pixels, metavar="PIXELS", help="of a pretrained image encoder (default: its own)")
     add("--episodes", type=positive_int, metavar="N", help="averaged over (default: 600, with --head finetune 100)")
     add("--seed", type=nonnegative_int, default=0, help="of the episodes (default: 0)")
     add_device_options(parser, precision=False)

@@ -97,6 +97,18 @@ def _torchvision(name: str, file: Path | None) -> PretrainedModel:
     return PretrainedModel(net, shown.crop_size[0], shown.mean, shown.std)
 
 
+def resized(model: Any, image_size: int) -> None:
+    """Let a pretrained encoder see images of another size in pixels; InputError: it cannot, or is another model."""
+    if not isinstance(model, PretrainedModel):
+        raise InputError("an image size can be given to pretrained image encoders alone; leave --image-size out")
+    own, model.image_size = model.image_size, image_size
+    try:
+        model.encode(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        told = " ".join(str(error).split())
+        raise InputError(f"this encoder takes no images of {image_size} pixels ({told}); its own are {own}") from None
+
+
 class _Pooled(nn.Module):
     """The pooled output of a vision model of transformers, or the mean of its states."""
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from metapretrain.errors import InputError
 from metapretrain.experiments.saved import load_encoder
-from metapretrain.models.pretrained import MEAN, STD, PretrainedModel, image_encoder, kept_features
+from metapretrain.models.pretrained import MEAN, STD, PretrainedModel, image_encoder, kept_features, resized
 
 
 class Counting(nn.Module):
@@ -128,3 +128,15 @@ def test_texts_take_a_text_encoder_by_name_and_runs_of_their_kind(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps({"config": {"model": {"encoder": "mlp"}}}))
     with pytest.raises(InputError, match="is no run of texts: give"):
         load_encoder(tmp_path, texts=True)
+
+
+def test_an_encoder_sees_images_of_another_size_if_it_can() -> None:
+    model = PretrainedModel(nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 7)), 8)
+    image = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
+    small = model.encode(image)
+    resized(model, 16)
+    assert model.image_size == 16 and not torch.allclose(model.encode(image), small)
+    with pytest.raises(InputError, match=r"takes no images of 16 pixels .* its own are 4"):
+        resized(PretrainedModel(nn.Sequential(nn.Flatten(), nn.Linear(48, 7)), 4), 16)
+    with pytest.raises(InputError, match="pretrained image encoders alone"):
+        resized(nn.Identity(), 16)
