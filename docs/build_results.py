@@ -257,17 +257,19 @@ def sweeps(results: Sequence[Mapping[str, Any]]) -> str:
 
 def encoders(found: Mapping[str, Any]) -> str:
     """The table of pretrained encoders as few-shot learners."""
-    heads = list(next(iter(found["rows"][0]["accuracy"].values())))
-    rows = [
-        [f"{row['encoder']}, {row['set']}", str(row["classes"]), shot, *(f"{m:.2f} ± {h:.2f}" for m, h in by.values())]
-        for row in found["rows"]
-        for shot, by in row["accuracy"].items()
-    ]
-    about = (
-        f"Accuracy % over {found['episodes']:,} episodes of {found['ways']} classes, ± half-width of the 95% interval"
-    )
+    heads = list(dict.fromkeys(head for row in found["rows"] for by in row["accuracy"].values() for head in by))
+    rows = []
+    for row in found["rows"]:
+        name = ", ".join([row["encoder"], row["set"], *([f"{row['episodes']} episodes"] if "episodes" in row else [])])
+        for shot, by in row["accuracy"].items():
+            cells = ["{:.2f} ± {:.2f}".format(*by[head]) if head in by else "-" for head in heads]
+            rows.append([name, str(row["classes"]), shot, *cells])
+    about = f"Accuracy % over {found['episodes']:,} episodes of {found['ways']} classes"
+    if any("episodes" in row for row in found["rows"]):
+        about += " where a line names no other number"
+    about += ", ± half-width of the 95% interval over episodes"
     lines = markdown_table(["encoder, set", "classes", "shots", *heads], rows)
-    return "\n".join([*lines, f"{about} over episodes. {found['hardware']}; {found['versions']}."])
+    return "\n".join([*lines, f"{about}. {found['hardware']}; {found['versions']}."])
 
 
 # Speed.
