@@ -133,7 +133,8 @@ def loss_figure(rows: Runs) -> Figure:
             )
             if method not in coloured:
                 axes.plot(x, y, color=GREY, linewidth=0.9, zorder=1)
-                ends.append((float(x[-1]), float(y[-1]), GREY, method.removeprefix("fixed-").rpartition("-")[0]))
+                if length:
+                    ends.append((float(x[-1]), float(y[-1]), GREY, method.removeprefix("fixed-").rpartition("-")[0]))
                 continue
             number = coloured.index(method)
             style = {"marker": MARKERS[number % len(MARKERS)], "markersize": 3, "linewidth": 1.3}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_schedule import plot_schedule
+from report_schedule import GREY, loss_figure, plot_schedule
 
 from metapretrain.errors import InputError
 from metapretrain.report.results import collect
@@ -121,6 +121,22 @@ def test_figures_leave_damaged_curves_out_and_draw_methods_with_other_sources(tm
     assert [file.name for file in plot_schedule(tmp_path)] == ["target-loss-aware.png", "shares-aware.png"]
     bundled(tmp_path, RUN | {"curve": {name: CURVE[name] for name in ("updates", "compute_units", "target_loss")}})
     assert len(plot_schedule(tmp_path)) == 2
+
+
+def test_one_source_is_drawn_grey_and_named_where_it_ends() -> None:
+    pytest.importorskip("matplotlib")
+    empty: dict[str, list[float]] = {name: [] for name in CURVE}
+    rows = {
+        "uniform-aware": {0: {"curve": CURVE}},
+        "fixed-squad-aware": {0: {"curve": CURVE, "scheduler": "fixed"}},
+        "fixed-rte-aware": {0: {"curve": empty, "scheduler": "fixed"}},
+    }
+    updates, compute = loss_figure(rows).axes
+    assert [line.get_color() == GREY for line in updates.get_lines()] == [False, True, True]
+    assert [text.get_text() for text in updates.texts] == ["squad"] and updates.get_title() == "grey: one source only"
+    assert [text.get_text() for text in compute.get_legend().get_texts()] == ["uniform-aware"]
+    alone = loss_figure({"fixed-squad-aware": rows["fixed-squad-aware"]}).axes[0]
+    assert [line.get_color() == GREY for line in alone.get_lines()] == [False] and not alone.texts
 
 
 def test_schedules_of_two_recipes_are_not_drawn_as_one(tmp_path: Path) -> None:

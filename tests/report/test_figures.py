@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import knn_leave_one_out, silhouette
+from metapretrain.report import figures
 from metapretrain.report.figures import (
     COLOURS,
     comparison_figure,
@@ -60,6 +61,13 @@ def test_neighbours_of_few_rows_per_class_are_not_outvoted() -> None:
     z, y = blobs(9)
     (axes,) = tsne_figure({"train": (z, y)}, NAMES).axes
     assert axes.get_title().endswith("kNN (leave-one-out, k = 2) 100.0%")
+
+
+@pytest.mark.parametrize(("letters", "apart"), [(5, False), (17, True)])
+def test_long_names_are_moved_apart(letters: int, apart: bool) -> None:
+    places = {0: np.zeros(2, np.float32), 1: np.array([0.2, 0.0], np.float32)}
+    (_, low), (_, high) = figures._spread(places, np.ones(2, np.float32), letters).values()
+    assert (high - low >= 0.03) is apart
 
 
 def test_maps_draw_no_more_than_asked() -> None:
