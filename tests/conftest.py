@@ -6,8 +6,6 @@ import gc
 import os
 import random
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.forks import ended
+from tests import forks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,6 +24,11 @@ settings.load_profile("tests")
 def pytest_collection_finish() -> None:
     """What was imported by then is left out of every later garbage collection, which would take a second."""
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """The processes that others are forks of end with the tests."""
+    forks.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,7 +69,7 @@ def environments(world: int) -> list[dict[str, str]]:
 @pytest.fixture(scope="session")
 def forked() -> Callable[..., None]:
     """:func:`tests.forks.ended`, for modules that are run as scripts too, which cannot import it."""
-    return ended
+    return forks.ended
 
 
 @pytest.fixture
@@ -75,43 +78,21 @@ def ranks() -> Callable[[int], list[dict[str, str]]]:
     return environments
 
 
-FORKS = """
-import io, os, sys, traceback, torch
-from contextlib import redirect_stderr, redirect_stdout
-for line in sys.stdin:
-    if not os.fork():
-        code, quiet = eval(line)
-        said = io.StringIO()
-        try:
-            with redirect_stdout(said), redirect_stderr(said):
-                exec(code, {})
-            assert not (quiet and said.getvalue()), said.getvalue()
-            print("done", *sys.modules, flush=True)
-        except BaseException:
-            print("failed", ascii(traceback.format_exc()), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
 @pytest.fixture(scope="session")
-def modules_after() -> Iterator[Callable[..., set[str]]]:
+def modules_after(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., set[str]]:
     """A function from code to what is imported after it, in a fork of a process that has imported torch alone."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stdin is not None and process.stdout is not None
-    asked, answers = process.stdin, process.stdout
+    file = tmp_path_factory.mktemp("modules") / "names"
 
     def after(code: str, quiet: bool = False) -> set[str]:
-        print((code, quiet), file=asked, flush=True)
-        status, *found = answers.readline().split()
-        assert status == "done", " ".join(found)
-        return set(found)
+        file.unlink(missing_ok=True)
+        told = f"import sys; open({str(file)!r}, 'w').write(' '.join(sys.modules))"
+        done = forks.python("-c", f"exec({code!r}, {{}})\n{told}", warm=False)
+        said = done.stdout + done.stderr
+        assert done.returncode == 0 and file.exists(), said or "ended early"
+        assert not (quiet and said), said
+        return set(file.read_text().split())
 
-    yield after
-    process.kill()
-    process.communicate()
+    return after
 
 
 @pytest.fixture

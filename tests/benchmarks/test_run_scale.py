@@ -11,6 +11,8 @@ import run_scale
 from run_scale import Launch, main, options_of, read
 
 from metapretrain.errors import InputError
+from metapretrain.experiments import command
+from tests import forks
 
 SMOKE = ["--smoke", "--device", "cpu", "--seeds", "0"]
 
@@ -90,6 +92,7 @@ def test_a_failed_launch_is_named_and_the_others_are_kept(
             ),
         },
     )
+    monkeypatch.setattr(command, "subprocess", forks)
     file = tmp_path / "scale.json"
     words = [*SMOKE, "--work", "images,tasks", "--processes", "1", "--out", str(tmp_path), "--results", str(file)]
     assert main(words) == 2  # STL-10 is not there; made tasks are

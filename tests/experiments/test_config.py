@@ -17,7 +17,10 @@ from metapretrain.files import load_tensors
 
 SMOKE = {
     "run_stl10": ["--dataset", "digits", "--methods", "supervised-mlp,prl-query-frozen-linear"],
-    "run_fewshot": ["--methods", "supervised-centroid,protonet", "--head", "nearest", "--settings", "5w1s,5w5s"],
+    "run_fewshot": [
+        *("--methods", "supervised-centroid,protonet", "--head", "nearest", "--settings", "5w1s,5w5s"),
+        *("--image-size", "16", "--queries", "1"),
+    ],
     "run_text": ["--encoder", "tiny", "--methods", "cross,proto"],
 }
 MAINS: dict[str, Callable[..., int]] = {

@@ -16,6 +16,7 @@ import torch
 
 from metapretrain.errors import InputError
 from metapretrain.experiments.command import run_jobs, slots
+from tests.forks import Popen
 
 
 def shell(text: str) -> list[str]:
@@ -80,16 +81,16 @@ def test_a_signal_ends_the_jobs_and_starts_no_more(tmp_path: Path, sent: signal.
         jobs = {{name: [sys.executable, "-S", "-c", job % name] for name in "abcd"}}
         run_jobs(jobs, [{{}}, {{}}], Path({str(tmp_path)!r}) / "logs")
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, start_new_session=True, cwd=tmp_path
-    )
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    process = Popen(command, stderr=subprocess.PIPE, start_new_session=True, cwd=tmp_path, warm=False)
     deadline = time.monotonic() + 120
     while len([p for p in tmp_path.glob("pid-*") if p.read_text()]) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
-    assert len(pids) == 2, process.communicate()
+    assert process.stderr is not None
+    assert len(pids) == 2, process.stderr.read()
     os.kill(process.pid, sent)  # to the parent alone: the jobs must be ended by it
-    _, told = process.communicate(timeout=120)
+    told, _ = process.stderr.read(), process.wait(timeout=120)
     assert b"KeyboardInterrupt" in told if sent == signal.SIGINT else process.returncode == -sent
     left = sorted(path.name for path in tmp_path.glob("*-*"))
     assert left == ["ended-a", "ended-b", "pid-a", "pid-b"]  # each was asked to end, and no other began
@@ -117,7 +118,7 @@ def test_a_script_ends_with_the_process_that_runs_it_as_a_job(tmp_path: Path, se
         from metapretrain.experiments.command import run_jobs
         run_jobs(dict.fromkeys("ab", [sys.executable, "-c", {SLEEPER!r}]), [{{}}, {{}}], Path({str(tmp_path)!r}))
     """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=Path(__file__).parents[2])
+    process = Popen([sys.executable, "-c", textwrap.dedent(code)], warm=False)
     logs = [tmp_path / "a.log", tmp_path / "b.log"]
     wait_until(lambda: all(log.is_file() and log.read_text().endswith("\n") for log in logs))
     process.send_signal(sent)

@@ -11,9 +11,11 @@ import pytest
 
 from metapretrain.cli import main
 from metapretrain.errors import InputError
+from metapretrain.experiments import command
 from metapretrain.experiments.command import _jobs, machine_of, run_jobs
 from metapretrain.experiments.images.training import ImageMethod
 from metapretrain.training import logs
+from tests import forks
 
 ARGUMENTS = ["demo", "--smoke", "--no-figures", "--device", "cpu", "--seeds", "0", "--methods", "supervised,prl-query"]
 
@@ -23,6 +25,7 @@ def test_side_by_side_gives_the_files_of_one_after_the_other(
 ) -> None:
     import torch
 
+    monkeypatch.setattr(command, "subprocess", forks)
     threads = torch.get_num_threads()
     monkeypatch.setattr("os.cpu_count", lambda: 2 * threads)  # as many threads a job as here: the same sums
     assert main([*ARGUMENTS, "--out", str(tmp_path / "one")]) == 0

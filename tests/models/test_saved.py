@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from metapretrain.errors import InputError
 from metapretrain.files import load_tensors, save_tensors
 from metapretrain.models import Encoder, build_encoder, build_head, build_text_encoder
 from metapretrain.models.saved import ENCODER, HEAD, PROTOTYPES, FewShotClassifier, load, save_model
+from tests.forks import python
 
 MODEL: dict[str, Any] = {
     "encoder": "small-conv",
@@ -77,7 +76,8 @@ def test_a_new_process_gives_the_same_bits(tmp_path: Path, images: torch.Tensor)
         "save_file({'z': model.encode(x), 'y': model.predict(x)}, sys.argv[1] + '/end.safetensors')"
     )
     torch_threads = f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
-    subprocess.run([sys.executable, "-c", torch_threads + code, str(tmp_path)], check=True, timeout=120)
+    done = python("-c", torch_threads + code, str(tmp_path), warm=False)
+    assert done.returncode == 0, done.stderr
     end = load_file(tmp_path / "end.safetensors")
     assert torch.equal(end["z"], model.encode(images)) and torch.equal(end["y"], model.predict(images))
 

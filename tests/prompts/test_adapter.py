@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from metapretrain.errors import InputError
 from metapretrain.files import SUMS
 from metapretrain.prompts import PromptBatch, PromptedModel, PromptMAML, SoftPrompt
+from tests.forks import python
 from tests.prompts.tiny import KINDS, TEXTS, model_of, prompted, tokenizer_of
 
 peft = pytest.importorskip("peft")
@@ -79,8 +78,7 @@ def test_a_new_process_gives_the_same_logits(tmp_path: Path) -> None:
         tokenizer_of(name).save_pretrained(tmp_path / name / "base")
         torch.save(TEXTS, tmp_path / name / "texts.pt")
         torch.save(inputs_of(model, batch), tmp_path / name / "inputs.pt")
-    command = [sys.executable, "-c", LOAD, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-c", LOAD, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for name, (model, batch, scores) in expected.items():
         found = torch.load(tmp_path / name / "found.pt")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from metapretrain.report.notes import NOTES
 from metapretrain.report.results import bundle, collect
 from metapretrain.report.rows import measure_claim
 from metapretrain.report.table import build_table, write
+from tests.forks import python
 
 ERRORS = Layout(
     (Column("rmse", "test_rmse", "RMSE", percent=False, lower_is_better=True, drawn="RMSE"),),
@@ -121,11 +120,8 @@ def test_a_note_of_another_file_is_left_out_and_told(tmp_path: Path) -> None:
 def test_a_bundle_is_shown_by_a_process_of_its_own_and_with_its_notes_by_a_plugin(name: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     plugin = ("--plugin", str(root / f"benchmarks/report_{name.partition('-')[0]}.py"))
-    command = sys.executable, "-m", "metapretrain", "report", str(root / f"docs/results/{name}.json")
-    shown = [
-        subprocess.run([*command, *more, "--out", tmp_path], check=True, capture_output=True, text=True).stdout
-        for more in ((), plugin)
-    ]
+    words = "-m", "metapretrain", "report", str(root / f"docs/results/{name}.json"), "--out", str(tmp_path)
+    shown = [python(*words, *more, warm=False).stdout for more in ((), plugin)]
     assert ["Notes left out" in text for text in shown] == [True, False]
     assert len(shown[1]) > 0.9 * len(shown[0]) and all(text.startswith("## ") for text in shown)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import textwrap
 import time
@@ -153,11 +152,13 @@ torch.save(toy.state_dict(), {end!r})
 
 
 def test_kill_9_then_resume_ends_with_the_same_bits(tmp_path):
+    from tests import forks  # here, as the script imports this module, and cannot import that
+
     def start(hang_at=None):
         script = SCRIPT.format(
             tests=os.path.dirname(__file__), folder=str(tmp_path / "cut"), end=str(tmp_path / "cut.pt"), hang_at=hang_at
         )
-        return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+        return forks.Popen([sys.executable, "-c", textwrap.dedent(script)])
 
     process, deadline, found = start(hang_at=7), time.monotonic() + 120, []
     try:

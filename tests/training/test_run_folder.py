@@ -20,6 +20,7 @@ import torch
 from metapretrain.errors import InputError
 from metapretrain.files import write_file
 from metapretrain.training.run_folder import RunFolder
+from tests.forks import Popen, python
 from tests.training.run_files import CONFIG, figure, lines, one_line, scalars
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,12 +144,10 @@ time.sleep(60)
 """
 
 
-def hold(run: Path, *more: str) -> tuple[subprocess.Popen[str], str]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(run), *more], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+def hold(run: Path, *more: str) -> tuple[Popen, str]:
+    child = Popen([sys.executable, "-c", HOLDER, str(run), *more], stdout=subprocess.PIPE, warm=False)
     assert child.stdout is not None
-    return child, child.stdout.readline().strip()
+    return child, child.stdout.readline().decode().strip()
 
 
 @pytest.mark.parametrize("forked_by", ["os", "multiprocessing", "C"])
@@ -187,7 +186,7 @@ def test_a_refusal_in_the_same_process_leaves_the_lock_held(tmp_path: Path) -> N
     with RunFolder.open(tmp_path, CONFIG) as run:
         with pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
             RunFolder.open(tmp_path, CONFIG, resume=True)
-        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = python("-c", script, warm=False)
         assert f"in use by process {os.getpid()}" in done.stderr
         run.close()
         with RunFolder.open(tmp_path, CONFIG, resume=True):
@@ -338,7 +337,7 @@ def test_what_a_killed_process_left_half_written_is_removed_by_the_next(tmp_path
     file = tmp_path / name
     code = "import os, signal, sys; from metapretrain.files import write_file; from pathlib import Path; "
     code += "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL); write_file(Path(sys.argv[1]), 'new')"
-    killed = subprocess.run([sys.executable, "-c", code, str(file)], cwd=ROOT, check=False)
+    killed = python("-c", code, str(file), warm=False)
     assert killed.returncode == -signal.SIGKILL and len(list(file.parent.glob(".*.tmp"))) == 1
     left = next(file.parent.glob(".*.tmp")).name
     dead = left.split(".")[-2]  # of a writer that lives, of another file, of another machine, and not ours
