@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import array
+import atexit
 import functools
+import gc
 import os
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -19,7 +24,8 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM = """
-import accelerate, torch._dynamo, torch.nn.parallel, torchvision
+import accelerate, sklearn.datasets, sklearn.discriminant_analysis, torchvision
+import torch._dynamo, torch.nn.parallel, torch.utils.tensorboard, transformers.models.bert.modeling_bert
 import metapretrain.experiments.fewshot.learning, metapretrain.experiments.images.training
 import metapretrain.experiments.text.experiment
 """
@@ -28,6 +34,7 @@ _LARGEST = 1 << 20  # bytes of a question
 
 def serve(questions: socket.socket) -> None:
     """Fork for each question until no more can come; all are waited for, so that their seconds are counted."""
+    gc.freeze()
     children = set()
     while True:
         asked, given, *_ = socket.recv_fds(questions, _LARGEST, 4)
@@ -68,13 +75,24 @@ def _start(asked: tuple[list[str], dict[str, str], str, bool], given: Sequence[i
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    run(words)
+    code = 1
+    try:
+        run(words)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        print(*[end.code] * isinstance(end.code, str), end="", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # to take down what was imported would last longer than most of what is run
 
 
 def run(words: Sequence[str]) -> None:
-    """Run what follows `python` on a command line, which ends this process."""
-    import runpy
-
+    """Run what follows `python` on a command line."""
     kind, *rest = words
     if kind == "-c":
         code, *rest = rest
@@ -87,7 +105,6 @@ def run(words: Sequence[str]) -> None:
     else:
         sys.path[0], sys.argv = str(Path(kind).parent), [kind, *rest]
         runpy.run_path(kind, run_name="__main__")
-    sys.exit()
 
 
 _OPEN: list[socket.socket] = []  # of the servers, to which questions go
