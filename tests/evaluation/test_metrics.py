@@ -48,6 +48,8 @@ def test_f1_is_that_of_its_equation(count: int, n: int) -> None:
 def test_f1_is_of_class_1() -> None:
     assert f1([0, 0, 1], [0, 0, 0]) == 0
     assert f1([1, 1, 0], [1, 1, 1]) == pytest.approx(0.8)
+    with pytest.raises(InputError, match="whole numbers"):
+        f1([0.5, 1], [0, 1])
 
 
 @pytest.mark.parametrize("n", [2, 3, 50, 1000])
