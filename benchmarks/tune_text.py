@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from run_text import METHODS
-from tuning import folder_of, run_trials, score_table
+from tuning import folder_of, means_of, run_trials, score_table
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.options import Parser, common_options, main_guard, positive_int
@@ -195,13 +195,11 @@ def lever_means(root: Path) -> str:
         lever = recipe.partition(f"-tune-{row}-")[2].removesuffix("-smoke")
         if lever in LEVERS:
             found.setdefault((row, seed), {})[lever] = scores["overall"]
-    whole = [scores for scores in found.values() if len(scores) == len(LEVERS)]
-    means = {lever: sum(scores[lever] for scores in whole) / len(whole) for lever in LEVERS} if whole else {}
-    best = sorted(means.items(), key=lambda item: -item[1])
-    if best:
-        (root / "levers.txt").write_text(" ".join(settings(best[0][0])) + "\n", encoding="utf-8")
-    told = [f"{lever} ({', '.join(LEVERS[lever])}): {mean:.4f}" for lever, mean in best]
-    return "\n".join([f"validation, mean over {len(whole)} rows and seeds with all levers:", *told])
+    means, count = means_of(found, LEVERS)
+    if means:
+        (root / "levers.txt").write_text(" ".join(settings(next(iter(means)))) + "\n", encoding="utf-8")
+    told = [f"{lever} ({', '.join(LEVERS[lever])}): {mean:.4f}" for lever, mean in means.items()]
+    return "\n".join([f"validation, mean over {count} rows and seeds with all levers:", *told])
 
 
 def table(root: Path) -> str:

@@ -13,12 +13,14 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.command import run_jobs, slots
 
 
-def run_trials(script: str, trials: Mapping[str, Sequence[str]], options: Namespace, more: Iterable[str]) -> bool:
-    """Run the trials `{name: options}` of recipe "strong" side by side; with --dry-run print them and return False.
+def run_trials(
+    script: str, trials: Mapping[str, Sequence[str]], options: Namespace, more: Iterable[str], recipe: str = "strong"
+) -> bool:
+    """Run the trials `{name: options}` of a recipe side by side; with --dry-run print them and return False.
 
     `more` are options of the script that all trials have, besides those that every benchmark has.
     """
-    command = [sys.executable, str(Path(__file__).with_name(script)), "--recipe", "strong", "--validate", "--job"]
+    command = [sys.executable, str(Path(__file__).with_name(script)), "--recipe", recipe, "--validate", "--job"]
     if options.data_dir is not None:
         command += ["--data-dir", str(options.data_dir)]
     command += [*more, "--out", str(options.out), "--precision", options.precision, "--device", options.device]
@@ -56,3 +58,20 @@ def score_table(root: Path, pattern: str, main: str, read: Callable[[Any], tuple
     best = sorted(found.items(), key=lambda item: -item[1][main])
     (root / "tuning.json").write_text(json.dumps(dict(best), indent=1) + "\n", encoding="utf-8")
     return "\n".join(f"{name}: {values}" for name, values in best)
+
+
+def means_of(
+    found: Mapping[tuple[str, str], Mapping[str, float]], choices: Iterable[str]
+) -> tuple[dict[str, float], int]:
+    """Return the mean score of each of the `choices`, best first, and of how many (row, seed) it is.
+
+    `found` has the scores of each row and seed by choice; those that lack a choice are left out.
+
+    Example:
+        >>> means_of({("cross", "0"): {"a": 0.5, "b": 1.0}, ("cross", "1"): {"a": 9.0}}, ["a", "b"])
+        ({'b': 1.0, 'a': 0.5}, 1)
+    """
+    names = list(choices)
+    whole = [scores for scores in found.values() if {*names} <= scores.keys()]
+    means = {name: sum(scores[name] for scores in whole) / len(whole) for name in names} if whole else {}
+    return dict(sorted(means.items(), key=lambda item: -item[1])), len(whole)
