@@ -6,13 +6,14 @@ python benchmarks/tune_stl10.py --data-dir DIR --rounds joint
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuning import folder_of, run_trials, score_table
+from tuning import folder_of, means_of, run_trials, score_table
 
 from metapretrain.errors import InputError
 from metapretrain.options import Parser, common_options, main_guard, names
@@ -105,9 +106,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     if options.data_dir is None and not options.dry_run:
         raise InputError("tuning needs --data-dir, the folder that holds STL-10")
-    if run_trials("run_stl10.py", trials(options.rounds), options, ["--compile"] * options.compile):
-        print(table(folder_of("run_stl10.py", options)))
+    root = folder_of("run_stl10.py", options)
+    try:
+        run_trials("run_stl10.py", trials(options.rounds), options, ["--compile"] * options.compile)
+    finally:  # the trials that are done count though others failed, or all were stopped
+        if root.is_dir() and not options.dry_run:
+            print(table(root))
+            if "joint" in options.rounds:
+                print(f"{root / 'joint.txt'}: {chosen(root)}")
     return 0
+
+
+def chosen(root: Path) -> str:
+    """The changes of the best trial of each phase of round "joint" below `root`, by its mean over seeds, for `--set`.
+
+    They are written to `joint.txt`.
+    """
+    scores = json.loads((root / "tuning.json").read_text(encoding="utf-8"))
+    found: list[str] = []
+    for phase, tried in JOINT["joint"].items():
+        by_seed: dict[tuple[str, str], dict[str, float]] = {}
+        for name, values in scores.items():
+            recipe, _, seed = name.partition(" seed ")
+            tag = recipe.removesuffix("-smoke").partition(f"joint-{phase}-")[2]
+            by_seed.setdefault((phase, seed), {})[tag] = values["validation_accuracy"]
+        for tag in list(means_of(by_seed, tried)[0])[:1]:
+            found += [change.replace("P.", f"{phase}.", 1) for change in tried[tag]]
+    (root / "joint.txt").write_text(" ".join(found) + "\n", encoding="utf-8")
+    return " ".join(found)
 
 
 def table(root: Path) -> str:

@@ -302,6 +302,20 @@ def test_the_weight_of_prototypes_has_as_many_trials_as_its_control(capsys: pyte
     assert sum("supervised-resnet18" in line and "--validate" in line for line in lines) == 4
 
 
+def test_the_best_trials_of_the_joint_round_are_written_for_set(tmp_path: Path) -> None:
+    scores = {
+        f"joint-{phase}-{tag} seed {seed}": {"validation_accuracy": place + seed}
+        for phase, tried in tune_stl10.JOINT["joint"].items()
+        for place, tag in enumerate(tried)
+        for seed in (0, 1)
+    }
+    del scores["joint-joint-weight-0.7 seed 0"]  # the seed lacks a trial: seed 1 alone counts
+    scores["joint-joint-weight-0.3 seed 1"] = {"validation_accuracy": 9}
+    (tmp_path / "tuning.json").write_text(json.dumps(scores))
+    assert tune_stl10.chosen(tmp_path) == "joint_weight=0.3 supervised.label_smoothing=0.2"
+    assert (tmp_path / "joint.txt").read_text().split() == ["joint_weight=0.3", "supervised.label_smoothing=0.2"]
+
+
 @pytest.mark.parametrize("name", tune_stl10.trials(list(tune_stl10.ROUNDS)))
 def test_every_trial_is_a_valid_recipe(run: Callable[..., int], stl10: Path, name: str) -> None:
     words = tune_stl10.trials(list(tune_stl10.ROUNDS))[name]
