@@ -151,6 +151,8 @@ def _as_array(column: Any, what: str) -> Any:
         return column.detach().cpu().numpy()
     if hasattr(column, "to_numpy"):  # of pandas and polars: by position, whatever the index
         return column.to_numpy()
+    if masked := int(np.sum(getattr(column, "mask", False))) if isinstance(column, np.ma.MaskedArray) else 0:
+        raise InputError(f"{what} have {masked} masked values; leave these rows out")
     try:
         values = np.asarray(column)
     except ValueError:

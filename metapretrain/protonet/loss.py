@@ -288,6 +288,9 @@ class ProtoLoss(nn.Module):
             if not self.training:
                 return sums, counts
             self.memory_sums, self.memory_counts = torch.zeros_like(sums), torch.zeros_like(counts)
+        if self.memory_sums.shape != sums.shape:
+            kept = self.memory_sums.shape[1]
+            raise InputError(f"embeddings have {sums.shape[1]} features, earlier ones {kept}; make a loss for each")
         sums, counts = sums + self.memory_sums, counts + self.memory_counts
         if self.training:
             with torch.no_grad():

@@ -152,15 +152,22 @@ def proto_logits(
             "give (B, D) and (C, D) with the same D, at least 1"
         )
     check_temperature(temperature)
+    if present is not None and (not isinstance(present, Tensor) or present.dtype != torch.bool):
+        raise InputError("present says of each class whether it takes part: give a bool tensor (C,)")
+    if present is not None and present.shape[-1:] != centres.shape[:1]:
+        raise InputError(f"present is {tuple(present.shape)} for {len(centres)} centres; give ({len(centres)},)")
     wide = wide_dtype(queries)
     logits = wide_logits(queries.to(wide), centres.to(wide), distance, temperature, result_dtype(queries))
     return logits if present is None else masked(logits, present)
 
 
 def check_temperature(temperature: float | Tensor) -> None:
-    """Raise InputError for a number that is not finite and above 0; a tensor is not read."""
-    if not isinstance(temperature, Tensor):
-        number("temperature", temperature, above=0)
+    """Raise InputError for a number out of 1e-30 to 1e30, or several; the value of a tensor is not read."""
+    if isinstance(temperature, Tensor):
+        if temperature.numel() != 1:
+            raise InputError(f"temperature is {tuple(temperature.shape)} numbers; give one for all classes")
+    elif number("temperature", temperature, above=0, most=1e30) < 1e-30:
+        raise InputError(f"temperature is {temperature}, so that logits overflow; give a number of at least 1e-30")
 
 
 MOST = (1 << 31) - 1  # classes

@@ -108,6 +108,14 @@ def test_a_mark_of_no_label_is_no_class(mark: int) -> None:
             use()
 
 
+def test_masked_values_are_no_labels() -> None:
+    labels = np.ma.masked_array([0, 0, 1, 1], mask=[0, 0, 0, 1])
+    for use in (read_labels, lambda y: EpisodeSampler(y, EpisodeSpec(2, 1, 1), 1, seed=0)):
+        with pytest.raises(InputError, match="labels have 1 masked values; leave these rows out"):
+            use(labels)
+    assert read_labels(labels[:2]).names == (0,)
+
+
 def test_strings_are_labels() -> None:
     assert read_labels(["dog", "cat"]).names == ("cat", "dog")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,12 @@ def test_shapes_that_do_not_match_are_shown() -> None:
         proto_logits(rows(2), rows(1)[0])
     with pytest.raises(InputError, match="D, at least 1"):
         proto_logits(rows(2, 0), rows(3, 0))
+
+
+@pytest.mark.parametrize("present", [[True, False], torch.ones(2), torch.tensor([True]), torch.ones(2, 3) > 0])
+def test_present_is_one_truth_for_each_centre(present: Any) -> None:
+    with pytest.raises(InputError, match=r"present (says|is).*give"):
+        proto_logits(rows(3), rows(2), present=present)
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, math.nan, math.inf, "warm", True])

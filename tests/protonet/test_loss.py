@@ -246,6 +246,9 @@ def test_training_on_the_loss_separates_classes() -> None:
         ({"temperature": 0.0}, "temperature is 0.0; give a number above 0"),
         ({"temperature": -1.0, "learn_temperature": True}, "temperature is -1.0; "),
         ({"temperature": math.nan}, "temperature is nan; "),
+        ({"temperature": 1e-40}, "temperature is 1e-40, so that logits overflow"),
+        ({"temperature": 1e40}, "temperature is 1e.40; give a number above 0 and at most 1e.30"),
+        ({"temperature": torch.ones(2)}, r"temperature is \(2,\) numbers; give one"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1.0; give a number of at least 0 and below 1"),
         ({"label_smoothing": -0.1}, "label_smoothing is -0.1; "),
         ({"num_classes": 0}, "num_classes is 0; give a whole number of at least 1"),
@@ -265,6 +268,10 @@ def test_bad_batches_are_one_line() -> None:
             loss(z, y[:3])
         with pytest.raises(InputError, match=r"labels are torch.float32; give whole numbers"):
             loss(z, y.float())
+    epoch = ProtoLoss(memory="epoch", num_classes=2)
+    epoch(z, y)
+    with pytest.raises(InputError, match="embeddings have 1 features, earlier ones 2"):
+        epoch(z[:, :1], y)
     for mode in ("query", "leave-one-out"):
         with pytest.raises(InputError, match=f"{mode} mode needs other rows for the prototypes, got 1 row; give at"):
             ProtoLoss(mode)(z[:1], y[:1])
