@@ -220,7 +220,7 @@ def finetune(model: Any, rows: Any, labels: Any, how: FineTuning = TUNING) -> Fe
         weight, bias = how.scale * means, -how.scale / 2 * means.square().sum(1)
     head = [weight.requires_grad_(), bias.requires_grad_()]
     groups = [{"params": list(weights.values()), "lr": how.lr}, {"params": head, "lr": how.head_lr}]
-    optimizer = torch.optim.Adam(groups)
+    optimizer = torch.optim.Adam(groups, fused=True)  # twice as fast a step of MiniLM on a CPU
     for step in range(1, how.steps + 1):
         loss = 0.0
         for part, y in zip(parts, codes.split(CHUNK), strict=True):
