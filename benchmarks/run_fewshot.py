@@ -208,10 +208,8 @@ def _parser(methods: Iterable[str]) -> Parser:
     settings = "such as 5w1s; all: 5w1s,5w5s,20w1s,20w5s (default); lake: Lake's 20 runs"
     held = "draw episodes from labels (default) or from learn2learn's MetaDataset"
     encoder = "score an encoder, beside given --methods: a run, timm:NAME, torchvision:NAME, OWNER/NAME, a folder"
-    head = (
-        f"{', '.join(HEADS)}: of --encoder (default: nearest) and supervised rows; {FINETUNE} (--encoder alone): train "
-    )
-    head += "the encoder too in each episode, from under a second on a GPU to minutes on a CPU"
+    head = f"{', '.join(HEADS)}: of --encoder (default: nearest) and supervised rows; {FINETUNE}: of --encoder alone, "
+    head += "trains it too, in each episode anew, at some 30 passes of each support image (others: 1)"
     add = parser.add_argument
     add("--no-compile", dest="compile", action="store_false", default=None, help="never compile the meta-steps")
     parser.set_defaults(compile=None, methods=None)

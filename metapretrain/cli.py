@@ -414,7 +414,7 @@ def _few_shot(parser: Parser) -> None:
     data.add_argument("--dataset", metavar="NAME", help="test images of a set that `metapretrain data` lists")
     add("--data-dir", type=Path, metavar="DIR", help="the folder of --dataset")
     heads = "nearest (default), normalised, centred (on the mean of the training classes, else of all rows), logistic; "
-    heads += "finetune: train the encoder too in each episode (seconds per episode on a GPU, up to minutes on a CPU)"
+    heads += "finetune: train the encoder too, in each episode anew, at some 30 passes of each support row (others: 1)"
     add("--head", nargs="+", choices=HEADS, default=["nearest"], metavar="HEAD", help=heads)
     tuning = "of --head finetune: steps=10 lr=1e-4 head_lr=0.01 scale=10"
     add("--set", nargs="+", action="extend", default=[], dest="changes", metavar="NAME=VALUE", help=tuning)
