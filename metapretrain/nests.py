@@ -56,6 +56,10 @@ def map_tensors(function: Callable[[Tensor], Any], nest: Nest) -> Nest:
     """
     if isinstance(nest, Tensor):
         return function(nest)
+    if type(nest) is dict:  # the most common kinds first: this runs several times per task
+        return {key: map_tensors(function, value) for key, value in nest.items()}
+    if type(nest) is tuple:
+        return tuple([map_tensors(function, value) for value in nest])
     opened = _opened(nest)
     if opened is None:
         return nest

@@ -182,7 +182,9 @@ def choose_names(only: Only, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in names if name in chosen)
     chosen = set()
     for part in [only] if isinstance(only, str) else list(only):
-        found = {n for n in names if n == part or n.startswith(f"{part}.") or fnmatch.fnmatchcase(n, part)}
+        found = {n for n in names if n == part or n.startswith(f"{part}.")}
+        if set(part) & set("*?["):
+            found |= {n for n in names if fnmatch.fnmatchcase(n, part)}
         if not found:
             raise InputError(f"only={part!r} matches none of the parameters: {', '.join(names)}")
         chosen |= found
@@ -199,6 +201,10 @@ def cuda_devices(named: Named) -> list[int]:
 def task_of(batch: Nest, task: int) -> Nest:
     """The batch of one task of a stack."""
     return map_tensors(lambda t: t[task], batch)
+
+
+def _rows(batch: Nest, tasks: range) -> Nest:
+    return map_tensors(lambda t: t[tasks.start : tasks.stop], batch)
 
 
 logger = logging.getLogger(__name__)
@@ -567,28 +573,29 @@ def task_values(
     named: Named,
     support: Nest,
     query: Nest,
-    tasks: int,
+    tasks: range,
     engine: str,
     function: LossFunction,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """`function(adapted params, query)` of each task, (T, ...); with `weights` (steps,) their sum over all steps."""
+    """`function(adapted params, query)` of each of `tasks`; with `weights` (steps,) their sum over all steps."""
     if engine == "auto":
-        engine = choose(inner, named, support, tasks, query, function).engine
+        engine = choose(inner, named, support, len(tasks), query, function).engine
     run, stacked, each = engines.ENGINES[engine], engine in engines.STACKED, []
     spans: list[dict[str, range]] = (
         [{}] if weights is None else [{"steps": range(i, i + 1)} for i in range(inner.steps)]
     )
     try:
-        for task in (None,) if stacked else range(tasks):
-            batch, data = (nest if task is None else task_of(nest, task) for nest in (support, query))
-            start, number, values = named, tasks if stacked else None, []
+        for task in (None,) if stacked else tasks:
+            batch, data = (_rows(nest, tasks) if task is None else task_of(nest, task) for nest in (support, query))
+            start, number, values = named, len(tasks) if stacked else None, []
             for done, span in enumerate(spans, 1):
                 fast, frozen = run(inner, start, batch, number, **span)
                 values.append(_values_after(inner, function, done if span else inner.steps, fast, frozen, data, engine))
                 start, number = {**frozen, **fast}, None  # stacked from the first step on
-            found = torch.stack(values)
-            each.append(found[0] if weights is None else torch.tensordot(weights.to(found), found, 1))
+            each.append(
+                values[0] if weights is None else torch.tensordot(weights.to(values[0]), torch.stack(values), 1)
+            )
     except HiddenWeights:
         return task_values(replace(inner, graph=True), named, support, query, tasks, engine, function, weights)
     return each[0] if stacked else torch.stack(each)

@@ -46,8 +46,8 @@ class ReshapingViews(TorchFunctionMode):
 
 def channels_last(params: Named, data: Nest) -> tuple[Named, Nest, AbstractContextManager[object]]:
     """Filters and images channels last, and the context to use them in; all as it is where it would not help."""
-    images = [x for x in tensors(data) if _is_image(x) and x.shape[2] * x.shape[3] > SMALL]
-    if not images or not any(map(_is_image, params.values())):
+    filters = any(map(_is_image, params.values()))
+    if not filters or not any(_is_image(x) and x.shape[2] * x.shape[3] > SMALL for x in tensors(data)):
         return params, data, nullcontext()
     return {name: _laid_out(p) for name, p in params.items()}, map_tensors(_laid_out, data), ReshapingViews()
 

@@ -155,7 +155,8 @@ class HiddenWeights(Exception):
 class Inner:
     """What every engine needs to know of the inner loop, apart from parameters and data.
 
-    `nest` is the user's params, `adapted` names the leaves that move, `graph`: the result carries a gradient.
+    `nest` is the user's params, `adapted` names the leaves that move, `graph`: the result carries a gradient, `owned`:
+    nobody else has the params, so that a gradient can be taken of them as they are.
     """
 
     loss_fn: LossFunction
@@ -169,6 +170,7 @@ class Inner:
     allow_unused: bool = False
     checkpoint: bool = False
     optimizer: OptimizerFactory | None = None
+    owned: bool = False
 
     @property
     def twice(self) -> bool:
@@ -177,7 +179,8 @@ class Inner:
 
     def split(self, params: Named) -> tuple[Named, Named]:
         """(those that are adapted, the others)."""
-        return {n: params[n] for n in self.adapted}, {n: p for n, p in params.items() if n not in set(self.adapted)}
+        fast = {n: params[n] for n in self.adapted}
+        return fast, {n: p for n, p in params.items() if n not in fast}
 
     def begin(self, params: Named, tasks: int | None = None) -> tuple[Named, Named]:
         """(parameters to adapt, of each of `tasks` where it is given: (T, ...); the others)."""
@@ -186,8 +189,9 @@ class Inner:
 
     def start(self, fast: Named) -> Named:
         """Weights that a gradient can be taken of, each by itself: detached leaves where no graph is wanted."""
-        if self.graph:  # a view each: one tensor may have two names, or be computed from another
-            return {n: p.view_as(p) if p.requires_grad else p.detach().requires_grad_() for n, p in fast.items()}
+        if self.graph:  # a view each: the loss may hold a tensor too, as it was, or it may have two names
+            given = fast if self.owned else {n: p.view_as(p) for n, p in fast.items()}
+            return {n: p if p.requires_grad else p.detach().requires_grad_() for n, p in given.items()}
         return {n: p.detach().requires_grad_() for n, p in fast.items()}
 
     def call(self, function: LossFunction, params: Named, batch: Nest) -> Tensor:
@@ -295,9 +299,12 @@ def check_operators(loss: Tensor, ends: Iterable[Tensor], *, twice: bool = False
     norm as torch has it; grid_sample by vmap.
     """
     for node in nodes_of([loss], ends):
-        fault = _fault(node, node.name(), twice, mapped)
-        if fault is not None:
+        name = node.name()
+        if name.startswith(FAULTY) and (fault := _fault(node, name, twice, mapped)) is not None:
             raise InputError(fault)
+
+
+FAULTY = ("Embedding", "GridSampler", "WeightNorm")  # how the names in _fault begin
 
 
 def _fault(node: Any, name: str, twice: bool, mapped: bool) -> str | None:

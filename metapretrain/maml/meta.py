@@ -80,10 +80,7 @@ def meta_outputs(
     check_step_weights(step_weights, chosen)
     inner, named = build(loss_fn, params, support, chosen, query)
     how = chosen.asked, function, step_weights
-    parts = [
-        task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), *how)
-        for rows in _chunks(tasks, chunk)
-    ]
+    parts = [task_values(inner, named, support, query, rows, *how) for rows in _chunks(tasks, chunk)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -117,6 +114,7 @@ def meta_backward(
     check_step_weights(step_weights, chosen)
     params, support, query, lr = (borders.cut(nest) for nest in (params, support, query, chosen.lr))
     inner, named = build(loss_fn, params, support, replace(chosen, lr=lr), query)
+    inner = replace(inner, owned=True)
     function, losses = query_loss_of(loss_fn, query_loss), []
     engine = chosen.asked if chosen.asked != "auto" else choose(inner, named, support, tasks, query, function).engine
     how = engine, function, step_weights
@@ -125,7 +123,7 @@ def meta_backward(
     elif chunk is None and chosen.asked == "auto" and next(iter(named.values())).device.type == "cpu":
         chunk = stack_size(inner, named, support, query)
     for rows in _chunks(tasks, chunk):
-        part = task_values(inner, named, _rows(support, rows), _rows(query, rows), len(rows), *how)
+        part = task_values(inner, named, support, query, rows, *how)
         if not part.requires_grad:
             raise InputError("meta_backward: neither params nor lr ask for a gradient; see requires_grad_()")
         (part.sum() / tasks).backward()
@@ -147,10 +145,6 @@ def check_step_weights(weights: Tensor | None, chosen: Options) -> None:
 def _chunks(tasks: int, chunk: int | None) -> list[range]:
     size = tasks if chunk is None else whole("chunk", chunk, 1)
     return [range(first, min(first + size, tasks)) for first in range(0, tasks, size)]
-
-
-def _rows(batch: Nest, rows: range) -> Nest:
-    return map_tensors(lambda tensor: tensor[rows.start : rows.stop], batch)
 
 
 class _Borders:

@@ -306,3 +306,23 @@ def test_an_update_keeps_no_weights_of_earlier_steps_and_its_gradient_is_exact(o
         by_hand = by_hand - 0.1 * (moves if order == 2 else moves.detach())
     expected, found = (torch.autograd.grad(end.cos().sum(), w)[0] for end in (by_hand, fast))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_tensor_that_the_loss_holds_as_well_is_constant_in_the_inner_gradient() -> None:
+    w, x = torch.randn(5, dtype=torch.float64, requires_grad=True), torch.randn(2, 5, dtype=torch.float64)
+
+    def loss(given: Tensor, x: Tensor) -> Tensor:
+        return ((given - x) ** 4 + (given * w).exp()).mean()
+
+    def by_hand(x: Tensor) -> Tensor:
+        start = w.clone()
+        (moves,) = torch.autograd.grad(loss(start, x), start, create_graph=True)
+        return loss(start - 0.1 * moves, x)
+
+    (expected,) = torch.autograd.grad((by_hand(x[0]) + by_hand(x[1])) / 2, w)
+    for engine in ("loop", "vmap"):
+        (found,) = torch.autograd.grad(meta_loss(loss, w, x, x, tasks=2, lr=0.1, engine=engine).mean(), w)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        w.grad = None
+        meta_backward(loss, w, x, x, tasks=2, lr=0.1, engine=engine)
+        torch.testing.assert_close(w.grad, expected, rtol=0, atol=1e-12)
