@@ -108,7 +108,7 @@ class Checks:
             elif word.startswith("docs/results/"):
                 Path(word).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / word, word)
-            elif word.endswith(".png"):
+            elif word.endswith(".png") and not Path(word).exists():
                 Image.fromarray(np.full((9, 12, 3), 128, np.uint8)).save(word)
             elif word.endswith(".csv") and not Path(word.split("=")[-1]).exists():
                 Path(word.split("=")[-1]).write_text(SENTENCES)
