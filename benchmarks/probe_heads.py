@@ -3,10 +3,12 @@
 The head is trained as recipe "strong" does, on features of the unaugmented training images, for 600 updates.
 
     python benchmarks/probe_heads.py runs/stl10/stl10-strong/pretrain-prl-standard-s0 --data-dir DIR
+    python benchmarks/probe_heads.py   # features that are made: examples scattered in all directions, close class means
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -18,11 +20,10 @@ from run_stl10 import STRONG
 from torch import Tensor, nn
 
 import metapretrain
-from metapretrain.checks import decisive
 from metapretrain.data.registry import load_images
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
-from metapretrain.evaluation.representation import accuracy
+from metapretrain.evaluation.representation import accuracy, knn_predict
 from metapretrain.files import read_json
 from metapretrain.models import build_head
 from metapretrain.models.saved import SavedModel
@@ -69,27 +70,61 @@ def changes(z: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def table(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, updates: int = UPDATES) -> str:
-    """A markdown row per change: mean norm, test accuracy of both heads, and hidden units that no training row uses."""
+    """A markdown row per change: mean norm, test accuracy of both heads, and hidden units that no training row uses.
+
+    kNN is by cosine, the nearest prototype by distance; nan: the head diverged.
+    """
     classes, lr = int(y.max()) + 1, STRONG.frozen.lr
-    lines = ["| features | mean norm | MLP head % | hidden units dead % | linear head % |", "|---|---:|---:|---:|---:|"]
+    columns = ["features", "mean norm", "MLP head %", "hidden units dead %", "linear head %", "kNN %", "prototype %"]
+    lines = [f"| {' | '.join(columns)} |", f"|---{'|---:' * (len(columns) - 1)}|"]
     rows = [(name, change, lr) for name, change in changes(z).items()]
     rows += [(f"shifted by 5 spreads, rate {lr / 16:g}", changes(z)["shifted by 5 spreads"], lr / 16)]
     for name, change, rate in rows:
         x, x_test = change(z), change(z_test)
         heads = {kind: trained_head(kind, x, y, classes, rate, updates) for kind in ("mlp", "linear")}
         with torch.no_grad():
-            right = {kind: accuracy(decisive(head(x_test)).argmax(1), y_test) for kind, head in heads.items()}
+            outputs = {kind: head(x_test) for kind, head in heads.items()}
             hidden = heads["mlp"].get_submodule("0")(x).amax(0)
+        right = {
+            kind: accuracy(out.argmax(1), y_test) if out.isfinite().all() else math.nan for kind, out in outputs.items()
+        }
         dead = (hidden <= 0).float().mean().item()
+        nearest = torch.cdist(x_test, torch.stack([x[y == label].mean(0) for label in range(classes)])).argmin(1)
+        others = [accuracy(found, y_test) for found in (knn_predict(x, y, x_test), nearest)]
         shown = f"{100 * right['mlp']:.1f} | {100 * dead:.0f} | {100 * right['linear']:.1f}"
+        shown += "".join(f" | {100 * one:.1f}" for one in others)
         lines.append(f"| {name} | {x.norm(dim=1).mean():.1f} | {shown} |")
     return "\n".join(lines)
+
+
+def scattered(classes: int = 10, features: int = 512, signal: float = 1.45) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Made features and labels, 450 training and 400 test examples per class.
+
+    Normal noise of deviation 1 in every direction around class means that lie `signal` from their centre.
+    """
+    with seeded(0):
+        means = torch.randn(classes, features)
+        means = signal * F.normalize(means - means.mean(0))
+        parts = [torch.arange(classes).repeat(count) for count in (450, 400)]
+        (z, z_test) = (means[labels] + torch.randn(len(labels), features) for labels in parts)
+    return z, parts[0], z_test, parts[1]
+
+
+def features_of(run: Path, data_dir: Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features and labels of the training and the test part by a finished pretraining's encoder."""
+    model = metapretrain.load(run)
+    if not isinstance(model, SavedModel):
+        raise InputError(f"{run} holds no encoder of images; name a run's folder of run_stl10.py")
+    dataset = (read_json(run / "result.json") or {})["dataset"]
+    train, test = (load_images(dataset, data_dir, split, model.image_size) for split in ("train", "test"))
+    return model.encode(train.images).cpu(), train.labels, model.encode(test.images).cpu(), test.labels
 
 
 def options_of(argv: Sequence[str] | None) -> Namespace:
     """Read the command line."""
     parser = Parser(description=__doc__)
-    parser.add_argument("run", type=Path, help="the folder of a finished pretraining of run_stl10.py")
+    told = "the folder of a finished pretraining of run_stl10.py; none: features that are made"
+    parser.add_argument("run", type=Path, nargs="?", help=told)
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="the folder of the data")
     parser.add_argument("--updates", type=positive_int, default=UPDATES, metavar="N", help=f"of each head ({UPDATES})")
     options: Namespace = parser.parse_args(argv)
@@ -100,12 +135,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table of a pretraining's features."""
     options = options_of(argv)
-    model = metapretrain.load(options.run)
-    if not isinstance(model, SavedModel):
-        raise InputError(f"{options.run} holds no encoder of images; name a run's folder of run_stl10.py")
-    dataset = (read_json(options.run / "result.json") or {})["dataset"]
-    parts = [load_images(dataset, options.data_dir, split, model.image_size) for split in ("train", "test")]
-    (z, y), (z_test, y_test) = [(model.encode(part.images).cpu(), part.labels) for part in parts]
+    z, y, z_test, y_test = scattered() if options.run is None else features_of(options.run, options.data_dir)
     middle = z.mean(0).norm()
     apart = (z - z.mean(0)).norm(dim=1).mean()
     print(f"mean norm {z.norm(dim=1).mean():.1f}; norm of the mean {middle:.1f}, spread around it {apart:.1f}")

@@ -388,3 +388,11 @@ def test_shifted_features_kill_the_hidden_units_and_not_a_linear_head() -> None:
     assert found["as they are"][1] > 95 and found["standardised"][1] > 95
     shifted = found["shifted by 10 spreads"]
     assert shifted[1] < 60 and shifted[2] > 90 and shifted[3] > 70
+
+
+def test_scattered_features_are_told_apart_by_prototypes_and_not_by_neighbours() -> None:
+    z, y, z_test, y_test = probe_heads.scattered()
+    rows = [line.strip("| ").split(" | ") for line in probe_heads.table(z, y, z_test, y_test, 1).splitlines()[2:]]
+    found = {name: [float(value) for value in values] for name, *values in rows}
+    for name in ("as they are", "times 40", "shifted by 5 spreads"):
+        assert 12 < found[name][-2] < 22 and 37 < found[name][-1] < 47
