@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,12 @@ def test_what_cannot_be_run_is_one_line(words: list[str], told: str, capsys: pyt
 def test_a_failed_launch_is_named_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tasks = run_scale.WORK["tasks"]
     monkeypatch.setattr(
         run_scale,
         "WORK",
         {
-            **run_scale.WORK,
+            "tasks": replace(tasks, smoke=f"{tasks.smoke} --image-size 16 --queries 1"),
             "images": run_scale.Work(
                 "run_stl10.py",
                 {"simclr": "pretrain-simclr"},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import speed_prompts
 import torch
 from torch.nn.functional import rms_norm
 
@@ -16,6 +18,8 @@ from benchmarks.speed_prompts import PromptWork
 
 def test_the_contenders_agree_and_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    small = functools.partial(speed_prompts.PromptWork, tasks=4, shots=2, length=10)
+    monkeypatch.setattr(speed_prompts, "PromptWork", small)
     out = tmp_path / "speed.json"
     assert run_speed.main(["--smoke", "--rows", "prompts", "--out", str(out)]) == 0
     results = json.loads(out.read_text())["rows"]

@@ -6,18 +6,17 @@ import json
 import os
 import random
 import re
-import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from subprocess import DEVNULL, TimeoutExpired
 from typing import Any
 
 import pytest
 
 from metapretrain.training.logs import read_metrics
+from tests.forks import Popen
 from tests.reliability.lengths import only_long
 
 ROOT = Path(__file__).parents[2]
@@ -26,43 +25,42 @@ KILLED = -signal.SIGKILL
 PRL = ["--dataset", "digits", "--methods", "prl-query-frozen-linear"]
 
 
+SCRIPT = f"""
+import importlib, sys
+from metapretrain.training import loop
+loop._Loop._checkpoint_due = lambda self: self.step % 2 == 0  # in place of once a minute
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+sys.exit(importlib.import_module(sys.argv[1]).main(sys.argv[2:]))
+"""
+
+
 class Victim:
     """Starts runs of a script, each in a process of its own, and kills them."""
 
     def __init__(self, script: str, log: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        environment.pop("WORLD_SIZE", None)
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.environment.pop("WORLD_SIZE", None)
         self.script, self.log, self.wait = script, log, 0.0
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("victim.py"))],
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-        )
 
-    def run(self, out: Path, *words: str, kill_after: float | None = None) -> int:
+    def run(self, out: Path, *words: str, kill_after: float = 120) -> int:
         """Run the script with its runs in `out`, at most `kill_after` seconds, and return the exit status."""
         given = ["--smoke", "--device", "cpu", "--no-figures", "--resume", "--out", str(out), *words]
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps([self.script, str(self.log), given]), file=self.process.stdin, flush=True)
-        child = int(self.process.stdout.readline())
+        command = [sys.executable, "-c", SCRIPT, self.script, *given]
+        with self.log.open("a") as log:
+            process = Popen(command, stdin=DEVNULL, stdout=log, stderr=log, env=self.environment)
         began = time.monotonic()
-        if not select.select([self.process.stdout], [], [], 120 if kill_after is None else kill_after)[0]:
-            os.kill(child, signal.SIGKILL)
-        status = int(self.process.stdout.readline())
+        try:
+            status = process.wait(kill_after)
+        except TimeoutExpired:
+            process.kill()
+            status = process.wait()
         self.wait = time.monotonic() - began
         return status
 
 
 @pytest.fixture
-def victim(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Victim]:
-    started = Victim(request.param, tmp_path / "log.txt")
-    yield started
-    started.process.kill()
-    started.process.communicate()
+def victim(request: pytest.FixtureRequest, tmp_path: Path) -> Victim:
+    return Victim(request.param, tmp_path / "log.txt")
 
 
 def outcome(out: Path) -> dict[str, Any]:
@@ -106,7 +104,7 @@ def test_killed_runs_end_with_the_bits_of_an_unbroken_run(
     while done < kills:  # a run that ended before it was killed is followed by a new one
         out, status = tmp_path / f"killed-{folders}", KILLED
         while status == KILLED:
-            wait = moments.uniform(0, 0.8 * usual) if done < kills else None
+            wait = moments.uniform(0, 0.8 * usual) if done < kills else 120
             status = victim.run(out, *words, kill_after=wait)
             done += status == KILLED
         assert status == 0, victim.log.read_text()[-2000:]
