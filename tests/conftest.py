@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,16 @@ settings.register_profile("tests", deadline=None, derandomize=True, suppress_hea
 settings.load_profile("tests")
 
 
-def pytest_collection_finish() -> None:
+_frozen = 0
+
+
+def pytest_runtest_setup() -> None:
     """What was imported by then is left out of every later garbage collection, which would take a second."""
-    gc.freeze()
+    global _frozen
+    if len(sys.modules) > _frozen + 100:
+        gc.collect()
+        gc.freeze()
+        _frozen = len(sys.modules)
 
 
 def pytest_unconfigure() -> None:
