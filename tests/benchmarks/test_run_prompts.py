@@ -47,7 +47,7 @@ def test_trainings_that_diverge_leave_what_was_there_before_and_are_told(
     wild = ["tune.lr=1e29", "tune.warmup=0", "mixed.lr=1e29", "mixed.warmup=0", "meta.lr=1e29", "full.lr=1e29"]
     rows = ["pt", "ft", "ppt", "metapt-random"]
     assert run("--methods", ",".join(rows), "--sets", "sst2", "--set", *wild) == 0
-    assert "or the start: ft 1; metapt-random 2; ppt 2; pt 1." in capsys.readouterr().out
+    assert "or the start, were kept: ft 1; metapt-random 2; ppt 2; pt 1." in capsys.readouterr().out
     (root,) = (tmp_path / "runs" / "prompts").iterdir()
     random = SoftPrompt.from_adapter(root / "pt-s0" / "prompts" / "sst2").weight
     for row in ("ppt", "metapt-random"):
