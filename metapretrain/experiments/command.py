@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 from metapretrain.checks import check_device, check_precision
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, brief
 from metapretrain.evaluation.robustness import corrupt_runs
 from metapretrain.experiments.base import Experiment, Machine
-from metapretrain.files import read_json
+from metapretrain.files import plain, read_json
 from metapretrain.options import JOB, Parser, common_options, main_guard
 from metapretrain.report.figures import REDUCERS, usable_reducer
 from metapretrain.training.environment import running
@@ -278,7 +278,9 @@ def script_main(
             options.reducer = usable_reducer(options.reducer)
         jobs = [word for word in given if word != "--download"]  # once is enough
         with running([called, *given]):
-            for experiment, batch in due(tables_of(options), options, [file, *jobs]):
+            tables = tables_of(options)
+            check_config(sys.argv[1:] if argv is None else argv, tables, options)
+            for experiment, batch in due(tables, options, [file, *jobs]):
                 tell(experiment.run(batch))
         return 0
 
@@ -300,12 +302,9 @@ def with_config(
     not taken over.
     Raises InputError: no such file, one of another script or of a pretraining, or data that are not where they were.
     """
-    reader = Parser(add_help=False)
-    reader.add_argument("--config", type=Path)
-    read, given = reader.parse_known_args(list(argv))
-    if read.config is None:
+    file, given = _config_file(argv)
+    if file is None:
         return given
-    file = read.config / "config.json" if read.config.is_dir() else read.config
     if (about := read_json(file)) is None:
         raise InputError(f"--config {file}: no such file; give the config.json in the folder of a run")
     command, config = str(about.get("command")), about.get("config")
@@ -333,6 +332,32 @@ def with_config(
             raise InputError(f"--config {file} was run with {option} {values[0]}, which is not here ({told}); give it")
     kept += [(option, values) for option, values in chosen.items() if values is not None and option not in mine]
     return [word for option, values in kept for word in (option, *values)] + given
+
+
+def _config_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The file that `--config` names, and the other words."""
+    reader = Parser(add_help=False)
+    reader.add_argument("--config", type=Path)
+    read, given = reader.parse_known_args(list(argv))
+    named: Path | None = read.config
+    return (named / "config.json" if named is not None and named.is_dir() else named), given
+
+
+def check_config(argv: Sequence[str], tables: Sequence[Table], options: Namespace) -> None:
+    """Refuse `--config FILE` alone where the choices in FILE are not those of its command, which is run again.
+
+    Choices that this version has not, or that FILE has not, are let pass.
+    """
+    file, given = _config_file(argv)
+    if file is None or {option for option, _ in _by_option(given)} - _NOT_AGAIN:
+        return
+    written: Any = (read_json(file) or {})["config"].get("choices")
+    name, (experiment, methods, _) = options.methods[0], tables[0]
+    now: Any = plain(experiment.whole_config(name, methods[name], options.seeds[0])).get("choices")
+    changed = [key for key in written if key in now and written[key] != now[key]] if written and now else []
+    if changed:
+        told = f"{changed[0]} {brief(written[changed[0]])}, and {brief(now[changed[0]])} by its command"
+        raise InputError(f"--config {file} has {told}, which is what runs again: change values by --set")
 
 
 def _by_option(words: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -42,7 +42,7 @@ def config(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("script", SMOKE)
 def test_a_run_from_its_folder_gives_the_same_result(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main = MAINS[script]
@@ -62,6 +62,14 @@ def test_a_run_from_its_folder_gives_the_same_result(
         for file in run.rglob("*.safetensors"):
             kept, there = load_tensors(file), load_tensors(again / file.relative_to(run))
             assert kept.keys() == there.keys() and all(bool((kept[name] == there[name]).all()) for name in kept)
+    # values that were changed in the file are not those of its command
+    about = config(again)
+    key = next(key for key, value in about["config"]["choices"].items() if type(value) is int)
+    about["config"]["choices"][key] += 1
+    (tmp_path / "edited.json").write_text(json.dumps(about))
+    assert main(["--config", str(tmp_path / "edited.json"), "--dry-run"]) == 2
+    value = about["config"]["choices"][key]
+    assert f"has {key} {value}, and {value - 1} by its command, which is what runs again" in capsys.readouterr().err
     # its own configuration leads to the same row once more, though the first folder is gone
     words = with_config(f"{script}.py", ["--config", str(again)])
     monkeypatch.setattr(sys, "argv", ["elsewhere"])
