@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from metapretrain.data.images import light_on_dark
 from metapretrain.errors import InputError, one_of
-from metapretrain.files import json_bytes, save_tensors, write_whole
+from metapretrain.files import json_bytes, one_line_errors, save_tensors, write_whole
 from metapretrain.models.encoders import Backbone
 from metapretrain.models.saved import TEXT, SavedLearner, SavedModel, adapts, load
 
@@ -70,8 +71,9 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None)
     path = Path(run) / "export" / default.get(format, format) if out is None else Path(out)
     if path.exists() and (path.is_dir() != (format == "timm") or path.resolve().parent == Path(run).resolve()):
         raise InputError(f"{path} is there already, as another kind or a file of the run; give another --out")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(model, path)
+    with one_line_errors(f"cannot write {path}", "give another --out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(model, path)
     return path
 
 
@@ -102,7 +104,9 @@ def _onnx(model: Any, path: Path) -> None:
 
 def _torch(model: Any, path: Path) -> None:
     module, how = _program(model)
-    torch.export.save(torch.export.export(module, **how), path, extra_files={"metapretrain": json.dumps(_about(model))})
+    program, stream = torch.export.export(module, **how), io.BytesIO()  # on a full disk torch's own writer aborts
+    torch.export.save(program, stream, extra_files={"metapretrain": json.dumps(_about(model))})
+    write_whole(path, stream.getvalue())
 
 
 def _resnet_state(model: Any) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from metapretrain import files
 from metapretrain.cli import main
 from metapretrain.data.images import LIGHT_ON_DARK, light_on_dark
 from metapretrain.errors import InputError
@@ -156,3 +158,17 @@ def test_what_cannot_be_exported_is_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(InputError, match="pip install onnx onnxscript, or --format torch"):
         export(deep, "onnx")
+
+
+@pytest.mark.parametrize("format", ["torch", "torchvision"])
+def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_file(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = write_images_run(tmp_path / "run", **CASES["linear" if format == "torchvision" else "prototypes"])
+    monkeypatch.setattr(files, "write_durably", full)
+    with pytest.raises((InputError, files.CheckpointError), match=r"cannot write .*out: No space left on device"):
+        export(run, format, tmp_path / "new" / "out")
+    assert list((tmp_path / "new").iterdir()) == []
