@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -28,14 +28,7 @@ from metapretrain.experiments.prompts.data import (
     majority_class,
     predict_rows,
 )
-from metapretrain.experiments.prompts.pretraining import (
-    MetaTasks,
-    TrainedPrompt,
-    fair_stack,
-    mixed_stack,
-    run_stack,
-    train_meta,
-)
+from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, mixed_stack, run_stack, train_meta
 from metapretrain.experiments.prompts.recipe import SENTIMENT, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.models.language_models import stored_bits
@@ -420,3 +413,35 @@ def _histories(tuned: Mapping[str, Tuned]) -> dict[int, dict[str, float]]:
         for step, share in one.progress.history:
             found.setdefault(step, {})[f"accuracy_{name}"] = share
     return dict(sorted(found.items()))
+
+
+def fair_stack(
+    make_stack: Callable[..., Stack],
+    prompts: Mapping[int, Tensor],
+    tasks: Mapping[int, MetaTasks],
+    recipe: PromptRecipe,
+    words: tuple[int, ...],
+    objective: str,
+) -> Stack:
+    """A prompt for each seed, to be trained on its meta tasks in turn.
+
+    `objective` is "multitask", "meta" (MAML) or "reptile" (Nichol et al., 2018, with AdamW).
+    """
+    updates, steps = recipe.fair.updates, recipe.steps(objective, recipe.meta.clusters)
+
+    def plan(rows: MetaTasks, step: int) -> Tensor:
+        if objective == "reptile":
+            return rows.in_turn(*divmod(step, updates), of=updates)
+        count = recipe.fair.tasks
+        return torch.cat([rows.in_turn(step * count + place) for place in range(count)])
+
+    def job(seed: int, rows: MetaTasks) -> Job:
+        held_out = torch.stack(rows.held_out).flatten()
+        return Job(str(seed), prompts[seed], rows.training, held_out, words, seed, partial(plan, rows))
+
+    every = max(1, steps // recipe.validations)
+    if objective == "reptile":
+        every = updates * max(1, every // updates)
+    more: dict[str, Any] = {"meta": recipe.meta} if objective == "meta" else {}
+    more |= {"reptile": recipe.fair} if objective == "reptile" else {}
+    return make_stack([job(*one) for one in tasks.items()], steps=steps, every=every, **more)

@@ -327,38 +327,6 @@ def mixed_stack(
     return make_stack(jobs, steps=steps, every=max(1, steps // recipe.validations))
 
 
-def fair_stack(
-    make_stack: Callable[..., Stack],
-    prompts: Mapping[int, Tensor],
-    tasks: Mapping[int, MetaTasks],
-    recipe: PromptRecipe,
-    words: tuple[int, ...],
-    objective: str,
-) -> Stack:
-    """A prompt for each seed, to be trained on its meta tasks in turn.
-
-    `objective` is "multitask", "meta" (MAML) or "reptile" (Nichol et al., 2018, with AdamW).
-    """
-    updates, steps = recipe.fair.updates, recipe.steps(objective, recipe.meta.clusters)
-
-    def plan(rows: MetaTasks, step: int) -> Tensor:
-        if objective == "reptile":
-            return rows.in_turn(*divmod(step, updates), of=updates)
-        count = recipe.fair.tasks
-        return torch.cat([rows.in_turn(step * count + place) for place in range(count)])
-
-    def job(seed: int, rows: MetaTasks) -> Job:
-        held_out = torch.stack(rows.held_out).flatten()
-        return Job(str(seed), prompts[seed], rows.training, held_out, words, seed, partial(plan, rows))
-
-    every = max(1, steps // recipe.validations)
-    if objective == "reptile":
-        every = updates * max(1, every // updates)
-    more: dict[str, Any] = {"meta": recipe.meta} if objective == "meta" else {}
-    more |= {"reptile": recipe.fair} if objective == "reptile" else {}
-    return make_stack([job(*one) for one in tasks.items()], steps=steps, every=every, **more)
-
-
 def run_stack(stack: Stack, runs: Mapping[int, RunFolder], tasks: Mapping[int, int]) -> dict[int, TrainedPrompt]:
     """Train the jobs of a stack, named by their seeds; each goes on from the checkpoint in its folder."""
     started, before = time.monotonic(), dict.fromkeys(tasks, 0.0)
