@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.data.texts import SentenceData
+from metapretrain.draws import epoch_order
 from metapretrain.episodes.groups import group_agreement
 from metapretrain.errors import InputError
 from metapretrain.evaluation.metrics import f1
@@ -28,7 +29,7 @@ from metapretrain.experiments.prompts.data import (
     majority_class,
     predict_rows,
 )
-from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, mixed_stack, run_stack, train_meta
+from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, run_stack, train_meta
 from metapretrain.experiments.prompts.recipe import SENTIMENT, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.models.language_models import stored_bits
@@ -413,6 +414,35 @@ def _histories(tuned: Mapping[str, Tuned]) -> dict[int, dict[str, float]]:
         for step, share in one.progress.history:
             found.setdefault(step, {})[f"accuracy_{name}"] = share
     return dict(sorted(found.items()))
+
+
+def mixed_stack(
+    make_stack: Callable[..., Stack],
+    prompts: Mapping[int, Tensor],
+    rows: int | Mapping[int, Tensor],
+    recipe: PromptRecipe,
+    words: tuple[int, ...],
+) -> Stack:
+    """A prompt for each seed, to be trained on all rows as one task in batches of 4 (appendix A.2).
+
+    Args:
+        make_stack: a :class:`Stack` of jobs with keyword arguments `steps`, `every`; prompts: seed to start.
+        rows: pretraining rows N, or those of each seed; as many are held out as meta tasks hold out, and those that
+            fill no batch.
+
+    InputError: too few rows to train and to validate on.
+    """
+    jobs, size, least = [], recipe.mixed.batch_size, 0
+    for seed, prompt in prompts.items():
+        own = torch.arange(rows) if isinstance(rows, int) else rows[seed]
+        held = min(2 * recipe.meta.shots * recipe.meta.clusters * recipe.held_out, len(own) // 5)
+        if not held or len(own) - held < size:
+            raise InputError(f"{len(own)} pretraining rows leave none to validate on; give more")
+        held += (len(own) - held) % size  # whole batches: a step reads what the budget counts
+        order, least = own[epoch_order(len(own), seed, 1)], len(own) - held
+        jobs.append(Job(str(seed), prompt, order[held:], order[:held], words, seed))
+    steps = recipe.steps("mixed", 1, least)
+    return make_stack(jobs, steps=steps, every=max(1, steps // recipe.validations))
 
 
 def fair_stack(

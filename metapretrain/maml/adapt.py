@@ -4,8 +4,8 @@ import fnmatch
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -25,6 +25,7 @@ from metapretrain.maml.inner import (
     LossFunction,
     Named,
     OptimizerFactory,
+    SwitchedOff,
     at_step,
     differentiable_twice,
     parse_rates,
@@ -435,18 +436,16 @@ def _values(inner: Inner, named: Named, function: LossFunction, batch: Nest, tas
     return [out.detach(), *torch.autograd.grad((each * weights).sum(), list(fast.values()), allow_unused=True)]
 
 
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """No TF32: its rounding alone is larger than the difference that the probe looks for."""
-    backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False
-    try:
-        yield
-    finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.allow_tf32 = value
+def _tf32() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def _allow_tf32(value: Any) -> None:
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = value or (False, False)
+
+
+# No TF32: its rounding alone is larger than the difference that the probe looks for.
+exact_products = SwitchedOff(_tf32, _allow_tf32)
 
 
 def _random_states(devices: list[int]) -> list[Tensor]:

@@ -7,8 +7,8 @@ laid side by side (im2col) and one batched matrix product do the same work fast.
 (functorch#534), so only the forward pass is mapped: the summed losses' gradient stacks those of the tasks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -20,7 +20,16 @@ from torch.overrides import TorchFunctionMode
 
 from metapretrain.checks import import_learn2learn
 from metapretrain.errors import InputError
-from metapretrain.maml.inner import Inner, Named, at_step, check_operators, differentiable_twice, holding, in_segments
+from metapretrain.maml.inner import (
+    Inner,
+    Named,
+    SwitchedOff,
+    at_step,
+    check_operators,
+    differentiable_twice,
+    holding,
+    in_segments,
+)
 from metapretrain.nests import Nest, map_tensors, rebuild, tensors
 
 SMALL = 32 * 32  # pixels: images of 28 x 28 lose by it, of 84 x 84 they gain
@@ -198,15 +207,8 @@ def _convolutions(fast: Named, on_cpu: bool) -> AbstractContextManager[object]:
     return nullcontext() if on_cpu or all(p.ndim != 5 for p in fast.values()) else MatmulConvolutions()
 
 
-@contextmanager
-def _no_fast_path() -> Iterator[None]:
-    """Transformer layers of torch in evaluation mode cannot see, under vmap, that a gradient is wanted."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+# Transformer layers of torch in evaluation mode cannot see, under vmap, that a gradient is wanted.
+_no_fast_path = SwitchedOff(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled)
 
 
 def descend_by_higher(inner: Inner, params: Named, batch: Nest, tasks: None = None) -> tuple[Named, Named]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -67,6 +68,30 @@ def repeated() -> AbstractContextManager[None]:
 def any_step() -> AbstractContextManager[None]:
     """Let :func:`current_step` be an error inside the block, whose computation has to serve for all steps."""
     return holding(_any, True)
+
+
+class SwitchedOff:
+    """Blocks in which a setting of the whole process is off; it is put back where the last of several threads ends."""
+
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+        self.get, self.put, self.lock = get, put, Lock()
+        self.blocks, self.before = 0, None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """A block."""
+        with self.lock:
+            if not self.blocks:
+                self.before = self.get()
+                self.put(False)
+            self.blocks += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.blocks -= 1
+                if not self.blocks:
+                    self.put(self.before)
 
 
 Rate = float | Tensor

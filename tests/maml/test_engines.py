@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.maml import adapt, meta_backward, meta_loss
+from metapretrain.maml import adapt, engines, meta_backward, meta_loss
 from metapretrain.maml.normalisation import copy_tree
 from tests.maml.nets import NETS, TASKS, WAYS, flat, gradient, images, loss_of, relative, spread, task
 
@@ -310,3 +310,14 @@ def test_no_graph_is_kept_where_nothing_asks_for_a_gradient(engine: str) -> None
     fast = adapt(lambda p, x: (x @ p["w"]).square().mean(), {"w": w}, x, lr=0.1, steps=3, engine=engine)
     assert fast["w"].grad_fn is None
     assert not fast["w"].requires_grad
+
+
+def test_settings_of_the_process_are_put_back_after_blocks_of_several_threads() -> None:
+    before = torch.backends.mha.get_fastpath_enabled()
+    first, second = engines._no_fast_path(), engines._no_fast_path()
+    with first:
+        second.__enter__()
+        assert not torch.backends.mha.get_fastpath_enabled()
+    assert not torch.backends.mha.get_fastpath_enabled()  # the second block, of another thread, goes on
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled() is before

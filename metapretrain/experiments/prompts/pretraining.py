@@ -298,35 +298,6 @@ def train_meta(
     )
 
 
-def mixed_stack(
-    make_stack: Callable[..., Stack],
-    prompts: Mapping[int, Tensor],
-    rows: int | Mapping[int, Tensor],
-    recipe: PromptRecipe,
-    words: tuple[int, ...],
-) -> Stack:
-    """A prompt for each seed, to be trained on all rows as one task in batches of 4 (appendix A.2).
-
-    Args:
-        make_stack: a :class:`Stack` of jobs with keyword arguments `steps`, `every`; prompts: seed to start.
-        rows: pretraining rows N, or those of each seed; as many are held out as meta tasks hold out, and those that
-            fill no batch.
-
-    InputError: too few rows to train and to validate on.
-    """
-    jobs, size, least = [], recipe.mixed.batch_size, 0
-    for seed, prompt in prompts.items():
-        own = torch.arange(rows) if isinstance(rows, int) else rows[seed]
-        held = min(2 * recipe.meta.shots * recipe.meta.clusters * recipe.held_out, len(own) // 5)
-        if not held or len(own) - held < size:
-            raise InputError(f"{len(own)} pretraining rows leave none to validate on; give more")
-        held += (len(own) - held) % size  # whole batches: a step reads what the budget counts
-        order, least = own[epoch_order(len(own), seed, 1)], len(own) - held
-        jobs.append(Job(str(seed), prompt, order[held:], order[:held], words, seed))
-    steps = recipe.steps("mixed", 1, least)
-    return make_stack(jobs, steps=steps, every=max(1, steps // recipe.validations))
-
-
 def run_stack(stack: Stack, runs: Mapping[int, RunFolder], tasks: Mapping[int, int]) -> dict[int, TrainedPrompt]:
     """Train the jobs of a stack, named by their seeds; each goes on from the checkpoint in its folder."""
     started, before = time.monotonic(), dict.fromkeys(tasks, 0.0)
