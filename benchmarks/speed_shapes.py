@@ -1,17 +1,14 @@
 """The engine `auto` on a CPU beside its peers over many shapes: `run_speed.py --shapes`.
 
 Speed: all contenders of a shape take turns, and each round gives the ratio of `auto` to each peer; the lowest of the
-peers' median ratios is the shape's. Memory: by how much a process of its own grows at most over three meta-steps, after
-one of a tiny network, by which libraries are loaded (37 MiB of sympy by torch's cross entropy under vmap).
+peers' median ratios is the shape's. Memory: bytes of tensors that a meta-step holds at most above those before it.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +21,7 @@ from speed_maml import (
     meta_step_of_learn2learn,
     meta_step_of_torchopt,
 )
+from speed_memory import MIB, held
 
 NETWORKS = {
     "cnn-28": MamlWork(8, 1, 15, 28, 1, 64, 1, 2, pooled=False),
@@ -32,7 +30,6 @@ NETWORKS = {
     "mlp-200": MamlWork(16, 1, 15, 28, 1, 200, 1, 2, pooled=False, hidden=2),
     "mlp-1000": MamlWork(4, 1, 15, 28, 1, 1000, 1, 2, pooled=False, hidden=2),
 }
-SMALL = 4.0  # MiB
 PEERS = {"learn2learn": meta_step_of_learn2learn, "higher": meta_step_of_higher, "torchopt": meta_step_of_torchopt}
 CONTENDERS = {"auto": meta_step_of_engine("auto"), **PEERS}
 
@@ -49,7 +46,7 @@ def shapes() -> dict[str, MamlWork]:
 
 @dataclass(frozen=True)
 class Shape:
-    """`speed` is the ratio of `auto` to each peer, `memory` MiB of each contender; None where it is not measured."""
+    """`speed` is the ratio of `auto` to each peer, `memory` MiB of each contender's tensors, empty if not counted."""
 
     name: str
     engine: str
@@ -65,8 +62,8 @@ class Shape:
 
     @property
     def largest(self) -> float:
-        """Memory of `auto` as a multiple of the most modest peer's; below SMALL it is the allocator's, not theirs."""
-        return self.memory["auto"] / max(SMALL, min(value for name, value in self.memory.items() if name != "auto"))
+        """Memory of `auto` as a multiple of the most modest peer's."""
+        return self.memory["auto"] / min(value for name, value in self.memory.items() if name != "auto")
 
 
 def measure_shapes(names: list[str], rounds: int, seconds: float) -> Iterator[Shape]:
@@ -90,7 +87,8 @@ def measure_shapes(names: list[str], rounds: int, seconds: float) -> Iterator[Sh
             if key in PEERS
         }
         medians = {key: statistics.median(values) for key, values in rates.items()}
-        yield Shape(name, chosen(work, "cpu"), rounds, medians, ratios, {key: memory_of(name, key) for key in steps})
+        memory = {key: held(step, 1)[0] / MIB for key, step in steps.items()}
+        yield Shape(name, chosen(work, "cpu"), rounds, medians, ratios, memory)
 
 
 def made(work: MamlWork) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -123,41 +121,14 @@ def calls_in(seconds: float, step: Callable[[], Any]) -> int:
     return max(1, round(seconds / (clock() - begin)))
 
 
-def memory_of(shape: str, contender: str) -> float:
-    """MiB by which a new process grows at most over three meta-steps."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        found: float = pool.apply(grown, (shape, contender, torch.get_num_threads()))
-    return found
-
-
-def grown(shape: str, contender: str, threads: int) -> float:
-    torch.set_num_threads(threads)
-    work = shapes()[shape]
-    step_of(replace(NETWORKS["mlp-40"], tasks=4, width=8, order=work.order), CONTENDERS[contender])()
-    step = step_of(work, CONTENDERS[contender])
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak so far is forgotten
-    before = resident("VmRSS")
-    for _ in range(3):
-        step()
-    return resident("VmHWM") - before
-
-
-def resident(field: str) -> float:
-    """MiB of this process in memory: VmRSS now, VmHWM at most."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
-
-
 def table(found: list[Shape]) -> str:
     """The results as Markdown."""
     lines = [
-        "| shape | engine | meta-steps per second | times the best peer's | memory, MiB | times the smallest peer's |",
+        "| shape | engine | meta-steps per second | times the best peer's | tensors, MiB | times the smallest peer's |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for shape in found:
-        rate, memory = shape.meta_steps_per_second["auto"], shape.memory["auto"]
-        lines.append(
-            f"| {shape.name} | {shape.engine} | {rate:.3g} | {shape.slowest:.2f} | {memory:.0f} | {shape.largest:.2f} |"
-        )
+        rate = shape.meta_steps_per_second["auto"]
+        memory = f"{shape.memory['auto']:.3g} | {shape.largest:.2f}" if shape.memory else " | "
+        lines.append(f"| {shape.name} | {shape.engine} | {rate:.3g} | {shape.slowest:.2f} | {memory} |")
     return "\n".join(lines)
