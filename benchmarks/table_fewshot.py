@@ -1,49 +1,75 @@
-"""Fill the table of docs/fewshot.md with finished runs: python benchmarks/table_fewshot.py runs [docs/fewshot.md]."""
+"""Fill the table of docs/fewshot.md: python benchmarks/table_fewshot.py RESULTS ... [--page docs/fewshot.md].
+
+RESULTS are folders of runs or files such as docs/results/fewshot-fc100.json; of a method in several, the last counts.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from report_fewshot import PHOTOS, SHOTS
 
 from metapretrain.evaluation.intervals import mean_interval
+from metapretrain.report.results import collect
 
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 NAMES = {"cifar-fs": "CIFAR-FS", "fc100": "FC100", "conv4": "conv4", "resnet12": "ResNet-12"}
+TURNS = "turns=true"  # rotations as further classes of the supervised training
+Scores = dict[tuple[str, str, bool, str], list[float]]  # of the seeds, by data set, backbone, rotations and method
 
 
-def cell(table: Path, row: str) -> str:
-    """Mean and half-width of the 95% interval over the seeds of a row in %, or `not run yet`."""
-    files = sorted(table.glob(f"{row}-s*/result.json"))
-    found = [json.loads(file.read_text())["metrics"]["test_accuracy"] for file in files]
-    if not found:
+def scores_of(paths: Sequence[Path]) -> Scores:
+    """The test accuracies of all seeds."""
+    found: Scores = {}
+    for path in paths:
+        read: Scores = defaultdict(list)
+        for result in collect(path).results:
+            turned = TURNS in result.get("command", "")
+            read[result["dataset"], result["recipe"], turned, result["method"]].append(
+                result["metrics"]["test_accuracy"]
+            )
+        found |= read
+    return found
+
+
+def cell(accuracies: Sequence[float]) -> str:
+    """Mean and half-width of the 95% interval over the seeds in %, or `not run yet`."""
+    if not accuracies:
         return "not run yet"
-    interval = mean_interval(found)
-    return f"{100 * interval.mean:.1f}" + f" ± {100 * interval.half_width:.1f}" * (len(found) > 1)
+    interval = mean_interval(accuracies)
+    return f"{100 * interval.mean:.1f}" + f" ± {100 * interval.half_width:.1f}" * (len(accuracies) > 1)
 
 
-def table(runs: Path) -> str:
-    """The table of all published rows and of `maml`, `maml++` and `supervised-centroid` where they have been run."""
+def table(scores: Scores) -> str:
+    """The table of all published methods and of `maml`, `maml++` and `supervised-centroid` where they have been run."""
     lines = ["| set, backbone | method | 1-shot | published | 5-shot | published |", "|---|---|---:|---:|---:|---:|"]
     for (dataset, backbone), published in PHOTOS.items():
-        folders = [runs / "fewshot" / f"{dataset}-{setting}-{backbone}" for setting in SHOTS[:2]]
-        shown = f"{NAMES[dataset]}, {NAMES[backbone]}"
-        for row in dict.fromkeys([*published, "r2d2", "maml-transductive", "maml", "maml++", "supervised-centroid"]):
-            ours = [cell(folder, row) for folder in folders]
-            theirs = [f"{100 * score:.1f}" for score in published[row][:2]] if row in published else ["", ""]
-            if row in published or ours != ["not run yet"] * 2:
-                lines.append(f"| {shown} | `{row}` | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} |")
-                shown = ""
+        for turned in (False, True):
+            shown = f"{NAMES[dataset]}, {NAMES[backbone]}" + ", rotations" * turned
+            for row in dict.fromkeys(
+                [*published, "r2d2", "maml-transductive", "maml", "maml++", "supervised-centroid"]
+            ):
+                ours = [cell(scores.get((f"{dataset}-{shots}", backbone, turned, row), [])) for shots in SHOTS[:2]]
+                theirs = [f"{100 * score:.1f}" for score in published[row][:2]] if row in published else ["", ""]
+                if (row in published and not turned) or ours != ["not run yet"] * 2:
+                    lines.append(f"| {shown} | `{row}` | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} |")
+                    shown = ""
     return "\n".join(lines) + "\n"
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Rewrite what stands between the marks of the page."""
-    runs, page = Path(argv[0]), Path(argv[1] if len(argv) > 1 else "docs/fewshot.md")
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + table(runs) + END + rest.partition(END)[2])
+    parser = ArgumentParser(prog="table_fewshot.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS")
+    parser.add_argument("--page", type=Path, default=Path("docs/fewshot.md"))
+    options = parser.parse_args(argv)
+    before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
+    text = before + BEGIN + table(scores_of(options.results)) + END + rest.partition(END)[2]
+    options.page.write_text(text, encoding="utf-8")
     return 0
 
 

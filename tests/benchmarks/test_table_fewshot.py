@@ -1,20 +1,52 @@
-"""The table of docs/fewshot.md is filled from finished runs."""
+"""The table of docs/fewshot.md is filled from finished runs and from files of results."""
 
 import json
 from pathlib import Path
 
+import pytest
 from table_fewshot import main
 
+from metapretrain.report.results import bundle, collect
 
-def test_cells_are_means_over_seeds_and_the_rest_stays(tmp_path: Path) -> None:
-    for seed, accuracy in enumerate((0.70, 0.72, 0.74)):
-        folder = tmp_path / "fewshot" / "cifar-fs-5w1s-resnet12" / f"supervised-centroid-s{seed}"
-        folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps({"metrics": {"test_accuracy": accuracy}}))
+
+def put(folder: Path, method: str, accuracies: tuple[float, ...], command: str) -> Path:
+    for seed, accuracy in enumerate(accuracies):
+        run = folder / "fewshot" / "cifar-fs-5w1s-resnet12" / f"{method}-s{seed}"
+        run.mkdir(parents=True)
+        result = {
+            "schema": 1,
+            "benchmark": "fewshot",
+            "dataset": "cifar-fs-5w1s",
+            "recipe": "resnet12",
+            "method": method,
+        }
+        result |= {"seed": seed, "kind": "row", "status": "complete", "metrics": {"test_accuracy": accuracy}}
+        (run / "result.json").write_text(json.dumps({**result, "command": command}))
+    return folder
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table -->\nold\n<!-- end of table -->\nafter\n")
-    assert main([str(tmp_path), str(page)]) == 0
+    return page
+
+
+def test_cells_are_means_over_seeds_and_the_rest_stays(tmp_path: Path, page: Path) -> None:
+    runs = put(tmp_path / "runs", "supervised-centroid", (0.70, 0.72, 0.74), "run_fewshot.py")
+    assert main([str(runs), "--page", str(page)]) == 0
     written = page.read_text()
     assert written.startswith("before\n") and written.endswith("after\n") and "old" not in written
     assert "| `supervised-centroid` | 72.0 ± 5.0 |  | not run yet |  |" in written
     assert written.count("supervised-centroid") == 1 and "| `r2d2` | not run yet | 72.6 |" in written
+
+
+def test_rotations_stand_apart_and_later_files_count(tmp_path: Path, page: Path) -> None:
+    plain = put(tmp_path / "plain", "protonet", (0.5,), "run_fewshot.py")
+    turned = put(tmp_path / "turned", "protonet", (0.6,), "run_fewshot.py --set supervised.turns=true")
+    again = bundle(collect(put(tmp_path / "again", "protonet", (0.55,), "run_fewshot.py")).results, tmp_path / "a.json")
+    assert main([str(plain), str(turned), str(again), "--page", str(page)]) == 0
+    written = page.read_text()
+    assert "| CIFAR-FS, ResNet-12, rotations | `protonet` | 60.0 | 72.2 |" in written
+    assert "| CIFAR-FS, ResNet-12 | `protonet` | 55.0 | 72.2 |" in written and "50.0" not in written
+    assert written.count("rotations") == 1
