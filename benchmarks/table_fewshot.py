@@ -48,16 +48,21 @@ def table(scores: Scores) -> str:
     """The table of all published methods and of `maml`, `maml++` and `supervised-centroid` where they have been run."""
     lines = ["| set, backbone | method | 1-shot | published | 5-shot | published |", "|---|---|---:|---:|---:|---:|"]
     for (dataset, backbone), published in PHOTOS.items():
-        for turned in (False, True):
-            shown = f"{NAMES[dataset]}, {NAMES[backbone]}" + ", rotations" * turned
-            for row in dict.fromkeys(
-                [*published, "r2d2", "maml-transductive", "maml", "maml++", "supervised-centroid"]
-            ):
-                ours = [cell(scores.get((f"{dataset}-{shots}", backbone, turned, row), [])) for shots in SHOTS[:2]]
+        named = dict.fromkeys([*published, "r2d2", "maml-transductive", "maml", "maml++", "supervised-centroid"])
+        ours = {
+            (turned, row): [scores.get((f"{dataset}-{shots}", backbone, turned, row), []) for shots in SHOTS[:2]]
+            for turned in (False, True)
+            for row in named
+        }
+        label = ""
+        for (turned, row), (one, five) in ours.items():
+            missing = row in published and not turned and not any(ours[True, row])
+            if one or five or missing:
+                name = f"{NAMES[dataset]}, {NAMES[backbone]}" + ", rotations" * turned
                 theirs = [f"{100 * score:.1f}" for score in published[row][:2]] if row in published else ["", ""]
-                if (row in published and not turned) or ours != ["not run yet"] * 2:
-                    lines.append(f"| {shown} | `{row}` | {ours[0]} | {theirs[0]} | {ours[1]} | {theirs[1]} |")
-                    shown = ""
+                shown = "" if name == label else name
+                lines.append(f"| {shown} | `{row}` | {cell(one)} | {theirs[0]} | {cell(five)} | {theirs[1]} |")
+                label = name
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import sys
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from metapretrain.evaluation.intervals import mean_interval, paired_interval
+from benchmarks import table_fewshot
+from metapretrain.evaluation.intervals import paired_interval
 from metapretrain.report.results import collect
 
 ROOT = Path(__file__).parent.parent
@@ -235,21 +235,10 @@ def test_p_values_are_those_of_scipy(builder: ModuleType) -> None:
 
 def test_the_table_of_few_shot_methods_is_that_of_the_result_files() -> None:
     page = (ROOT / "docs" / "fewshot.md").read_text(encoding="utf-8")
-    assert page.count("\n") <= 200
-    for name, backbones in (("cifar-fs", ("conv4", "resnet12")), ("fc100", ("conv4", "resnet12"))):
-        results = collect(ROOT / "docs" / "results" / f"fewshot-{name}.json").results
-        for backbone, method in product(backbones, ("protonet", "supervised-centroid", "supervised-logistic")):
-            cells = []
-            for setting in ("5w1s", "5w5s"):
-                found = [
-                    result["metrics"]["test_accuracy"]
-                    for result in results
-                    if (result["dataset"], result["recipe"], result["method"])
-                    == (f"{name}-{setting}", backbone, method)
-                ]
-                interval = mean_interval(found)
-                cells.append(f"| {100 * interval.mean:.1f} ± {100 * interval.half_width:.1f} ")
-            assert re.search(rf"\| `{method}` {re.escape(cells[0])}\|[ \d.]+{re.escape(cells[1])}\|", page), cells
+    assert page.count("\n") <= 210
+    scores = table_fewshot.scores_of(sorted((ROOT / "docs" / "results").glob("fewshot-*.json")))
+    between = page.partition(table_fewshot.BEGIN)[2].partition(table_fewshot.END)[0]
+    assert between == table_fewshot.table(scores)
 
 
 BLOCK = "<!-- speed-cpu -->\nold\n<!-- /speed-cpu -->\n"
