@@ -213,8 +213,12 @@ def fewshot_tables(groups: Sequence[Group]) -> str:
         lines += [f"**{dataset}, {backbone}**", "", *markdown_table(header, body)]
         kept = [note for setting in order for note in by_setting[setting].notes if " test episodes" in note]
         kept += [note for setting in order for note in by_setting[setting].notes if note.startswith(OTHER)]
-        kept = list(dict.fromkeys(re.sub(r", \S+ \S+ points over episodes", "", note) for note in kept))
-        lines += [*(f"- {printable(note)}" for note in kept), ""]
+        named: dict[str, list[str]] = {}  # what is said, and of which methods
+        for note in dict.fromkeys(re.sub(r", \S+ \S+ points over episodes", "", note) for note in kept):
+            method, _, told = note.rpartition(": ")
+            named.setdefault(told, []).append(method)
+        notes = [f"{', '.join(filter(None, methods))}: {told}".removeprefix(": ") for told, methods in named.items()]
+        lines += [*(f"- {printable(note)}" for note in notes), ""]
     return "\n".join([*lines, "Mean ± half-width of the 95% interval over seeds (Student t)."])
 
 
