@@ -202,7 +202,7 @@ def _parser(methods: Iterable[str]) -> Parser:
         default_methods=",".join(DEFAULT),
         change="the methods: updates=1000 lr=0.002; the supervised training that rows share: supervised.turns=true; "
         "the head finetune: finetune.steps=20",
-        compiled="compile the meta-steps of MAML and its kin (a minute or two; default: on a GPU, where it pays)",
+        compiled="compile the meta-steps of MAML and its variants (a minute or two; default: on a GPU, where it pays)",
     )
     sets, backbones = names_giving("few-shot", "images"), (*ENCODERS, *LEARN2LEARN)
     settings = "such as 5w1s; all: 5w1s,5w5s,20w1s,20w5s (default); lake: Lake's 20 runs"
