@@ -228,7 +228,7 @@ def _parser(methods: Iterable[str]) -> Parser:
     add("--head", nargs="+", choices=ENCODER_HEADS, metavar="HEAD", help=head)
     add("--test-episodes", type=positive_int, default=600, metavar="N", help="default: 600")
     add("--validation-episodes", type=positive_int, default=200, metavar="N", help="default: 200")
-    add("--beside", action="store_true", help=SUPPRESS)  # the row is one of several: see `changes_of`
+    add("--beside", action="store_true", help=SUPPRESS)  # the row is one of several: see `row_options`
     return parser
 
 
@@ -243,6 +243,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         options.methods = rows_of(options)
     except InputError as error:
         parser.error(str(error))
+    options.all_rows = not (options.job or options.beside)  # else what `--set` says may be of rows that others run
     options.beside |= not _shared_alone(options.methods)
     if options.image_folder is not None:
         options.dataset, options.data_dir = "image-folder", options.image_folder
@@ -295,6 +296,8 @@ def changes(options: Namespace, prefix: str = "") -> list[str]:
                 f"--set {change}: unknown prefix {given!r}; give {SUPERVISED}.{rest}=VALUE for the supervised training "
                 f"that rows share, {FINETUNE}.{rest}=VALUE for that head, or {rest}=VALUE for the methods"
             )
+        if rest in ("learner", "head"):
+            raise InputError(f"--set {change} would make another method under this one's name: choose it by --methods")
         if given == prefix:
             found.append(change.removeprefix(given + dot))
     return found
@@ -307,6 +310,21 @@ def changes_of(options: Namespace, method: FewShotMethod) -> list[str]:
     return [*([] if options.beside else changes(options)), *changes(options, SUPERVISED)]
 
 
+def check_changes(options: Namespace, rows: Rows) -> None:
+    """Raise InputError for what `--set` says of nothing that is run."""
+    methods = [row for name in options.methods if isinstance(row := rows[name], FewShotMethod)]
+    reached = {
+        "": any(row.learner != SUPERVISED or not options.beside for row in methods),
+        SUPERVISED: any(row.pretraining is not None for row in methods),
+        FINETUNE: ENCODER_ROWS[FINETUNE] in options.methods,
+    }
+    for prefix, some in reached.items():
+        if not some and (unused := changes(options, prefix)):
+            told = f"--set {f'{prefix}.' * bool(prefix)}{unused[0]} changes none of {', '.join(options.methods)}"
+            names = [f"{other}.NAME=VALUE" if other else "NAME=VALUE" for other, used in reached.items() if used]
+            raise InputError(f"{told}; leave it out" + f", or give {' or '.join(names)}" * bool(names))
+
+
 def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machine) -> Table:
     """The table of one setting, and all its rows by name."""
     lake = setting == LAKE
@@ -317,13 +335,15 @@ def table_of(options: Namespace, setting: str, data: FewShotData, machine: Machi
     if options.smoke:
         episodes = {"test": 20, "validation": 5}
         methods = {name: smoke(method) for name, method in methods.items()}
-    supervised = methods[SUPERVISED_ROWS["centred"]]
-    supervised = override(replace(supervised, head=None), changes_of(options, supervised))
     chosen = {name: method for name, method in methods.items() if name in options.methods}
     rows: Rows = {name: override(method, changes_of(options, method)) for name, method in chosen.items()}
     if options.encoder is not None:
         tuning = override(TUNING, changes(options, FINETUNE))
         rows |= {name: SavedEncoder(options.encoder, head, tuning) for head, name in ENCODER_ROWS.items()}
+    if options.all_rows:
+        check_changes(options, rows)
+    supervised = methods[SUPERVISED_ROWS["centred"]]
+    supervised = override(replace(supervised, head=None), changes_of(options, supervised))
     dataset, within = ("omniglot-lake", options.within or "tests") if lake else (options.dataset, options.within or "")
     recipe = FewShotRecipe(
         EpisodeSpec(ways, shots, queries),
@@ -370,21 +390,21 @@ def tables_of(options: Namespace) -> list[Table]:
 def row_options(about: Mapping[str, Any]) -> dict[str, list[str] | None]:
     """The options that choose the row of a run's configuration, one of a setting and perhaps by a head.
 
-    A supervised row that was one of several is run again as one of them: see `changes_of`.
+    A row that was one of several is run again as one of them: see `changes_of` and `check_changes`.
     """
-    name = str(about["method"])
+    name, command = str(about["method"]), str(about.get("command"))
     found = {"--seeds": [str(about["seed"])], "--settings": [str(about["dataset"]).rpartition("-")[2]]}
+    given = re.search(r"--methods[= ](\S+)", command)
+    methods = given[1].split(",") if given else []
+    several = (methods != [name] or "--encoder" in command) and not _shared_alone(methods)
+    last: dict[str, list[str] | None] = {"--beside": []} if several else {}
     heads = {row: head for head, row in SUPERVISED_ROWS.items()}
     if name == ENCODER or name.startswith(f"{ENCODER}-"):  # then the head, but nearest, and the encoder's name
         head = next((head for head in ENCODER_HEADS if name.startswith(f"{ENCODER}-{head}")), "nearest")
-        return {**found, "--methods": [ENCODER], "--head": [head]}
+        return {**found, "--methods": [ENCODER], "--head": [head], **last}
     if name in heads:
-        given = re.search(r"--methods[= ](\S+)", str(about.get("command")))
-        alone = given is None or _shared_alone(given[1].split(","))
-        beside: dict[str, list[str] | None] = {} if alone else {"--beside": []}
-        chosen = {"--methods": [SUPERVISED_ROWS["centred"]], "--head": [heads[name]], "--encoder": None}
-        return {**found, **chosen, **beside}
-    return {**found, "--methods": [name], "--head": None, "--encoder": None}
+        return {**found, "--methods": [SUPERVISED_ROWS["centred"]], "--head": [heads[name]], "--encoder": None, **last}
+    return {**found, "--methods": [name], "--head": None, "--encoder": None, **last}
 
 
 main = script_main(__file__, options_of, tables_of, row_options)

@@ -224,7 +224,7 @@ class MAML(Learner):
         parts = pair(support), pair(query)
         for name, (x, y) in zip(("support", "query"), parts, strict=True):
             check_tasks(name, x, y)
-        if self.loss is F.cross_entropy or isinstance(self.loss, nn.CrossEntropyLoss):
+        if is_cross_entropy(self.loss):
             check_classes(parts[0][1])
         return parts
 
@@ -294,7 +294,16 @@ class MAML(Learner):
         outputs, loss = self._outputs(), self.loss
 
         def task_loss(params: Nest, batch: tuple[Any, Tensor]) -> Tensor:
-            return scalar(loss(outputs(params, batch[0]), batch[1]), "loss")
+            found = outputs(params, batch[0])
+            try:
+                return scalar(loss(found, batch[1]), "loss")
+            except (IndexError, RuntimeError) as error:  # of the loop, and of vmap
+                if not is_cross_entropy(loss) or "out of bounds" not in str(error):
+                    raise
+                classes = found.shape[min(1, found.ndim - 1)]
+                raise InputError(
+                    f"{error}: labels must be 0 to {classes - 1}; or give a module of more outputs"
+                ) from None
 
         return task_loss
 
@@ -551,9 +560,18 @@ def check_tasks(name: str, x: Any, y: Any) -> None:
         )
 
 
+def is_cross_entropy(loss: Loss) -> bool:
+    """Whether a loss is the cross entropy of torch, whose labels are known to be classes."""
+    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
 def check_classes(y: Any) -> None:
-    """Raise InputError for labels that cross entropy would take for the probabilities that they are not."""
-    if not isinstance(y, Tensor) or not y.is_floating_point():
+    """Raise InputError for labels of a type that cross entropy refuses, or that are no probabilities."""
+    if not isinstance(y, Tensor):
+        return
+    if not y.is_floating_point():
+        if y.dtype not in (torch.int64, torch.uint8):
+            raise InputError(f"labels are {y.dtype}; cross entropy needs int64: give y.long()")
         return
     if y.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # the calls before the recording were looked at

@@ -87,7 +87,7 @@ def _json(file: Path) -> dict[str, Any]:
 class SoftPrompt(nn.Module):
     """A learned prompt of L rows, (L, D), where D is the size of the model's embeddings (Lester et al., 2021).
 
-    `weight`: initial values, floating point (L, D) with L, D of at least 1, else an InputError; copied.
+    `weight`: initial values, finite floating point (L, D) with L, D of at least 1, else an InputError; copied.
 
     Example:
         >>> SoftPrompt.random(100, 768)
@@ -99,6 +99,8 @@ class SoftPrompt(nn.Module):
         if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.numel() or not weight.is_floating_point():
             given = f"{weight.dtype} {tuple(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
             raise InputError(f"a soft prompt is a floating point tensor (length, features), not {given}")
+        if bad := int((~weight.isfinite()).any(1).sum()):
+            raise InputError(f"{bad} of {len(weight)} rows of the prompt hold NaN or infinity; give another one")
         self.weight = nn.Parameter(weight.detach().clone())
 
     @property

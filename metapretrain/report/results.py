@@ -261,6 +261,11 @@ def _read_run(folder: Path, problems: list[str], name: str) -> Result:
     result = _read_json(folder / "result.json", f"{name}/result.json")
     if not isinstance(result, dict):
         raise InputError(f"{name}/result.json: not a result: a JSON object was expected")
+    if (folder / "config.json").is_file():
+        try:
+            _read_json(folder / "config.json", f"{name}/config.json")
+        except InputError as error:
+            problems.append(str(error))
     if (folder / "predictions.csv").is_file():
         try:
             predictions = read_predictions(folder / "predictions.csv")

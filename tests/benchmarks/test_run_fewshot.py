@@ -262,9 +262,17 @@ def test_a_prefix_changes_the_supervised_training_beside_other_methods(
     assert "did you mean 'turns'" in refuse(*both, "--set", "supervised.truns=true")
     assert "unknown prefix 'shared'; give supervised.turns=VALUE" in refuse(*both, "--set", "shared.turns=true")
     assert "give supervised.turns=true for the shared training" in refuse(*both, "--set", "turns=true")
+    assert "supervised.turns=true changes none of protonet; leave it out, or give NAME=VALUE" in refuse(
+        *("--methods", "protonet", "--set", "supervised.turns=true")
+    )
+    assert "finetune.steps=3 changes none of" in refuse(*both, "--set", "finetune.steps=3")
+    assert "learner=maml would make another method" in refuse(*both, "--set", "learner=maml")
+    assert "supervised.head=nearest would make another" in refuse(*both, "--set", "supervised.head=nearest")
     assert not list(tmp_path.iterdir())
 
     assert run(*both, "--set", "supervised.turns=true") == 0
+    again = ("--config", tmp_path / ROOT / "protonet-s0", "--tag", "again")
+    assert run(*again) == 0  # what is said of other rows of that command is no fault here
     training = tmp_path / "fewshot" / "made-supervised-conv4-smoke" / "supervised-s0"
     choices = {
         folder.name: json.loads((folder / "config.json").read_text())["config"]["choices"].get("turns")
@@ -313,6 +321,7 @@ def test_an_encoder_is_fine_tuned_in_each_episode(
     assert run("--encoder", tmp_path / ROOT / "supervised-logistic-s0", "--head", "finetune") == 0
     assert "tuning.lr was 1e-09, is 0.5" in refuse(*words, "--resume", "--set", "finetune.lr=0.5")
     assert "did you mean 'steps'" in refuse(*words, "--set", "finetune.step=2")
+    assert "--set steps=2 changes none of encoder-finetune, encoder-normalised" in refuse(*words, "--set", "steps=2")
     assert "--head finetune is of --encoder alone" in refuse("--methods", "supervised-logistic", "--head", "finetune")
     assert "a run of MAML and its kin adapts its weights by itself" in refuse(
         *("--encoder", tmp_path / ROOT / "maml++-s0", "--head", "finetune", "--tag", "other")

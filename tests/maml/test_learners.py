@@ -423,3 +423,19 @@ def test_rates_of_meta_sgd_are_of_the_parameters_that_it_was_made_for() -> None:
     learner.module.append(nn.Linear(WAYS, WAYS).double())
     with pytest.raises(InputError, match="MetaSGD was made for 2 parameters, but the module has 4 now"):
         learner.backward((rows(4), Y), (rows(4), Y))
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (Y.int(), r"labels are torch.int32; cross entropy needs int64: give y.long\(\)"),
+        (Y > 0, "labels are torch.bool; cross entropy needs int64"),
+        (Y + WAYS, f"out of bounds.*: labels must be 0 to {WAYS - 1}; or give a module of more outputs"),
+    ],
+)
+def test_labels_that_cross_entropy_cannot_take_are_one_line(labels: Tensor, message: str, engine: str) -> None:
+    maml = MAML(nn.Linear(4, WAYS).double(), 0.1, engine=engine)
+    for call in (maml.backward, maml.losses):
+        with pytest.raises(InputError, match=message):
+            call((rows(4), labels), (rows(4), Y))

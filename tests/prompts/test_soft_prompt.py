@@ -71,6 +71,7 @@ def test_a_prompt_owns_its_values() -> None:
         (lambda: SoftPrompt(torch.zeros(3)), r"not torch.float32 \(3,\)"),
         (lambda: SoftPrompt(torch.zeros(3, 2, dtype=torch.int64)), "floating point"),
         (lambda: SoftPrompt([[0.0]]), "not list"),  # type: ignore[arg-type]
+        (lambda: SoftPrompt(torch.tensor([[0.0], [float("nan")]])), "1 of 2 rows of the prompt hold NaN or infinity"),
         (lambda: SoftPrompt.random(0, 3), "length of a soft prompt"),
         (lambda: SoftPrompt.random(2, 3, spread=float("nan")), "spread of a soft prompt is nan; give a number above 0"),
         (lambda: SoftPrompt.random(2, 3, seed=-1), "seed is -1; give a whole number"),

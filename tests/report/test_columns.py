@@ -155,6 +155,16 @@ def test_a_damaged_layout_is_one_problem_and_the_runs_are_shown(
     assert "These runs keep no layout" in build_table(found).markdown()
 
 
+def test_a_damaged_configuration_is_one_problem_and_the_run_is_shown(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
+    for seed in range(2):
+        (make_run("simclr", seed) / "config.json").write_text('{"config": ' if seed else "{}")
+    found = collect(tmp_path / "runs")
+    (problem,) = found.problems
+    assert "simclr-s1/config.json: not JSON (torn or damaged)" in problem and len(found.results) == 2
+
+
 def test_results_without_a_figure_are_left_out(tmp_path: Path) -> None:
     bundle([result("a", test_rmse=1.0), result("b")], tmp_path / "b.json")
     assert collect(tmp_path / "b.json").problems == ["b.json: it has no number"]
