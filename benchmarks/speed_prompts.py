@@ -121,13 +121,27 @@ def by_jax(maml: PromptMAML, context: Context) -> Step:
 
 
 PEERS = (task_by_task, by_jax)
+Way = Callable[[PromptMAML, Context], Step]
+
+
+def gradient_of(work: PromptWork, device: str, way: Way, chunk: int | None) -> Any:
+    """The gradient of the prompt (L, D) by an outer step in float64."""
+    gc.collect()  # a graph of the one before would be kept beside this one
+    torch.cuda.empty_cache()
+    maml = work.learner(device, torch.float64, chunk)
+    step = way(maml, nullcontext)
+    for _ in range(BEFORE_REPLAY + 1 if way is OuterStep else 1):
+        maml.zero_grad()
+        found = step(work.rows(1, device), work.rows(2, device))
+    if isinstance(found, tuple):  # of JAX
+        return torch.tensor(found[1].__array__()).to(device)
+    return maml.prompt.weight.grad
 
 
 def outer_steps(work: PromptWork) -> list[Contender]:
     """Contenders of one piece of work; float32 without TF32 but for those that say bf16."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = False
-    Way = Callable[[PromptMAML, Context], Step]
     peaks: dict[str, float] = {}
 
     def timed(name: str, way: Way, chunk: int | None, context: Context) -> Callable[[int], None]:
@@ -153,18 +167,7 @@ def outer_steps(work: PromptWork) -> list[Contender]:
             peaks[name] = (torch.cuda.max_memory_allocated() - others) / 2**30
         return steps
 
-    def gradient(way: Way, chunk: int | None) -> Any:
-        gc.collect()  # a graph of the one before would be kept beside this one
-        torch.cuda.empty_cache()
-        maml = work.learner(device, torch.float64, chunk)
-        step = way(maml, nullcontext)
-        for _ in range(BEFORE_REPLAY + 1 if way is OuterStep else 1):
-            maml.zero_grad()
-            found = step(work.rows(1, device), work.rows(2, device))
-        if isinstance(found, tuple):  # of JAX
-            return torch.tensor(found[1].__array__()).to(device)
-        return maml.prompt.weight.grad
-
+    gradient = functools.partial(gradient_of, work, device)
     reference = functools.cache(lambda: gradient(task_by_task, None))
 
     def contender(name: str, way: Way, *, chunk: int | None = None, context: Context = nullcontext) -> Contender:

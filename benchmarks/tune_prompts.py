@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if root.is_dir() and not options.dry_run:
             print(table(root))
             print(chosen(root))
+            print(f"the best of each, for --set: {root / 'chosen.txt'}")
     return 0
 
 

@@ -162,6 +162,7 @@ def features_centre(model: Any, images: Tensor) -> Tensor:
 
 FINETUNE = "finetune"
 ENCODER_HEADS = (*HEADS, FINETUNE)  # how an encoder classifies: by its features, or by fine-tuning
+NOT_TUNED = "fine-tuning needs an encoder with parameters that get gradients; take another head"
 CHUNK = 64  # rows that go through the encoder at once
 
 
@@ -208,6 +209,8 @@ def finetune(model: Any, rows: Any, labels: Any, how: FineTuning = TUNING) -> Fe
     """
     net, prepare = model.network()
     weights = {name: value.detach().clone().requires_grad_() for name, value in net.named_parameters()}
+    if not weights:
+        raise InputError(NOT_TUNED)
 
     def embed(inputs: Any) -> Tensor:
         with evaluation_mode(net):
@@ -230,7 +233,7 @@ def finetune(model: Any, rows: Any, labels: Any, how: FineTuning = TUNING) -> Fe
         if not math.isfinite(loss):
             raise InputError(f"fine-tuning diverged: its loss is {loss} at step {step}; give a lower lr than {how.lr}")
         if all(value.grad is None for value in weights.values()):
-            raise InputError("fine-tuning needs an encoder that gives gradients; take another head")
+            raise InputError(NOT_TUNED)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -127,7 +127,8 @@ class Blind(nn.Module):
     [
         (lambda: FineTuning(steps=0), "steps"),
         (lambda: FineTuning(lr=-1.0), "lr is -1.0; give a number above 0"),
-        (lambda: finetune(PretrainedModel(Blind(), 8), images_of(2), [0, 1]), "an encoder that gives gradients"),
+        (lambda: finetune(PretrainedModel(Blind(), 8), images_of(2), [0, 1]), "parameters that get gradients"),
+        (lambda: finetune(PretrainedModel(nn.Flatten(), 8), images_of(2), [0, 1]), "an encoder with parameters"),
         (lambda: finetune(model_of(), images_of(2), [0, 1, 2]), "got 2 support rows and 3 labels"),
         (lambda: finetune(model_of(), images_of(4), [0, 1, 0, 1], FineTuning(lr=1e30)), "diverged: .* give a lower lr"),
     ],
