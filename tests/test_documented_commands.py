@@ -87,6 +87,10 @@ class Checks:
         self.page, self.smoke_runs = page, smoke_runs
 
     def check(self, line: str) -> None:
+        chosen = re.compile(r" --set \$\(cat runs/\w+/(\w+\.txt)\)")  # what trials have written
+        for file in chosen.findall(line):
+            assert any(f'"{file}"' in path.read_text() for path in (ROOT / "benchmarks").glob("tune_*.py")), file
+        line = chosen.sub("", line)
         words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
         kinds = {
             "metapretrain": self.metapretrain,
