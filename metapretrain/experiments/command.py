@@ -289,6 +289,7 @@ def script_main(
 
 # Options of a run's command that say nothing of its result, or that stay the caller's to give.
 _NOT_AGAIN = {"--out", "--resume", "--job", "--jobs-per-device", "--dry-run", "--download", "--plugin", "--log-to"}
+_SAME_CHOICES = _NOT_AGAIN | {"--tag", "--seeds", "--device", "--precision", "--data-dir", "--no-figures"}
 _ADDED = {"--set", "--table"}  # given again, they add to what was given
 _PLACES = ("--data-dir", "--image-folder", "--unlabelled", "--pretrained")
 
@@ -344,12 +345,13 @@ def _config_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def check_config(argv: Sequence[str], tables: Sequence[Table], options: Namespace) -> None:
-    """Refuse `--config FILE` alone where the choices in FILE are not those of its command, which is run again.
+    """Refuse `--config FILE` where the choices in FILE are not those of its command, which is run again.
 
-    Choices that this version has not, or that FILE has not, are let pass.
+    Nothing is compared where the command line has options that may change choices. Choices that this version has not,
+    or that FILE has not, are let pass.
     """
     file, given = _config_file(argv)
-    if file is None or {option for option, _ in _by_option(given)} - _NOT_AGAIN:
+    if file is None or {option for option, _ in _by_option(given)} - _SAME_CHOICES:
         return
     written: Any = (read_json(file) or {})["config"].get("choices")
     name, (experiment, methods, _) = options.methods[0], tables[0]

@@ -126,6 +126,8 @@ class MAML(Learner):
         super().__init__()
         self.module = checked_module(model)
         self.lr = lr
+        if not all(bool(rate.isfinite().all()) for rate in tensors(lr)):
+            raise InputError("lr holds NaN or infinity; give finite rates")
         self.first_order, self.allow_nograd = first_order, allow_nograd
         self.allow_unused = allow_nograd if allow_unused is None else allow_unused
         self.steps = whole("steps", steps, 0)

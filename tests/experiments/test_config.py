@@ -67,7 +67,7 @@ def test_a_run_from_its_folder_gives_the_same_result(
     key = next(key for key, value in about["config"]["choices"].items() if type(value) is int)
     about["config"]["choices"][key] += 1
     (tmp_path / "edited.json").write_text(json.dumps(about))
-    assert main(["--config", str(tmp_path / "edited.json"), "--dry-run"]) == 2
+    assert main(["--config", str(tmp_path / "edited.json"), "--dry-run", "--tag", "again", "--seeds", "5"]) == 2
     value = about["config"]["choices"][key]
     assert f"has {key} {value}, and {value - 1} by its command, which is what runs again" in capsys.readouterr().err
     # its own configuration leads to the same row once more, though the first folder is gone

@@ -425,6 +425,13 @@ def test_rates_of_meta_sgd_are_of_the_parameters_that_it_was_made_for() -> None:
         learner.backward((rows(4), Y), (rows(4), Y))
 
 
+@pytest.mark.parametrize("kind", [MAML, FOMAML, MetaSGD])
+@pytest.mark.parametrize("lr", [torch.tensor(float("nan")), [0.1, torch.tensor(float("inf"))]])
+def test_rates_that_are_not_finite_are_refused(kind: Any, lr: Any) -> None:
+    with pytest.raises(InputError, match="lr holds NaN or infinity; give finite rates"):
+        kind(nn.Linear(4, WAYS), lr)
+
+
 @pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
 @pytest.mark.parametrize(
     ("labels", "message"),
