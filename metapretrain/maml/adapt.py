@@ -592,9 +592,8 @@ def task_values(
                 fast, frozen = run(inner, start, batch, number, **span)
                 values.append(_values_after(inner, function, done if span else inner.steps, fast, frozen, data, engine))
                 start, number = {**frozen, **fast}, None  # stacked from the first step on
-            each.append(
-                values[0] if weights is None else torch.tensordot(weights.to(values[0]), torch.stack(values), 1)
-            )
+            found = values[0] if weights is None else torch.tensordot(weights.to(values[0]), torch.stack(values), 1)
+            each.append(found)
     except HiddenWeights:
         return task_values(replace(inner, graph=True), named, support, query, tasks, engine, function, weights)
     return each[0] if stacked else torch.stack(each)

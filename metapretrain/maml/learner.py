@@ -569,12 +569,10 @@ def is_cross_entropy(loss: Loss) -> bool:
 
 def check_classes(y: Any) -> None:
     """Raise InputError for labels of a type that cross entropy refuses, or that are no probabilities."""
-    if not isinstance(y, Tensor):
+    if not isinstance(y, Tensor) or y.dtype in (torch.int64, torch.uint8):
         return
     if not y.is_floating_point():
-        if y.dtype not in (torch.int64, torch.uint8):
-            raise InputError(f"labels are {y.dtype}; cross entropy needs int64: give y.long()")
-        return
+        raise InputError(f"labels are {y.dtype}; cross entropy needs int64: give y.long()")
     if y.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # the calls before the recording were looked at
     if y.ndim < 3 or y.shape[-1] == 1 or bool((y < 0).any()) or not bool(((y.sum(-1) - 1).abs() < 1e-2).all()):
