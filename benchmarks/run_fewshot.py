@@ -1,4 +1,4 @@
-"""Few-shot learning: Omniglot, CIFAR-FS, FC100 or your own images, by prototypes, ridge regression, MAML and its kin.
+"""Few-shot learning: Omniglot, CIFAR-FS, FC100 or your own images, by prototypes, ridge regression, MAML and variants.
 
 Each row learns on the training classes, takes the weights that are best on the validation classes, and is tested
 once on a frozen set of episodes of the test classes; docs/fewshot.md gives the reason for each choice below.
@@ -124,9 +124,9 @@ DEFAULT = ("protonet", "maml", "fomaml", "anil", "metasgd")
 def methods_of(
     ways: int, photos: bool = False, backbone: str = "conv4", image_size: int = 28
 ) -> dict[str, FewShotMethod]:
-    """The rows of a setting; MAML's kin differ from it by the learner alone.
+    """The rows of a setting; variants of MAML differ from it by the learner alone.
 
-    On photographs `maml` and its kin are inductive (statistics of each step are recorded); on Omniglot they are
+    On photographs `maml` and its variants are inductive (statistics of each step are recorded); on Omniglot they are
     transductive, as published, and so is `maml-transductive` everywhere.
     """
     deep = backbone.startswith("resnet")

@@ -292,7 +292,7 @@ Each has --help. RUN is a run's folder, such as runs/demo/digits-demo/prl-query-
 
   python benchmarks/run_stl10.py            prototypes, SimCLR and supervision on images
   python benchmarks/run_text.py             sentiment, paraphrases and similarity in one encoder
-  python benchmarks/run_fewshot.py          MAML and its kin, prototypical networks
+  python benchmarks/run_fewshot.py          MAML and its variants, prototypical networks
   python benchmarks/run_prompts.py          soft prompts, pretrained or not
   python benchmarks/run_schedule.py         which pretraining task next
   python benchmarks/run_speed.py            speed beside other libraries

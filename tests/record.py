@@ -308,7 +308,7 @@ def api() -> dict[str, Any]:
 
 
 def learned(mp: Any, torch: Any) -> dict[str, str]:
-    """Losses, gradients and predictions of MAML and its kin, on each engine."""
+    """Losses, gradients and predictions of MAML and its variants, on each engine."""
     nn, found = torch.nn, {}
     images = torch.randn(3, 15, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     support, query = ((x, torch.arange(3).repeat(3, x.shape[1] // 3)) for x in images.split((6, 9), dim=1))

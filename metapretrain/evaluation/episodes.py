@@ -86,7 +86,7 @@ def evaluate_episodes(
 
     Args:
         predict: maps an Episode to logits (queries, ways) or labels int (queries,), 0..W-1, without a look at
-            `episode.query.y`; or a learner (MAML and its kin). A module, also of a method, is in evaluation mode
+            `episode.query.y`; or a learner (MAML and its variants). A module, also of a method, is in evaluation mode
             meanwhile.
         dataset: any map-style data set of (x, label); None where the sampler gives episodes.
         sampler: plans, for example an EpisodeSampler with a number of episodes; or episodes of yours.

@@ -43,7 +43,7 @@ class CompiledMeta:
     Compiling takes a minute or two, and is done anew for other shapes, steps, rates in numbers, training modes, frozen
     parameters or autocasts. Gradients agree up to rounding; a parameter that nothing uses gets zeros, not None.
 
-    `learner` is :class:`metapretrain.maml.MAML` or its kin, whose tasks can go through one forward pass (vmap);
+    `learner` is :class:`metapretrain.maml.MAML` or its variants, whose tasks can go through one forward pass (vmap);
     `backend` is "inductor", or "eager" to run the pieces as they are traced.
     Raises InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of
     each step.
@@ -57,7 +57,7 @@ class CompiledMeta:
 
     def __init__(self, learner: Any, backend: str = "inductor") -> None:
         if not isinstance(learner, MAML):
-            raise InputError(f"only MAML and its kin can be compiled, not {type(learner).__name__}; leave compile out")
+            raise InputError(f"only MAML and variants can be compiled, not {type(learner).__name__}; leave compile out")
         for name, allowed in ALLOWED.items():
             if (value := getattr(learner, name)) not in allowed:
                 words = " or ".join(map(repr, allowed))
@@ -193,7 +193,7 @@ class MetaGraph:
     On a CPU it is the learner's `backward` as it is. What decides a step beside weights, learned rates and data (steps,
     modes, attributes of the module, places in memory) is recorded anew when it changes.
 
-    `learner` is :class:`metapretrain.maml.MAML`, its kin or :class:`metapretrain.protonet.learner.ProtoNet`. `compile`
+    `learner` is :class:`metapretrain.maml.MAML`, a variant, :class:`metapretrain.protonet.learner.ProtoNet`. `compile`
     fuses operations first, on a CPU too; for :class:`metapretrain.maml.CompiledMeta`'s learners.
     Raises InputError: something that is no learner, or a learner that cannot be compiled.
 
@@ -207,7 +207,7 @@ class MetaGraph:
 
     def __init__(self, learner: Any, compile: bool = False) -> None:
         if not hasattr(learner, "backward"):
-            raise InputError(f"a {type(learner).__name__} is no learner: give MAML, its kin or ProtoNet over it")
+            raise InputError(f"a {type(learner).__name__} is no learner: give MAML, its variants or ProtoNet over it")
         step: Any = CompiledMeta(learner) if compile else learner
         own = isinstance(step, MAML) and type(step).backward is MAML.backward
         self.learner, self._eager = learner, step.eager_backward if own else step.backward

@@ -61,7 +61,7 @@ def check_meta_gradient(
     (dropout) are the same in every evaluation. A first-order learner differs by design, and is reported so.
 
     Args:
-        learner: has `losses(support, query)` and `meta_parameters()`, as MAML and its kin do.
+        learner: has `losses(support, query)` and `meta_parameters()`, as MAML and its variants do.
         batch: (support, query) as `losses` takes them, or an object with these attributes.
 
     Raises InputError: a meta-parameter whose gradient is missing or not finite, by name.

@@ -1,4 +1,4 @@
-"""MAML and its kin as learners over any module, with learn2learn's `clone()` and `adapt()` kept."""
+"""MAML and its variants as learners over any module, with learn2learn's `clone()` and `adapt()` kept."""
 
 import logging
 import random
@@ -56,7 +56,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Learner(nn.Module):
-    """What MAML, its kin and learners over embeddings share."""
+    """What MAML, its variants and learners over embeddings share."""
 
     def predict(self, episode: Any) -> Tensor:
         """Logits (Q, W) of one episode's queries, for `evaluate_episodes`."""

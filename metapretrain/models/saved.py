@@ -53,7 +53,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 LEARNER = "learner.safetensors"
-LEARNERS: dict[str, Any] = {  # classes; add your own under a new name, with `ways=` as the only option or a kin of MAML
+LEARNERS: dict[str, Any] = {  # classes; add your own: its only option is `ways=`, or it is a variant of MAML
     "protonet": ProtoNet,
     "r2d2": R2D2,
     "maml": MAML,
@@ -257,7 +257,7 @@ class SavedLearner(_Images):
     def network(self) -> tuple[nn.Module, Callable[[Any], Any]]:
         """The module that gives features (N, D), and what makes its input of images."""
         if not isinstance(self.learner, EmbeddingLearner):
-            raise InputError("a run of MAML and its kin adapts its weights by itself; fine-tune another encoder")
+            raise InputError("a run of MAML and its variants adapts its weights by itself; fine-tune another encoder")
         return self.learner.module, lambda images: self.prepare(self.read(images))
 
     @torch.no_grad()

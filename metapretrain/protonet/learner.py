@@ -1,4 +1,4 @@
-"""Prototypical networks and R2-D2 as learners, beside MAML and its kin: an encoder and a classifier per task."""
+"""Prototypical networks and R2-D2 as learners, beside MAML and its variants: an encoder and a classifier per task."""
 
 import copy
 import math

@@ -106,7 +106,7 @@ def test_shapes_and_modes_are_compiled_apart() -> None:
 @pytest.mark.parametrize(
     ("learner", "words"),
     [
-        (lambda: ProtoNet(net(), ways=3), "only MAML and its kin"),
+        (lambda: ProtoNet(net(), ways=3), "only MAML and variants"),
         (lambda: MAML(net(), 0.1, batchnorm="per-step"), "batchnorm='per-step'"),
         (lambda: MAML(net(), 0.1, optimizer="adam", engine="higher"), "optimizer='adam'"),
         (lambda: MAML(net(), 0.1, chunk=2), "chunk=2"),

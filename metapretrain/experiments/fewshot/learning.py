@@ -37,9 +37,9 @@ class MetaStep(nn.Module):
     ranks. The loss that is returned only hands these gradients on.
 
     Args:
-        learner: MAML and its kin, or ProtoNet; images: uint8 (N, C, H, W), which go where the learner goes.
+        learner: MAML and its variants, or ProtoNet; images: uint8 (N, C, H, W), which go where the learner goes.
         distort: changes a batch of images (B, C, H, W) at random before the learner sees them; None: nothing does.
-        compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`) of MAML and its kin, but for Reptile;
+        compile: compile the meta-step (:class:`metapretrain.maml.CompiledMeta`) of MAML and variants but Reptile;
             None: on a GPU, where that is possible and pays over `updates`.
         turned: how many classes; each image gets a random quarter turn, and the label of class and turn; 0: none does.
     """
