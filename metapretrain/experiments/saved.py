@@ -169,7 +169,7 @@ class SavedTextModel(Saved):
     def logits(self, task: str, texts: TextSet) -> Tensor:
         """Return logits (N, C), or scores float32 (N,) of a regression, for the rows of `texts`; no label is read.
 
-        Without a head they are negative squared distances to the prototypes.
+        Without a head: negative squared distances to the prototypes, or the nearest one's score, ordinal or not.
         InputError: a task that the run has not, or pairs where it has single sentences.
         """
         output = self.outputs[one_of("task of the run", task, self.outputs)]
