@@ -364,7 +364,7 @@ def pairs_table(group: Group, pairs: Sequence[Pair]) -> str:
 
 
 def csv_of(name: str) -> str:
-    """A result file's table as CSV; a bundle's is that of `metapretrain report`, with fractions in full."""
+    """A result file's table as CSV; a bundle's is that of `metapretrain report`, with fractions of 12 digits."""
     if is_bundle(name) and not name.endswith("-sweeps"):
         return table_of(source(name)).csv()
     file = io.StringIO()

@@ -113,7 +113,8 @@ def _csv_row(group: Group, row: Row, kind: str) -> dict[str, object]:
     return record | {f"published_{name}": value for name, value in (_published(group, row) or {}).items()}
 
 
-def _no_formula(value: object) -> object:
+def _cell(value: object) -> object:
+    value = float(f"{value:.12g}") if isinstance(value, float) else value  # more digits depend on the machine
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
@@ -130,7 +131,7 @@ class Table:
         return markdown.markdown(self.groups, self.incomplete, self.problems)
 
     def csv(self) -> str:
-        """Rows of all groups, fractions, empty where not measured; an apostrophe keeps texts from being a formula."""
+        """Rows of all groups, fractions of 12 digits, empty where not measured; an apostrophe: a text is no formula."""
         records = [
             _csv_row(group, row, kind)
             for group in self.groups
@@ -141,7 +142,7 @@ class Table:
         file = io.StringIO()
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         lines: list[dict[str, object]] = [{name: name for name in columns}, *records]
-        writer.writerows({name: _no_formula(value) for name, value in line.items()} for line in lines)
+        writer.writerows({name: _cell(value) for name, value in line.items()} for line in lines)
         return file.getvalue()
 
     def json(self) -> str:
