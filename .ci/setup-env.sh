@@ -13,7 +13,7 @@ patiently() {
     shift
     (
         passed=0
-        while sleep "${SETUP_SECONDS:-30}" 2>/dev/null; do
+        while sleep "${SETUP_SECONDS:-30}" >/dev/null 2>&1; do  # a sleep that is left over holds no pipe
             passed=$((passed + ${SETUP_SECONDS:-30}))
             say "still $doing, after $passed s"
         done

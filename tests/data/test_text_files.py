@@ -8,6 +8,7 @@ import io
 import json
 import random
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -365,6 +366,8 @@ def test_parquet_and_excel_are_read_through_pandas_where_it_is_installed(tmp_pat
     refused("does not exist", path)
     try:
         import pandas
+
+        import_module({"parquet": "pyarrow", "xlsx": "openpyxl"}[suffix])
     except ImportError:
         path.write_bytes(b"x")
         refused(rf"reading \.{suffix} needs pandas and \w+: pip install pandas", path)
