@@ -6,14 +6,16 @@ RESULTS are folders of runs or files such as docs/results/fewshot-fc100.json; of
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from report_fewshot import PHOTOS, SHOTS
 
+from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval
+from metapretrain.files import write_file
+from metapretrain.options import Parser, main_guard
 from metapretrain.report.results import collect
 
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
@@ -66,17 +68,22 @@ def table(scores: Scores) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str]) -> int:
+@main_guard
+def main(argv: Sequence[str] | None = None) -> int:
     """Rewrite what stands between the marks of the page."""
-    parser = ArgumentParser(prog="table_fewshot.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS")
-    parser.add_argument("--page", type=Path, default=Path("docs/fewshot.md"))
+    parser = Parser(prog="table_fewshot.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders of runs, files of results")
+    parser.add_argument("--page", type=Path, default=Path("docs/fewshot.md"), help="default: docs/fewshot.md")
     options = parser.parse_args(argv)
-    before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
-    text = before + BEGIN + table(scores_of(options.results)) + END + rest.partition(END)[2]
-    options.page.write_text(text, encoding="utf-8")
+    before, begin, rest = (
+        options.page.read_text(encoding="utf-8").partition(BEGIN) if options.page.is_file() else ("",) * 3
+    )
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise InputError(f"{options.page} has no table between {BEGIN.strip()} and {END.strip()}; --page names another")
+    write_file(options.page, before + BEGIN + table(scores_of(options.results)) + END + after)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

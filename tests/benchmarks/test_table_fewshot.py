@@ -50,3 +50,17 @@ def test_rotations_stand_apart_and_later_files_count(tmp_path: Path, page: Path)
     assert "| CIFAR-FS, ResNet-12, rotations | `protonet` | 60.0 | 72.2 |" in written
     assert "| CIFAR-FS, ResNet-12 | `protonet` | 55.0 | 72.2 |" in written and "50.0" not in written
     assert written.count("rotations") == 1
+
+
+def test_a_page_without_marks_and_results_that_are_not_there_are_one_line(
+    tmp_path: Path, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = put(tmp_path / "runs", "protonet", (0.5,), "run_fewshot.py")
+    text = page.read_text()
+    for words, told in (
+        ([str(tmp_path / "none"), "--page", str(page)], "no such folder"),
+        ([str(runs), "--page", str(tmp_path / "none.md")], "has no table between"),
+    ):
+        assert main(words) == 2 and told in capsys.readouterr().err
+    page.write_text(text.replace("<!-- end of table -->", ""))
+    assert main([str(runs), "--page", str(page)]) == 2 and "old" in page.read_text()
