@@ -49,7 +49,7 @@ from run_scale import scaling_table
 
 from metapretrain.errors import InputError
 from metapretrain.files import write_file
-from metapretrain.options import main_guard
+from metapretrain.options import Parser, main_guard
 from metapretrain.report.markdown import (
     OTHER,
     figure_text,
@@ -457,7 +457,9 @@ def differing() -> list[str]:
 @main_guard
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the pages, tables and plots of docs/results/."""
-    if "--check" in (sys.argv[1:] if argv is None else argv):
+    parser = Parser(prog="build_results.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if something would change")
+    if parser.parse_args(argv).check:
         found = differing()
         print(f"differ: {', '.join(found)}; run without --check" if found else "docs/results is up to date")
         return int(bool(found))

@@ -159,6 +159,10 @@ def test_what_does_not_agree_with_the_result_files_is_named_and_mended(
     table.write_text("old")
     plot.write_text("<svg/>")
     (docs / "results/tables/gone.md").write_text("a table whose result file is gone")
+    before = {path: path.read_bytes() for path in builder.result_files.DOCS.rglob("*.*")}
+    with pytest.raises(SystemExit, match="2"):
+        builder.main(["--chek"])  # a slip writes nothing
+    assert before == {path: path.read_bytes() for path in builder.result_files.DOCS.rglob("*.*")}
     assert builder.main(["--check"]) == 1
     changed = "docs/results/stl10.md, docs/results/tables/stl10-paper.csv, docs/results/tables/gone.md, "
     assert capsys.readouterr().out == f"differ: {changed}docs/figures/results-text.svg; run without --check\n"
