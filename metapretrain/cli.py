@@ -207,10 +207,13 @@ def run_completion(options: Namespace) -> int:
 
 
 def run_few_shot(options: Namespace) -> int:
-    """Show the k-shot accuracy of an encoder on images or on a table of texts, by each head."""
+    """Show an encoder's k-shot accuracy on images or texts by each head, and differences to the first head."""
     from metapretrain import EpisodeSampler, EpisodeSpec
+    from metapretrain.data.image_folder import load_image_folder
     from metapretrain.data.registry import DATASETS, load_images
+    from metapretrain.data.tables import table_options
     from metapretrain.evaluation.episodes import evaluate_embeddings, evaluate_finetuning
+    from metapretrain.evaluation.intervals import paired_interval
     from metapretrain.experiments.recipe import override
     from metapretrain.experiments.saved import load_encoder, read_classes
     from metapretrain.models.pretrained import FINETUNE, FineTuning, features_centre, kept_features, resized
@@ -218,7 +221,6 @@ def run_few_shot(options: Namespace) -> int:
     how, tuned = override(FineTuning(), options.changes), FINETUNE in options.head
     if options.changes and not tuned:
         raise InputError(f"--set {options.changes[0]} is of fine-tuning: give --head {FINETUNE}, or leave it out")
-    episodes = options.episodes or (100 if tuned else 600)
     if options.ways < 2:
         raise InputError("--ways 1: the only class is always right; give 2 or more")
     of_texts, centre = options.texts is not None, None
@@ -226,8 +228,6 @@ def run_few_shot(options: Namespace) -> int:
     if options.image_size is not None:
         resized(model, options.image_size)
     if of_texts:
-        from metapretrain.data.tables import table_options
-
         with _table_options_told():
             rows = read_classes(options.texts, options.label, table_options(options.table))
         shown: Any = rows.first if rows.second is None else list(zip(rows.first, rows.second, strict=True))
@@ -238,22 +238,25 @@ def run_few_shot(options: Namespace) -> int:
             if "centred" in options.head and DATASETS[options.dataset].gives == "few-shot":
                 centre = features_centre(model, load_images(options.dataset, options.data_dir, "train").images)
         else:
-            from metapretrain.data.image_folder import load_image_folder
-
             images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
         shown, labels = images.images, images.labels
     if set(options.head) != {FINETUNE}:
         z = kept_features(model, shown)
         centre = z.mean(0) if centre is None else centre
     for shots in options.shots:
-        spec = EpisodeSpec(options.ways, shots, options.queries)
+        spec, first = EpisodeSpec(options.ways, shots, options.queries), None
         for head in options.head:
-            sampler = EpisodeSampler(labels, spec, episodes, seed=options.seed)
+            sampler = EpisodeSampler(labels, spec, options.episodes or (100 if tuned else 600), seed=options.seed)
             if head == FINETUNE:
                 result = evaluate_finetuning(model, shown, sampler, how)
             else:
                 result = evaluate_embeddings(z, sampler, head=head, centre=centre)
-            print(f"{options.ways}-way {shots}-shot  {f'{head}  ' if len(options.head) > 1 else ''}{result}")
+            line = f"{options.ways}-way {shots}-shot  {f'{head}  ' if len(options.head) > 1 else ''}{result}"
+            if first is not None:
+                gap = paired_interval(result.values, first.values)
+                line += f"  minus {options.head[0]}: {gap.mean:+.2%}{f' +- {gap.half_width:.2%}' * gap.known}"
+            print(line, flush=True)
+            first = first or result
     return 0
 
 
@@ -346,8 +349,7 @@ def build_parser() -> Parser:
     demo.add_argument("--job", action="store_true", help=SUPPRESS)  # one of several side by side
     data = subcommand("data", run_data, "the data sets: source, terms and layout; checks a folder")
     data.add_argument("name", nargs="?", metavar="NAME", help="show this data set only")
-    about = "check whether NAME can be read from DIR, or which sets can"
-    data.add_argument("--data-dir", type=Path, metavar="DIR", help=about)
+    data.add_argument("--data-dir", type=Path, metavar="DIR", help="check if DIR has the files of NAME, or of what")
     data.add_argument("--download", action="store_true", help="first fetch NAME into DIR")
     data.add_argument("--plugin", action="append", metavar="FILE", help="Python file that registers your data sets")
     report = subcommand("report", run_report, "the table of a folder of runs, with intervals")
@@ -356,8 +358,7 @@ def build_parser() -> Parser:
     report.add_argument("--plugin", action="append", metavar="FILE", help="Python file that adds notes of your own")
     about = "what is shown; all three are written (default: markdown)"
     report.add_argument("--format", choices=("markdown", "csv", "json"), default="markdown", help=about)
-    about = "keep all results in one small file: enough for this report"
-    report.add_argument("--bundle", type=Path, metavar="FILE", help=about)
+    report.add_argument("--bundle", type=Path, metavar="FILE", help="keep all results in one file for this report")
     plot = subcommand("plot", run_plot, "the curves and the comparison of a folder of runs")
     plot.add_argument("runs", type=Path, metavar="RUNS", help="a run's folder or one with runs below it")
     plot.add_argument("--out", type=Path, metavar="DIR", help="default: figures, beside the runs")
@@ -414,7 +415,7 @@ def _few_shot(parser: Parser) -> None:
     data.add_argument("--dataset", metavar="NAME", help="test images of a set that `metapretrain data` lists")
     add("--data-dir", type=Path, metavar="DIR", help="the folder of --dataset")
     heads = "nearest (default), normalised, centred (on the mean of the training classes, else of all rows), logistic; "
-    heads += "finetune: train the encoder too, in each episode anew, at some 30 passes of each support row (others: 1)"
+    heads += "finetune: train the encoder too, at some 30 passes of each support row; several: paired differences too"
     add("--head", nargs="+", choices=HEADS, default=["nearest"], metavar="HEAD", help=heads)
     tuning = "of --head finetune: steps=10 lr=1e-4 head_lr=0.01 scale=10"
     add("--set", nargs="+", action="extend", default=[], dest="changes", metavar="NAME=VALUE", help=tuning)

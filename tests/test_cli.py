@@ -273,5 +273,12 @@ def test_fine_tuning_is_a_head_with_settings_of_its_own(tmp_path: Path, capsys: 
     both = show([*words, "--head", "finetune", "normalised", "--episodes", "4", "--set", "lr=1e-9"], capsys)
     first, second = (line.split("  ") for line in both.splitlines())
     assert (first[1], second[1]) == ("finetune", "normalised") and first[2] == second[2]
+    assert first[3:] == [] and second[3:] == ["minus finetune: +0.00% +- 0.00%"]
+    trained = ["--head", "normalised", "finetune", "--set", "steps=20", "lr=0.01", "head_lr=1", "scale=0.1"]
+    lines = show([*words, *trained, "--episodes", "6"], capsys).splitlines()
+    told = [[float(number) / 100 for number in re.findall(r"([-\d.]+)%", line)] for line in lines]
+    assert told[1][2] == pytest.approx(told[1][0] - told[0][0], abs=2e-4) and told[1][2] != 0 < told[1][3]
+    alone = show([*words, *trained, "--episodes", "1"], capsys)
+    assert re.search(r"\(1 episode\)  minus normalised: [-+][\d.]+%\n$", alone)
     assert "did you mean 'steps'" in refuse([*words, "--head", "finetune", "--set", "step=2"], capsys)
     assert "--set lr=1 is of fine-tuning: give --head finetune" in refuse([*words, "--set", "lr=1"], capsys)

@@ -52,8 +52,7 @@ def task_column(task: str, metric: str) -> Column:
     """The column of a task's accuracy or correlation."""
     share = metric == "accuracy"
     title = f"{task.upper()} {'accuracy %' if share else 'Pearson'}"
-    kind = "proportion" if share else "correlation"
-    return Column(task, f"{task}_{metric}", title, share, True, f"{task}_dev", kind)
+    return Column(task, f"{task}_{metric}", title, share, True, f"{task}_dev", "proportion" if share else "correlation")
 
 
 @dataclass(frozen=True)
