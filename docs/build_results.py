@@ -30,7 +30,9 @@ import result_files
 import result_plots
 import result_summary
 import speed_shapes
+import table_transfer
 from result_files import (
+    TRANSFER,
     Pair,
     benchmark_of,
     content,
@@ -96,7 +98,7 @@ def checked(make: Callable[[str], str], name: str) -> str:
 
 def main_lines(name: str) -> str:
     """The main table of a result file."""
-    if not is_bundle(name) or name.endswith("-sweeps"):
+    if is_special(name):
         found = content(source(name))
         if is_speed(found) and len(found["rows"]) > MANY:
             return lean(speed_summary(found))
@@ -115,7 +117,7 @@ def main_lines(name: str) -> str:
 
 def full_lines(name: str) -> str:
     """Every table of a result file."""
-    if not is_bundle(name) or name.endswith("-sweeps"):
+    if is_special(name):
         return lean(other_table(name))
     text = ""
     for group in table_of(source(name)).groups:
@@ -127,8 +129,17 @@ def full_lines(name: str) -> str:
     return lean(text)
 
 
+def is_special(name: str) -> bool:
+    """Whether a result file's tables are not those of `metapretrain report`."""
+    return name in TRANSFER or name.endswith("-sweeps") or not is_bundle(name)
+
+
 def other_table(name: str) -> str:
-    """The table of a result file that is no bundle, or of runs of `sweep_prompts.py`."""
+    """The table of a result file that is no bundle, or of runs that have tables of their own."""
+    if name in TRANSFER:
+        runs = [result for one in TRANSFER if source(one).is_file() for result in runs_of(source(one)).results]
+        make = table_transfer.label_lines if name == "transfer-labels" else table_transfer.encoder_lines
+        return "\n".join(make(runs))
     if name.endswith("-sweeps"):
         return sweeps(collect(source(name)).results)
     found = content(source(name))
@@ -405,6 +416,8 @@ def block(name: str, others: Sequence[str]) -> str:
     if found := re.fullmatch(r"other-(\w+)-results", name):
         mine = [one for one in others if benchmark_of(one) == found[1]]
         return "\n\n".join(f"### {one}\n\n{main_table(one)}" for one in mine) or "None."
+    if name in TRANSFER and not source(name).is_file():
+        return "Not run yet."
     return main_table(name)
 
 
@@ -423,7 +436,7 @@ def contents() -> str:
     for name in names():
         runs = runs_of(source(name)).results if is_bundle(name) else []
         seeds = len({run["seed"] for run in runs}) or "-"
-        methods = len({run["method"] for run in runs if run.get("kind") != "pretraining"}) or "-"
+        methods = len({re.sub(r"-s\d+$", "", run["method"]) for run in runs if run.get("kind") != "pretraining"}) or "-"
         links = f"[tables]({name}.md), [CSV]({name}.csv), [result file](../{name}.json)"
         rows.append([name, benchmark_of(name), str(methods), str(seeds), links])
     about = (

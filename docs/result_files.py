@@ -29,6 +29,8 @@ import report_schedule  # noqa: E402
 import report_stl10  # noqa: E402
 import report_text  # noqa: E402
 
+TRANSFER = ("transfer-labels", "transfer-encoders")  # results of one question, in tables of their own
+
 LAYOUTS: dict[str, Layout] = {
     "prompts": report_prompts.LAYOUT,
     "schedule": report_schedule.LAYOUT,
@@ -246,7 +248,7 @@ def best_fewshot_rows() -> dict[tuple[str, str, str], Row]:
     """By set and setting, backbone and method the row of all files with the best mean on validation episodes."""
     found: dict[tuple[str, str, str], tuple[float, Row]] = {}
     for name in filter(is_bundle, names()):
-        for group in table_of(source(name)).groups if benchmark_of(name) == "fewshot" else ():
+        for group in table_of(source(name)).groups if benchmark_of(name) == "fewshot" and name not in TRANSFER else ():
             for row in group.rows:
                 value = row.scores["validation"].mean if "validation" in row.scores else 0.0
                 key = (group.dataset, group.recipe, row.method)

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from result_files import best_fewshot_rows, content, group_of, shots, source, speed_ratios
+import table_transfer
+from result_files import best_fewshot_rows, content, group_of, runs_of, shots, source, speed_ratios
 
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.files import write_file
@@ -143,7 +144,12 @@ def several_gpus() -> list[Panel]:
     return [Panel("training, H200s", "times one recorded process; bars: range of five timings", series, True)]
 
 
-PLOTS: dict[str, Callable[[], list[Panel]]] = {
+def transfer(name: str, make: Callable[[Sequence[Any]], list[table_transfer.Panel]]) -> list[table_transfer.Panel]:
+    """Panels of runs that may not have been made yet."""
+    return make(runs_of(source(name)).results) if source(name).is_file() else []
+
+
+PLOTS: dict[str, Callable[[], Sequence[Panel | table_transfer.Panel]]] = {
     "results-stl10": stl10,
     "results-few-shot": few_shot,
     "results-text": text,
@@ -151,10 +157,12 @@ PLOTS: dict[str, Callable[[], list[Panel]]] = {
     "results-schedules": schedules,
     "results-speed": speed,
     "results-several-gpus": several_gpus,
+    "results-transfer-labels": lambda: transfer("transfer-labels", table_transfer.label_panels),
+    "results-transfer-encoders": lambda: transfer("transfer-encoders", table_transfer.encoder_panels),
 }
 
 
-def digest(panels: Sequence[Panel]) -> str:
+def digest(panels: Sequence[Panel | table_transfer.Panel]) -> str:
     """A checksum of what a plot shows, to six digits."""
     told = json.dumps([asdict(panel) for panel in panels], default=str)
     rounded = json.dumps(json.loads(told, parse_float=lambda number: f"{float(number):.6g}"))
@@ -211,14 +219,17 @@ def figure_of(panels: Sequence[Panel]) -> Figure:
     return literal(figure)
 
 
-def svg(panels: Sequence[Panel]) -> str:
+def svg(panels: Sequence[Panel | table_transfer.Panel]) -> str:
     """The plot as SVG, with the checksum of what it shows; equal values make equal text."""
     import matplotlib as mpl
 
     written = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "metapretrain", "svg.fonttype": "none", "font.family": "sans-serif"}):
         about = {"Date": None, "Description": f"sha256 of the values: {digest(panels)}"}
-        figure_of(panels).savefig(written, format="svg", metadata=about)
+        own = [panel for panel in panels if isinstance(panel, Panel)]
+        others = [panel for panel in panels if isinstance(panel, table_transfer.Panel)]
+        figure = figure_of(own) if own else table_transfer.figure_of(others)
+        figure.savefig(written, format="svg", metadata=about)
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 
@@ -230,9 +241,9 @@ def draw(folder: Path) -> None:
 
 def outdated(folder: Path) -> list[Path]:
     """The plots that are not there or show other values than the result files."""
-    paths = {name: folder / f"{name}.svg" for name in PLOTS}
+    shown = {folder / f"{name}.svg": panels for name, make in PLOTS.items() if (panels := make())}
     return [
         path
-        for name, path in paths.items()
-        if not path.is_file() or digest(PLOTS[name]()) not in path.read_text(encoding="utf-8")
+        for path, panels in shown.items()
+        if not path.is_file() or digest(panels) not in path.read_text(encoding="utf-8")
     ]

@@ -198,6 +198,33 @@ def test_a_new_result_file_is_shown_without_a_line_elsewhere(
     }
 
 
+def test_runs_on_transfer_fill_their_page_and_no_other(
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = copied_results(builder, tmp_path, monkeypatch)
+    results, page, plots = docs / "results", docs / "results/transfer.md", docs / "figures"
+    for name in builder.TRANSFER:
+        (results / f"{name}.json").unlink(missing_ok=True)
+        (plots / f"results-{name}.svg").unlink(missing_ok=True)
+    assert builder.main([]) == 0 and builder.main(["--check"]) == 0
+    assert page.read_text(encoding="utf-8").count("\nNot run yet.\n") == 2
+    runs = {"transfer-labels": ("stl10", "stl10-50-labels", "paper", "simclr")}
+    runs["transfer-encoders"] = ("fewshot", "cifar-fs-5w1s", "conv4-stl10-paper", "encoder-simclr-s0")
+    for name, made in runs.items():
+        run = dict(zip(("benchmark", "dataset", "recipe", "method"), made, strict=True))
+        run |= {"schema": 1, "seed": 0, "status": "complete", "metrics": {"test_accuracy": 0.4375}}
+        (results / f"{name}.json").write_text(json.dumps([run | {"budget": {"encoder_passes": 4096}}]))
+    before = {path: path.read_bytes() for path in [results / "few-shot.md", results / "stl10.md", *plots.glob("*.svg")]}
+    assert builder.main([]) == 0 and builder.main(["--check"]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "| 50 | 43.75 |" in text and "simclr | 4,096 | 43.75 |" in text
+    assert "43.75" in (results / "tables/transfer-labels.md").read_text() and "0.4375" in (
+        results / "tables/transfer-encoders.csv"
+    ).read_text(encoding="utf-8")
+    assert before == {path: path.read_bytes() for path in before}
+    assert len(list(plots.glob("results-transfer-*.svg"))) == 2
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("docs/results/*.md")), ids=lambda path: path.name)
 def test_result_pages_are_short_and_without_constant_columns(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

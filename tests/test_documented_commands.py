@@ -127,7 +127,7 @@ class Checks:
         path = ROOT / words[0]
         assert path.is_file(), f"{self.page} names {words[0]}, which does not exist"
         module, options = load_script(path), words[1:]
-        parsed = ("run_speed.py", "run_scale.py", "plot_text.py", "probe_heads.py")
+        parsed = ("run_speed.py", "run_scale.py", "plot_text.py", "probe_heads.py", "table_transfer.py")
         if path.name in parsed or path.parent.name == "docs":
             module.options_of(options)  # it measures this machine, reads runs, or needs a browser
         elif path.name.startswith("tune"):
