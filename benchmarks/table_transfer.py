@@ -180,14 +180,23 @@ def listed(names: Iterable[Any]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def compared(first: str, second: str, gaps: Mapping[Any, Interval], unit: str = "") -> str:
-    """At which places the first method is above the second one, below it, or neither, beyond the interval."""
+WORDS = {"above": "above", "below": "below", "none": "no difference shown", "one": "one seed only"}
+
+
+def compared(gaps: Mapping[Any, Interval], unit: str = "") -> str:
+    """At which places a difference is above 0, below it, or neither, beyond its interval.
+
+    Example:
+        >>> gaps = {10: mean_interval([-1.0, -1.1]), 25: mean_interval([-1.0, 1.1])}
+        >>> compared(gaps, " labels"), compared({50: gaps[10], 100: gaps[10]})
+        ('below at 10 labels, no difference shown at 25 labels', 'below everywhere')
+    """
     found: dict[str, list[Any]] = {}
     for place, gap in gaps.items():
         found.setdefault(verdict(gap), []).append(place)
-    words = {"above": "above at", "below": "below at", "none": "no difference shown at", "one": "one seed only at"}
-    parts = [f"{told} {listed(found[kind])}{unit}" for kind, told in words.items() if kind in found]
-    return f"`{first}` against `{second}`: {'; '.join(parts)}."
+    if len(found) == 1 and len(gaps) > 1:
+        return "no difference shown anywhere" if "none" in found else f"{WORDS[next(iter(found))]} everywhere"
+    return ", ".join(f"{told} at {listed(found[kind])}{unit}" for kind, told in WORDS.items() if kind in found)
 
 
 def crossing(gaps: Mapping[int, Interval]) -> str:
@@ -208,7 +217,7 @@ def crossing(gaps: Mapping[int, Interval]) -> str:
     turns = [f"between {one[0]} and {two[0]}" for one, two in pairwise(signs) if one[1] != two[1]]
     if turns:
         return f"The means change order {listed(turns)} labels; the intervals show no crossing."
-    return "The lines do not cross." if signs else "The means are equal."
+    return "The means keep their order." if signs else "The means are equal."
 
 
 def missing(tables: Tables, places: Sequence[Any], methods: Sequence[str]) -> list[str]:
@@ -254,31 +263,36 @@ def label_lines(results: Sequence[Result]) -> list[str]:
         header = ["labels per class", *names, *(f"{name} minus supervised" for name in others)]
         lines += [f"**{dataset}, recipe {recipe}**", "", *markdown_table(header, rows)]
         for one, two in [(name, BASE) for name in others] + list(pairwise(others)):
-            found = gaps_of(cells, one, two)
-            lines += [f"- {compared(one, two, found, ' labels')} {crossing(found)}".rstrip()] if found else []
+            if found := gaps_of(cells, one, two):
+                lines.append(f"- `{one}` against `{two}`: {compared(found, ' labels')}. {crossing(found)}".rstrip())
         lines += [f"- {budgets(passes_of(results, recipe), names)}", ""]
-    return [*told(lines, keys, tables, "seeds"), *missing(tables, COUNTS, METHODS)] if keys else ["Not run yet."]
+    return [*told(lines, tables, "seeds"), *missing(tables, COUNTS, METHODS)] if keys else ["Not run yet."]
 
 
 def encoder_lines(results: Sequence[Result]) -> list[str]:
     """Accuracy of the encoders as few-shot learners by shots and head, and what it shows: Markdown."""
     tables, lines = by_encoder(results), []
-    for dataset, recipe in (keys := table_order(tables)):
-        cells, passes = tables[dataset, recipe], passes_of(results, recipe)
-        names, rows = methods_of(cells, ENCODERS), []
-        places = places_of(cells)
-        means = zip(*(means_of(cells[place], names) for place in places), strict=True)
-        for name, row in zip(names, means, strict=True):
-            spent = {n for counts in passes.get(name, {}).values() for n in counts}
-            rows.append([name, " or ".join(f"{n:,}" for n in sorted(spent)) or "not told", *row])
-        lines += [f"**{dataset}, recipe {recipe}**", ""]
-        lines += markdown_table(["encoder", "encoder passes", *map(place_name, places)], rows)
-        for name in (name for name in names if name != BASE):
-            found = {place_name(place): gap for place, gap in gaps_of(cells, name, BASE).items()}
-            lines += [f"- {compared(name, BASE, found)}"] if found else []
-        lines.append("")
-    places = [(shots, head) for shots in SHOTS for head in HEADS]
-    return [*told(lines, keys, tables, "encoders"), *missing(tables, places, ENCODERS)] if keys else ["Not run yet."]
+    keys = table_order(tables)
+    for dataset in dict.fromkeys(dataset for dataset, _ in keys):
+        recipes = {recipe: tables[dataset, recipe] for one, recipe in keys if one == dataset}
+        places = places_of({place: {} for cells in recipes.values() for place in cells})
+        rows: list[list[str]] = []
+        verdicts: dict[str, list[str]] = {}
+        for recipe, cells in recipes.items():
+            passes = passes_of(results, recipe)
+            for name in methods_of(cells, ENCODERS):
+                spent = {n for counts in passes.get(name, {}).values() for n in counts}
+                about = [f"{recipe}: {name}", " or ".join(f"{n:,}" for n in sorted(spent)) or "not told"]
+                rows.append(about + [means_of(cells.get(place, {}), [name])[0] for place in places])
+                gaps = gaps_of({place: cells.get(place, {}) for place in places}, name, BASE) if name != BASE else {}
+                if gaps:
+                    told_of = compared({place_name(place): gap for place, gap in gaps.items()})
+                    verdicts.setdefault(name, []).append(f"recipe {recipe}, {told_of}")
+        lines += [f"**{dataset}**", ""]
+        lines += markdown_table(["recipe: encoder", "encoder passes", *map(place_name, places)], rows)
+        lines += [f"- `{name}` against `{BASE}`: {'; '.join(found)}." for name, found in verdicts.items()] + [""]
+    every = [(shots, head) for shots in SHOTS for head in HEADS]
+    return [*told(lines, tables, "encoders"), *missing(tables, every, ENCODERS)] if keys else ["Not run yet."]
 
 
 def table_order(tables: Tables) -> list[tuple[str, str]]:
@@ -302,7 +316,7 @@ def budgets(passes: Mapping[str, Mapping[int, set[int]]], names: Sequence[str]) 
     return f"Budgets are not equal, in encoder passes: {'; '.join(told)}." if told else "Encoder passes: not told."
 
 
-def told(lines: Sequence[str], keys: Sequence[tuple[str, str]], tables: Tables, what: str) -> list[str]:
+def told(lines: Sequence[str], tables: Tables, what: str) -> list[str]:
     """The lines of tables and what their numbers are."""
     size = {
         tested(run)[1]
@@ -426,8 +440,8 @@ def gathered(paths: Sequence[Path]) -> Collection:
 
 def page(found: Collection) -> str:
     """Both tables, and which runs are not in them."""
-    lines = ["## STL-10 by labels per class", "", *label_lines(found.results), ""]
-    lines += ["## The encoders on CIFAR-FS", "", *encoder_lines(found.results)]
+    lines = ["## By labels per class", "", *label_lines(found.results), ""]
+    lines += ["## The encoders on other classes", "", *encoder_lines(found.results)]
     for title, names in (("Incomplete runs, not in the tables", found.incomplete), ("Problems", found.problems)):
         lines += ["", f"{title}: {len(names)}", "", *(f"- {name}" for name in names)] if names else []
     return "\n".join(map(printable, lines)).rstrip() + "\n"

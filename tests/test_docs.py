@@ -217,7 +217,7 @@ def test_runs_on_transfer_fill_their_page_and_no_other(
     before = {path: path.read_bytes() for path in [results / "few-shot.md", results / "stl10.md", *plots.glob("*.svg")]}
     assert builder.main([]) == 0 and builder.main(["--check"]) == 0
     text = page.read_text(encoding="utf-8")
-    assert "| 50 | 43.75 |" in text and "simclr | 4,096 | 43.75 |" in text
+    assert "| 50 | 43.75 |" in text and "| paper: simclr | 4,096 | 43.75 |" in text
     assert "43.75" in (results / "tables/transfer-labels.md").read_text() and "0.4375" in (
         results / "tables/transfer-encoders.csv"
     ).read_text(encoding="utf-8")
