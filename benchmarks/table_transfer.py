@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -89,9 +89,7 @@ def by_encoder(results: Iterable[Result]) -> Tables:
     tables: Tables = {}
     for result in results:
         if found := encoder_of(result):
-            recipe = re.sub(
-                r"^[^-]+-(stl10-)?", "", result["recipe"]
-            )  # without the backbone and what the tag begins with
+            recipe = re.sub(r"^[^-]+-(stl10-)?", "", result["recipe"])  # it begins with the backbone and the tag
             dataset, _, shots = result["dataset"].rpartition("-")
             put(tables, (dataset, recipe), (shots, found[1] or "nearest"), found[2], int(found[3]), result)
     return tables
@@ -103,16 +101,31 @@ def put(tables: Tables, key: tuple[str, str], place: Any, method: str, seed: int
     if result["metrics"].get(TEST) is None:
         raise InputError(f"{told} has no {TEST}; leave the run out, or run it without --validate")
     cells = tables.setdefault(key, {})
-    for other in (one for by_method in cells.values() for seeds in by_method.values() for one in seeds.values()):
-        if tested(other) != tested(result):
-            raise InputError(
-                f"{told} was tested on {tested(result)[1]}, others on {tested(other)[1]}: give runs on the same data"
-            )
-        break
+    other = next(runs_in(cells), result)
+    if tested(other) != tested(result):
+        both = f"{tested(result)[1]}, others on {tested(other)[1]}"
+        raise InputError(f"{told} was tested on {both}: give runs on the same data")
     seeds = cells.setdefault(place, {}).setdefault(method, {})
     if seed in seeds:
         raise InputError(f"{told} is there twice; give each run once")
     seeds[seed] = result
+
+
+def trained_on(cells: Cells) -> set[int]:
+    """The labels per class that the encoders of a table were trained on, as their commands say.
+
+    Raises InputError: they are several.
+    """
+    found = {int(n) for run in runs_in(cells) for n in re.findall(r"-(\d+)-labels", str(run.get("command")))}
+    if len(found) > 1:
+        told = f"encoders of {listed(sorted(found))} labels per class are in one table"
+        raise InputError(f"{told}; give those of one number, or runs with another --tag")
+    return found
+
+
+def runs_in(cells: Cells) -> Iterator[Result]:
+    """All runs of a table."""
+    return (run for by_method in cells.values() for seeds in by_method.values() for run in seeds.values())
 
 
 def tested(result: Result) -> tuple[Any, str]:
@@ -231,10 +244,9 @@ def missing(tables: Tables, places: Sequence[Any], methods: Sequence[str]) -> li
         for place in places:
             runs = cells.get(place, {})
             gone = {name: [seed for seed in seeds if seed not in runs.get(name, {})] for name in methods}
-            told = [
-                name if n == seeds else f"{name} seed{'s' * (len(n) > 1)} {listed(n)}" for name, n in gone.items() if n
-            ]
-            what = "all methods" if all(n == seeds for n in gone.values()) else ", ".join(told)
+            parts = {name: f" seed{'s' * (len(n) > 1)} {listed(n)}" * (n != seeds) for name, n in gone.items() if n}
+            what = ", ".join(name + part for name, part in parts.items())
+            what = "all methods" if all(n == seeds for n in gone.values()) else what
             lacking.setdefault(what, []).append(place_name(place))
         lines += [f"{dataset}, recipe {recipe}: {what} at {listed(at)}" for what, at in lacking.items() if what]
     return ["", f"Not run yet: {'; '.join(lines)}."] if lines else []
@@ -279,9 +291,9 @@ def encoder_lines(results: Sequence[Result]) -> list[str]:
         rows: list[list[str]] = []
         verdicts: dict[str, list[str]] = {}
         for recipe, cells in recipes.items():
-            passes = passes_of(results, recipe)
+            passes, trained = passes_of(results, recipe), trained_on(cells)
             for name in methods_of(cells, ENCODERS):
-                spent = {n for counts in passes.get(name, {}).values() for n in counts}
+                spent = {n for labels, found in passes.get(name, {}).items() if labels in trained for n in found}
                 about = [f"{recipe}: {name}", " or ".join(f"{n:,}" for n in sorted(spent)) or "not told"]
                 rows.append(about + [means_of(cells.get(place, {}), [name])[0] for place in places])
                 gaps = gaps_of({place: cells.get(place, {}) for place in places}, name, BASE) if name != BASE else {}
@@ -318,13 +330,7 @@ def budgets(passes: Mapping[str, Mapping[int, set[int]]], names: Sequence[str]) 
 
 def told(lines: Sequence[str], tables: Tables, what: str) -> list[str]:
     """The lines of tables and what their numbers are."""
-    size = {
-        tested(run)[1]
-        for cells in tables.values()
-        for by in cells.values()
-        for runs in by.values()
-        for run in runs.values()
-    }
+    size = {tested(run)[1] for cells in tables.values() for run in runs_in(cells)}
     return [*lines, LEGEND.format(what, f"{listed(sorted(size))} per run")]
 
 

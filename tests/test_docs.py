@@ -213,6 +213,7 @@ def test_runs_on_transfer_fill_their_page_and_no_other(
     for name, made in runs.items():
         run = dict(zip(("benchmark", "dataset", "recipe", "method"), made, strict=True))
         run |= {"schema": 1, "seed": 0, "status": "complete", "metrics": {"test_accuracy": 0.4375}}
+        run |= {"command": "--encoder runs/stl10/stl10-50-labels-paper/simclr-s0"}
         (results / f"{name}.json").write_text(json.dumps([run | {"budget": {"encoder_passes": 4096}}]))
     before = {path: path.read_bytes() for path in [results / "few-shot.md", results / "stl10.md", *plots.glob("*.svg")]}
     assert builder.main([]) == 0 and builder.main(["--check"]) == 0

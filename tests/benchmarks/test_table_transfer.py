@@ -40,7 +40,8 @@ def encoders(folder: Path, shots: str, head: str, name: str, scores: Sequence[fl
     for seed, score in enumerate(scores):
         result: Result = {"benchmark": "fewshot", "dataset": f"cifar-fs-{shots}", "recipe": "conv4-stl10-paper"}
         result |= {"method": f"encoder{head}-{name}-s{seed}", "seed": seed, "metrics": {"test_accuracy": score}}
-        put(folder, result | {"counts": {"test_episodes": 2000}} | more)
+        command = f"run_fewshot.py --encoder runs/stl10/stl10-450-labels-paper/{name}-s{seed}"
+        put(folder, result | {"counts": {"test_episodes": 2000}, "command": command} | more)
 
 
 def line_of(text: str, begin: str) -> str:
@@ -123,6 +124,7 @@ def test_what_is_missing_is_named_and_pairs_are_of_common_seeds(tmp_path: Path) 
 
 
 def test_encoders_are_rows_and_heads_columns(tmp_path: Path) -> None:
+    labels(tmp_path, 10, "pretrain-simclr", (0.1,), kind="pretraining", budget={"encoder_passes": 77})
     labels(tmp_path, 450, "pretrain-simclr", (0.1,), kind="pretraining", budget={"encoder_passes": 359_936})
     for shots, more in (("5w1s", 0.0), ("5w5s", 0.2)):
         encoders(tmp_path, shots, "", SUPERVISED, (0.30 + more, 0.31 + more, 0.32 + more))
@@ -195,6 +197,10 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     encoders(tmp_path / "few", "5w1s", "", SIMCLR, (0.5,))
     encoders(tmp_path / "other", "5w5s", "", SIMCLR, (0.5,), counts={"test_episodes": 100})
     assert "was tested on 100 episodes, others on 2,000" in refused(tmp_path / "few", tmp_path / "other")
+    encoders(
+        tmp_path / "fewer", "5w5s", "", SIMCLR, (0.5,), command="--encoder runs/stl10/stl10-25-labels-paper/simclr-s0"
+    )
+    assert "encoders of 25 and 450 labels per class" in refused(tmp_path / "few", tmp_path / "fewer")
 
 
 def test_examples_are_right() -> None:
