@@ -309,7 +309,9 @@ class BatchAugment(nn.Module):
             corner = (drawn["pad"] * (2 * self.pad + 1)).long()
             x, flip = shifted(x, corner, flip, self.pad), torch.zeros_like(flip)
         if not (self.crops or self.turns or (self.flips and not self.pad)):
-            return _resize(x, self.size)
+            size = (self.size, self.size)
+            same = x.shape[-2:] == size
+            return x if same else functional.interpolate(x, size, mode="bilinear", align_corners=False)
         start = torch.zeros(len(x), 2, device=x.device)
         extent = torch.ones_like(start)
         if self.crops:
@@ -385,12 +387,6 @@ def make_augmentation(
     for key in changes:
         one_of("augmentation setting", key, allowed)
     return BatchAugment(size, mean=mean, std=std, **(settings | changes))
-
-
-def _resize(x: Tensor, size: int) -> Tensor:
-    if x.shape[-2:] == (size, size):
-        return x
-    return functional.interpolate(x, (size, size), mode="bilinear", align_corners=False)
 
 
 def _jitter_range(name: str, strength: float) -> Range:

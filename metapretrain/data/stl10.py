@@ -40,7 +40,8 @@ def load_stl10(data_dir: str | Path, split: str) -> ImageSet:
     one_of("split", split, SPLITS)
     folder = find_folder(data_dir, split)
     names = _names(split)
-    images = _read_images(folder / names[0])
+    columns = np.fromfile(folder / names[0], np.uint8).reshape(_count(folder / names[0]), 3, SIZE, SIZE)
+    images = torch.from_numpy(columns).transpose(2, 3).contiguous()
     if len(names) == 2:
         labels = _read_labels(folder / names[1], len(images))
     else:
@@ -123,12 +124,6 @@ def _count(path: Path) -> int:
             f"of {IMAGE_BYTES:,} bytes; fetch it again"
         )
     return size // IMAGE_BYTES
-
-
-def _read_images(path: Path) -> Tensor:
-    count = _count(path)
-    columns = np.fromfile(path, dtype=np.uint8).reshape(count, 3, SIZE, SIZE)
-    return torch.from_numpy(columns).transpose(2, 3).contiguous()
 
 
 def _read_labels(path: Path, images: int) -> Tensor:

@@ -413,7 +413,9 @@ def due(
             )
         if len(experiment.data.test) and experiment.machine.rank == 0 and not options.job:
             if getattr(options, "corrupt", False):
-                _corrupt(experiment)
+                images, device = experiment.data.test, experiment.machine.device
+                for run, scores in corrupt_runs(experiment.root, lambda *_, found=images: found, device):
+                    print(f"{run.name}: accuracy {scores['corrupt_accuracy']:.4f} under corruption")
             experiment.save_layout()
             show(experiment) if end is None else print(end(experiment))
 
@@ -437,11 +439,6 @@ def _planned(table: Table, rows: Mapping[str, Any], options: Namespace) -> list[
     lines = experiment.plan(rows)
     counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in experiment.data.counts.items())
     return [f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}; {counts}", *lines]
-
-
-def _corrupt(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:
-    for run, scores in corrupt_runs(experiment.root, lambda *_: experiment.data.test, experiment.machine.device):
-        print(f"{run.name}: accuracy {scores['corrupt_accuracy']:.4f} under corruption")
 
 
 def show(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:

@@ -91,7 +91,8 @@ class CompiledMeta:
         if key not in self._pieces:
             self._try(support, query, [*named.values(), *others])
             losses = meta_loss(inner.loss_fn, learner._values(), support, query, **{**options, "steps": 1})
-            expected = _gradients_of(losses.mean(), [*fast.values(), *others])
+            asked = [p for p in (*fast.values(), *others) if p.requires_grad]
+            expected = list(torch.autograd.grad(losses.mean(), asked, allow_unused=True, materialize_grads=True))
         state = [_stacked(p.detach(), options["tasks"]) for p in fast.values()]
         with torch.no_grad():
             if expected is not None:
@@ -288,11 +289,6 @@ def _summed(gradients: Tensors) -> Tensors:
 def _wanted(parameters: Tensors, gradients: Tensors) -> list[tuple[Tensor, Tensor]]:
     """The parameters that ask for a gradient, each with its own."""
     return list(zip([p for p in parameters if p.requires_grad], gradients, strict=True))
-
-
-def _gradients_of(loss: Tensor, parameters: Tensors) -> Tensors:
-    wanted = [p for p in parameters if p.requires_grad]
-    return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
 
 
 def _check_same(found: list[tuple[Tensor, Tensor]], expected: Tensors) -> None:

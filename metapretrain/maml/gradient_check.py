@@ -91,15 +91,11 @@ def check_meta_gradient(
         norm = float(gradient.norm())
         scale = max(norm, 1e-3 * whole) or 1.0
         tried = [gradient / norm] if norm > 0 else []
-        tried += [_signs(gradient, seeds) for _ in range(directions)]
+        signs = (torch.randint(0, 2, gradient.shape, generator=seeds) * 2 - 1 for _ in range(directions))
+        tried += [sign.to(gradient) for sign in signs]
         error = max(_error(mean_loss, named[name], gradient, d, scale, tolerance) for d in tried)
         checks.append(ParameterCheck(name, norm, error))
     return MetaGradientCheck(tuple(checks), tolerance)
-
-
-def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    bits = torch.randint(0, 2, like.shape, generator=generator)
-    return (bits * 2 - 1).to(like)
 
 
 def _gradients(loss: Tensor, named: Named) -> Named:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from numbers import Real
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, brief
 from metapretrain.nests import Nest, map_tensors, named_leaves, rebuild, tensors
 
 V = TypeVar("V")
@@ -153,18 +154,34 @@ def _one(lr: Any, shapes: Mapping[str, Sequence[int]]) -> Rate | dict[str, Rate]
 
 
 def checked_rate(what: str, rate: Any, shape: Sequence[int]) -> Rate:
-    """The rate of a parameter of this shape; a tensor's values are free, since learned rates may turn negative.
+    """The rate of a parameter of this shape; a tensor may hold numbers below 0, since learned rates may turn negative.
 
-    Raises InputError for what is neither a number above 0 nor a tensor that broadcasts to `shape`.
+    Raises InputError for what is neither a number above 0 nor a tensor of real numbers that broadcasts to `shape`, and
+    for one on the CPU that holds NaN or infinity: reading one on a GPU would wait for it.
     """
     if isinstance(rate, Tensor):
+        if rate.is_complex() or rate.dtype == torch.bool:
+            raise InputError(f"{what} is of {rate.dtype}; {FORMS}")
         sizes = zip(reversed(rate.shape), reversed(shape), strict=False)
         if rate.ndim > len(shape) or any(a not in (1, b) for a, b in sizes):
             raise InputError(f"{what} has shape {tuple(rate.shape)}, which does not fit {tuple(shape)}")
+        if rate.is_cpu and not torch._C._functorch.is_batchedtensor(rate):
+            check_finite(what, [rate])
         return rate
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not (rate > 0 and math.isfinite(rate)):
-        raise InputError(f"{what} is {rate!r}; {FORMS}")
+    if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
+        raise InputError(f"{what} is {brief(rate)}; {FORMS}")
     return float(rate)
+
+
+def check_finite(what: str, rates: Iterable[Tensor]) -> None:
+    """Raise InputError for rates that hold NaN or infinity; it waits for their device."""
+    if not all(bool(rate.isfinite().all()) for rate in rates):
+        raise InputError(f"{what} holds NaN or infinity; give finite rates")
+
+
+def first_rate(lr: Any) -> float:
+    """The number above 0 that learned rates start at, given as one or as a tensor of one; raises InputError else."""
+    return float(checked_rate("lr", lr.item() if isinstance(lr, Tensor) and not lr.ndim else lr, ()))
 
 
 LossFunction = Callable[[Nest, Nest], Tensor]

@@ -21,9 +21,10 @@ from metapretrain.maml.adapt import adapt, check_module_not_compiled, check_usab
 from metapretrain.maml.inner import (
     Named,
     at_step,
+    check_finite,
     check_operators,
-    checked_rate,
     differentiable_twice,
+    first_rate,
     leaves_of,
     parse_rates,
     scalar,
@@ -126,8 +127,7 @@ class MAML(Learner):
         super().__init__()
         self.module = checked_module(model)
         self.lr = lr
-        if not all(bool(rate.isfinite().all()) for rate in tensors(lr)):
-            raise InputError("lr holds NaN or infinity; give finite rates")
+        check_finite("lr", tensors(lr))
         self.first_order, self.allow_nograd = first_order, allow_nograd
         self.allow_unused = allow_nograd if allow_unused is None else allow_unused
         self.steps = whole("steps", steps, 0)
@@ -141,7 +141,7 @@ class MAML(Learner):
             self.records = _Records(functional(model, batchnorm, steps=steps).buffers)
         self.learn_rates = learn_rates
         if learn_rates:
-            start, adapting = float(checked_rate("lr", lr, ())), self._adapting()
+            start, adapting = first_rate(lr), self._adapting()
             self.rated = list(adapting)
             first = [p.new_full((whole("steps", steps, 1),), start) for p in adapting.values()]
             self.rates = nn.ParameterList(map(nn.Parameter, first))
@@ -165,8 +165,8 @@ class MAML(Learner):
         """Query loss of each task after adapting to its support, (T,), with its meta-gradient.
 
         `support` and `query` are pairs (x, y), or objects with `.x` and `.y`, of tensors (T, N, ...); `step_weights`
-        (steps,) as for :func:`metapretrain.maml.meta_loss`. Raises InputError for one episode in place of tasks,
-        numbers as labels of cross entropy, and what `meta_loss` refuses.
+        (steps,) as for :func:`metapretrain.maml.meta_loss`. Labels of cross entropy are int64, or probabilities. Raises
+        InputError for other ones, for one episode in place of tasks, and for what `meta_loss` refuses.
         """
         s, q = self._stacked(support, query)
         return meta_loss(self._task_loss(), self._values(), s, q, step_weights=step_weights, **self._options(s))
@@ -194,7 +194,7 @@ class MAML(Learner):
 
     def logits(self, support: Any, query: Any) -> Tensor:
         """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
-        s, (x, _) = self._stacked(support, query)
+        s, (x, _) = self._stacked(support, query, scored=False)
         options, values = self._at_evaluation(s)
         with evaluation_mode(self), torch.enable_grad():
             outputs = meta_outputs(self._task_loss(), values, s, x, self._outputs(), **options)
@@ -222,12 +222,12 @@ class MAML(Learner):
         options["lr"] = map_tensors(Tensor.detach, self._rates(self.test_steps))
         return options, {name: value.detach() for name, value in self._values().items()}
 
-    def _stacked(self, support: Any, query: Any) -> tuple[tuple[Any, Tensor], tuple[Any, Tensor]]:
+    def _stacked(self, support: Any, query: Any, scored: bool = True) -> tuple[tuple[Any, Tensor], tuple[Any, Tensor]]:
         parts = pair(support), pair(query)
         for name, (x, y) in zip(("support", "query"), parts, strict=True):
             check_tasks(name, x, y)
-        if is_cross_entropy(self.loss):
-            check_classes(parts[0][1])
+            if is_cross_entropy(self.loss) and (scored or name == "support"):
+                check_classes(y)
         return parts
 
     def _rates(self, steps: int) -> Any:
@@ -567,15 +567,20 @@ def is_cross_entropy(loss: Loss) -> bool:
     return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
+def check_whole(y: Any) -> None:
+    """Raise InputError for labels that are no int64 tensor."""
+    given = y.dtype if isinstance(y, Tensor) else f"a {type(y).__name__}"
+    if given != torch.int64:
+        raise InputError(f"labels are {given}; give whole numbers 0..W-1 as an int64 tensor, for example y.long()")
+
+
 def check_classes(y: Any) -> None:
-    """Raise InputError for labels of a type that cross entropy refuses, or that are no probabilities."""
-    if not isinstance(y, Tensor) or y.dtype in (torch.int64, torch.uint8):
-        return
-    if not y.is_floating_point():
-        raise InputError(f"labels are {y.dtype}; cross entropy needs int64: give y.long()")
-    if y.is_cuda and torch.cuda.is_current_stream_capturing():
+    """Raise InputError for labels that are neither whole numbers nor probabilities."""
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        check_whole(y)
+    elif y.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # the calls before the recording were looked at
-    if y.ndim < 3 or y.shape[-1] == 1 or bool((y < 0).any()) or not bool(((y.sum(-1) - 1).abs() < 1e-2).all()):
+    elif y.ndim < 3 or y.shape[-1] == 1 or bool((y < 0).any()) or not bool(((y.sum(-1) - 1).abs() < 1e-2).all()):
         raise InputError(
             f"labels are {y.dtype} {tuple(y.shape)} and no probabilities, as cross entropy needs them: for regression "
             "give loss=F.mse_loss, for classes whole numbers (T, N), for example y.long()"
@@ -671,10 +676,10 @@ class MetaSGD(MAML):
         parameters = list(model.parameters())
         if self.learn_rates:
             raise InputError("MetaSGD learns its rates already: leave learn_rates out")
-        start = float(checked_rate("lr", lr, ()))
-        rates = [torch.full_like(p, start) for p in parameters] if lrs is None else list(lrs)
+        rates = [torch.full_like(p, first_rate(lr)) for p in parameters] if lrs is None else list(lrs)
         if [r.shape for r in rates] != [p.shape for p in parameters]:
             raise InputError(f"lrs must be one tensor of the same shape for each of {len(parameters)} parameters")
+        check_finite("lrs", rates)
         self.lrs = nn.ParameterList([nn.Parameter(rate.detach().clone()) for rate in rates])
 
     def _rates(self, steps: int) -> Any:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from metapretrain.checks import LARGEST, number, out_of_range, whole
 from metapretrain.errors import InputError, one_of
-from metapretrain.maml.learner import Learner, checked_module, joined, pair
+from metapretrain.maml.learner import Learner, check_whole, checked_module, joined, pair
 from metapretrain.nests import evaluation_mode, map_tensors
 from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits, prototypes
 
@@ -35,7 +35,7 @@ class EmbeddingLearner(Learner):
         raise NotImplementedError
 
     def losses(self, support: Any, query: Any) -> Tensor:
-        """Mean cross-entropy of each task's queries, (T,). Arguments as for MAML."""
+        """Mean cross-entropy of each task's queries, (T,). Arguments as for MAML; labels are int64."""
         _, y = pair(query)
         logits = self._task_logits(support, query)
         each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
@@ -65,7 +65,7 @@ class EmbeddingLearner(Learner):
 
     def adapt(self, x: Any, y: Tensor) -> None:
         """Fit to one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
-        _check_whole(y, self.ways)
+        _check_labels(y, self.ways)
         self.fitted = self.fit(_finite(self._embed(x))[None], y[None])[0]
 
     def forward(self, x: Any) -> Tensor:
@@ -80,8 +80,8 @@ class EmbeddingLearner(Learner):
 
     def _task_logits(self, support: Any, query: Any) -> Tensor:
         (sx, sy), (qx, qy) = pair(support), pair(query)
-        for name, x, y in (("support", sx, sy), ("query", qx, qy)):
-            _check_rows(name, x, y, len(sy) if isinstance(sy, Tensor) and sy.dim() else 1, self.ways)
+        _check_rows("support", sx, sy, self.ways)
+        _check_rows("query", qx, qy, self.ways, len(sy))
         tasks, shots = sy.shape
         z = self._embed(map_tensors(lambda x: x.flatten(0, 1), joined(sx, qx)))
         z = (z if torch.is_grad_enabled() else _finite(z)).view(tasks, shots + qy.shape[1], -1)
@@ -258,6 +258,7 @@ class Classifier(EmbeddingLearner):
     def backward(self, support: Any, query: Any = None) -> Tensor:
         """Add the gradient of the mean cross entropy of `support`, (T, N, ...), to ``.grad``; return it, detached."""
         x, y = pair(support)
+        _check_rows("support", x, y, self.classifier.out_features)
         loss = F.cross_entropy(self.classifier(self._embed(x.flatten(0, 1))).float(), y.flatten())
         loss.backward()
         return loss.detach()
@@ -306,19 +307,18 @@ def _centres(z: Tensor, y: Tensor, ways: int | None) -> Tensor:
     return centres.view(tasks, ways, -1)
 
 
-def _check_rows(name: str, x: Any, y: Any, tasks: int, ways: int | None) -> None:
+def _check_rows(name: str, x: Any, y: Any, ways: int | None, tasks: int | None = None) -> None:
     first = next(iter(x.values())) if isinstance(x, dict) else x
     shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in (first, y)]
+    if tasks is None:
+        tasks = len(y) if isinstance(y, Tensor) and y.dim() else 1
     if not isinstance(y, Tensor) or y.dim() != 2 or shapes[0][:2] != shapes[1] or len(y) != tasks:
         raise InputError(f"{name} is x {shapes[0]} and y {shapes[1]}; give ({tasks}, N, ...) and ({tasks}, N)")
-    _check_whole(y, ways)
+    _check_labels(y, ways)
 
 
-def _check_whole(y: Tensor, ways: int | None) -> None:
-    if not isinstance(y, Tensor) or y.dtype != torch.int64:
-        raise InputError(
-            f"labels are {getattr(y, 'dtype', type(y).__name__)}; give whole numbers 0..W-1, for example y.long()"
-        )
+def _check_labels(y: Tensor, ways: int | None) -> None:
+    check_whole(y)
     if y.is_cpu and y.numel() and (int(y.min()) < 0 or (ways is not None and int(y.max()) >= ways)):
-        allowed = "0..W-1" if ways is None else f"0..{ways - 1} (ways={ways})"
+        allowed = "0..W-1" if ways is None else f"0..{ways - 1}, those of {ways} classes"
         raise InputError(f"labels are {int(y.min())} to {int(y.max())}; give whole numbers {allowed}")

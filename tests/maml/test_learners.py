@@ -436,8 +436,8 @@ def test_rates_that_are_not_finite_are_refused(kind: Any, lr: Any) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (Y.int(), r"labels are torch.int32; cross entropy needs int64: give y.long\(\)"),
-        (Y > 0, "labels are torch.bool; cross entropy needs int64"),
+        (Y.int(), r"labels are torch.int32; give whole numbers 0..W-1 as an int64 tensor, for example y.long\(\)"),
+        (Y > 0, "labels are torch.bool; give whole numbers"),
         (Y + WAYS, f"out of bounds.*: labels must be 0 to {WAYS - 1}; or give a module of more outputs"),
     ],
 )

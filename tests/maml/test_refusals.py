@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain import ANIL, MAML, MetaSGD, ProtoNet
+from metapretrain import ANIL, FOMAML, MAML, MetaSGD, ProtoNet, Reptile
 from metapretrain.errors import InputError
-from metapretrain.maml import CompiledMeta
+from metapretrain.maml import CompiledMeta, adapt
+from metapretrain.protonet.learner import R2D2, Classifier
 
 X, Y = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(2).repeat(3, 3)
 
@@ -36,6 +38,77 @@ def test_rates_that_are_not_above_zero_are_refused_by_every_way_in(lr: float) ->
     for way in ways:
         with pytest.raises(InputError, match=rf"lr.* is {lr}; give a number above 0"):
             way()
+
+
+@pytest.mark.parametrize("lr", [math.nan, math.inf, -math.inf])
+def test_tensors_of_rates_that_are_not_finite_are_refused_by_every_way_in(lr: float) -> None:
+    rate, params = torch.tensor(lr), {"w": torch.ones(4)}
+
+    def set_later() -> Any:
+        maml = MAML(nn.Linear(4, 2), lr=0.1)
+        maml.lr = {"weight": torch.full((2, 4), 0.1).index_fill(0, torch.tensor([0]), lr), "bias": 0.1}
+        return maml
+
+    def meta_sgd() -> Any:
+        maml = MetaSGD(nn.Linear(4, 2), 0.1)
+        maml.lrs[1].data[0] = lr
+        return maml
+
+    ways: list[Callable[[], Any]] = [
+        lambda: adapt(lambda p, x: (p["w"] - x).square().sum(), params, X[0, 0], lr=rate),
+        lambda: adapt(lambda p, x: (p["w"] - x).square().sum(), params, X[0, 0], lr=[0.1, rate], steps=2),
+        lambda: MAML(nn.Linear(4, 2), lr=rate),
+        lambda: MetaSGD(nn.Linear(4, 2), lrs=[torch.full((2, 4), lr), torch.ones(2)]),
+        lambda: adapted_clone(set_later()),
+        lambda: set_later().losses((X, Y), (X, Y)),
+        lambda: meta_sgd().backward((X, Y), (X, Y)),
+        lambda: meta_sgd().adapted((X[0], Y[0])),
+    ]
+    for way in ways:
+        with pytest.raises(InputError, match=r"^lr.* holds NaN or infinity; give finite rates$"):
+            way()
+
+
+@pytest.mark.parametrize("lr", [-0.1, 0.0])
+def test_learned_rates_start_above_zero_given_as_a_tensor_too(lr: float) -> None:
+    for kind in (MetaSGD, partial(MAML, learn_rates=True)):
+        with pytest.raises(InputError, match=r"lr is -?0\.[01]\d*; give a number above 0"):
+            kind(nn.Linear(4, 2), lr=torch.tensor(lr))
+
+
+@pytest.mark.parametrize("lr", [torch.tensor(True), torch.tensor(0.1j)])
+def test_tensors_of_rates_hold_real_numbers(lr: Tensor) -> None:
+    with pytest.raises(InputError, match=r"lr is of torch\.(bool|complex64); give a number above 0"):
+        MAML(nn.Linear(4, 2), lr=lr).losses((X, Y), (X, Y))
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, torch.uint16, torch.bool, torch.float32, list])
+@pytest.mark.parametrize(
+    "learner", [MAML, FOMAML, ANIL, Reptile, MetaSGD, lambda net, _: ProtoNet(net), lambda net, _: R2D2(net)]
+)
+@pytest.mark.parametrize("of_query", [True, False])
+def test_labels_are_int64_in_every_learner(learner: Any, kind: Any, of_query: bool) -> None:
+    wrong = Y.tolist() if kind is list else Y.to(kind)
+    net = learner(nn.Sequential(nn.Linear(4, 2)), 0.1)
+    parts = ((X, Y), (X, wrong)) if of_query else ((X, wrong), (X, Y))
+    for call in (net.losses, net.backward):
+        with pytest.raises(InputError, match=r"^(labels are|query is|support is) .*[;:].* give"):
+            call(*parts)
+    classifier = Classifier(nn.Identity(), 4, 2)
+    with pytest.raises(InputError, match=r"^(labels are|support is) .*; give"):
+        classifier.backward((X, wrong))
+
+
+def test_labels_of_a_classifier_are_those_of_its_classes_and_rows() -> None:
+    for wrong in (Y + 5, torch.full_like(Y, -100), Y[:, :1]):
+        with pytest.raises(
+            InputError, match=r"labels are .*; give whole numbers 0\.\.1|support is .* give \(3, N, \.\.\.\)"
+        ):
+            Classifier(nn.Identity(), 4, 2).backward((X, wrong))
+
+
+def test_queries_without_labels_are_predicted() -> None:
+    assert MAML(nn.Linear(4, 2), lr=0.1).logits((X, Y), (X, None)).shape == (*Y.shape, 2)
 
 
 def test_a_clone_takes_rates_by_name_and_none_by_step() -> None:

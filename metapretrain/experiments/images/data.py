@@ -116,11 +116,5 @@ def images_of(data: ImageData, phase: ImagePhase, machine: Machine, labelled: bo
     if train.channels == 1:  # digits are not mirrored
         changes["flip"] = False
     augment = make_augmentation(phase.augment, train.image_size, train.channels, data.mean, data.std, **changes)
-    return Images(train, augment, resident=_fits(train, machine))
-
-
-def _fits(images: ImageSet, machine: Machine) -> bool:
-    if machine.device == "cpu" or not torch.cuda.is_available():
-        return True
-    free, _ = torch.cuda.mem_get_info()
-    return images.images.numel() < free / 2
+    no_gpu = machine.device == "cpu" or not torch.cuda.is_available()
+    return Images(train, augment, resident=no_gpu or train.images.numel() < torch.cuda.mem_get_info()[0] / 2)

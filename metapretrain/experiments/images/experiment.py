@@ -167,10 +167,12 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
             new = new_encoder(self.data, self.recipe, context.seed).to(self.machine.device)
             maps = self._maps("before pretraining", new) | self._maps("after pretraining", trained.encoder)
             self._draw_maps(run, maps, steps)
-        if len(self.data.test):
+        if len(test := self.data.test):
             if self.figures == context.seed and not context.shared:
-                self._draw_confusion(run, scores.test_predictions, steps)
-            test = self.data.test
+                from metapretrain.report.figures import confusion_figure
+
+                figure = confusion_figure(test.labels.cpu(), scores.test_predictions.cpu(), test.classes)
+                run.figure("confusion", figure, steps)
             write_predictions(run.path / "predictions.csv", test.labels, scores.test_predictions, files=test.names)
         save_model(run.path, trained.encoder, trained.head, scores.prototypes)
 
@@ -193,12 +195,6 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
 
     def _some(self, part: ImageSet) -> ImageSet:
         return part.subset(subsample(len(part), self.map_points))
-
-    def _draw_confusion(self, run: RunFolder, predicted: Tensor, step: int) -> None:
-        from metapretrain.report.figures import confusion_figure
-
-        test = self.data.test
-        run.figure("confusion", confusion_figure(test.labels.cpu(), predicted.cpu(), test.classes), step)
 
 
 @dataclass(frozen=True)
