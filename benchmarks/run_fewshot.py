@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ctrl_c  # noqa: F401
 import torch
 from fewshot_experiment import WITHIN, FewShotExperiment, FewShotRecipe, SavedEncoder
 from report_fewshot import layout_of

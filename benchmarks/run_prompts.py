@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ctrl_c  # noqa: F401
 from lend_prompts import LendingExperiment
 from pseudo_labels import pseudo_labelled
 from report_prompts import LAYOUT

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ctrl_c  # noqa: F401
 from run_speed import surroundings
 
 from metapretrain.checks import check_device

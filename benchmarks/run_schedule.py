@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ctrl_c  # noqa: F401
 import pike  # noqa: F401
 from report_schedule import LAYOUT, plot_schedule
 from schedule_experiment import ScheduleExperiment

@@ -21,6 +21,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+import ctrl_c  # noqa: F401
 from speed_measure import Result, Settings, measure
 
 from metapretrain.errors import InputError

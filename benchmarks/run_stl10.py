@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
+import ctrl_c  # noqa: F401
 import torch
 from report_stl10 import LAYOUT, plot_reliability
 from script_options import refuse_two_schedules, schedule_names

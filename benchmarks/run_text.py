@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import ctrl_c  # noqa: F401
 from report_text import LAYOUT
 from script_options import add_table_options, own_tasks, refuse_two_schedules, schedule_names
 

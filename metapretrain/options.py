@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from metapretrain.checks import PRECISIONS, check_device_name, leave_ranks, user_path
@@ -194,6 +195,7 @@ def trackers(text: str) -> list[str]:
 device_name = option_type(check_device_name)
 JOB = "METAPRETRAIN_JOB"  # set in the environment of a job, whose standard input is a pipe that ends with its parent
 INTERRUPTED = 130  # the shell's status of a process that Ctrl-C ended
+STOPPED = "interrupted; the same command with --resume goes on (the demo: without)"
 
 
 def common_options(
@@ -289,6 +291,10 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
 
     @functools.wraps(main)
     def guarded(argv: Sequence[str] | None = None) -> int:
+        before = signal.getsignal(signal.SIGINT)
+        ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+        if ours:
+            signal.signal(signal.SIGINT, interrupt)
         if os.environ.pop(JOB, ""):
             threading.Thread(target=_end_with_parent, daemon=True).start()
         _log_to_stderr()
@@ -305,7 +311,7 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
         except InputError as error:
             return _failed(str(error))
         except KeyboardInterrupt:
-            print("interrupted; the same command with --resume goes on (the demo: without)", file=sys.stderr)
+            print(STOPPED, file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:
             _stop_printing()  # the reader of a pipe (`| head`) has left
@@ -318,8 +324,24 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
             if isinstance(error, RuntimeError) and not re.search(r"(out of|allocate) memory", str(error)):
                 raise
             return _failed(f"out of memory ({error}); take smaller images or batches")
+        finally:
+            if ours:
+                signal.signal(signal.SIGINT, before)
 
     return guarded
+
+
+def interrupt(_: int, frame: FrameType | None) -> None:
+    """What Ctrl-C calls: KeyboardInterrupt in :func:`main_guard`, but the end while modules are imported, or before it.
+
+    Modules in C may lose a KeyboardInterrupt while they are imported, or end in an ImportError.
+    """
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_name == "guarded":
+            raise KeyboardInterrupt
+        frame = frame.f_back
+    os.write(2, f"{STOPPED}\n".encode())
+    os._exit(INTERRUPTED)
 
 
 def _end_with_parent() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from metapretrain.checks import user_path, whole
 from metapretrain.data.images import UNLABELLED, ImageSet, validation_split
@@ -113,7 +114,8 @@ def decode(
     digest, size, brightest = hashlib.md5(usedforsecurity=False), 0, []
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         decoded = pool.map(lambda path: _decode(path, image_size, channels), paths)
-        for row, (image, checksum, length, level) in enumerate(_progress(decoded, len(paths))):
+        shown = tqdm(decoded, total=len(paths), desc="reading images", unit="image", disable=None, leave=False)
+        for row, (image, checksum, length, level) in enumerate(shown):
             pixels[row] = image
             digest.update(os.fsencode(paths[row].parent.name) + os.fsencode(paths[row].name) + checksum)
             size += length
@@ -340,9 +342,3 @@ def _check_channels(tags: Mapping[int, Any]) -> None:
             f"it has {extra} channels beside its {colours} of colour, and only one of alpha may stand there; save it "
             "as grey or RGB"
         )
-
-
-def _progress(items: Any, total: int) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(items, total=total, desc="reading images", unit="image", disable=None, leave=False)

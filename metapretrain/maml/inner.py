@@ -96,6 +96,7 @@ class SwitchedOff:
 
 
 Rate = float | Tensor
+NOT_FINITE = "holds NaN or infinity; give finite rates"
 FORMS = "give a number above 0, a tensor, a dict by parameter name, or a list of one of these for each step"
 
 
@@ -165,8 +166,8 @@ def checked_rate(what: str, rate: Any, shape: Sequence[int]) -> Rate:
         sizes = zip(reversed(rate.shape), reversed(shape), strict=False)
         if rate.ndim > len(shape) or any(a not in (1, b) for a, b in sizes):
             raise InputError(f"{what} has shape {tuple(rate.shape)}, which does not fit {tuple(shape)}")
-        if rate.is_cpu and not torch._C._functorch.is_batchedtensor(rate):
-            check_finite(what, [rate])
+        if rate.is_cpu and not torch._C._functorch.is_batchedtensor(rate) and not rate.isfinite().all():
+            raise InputError(f"{what} {NOT_FINITE}")
         return rate
     if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
         raise InputError(f"{what} is {brief(rate)}; {FORMS}")
@@ -176,7 +177,7 @@ def checked_rate(what: str, rate: Any, shape: Sequence[int]) -> Rate:
 def check_finite(what: str, rates: Iterable[Tensor]) -> None:
     """Raise InputError for rates that hold NaN or infinity; it waits for their device."""
     if not all(bool(rate.isfinite().all()) for rate in rates):
-        raise InputError(f"{what} holds NaN or infinity; give finite rates")
+        raise InputError(f"{what} {NOT_FINITE}")
 
 
 def first_rate(lr: Any) -> float:

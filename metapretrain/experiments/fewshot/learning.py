@@ -273,7 +273,7 @@ class EpisodeStacks:
     Yields {"support": (T, S), "query": (T, Q), "support_y": (T, S), "query_y": (T, Q)}, int64, without end. Batch i
     is a function of (seed, i); over all ranks it holds the episodes of the one-process batch.
     `fading` (steps, updates): "step_weights" (steps,) of :func:`metapretrain.maml.fading_weights` as well, as long as
-    the losses after each inner step fade out.
+    the losses after each inner step fade out. `options`: seed, groups, rank and world_size of the sampler.
     InputError: `tasks` does not divide by the number of ranks, or the labels do not fit `spec`.
 
     Example:
@@ -283,23 +283,12 @@ class EpisodeStacks:
     """
 
     def __init__(
-        self,
-        labels: Tensor,
-        spec: EpisodeSpec,
-        tasks: int,
-        *,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        groups: Any = None,
-        fading: tuple[int, int] = (0, 0),
+        self, labels: Tensor, spec: EpisodeSpec, tasks: int, *, fading: tuple[int, int] = (0, 0), **options: Any
     ) -> None:
-        self.fading = fading
-        if tasks % world_size:
-            raise InputError(f"tasks={tasks} must be a multiple of the {world_size} processes")
-        self.tasks = tasks // world_size
-        ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
-        self.sampler = EpisodeSampler(labels, spec, None, seed=seed, groups=groups, **ranks)
+        self.fading, self.sampler = fading, EpisodeSampler(labels, spec, None, **options)
+        if tasks % self.sampler.world_size:
+            raise InputError(f"tasks={tasks} must be a multiple of the {self.sampler.world_size} processes")
+        self.tasks = tasks // self.sampler.world_size
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         return self.iter_from(0)

@@ -1,0 +1,16 @@
+"""Ctrl-C during the imports of a script, which take seconds: one line and status 130. It is imported first."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from metapretrain.options import interrupt
+
+script = getattr(sys.modules["__main__"], "__file__", None) or ""
+if (
+    Path(script).resolve().parent == Path(__file__).resolve().parent
+    and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+):
+    signal.signal(signal.SIGINT, interrupt)

@@ -1,0 +1,45 @@
+"""Ctrl-C during the imports of a script or of the command."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from metapretrain.options import INTERRUPTED, STOPPED, interrupt, main_guard
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "benchmarks").glob("run_*.py"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to see how far the imports are")
+@pytest.mark.parametrize("command", [*([script, "--help"] for script in SCRIPTS), ["-m", "metapretrain", "doctor"]])
+def test_ctrl_c_during_imports_is_one_line(command: list[str]) -> None:
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=-1, stderr=-1, text=True)
+    maps, until = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until and "libtorch_cpu" not in maps.read_text():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", f"{STOPPED}\n")
+    assert process.returncode == INTERRUPTED
+
+
+def test_main_guard_has_a_keyboard_interrupt_and_puts_the_handler_back() -> None:
+    seen = []
+
+    @main_guard
+    def main(argv: object = None) -> int:
+        seen.append(signal.getsignal(signal.SIGINT))
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main([]) == INTERRUPTED
+        assert (seen, signal.getsignal(signal.SIGINT)) == ([interrupt], signal.default_int_handler)
+    finally:
+        signal.signal(signal.SIGINT, before)
