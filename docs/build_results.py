@@ -271,20 +271,26 @@ def sweeps(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def encoders(found: Mapping[str, Any]) -> str:
-    """The table of pretrained encoders as few-shot learners."""
+    """The table of pretrained encoders as few-shot learners, and heads' paired differences to fine-tuning."""
     heads = list(dict.fromkeys(head for row in found["rows"] for by in row["accuracy"].values() for head in by))
-    rows = []
+    rows, gaps = [], []
     for row in found["rows"]:
         name = ", ".join([row["encoder"], row["set"], *([f"{row['episodes']} episodes"] if "episodes" in row else [])])
         for shot, by in row["accuracy"].items():
             cells = ["{:.2f} ± {:.2f}".format(*by[head]) if head in by else "-" for head in heads]
             rows.append([name, str(row["classes"]), shot, *cells])
+        for shot, by in row.get("minus finetune", {}).items():
+            told = ", ".join("{} {:+.2f} ± {:.2f}".format(head, *gap) for head, gap in by.items())
+            gaps.append(f"{name}, {shot}-shot: {told}")
     about = f"Accuracy % over {found['episodes']:,} episodes of {found['ways']} classes"
     if any("episodes" in row for row in found["rows"]):
         about += " where a line names no other number"
     about += ", ± half-width of the 95% interval over episodes"
     lines = markdown_table(["encoder, set", "classes", "shots", *heads], rows)
-    return "\n".join([*lines, f"{about}. {found['hardware']}; {found['versions']}."])
+    told = f"{about}. {found['hardware']}; {found['versions']}."
+    if gaps:
+        told += f"\n\nMinus `finetune` over the same episodes, mean of the paired differences ± 95%: {'; '.join(gaps)}."
+    return "\n".join([*lines, told])
 
 
 # Speed.

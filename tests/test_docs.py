@@ -226,6 +226,16 @@ def test_runs_on_transfer_fill_their_page_and_no_other(
     assert len(list(plots.glob("results-transfer-*.svg"))) == 2
 
 
+def test_heads_are_shown_beside_their_paired_differences_to_fine_tuning(builder: ModuleType) -> None:
+    row = {"encoder": "mini", "set": "news", "classes": 9, "accuracy": {"5": {"nearest": [80.0, 2.0]}}}
+    found = {"rows": [row], "episodes": 120, "ways": 5, "hardware": "a CPU", "versions": "torch"}
+    assert "| mini, news | 9 | 5 | 80.00 ± 2.00 |" in builder.encoders(found).splitlines()
+    assert "Minus" not in builder.encoders(found)
+    row["minus finetune"] = {"5": {"nearest": [-1.5, 0.25], "logistic": [0.5, 0.3]}}
+    told = builder.encoders(found).splitlines()[-1]
+    assert told.endswith("differences ± 95%: mini, news, 5-shot: nearest -1.50 ± 0.25, logistic +0.50 ± 0.30.")
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("docs/results/*.md")), ids=lambda path: path.name)
 def test_result_pages_are_short_and_without_constant_columns(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
