@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.evaluation.representation import nearest_prototype
 
 if TYPE_CHECKING:
     from metapretrain.data.texts import TextTask
@@ -186,15 +185,6 @@ def majority(task: TextTask) -> dict[str, float]:
     if not task.regression:
         constant = float(np.bincount(task.train.require_labels().cpu().numpy()).argmax())
     return score_task(task, np.full(len(task.dev), constant), prefix=MAJORITY)
-
-
-def nearest_prototype_scores(task: TextTask, z_train: Tensor, z_dev: Tensor) -> dict[str, float]:
-    """Score the class of the nearest mean training embedding; for regression its class is a rounded score.
-
-    Embeddings are (N, D) of `task.train` and (M, D) of `task.dev`; `nearest_prototype_` stands before each name.
-    """
-    classes = nearest_prototype(z_train, task.class_labels(task.train).to(z_train.device), z_dev)
-    return score_task(task, classes.double() + (task.low if task.regression else 0), prefix=PROTOTYPE)
 
 
 def main_scores(scores: Mapping[str, float], prefix: str = "") -> dict[str, float]:

@@ -18,8 +18,8 @@ from metapretrain.data.tokens import tokenize
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.metrics import temperature
 from metapretrain.experiments.text.data import read_rows, write_table
-from metapretrain.experiments.text.objectives import Output, added, build_heads
-from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe, one_sequence
+from metapretrain.experiments.text.objectives import Output, added, build_heads, prototype_outputs
+from metapretrain.experiments.text.recipe import TextMethod, TextPretraining, TextRecipe, one_sequence, ordinal_terms
 from metapretrain.experiments.text.training import embed_tokens
 from metapretrain.files import check_sums, load_tensors, read_json
 from metapretrain.models.pretrained import image_encoder
@@ -30,7 +30,6 @@ from metapretrain.models.text_encoders import TextEncoder, build_text_encoder, l
 from metapretrain.prompts import PromptedModel, SoftPrompt
 from metapretrain.prompts.soft_prompt import CONFIG, OURS
 from metapretrain.prompts.template import SECOND
-from metapretrain.protonet import proto_logits
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +124,8 @@ def describe(tasks: Sequence[TextTask], method: TextMethod | TextPretraining, re
     """What a saved model is built again from, as JSON values."""
     outputs = [{name: getattr(task, name) for name in Output.__dataclass_fields__} for task in tasks]
     own = {"kind": "text", "heads": isinstance(method, TextMethod), **asdict(method)}
+    if (ordinal := ordinal_terms(method, recipe)) is not None:
+        own["ordinal"] = ordinal
     return {**own, "sts_head": recipe.sts_head, "max_length": recipe.max_length, "tasks": outputs}
 
 
@@ -143,6 +144,7 @@ class SavedTextModel(Saved):
         self.outputs = {output.name: output for output in found}
         self.joined = {output.name: one_sequence(plan, output.kind) for output in found}
         self.heads, self.prototypes = nn.ModuleDict(), load_tensors(folder / PROTOTYPES)
+        self.ordinal: dict[str, Any] | None = model.get("ordinal")
         if model["heads"]:
             fields = TextMethod.__dataclass_fields__
             method = TextMethod(**{name: value for name, value in model.items() if name in fields})
@@ -169,7 +171,8 @@ class SavedTextModel(Saved):
     def logits(self, task: str, texts: TextSet) -> Tensor:
         """Return logits (N, C), or scores float32 (N,) of a regression, for the rows of `texts`; no label is read.
 
-        Without a head: negative squared distances to the prototypes, or the nearest one's score, ordinal or not.
+        Without a head: negative squared distances to the prototypes. Of scores the nearest one's, or after an ordinal
+        pretraining (of this version on) the expected score, by which `result.json` has its correlations.
         InputError: a task that the run has not, or pairs where it has single sentences.
         """
         output = self.outputs[one_of("task of the run", task, self.outputs)]
@@ -186,9 +189,7 @@ class SavedTextModel(Saved):
             one = found.ndim == 1 and not output.regression  # a logit of class 1 of two
             return torch.stack([torch.zeros_like(found), found], 1) if one else found
         centres = self.prototypes[task].to(z[0].device)
-        present = ~centres.isnan().any(1)
-        near = proto_logits(added(z), centres.nan_to_num(), "sqeuclidean", present=present).cpu().double()
-        return decisive(near).argmax(1).float() + output.low if output.regression else near
+        return prototype_outputs(output, added(z), centres, self.ordinal)
 
 
 def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> SavedTextModel:

@@ -343,7 +343,9 @@ class Tracker:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        settings = {key: _setting(value) for key, value in flatten(config).items()}
+        given = {key: plain(value) for key, value in flatten(config).items()}
+        plainly = (bool, int, float, str)
+        settings = {k: v if isinstance(v, plainly) else json_bytes(v).decode().strip() for k, v in given.items()}
         beside = [name for name in metrics if name.startswith(BESIDE)]
         names = [name for name in metrics if name not in beside]
         finals = {f"{FINALS}{name}": float(metrics[name]) for name in names + beside if metrics[name] is not None}
@@ -421,8 +423,3 @@ class Trackers:
         except Exception as error:
             del self._open[name]
             _log.warning("%s is left out from now on: %s", name, " ".join(str(error).split())[:300])
-
-
-def _setting(value: Any) -> bool | int | float | str:
-    value = plain(value)
-    return value if isinstance(value, (bool, int, float, str)) else json_bytes(value).decode().strip()

@@ -18,7 +18,6 @@ from metapretrain.evaluation.metrics import (
     main_scores,
     majorities,
     majority,
-    nearest_prototype_scores,
     overall,
     score_task,
     with_overall,
@@ -79,20 +78,6 @@ def test_equal_predictions_are_said(tasks: list[TextTask], caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         assert score_task(tasks[2], torch.full((len(tasks[2].dev),), 2.5)) == {"sts_pearson": 0, "sts_spearman": 0}
     assert "sts: all 32 predictions are equal" in caplog.text
-
-
-def test_nearest_prototype_by_hand() -> None:
-    train = TextSet(list("abcd"), list("abcd"), torch.tensor([1.0, 1.4, 3.5, 4.0]))
-    dev = TextSet(list("xyz"), list("xyz"), torch.tensor([1.0, 2.0, 5.0]))
-    task = TextTask("sts", "pair-regression", train, train.subset([]), dev, low=1.0, high=5.0)
-    z_train, z_dev = torch.tensor([[0.0], [0.2], [5.0], [5.2]]), torch.tensor([[0.3], [0.4], [6.0]])
-    scores = nearest_prototype_scores(task, z_train, z_dev)  # predicts 1, 1, 4
-    assert scores[f"{PROTOTYPE}sts_pearson"] == pytest.approx(stats.pearsonr([1, 2, 5], [1, 1, 4]).statistic)
-    assert scores.keys() == {f"{PROTOTYPE}sts_pearson", f"{PROTOTYPE}sts_spearman"}
-    rows = TextSet(list("ab"), labels=torch.tensor([0, 2]))
-    sst = TextTask("sst", "classification", rows, rows.subset([]), rows, classes=("a", "b", "c"))
-    z = torch.tensor([[0.0], [1.0]])
-    assert nearest_prototype_scores(sst, z, z.flip(0)) == {f"{PROTOTYPE}sst_accuracy": 0.0}
 
 
 def test_overall_takes_the_main_metrics_of_dev_only() -> None:

@@ -14,7 +14,7 @@ from metapretrain.evaluation.representation import subsample
 from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.saved import ENCODER, HEADS, PROTOTYPES, describe
 from metapretrain.experiments.text.data import TextData, write_table
-from metapretrain.experiments.text.objectives import added, build_heads
+from metapretrain.experiments.text.objectives import added, build_heads, task_prototypes
 from metapretrain.experiments.text.recipe import (
     PRETRAININGS,
     TextMethod,
@@ -23,6 +23,7 @@ from metapretrain.experiments.text.recipe import (
     loss_weights,
     method_phase,
     one_sequence,
+    ordinal_terms,
     updates,
 )
 from metapretrain.experiments.text.streams import share_of
@@ -40,7 +41,6 @@ from metapretrain.experiments.text.training import (
 )
 from metapretrain.files import save_tensors
 from metapretrain.models.text_encoders import TextEncoder, load_text_encoder, save_text_encoder
-from metapretrain.protonet import prototypes
 from metapretrain.report.layout import Column, Layout
 from metapretrain.scheduling import parse_schedule
 from metapretrain.training import RunFolder, train
@@ -181,7 +181,7 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
                 if rows is not None and task.name in predicted:
                     write_table(run.path / "predictions" / file, rows, predicted[task.name])
         if context.shared or not self.data.tuning:  # a trial's weights are used by nobody
-            self._save_model(run, trained.encoder, trained.heads, scores.z_train)
+            self._save_model(context, trained, scores.z_train)
 
     def _passes(self, report: TextReport, method: Any) -> int:
         """Sequences that training encoded: one a row, or two where pairs are encoded apart, all twice with R-Drop."""
@@ -200,17 +200,14 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
             found |= {"tokens_per_s": round(report.tokens_per_s, 1), "padding_share": round(report.padding_share, 4)}
         return found
 
-    def _save_model(self, run: RunFolder, encoder: TextEncoder, heads: nn.ModuleDict, z_train: Embedded) -> None:
-        save_text_encoder(encoder, run.path / ENCODER)
-        state = {key: value.detach().cpu().clone() for key, value in heads.state_dict().items()}
+    def _save_model(self, context: TextContext, trained: TrainedText, z_train: Embedded) -> None:
+        folder, ordinal = context.folder.path, ordinal_terms(context.method, self.recipe) is not None
+        save_text_encoder(trained.encoder, folder / ENCODER)
+        state = {key: value.detach().cpu().clone() for key, value in trained.heads.state_dict().items()}
         if state:
-            save_tensors(run.path / HEADS, state)
-        centres = {}
-        for task in self.data.tasks:
-            own = added(z_train[task.name])
-            centre, present = prototypes(own, task.class_labels(task.train).to(own.device), task.num_classes)
-            centres[task.name] = torch.where(present[:, None], centre, torch.nan)  # none of a class without rows
-        save_tensors(run.path / PROTOTYPES, {name: value.cpu() for name, value in centres.items()})
+            save_tensors(folder / HEADS, state)
+        found = {task.name: task_prototypes(task, added(z_train[task.name]), ordinal) for task in self.data.tasks}
+        save_tensors(folder / PROTOTYPES, {name: centres.cpu() for name, centres in found.items()})
 
     def _maps(self, encoder: TextEncoder, context: TextContext) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Embeddings and classes of some rows of each task, the same rows before and after."""

@@ -20,11 +20,10 @@ from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens
 from metapretrain.distributed import mean_over_ranks
 from metapretrain.experiments.images.objectives import WeightedLosses
-from metapretrain.experiments.recipe import Proto
 from metapretrain.experiments.text.recipe import TextMethod, one_sequence
 from metapretrain.models.text_encoders import ClassHead, CosineHead, PairHead, share_hidden
 from metapretrain.nests import evaluation_mode
-from metapretrain.protonet import ProtoLoss, gather_rows, proto_logits
+from metapretrain.protonet import ProtoLoss, gather_rows, proto_logits, prototypes
 from metapretrain.protonet.loss import divergence
 from metapretrain.protonet.prototypes import wide_dtype
 
@@ -179,15 +178,28 @@ def ordinal_prototypes(z: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     return (wide.T @ z.to(wide.dtype)) / torch.where(present, weights, 1)[:, None], present
 
 
-def expected_scores(task: TextTask, z_train: Tensor, z: Tensor, proto: Proto) -> Tensor:
-    """Predict scores (M,) of embeddings (M, D): the expected class under the ordinal prototypes of `task.train`.
+def task_prototypes(task: TextTask, z: Tensor, ordinal: bool) -> Tensor:
+    """Prototypes (C, D) of `task.train` with embeddings z (N, D), NaN without rows; `ordinal`: weighted, of scores."""
+    if ordinal and task.regression:
+        scores = task.train.require_labels().to(z.device) - task.low
+        centres, present = ordinal_prototypes(z, shares_of(scores, task.num_classes))
+    else:
+        centres, present = prototypes(z, task.class_labels(task.train).to(z.device), task.num_classes)
+    return torch.where(present[:, None], centres, torch.nan).float()
 
-    `z_train` (N, D) are the embeddings of its rows; `proto` gives distance and temperature.
+
+def prototype_outputs(task: TextTask | Output, z: Tensor, centres: Tensor, ordinal: Mapping[str, Any] | None) -> Tensor:
+    """Logits (M, C) of embeddings (M, D) by :func:`task_prototypes` (C, D): negative squared distances.
+
+    Of a regression, scores float32 (M,): that of the nearest prototype, or with `ordinal`, a distance and a
+    temperature, the expected one. InputError: embeddings that are not finite.
     """
-    scores = task.train.require_labels().to(z_train.device) - task.low
-    centres, present = ordinal_prototypes(z_train, shares_of(scores, task.num_classes))
-    logits = proto_logits(z, centres, proto.distance, proto.temperature, present)
-    return logits.softmax(1) @ torch.arange(task.num_classes, dtype=logits.dtype, device=logits.device) + task.low
+    how = ordinal if ordinal and task.regression else {"distance": "sqeuclidean"}
+    logits = decisive(proto_logits(z, centres.nan_to_num(), present=~centres.isnan().any(1), **how)).cpu().double()
+    if not task.regression:
+        return logits
+    classes = torch.arange(len(centres)).double()
+    return ((logits.softmax(1) @ classes if ordinal else classes[logits.argmax(1)]) + task.low).float()
 
 
 class TextPrototypes(TextObjective):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from metapretrain.checks import number, whole
 from metapretrain.data.texts import TextTask
@@ -92,12 +93,6 @@ def one_sequence(method: TextMethod | TextPretraining, kind: str) -> bool:
     return method.joined and not (method.sts == "cosine" and kind == "pair-regression")
 
 
-def is_ordinal(method: TextMethod | TextPretraining) -> bool:
-    """Whether a pretraining, or that of a method, uses the order of scores."""
-    plan = method if isinstance(method, TextPretraining) else PRETRAININGS.get(method.pretraining or "")
-    return plan is not None and plan.sts == "ordinal"
-
-
 @dataclass(frozen=True)
 class TextPhase(PhaseTerms):
     """How one phase of training is done; the terms are those of :class:`metapretrain.training.TrainSettings`.
@@ -185,6 +180,14 @@ class TextRecipe:
         one_of("policy", self.policy, POLICIES)
         one_of("head of STS", self.sts_head, STS_HEADS)
         one_of("pooling", self.pooling, ("auto", "mean", "cls"))
+
+
+def ordinal_terms(method: TextMethod | TextPretraining, recipe: TextRecipe) -> dict[str, Any] | None:
+    """Distance and temperature of prototypes, if a pretraining, or that of a method, uses the order of scores."""
+    plan = method if isinstance(method, TextPretraining) else PRETRAININGS.get(method.pretraining or "")
+    if plan is None or plan.sts != "ordinal":
+        return None
+    return {"distance": recipe.proto.distance, "temperature": recipe.proto.temperature}
 
 
 def method_phase(recipe: TextRecipe, method: TextMethod) -> TextPhase:

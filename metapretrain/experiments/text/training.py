@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metapretrain.data.texts import TextTask
 from metapretrain.data.tokens import Tokens, padded_width
 from metapretrain.draws import seeded, torch_generator
-from metapretrain.evaluation.metrics import PROTOTYPE, nearest_prototype_scores, score_task, with_overall
+from metapretrain.evaluation.metrics import PROTOTYPE, score_task, with_overall
 from metapretrain.evaluation.representation import check_embeddings
 from metapretrain.experiments.base import Context, Machine, Training
 from metapretrain.experiments.recipe import choices_of, row_probes
@@ -27,17 +27,18 @@ from metapretrain.experiments.text.objectives import (
     TextStep,
     added,
     build_heads,
-    expected_scores,
     head_predictions,
+    prototype_outputs,
+    task_prototypes,
 )
 from metapretrain.experiments.text.recipe import (
     TextMethod,
     TextPhase,
     TextRecipe,
-    is_ordinal,
     loss_weights,
     method_phase,
     one_sequence,
+    ordinal_terms,
     updates,
 )
 from metapretrain.experiments.text.streams import TextStream
@@ -115,15 +116,13 @@ def prototype_scores(
 ) -> dict[str, float]:
     """Score training prototypes on the dev parts, `z` being their embeddings; no head is involved.
 
-    The nearest one decides; after an ordinal pretraining scores are predicted by :func:`expected_scores`.
+    Predictions are by :func:`prototype_outputs`, as those of the saved model.
     """
-    found: dict[str, float] = {}
+    ordinal, found = ordinal_terms(context.method, context.recipe), dict[str, float]()
     for task in tasks:
-        parts = added(z_train[task.name]), added(z[task.name])
-        if task.regression and is_ordinal(context.method):
-            found |= score_task(task, expected_scores(task, *parts, context.recipe.proto), prefix=PROTOTYPE)
-        else:
-            found |= nearest_prototype_scores(task, *parts)
+        centres = task_prototypes(task, added(z_train[task.name]), ordinal is not None)
+        outputs = prototype_outputs(task, added(z[task.name]), centres, ordinal)
+        found |= score_task(task, outputs if task.regression else outputs.argmax(1), prefix=PROTOTYPE)
     return with_overall(found, (PROTOTYPE,))
 
 

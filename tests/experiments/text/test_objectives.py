@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metapretrain.data.made import made_tasks
+from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.data.tokens import padded_width, tokenize
 from metapretrain.errors import InputError
 from metapretrain.experiments.text.objectives import (
@@ -22,8 +24,10 @@ from metapretrain.experiments.text.objectives import (
     build_heads,
     disagreement,
     head_predictions,
+    prototype_outputs,
     shares_of,
     task_gradients,
+    task_prototypes,
 )
 from metapretrain.experiments.text.recipe import TextMethod, TextPhase, TextRecipe, loss_weights, parse_weights
 from metapretrain.models.text_encoders import CosineHead, PairHead, TextEncoder, build_text_encoder
@@ -306,6 +310,28 @@ def test_rdrop_of_pretraining_is_the_mean_loss_where_both_passes_agree_and_more_
     apart = doubled(z, other, 1.0) - doubled(z, other, 0.0)
     assert apart > 0.01
     torch.testing.assert_close(doubled(z, other, 3.0) - doubled(z, other, 0.0), 3 * apart, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_by_prototypes_by_hand() -> None:
+    train = TextSet(list("abcd"), list("abcd"), torch.tensor([1.0, 1.4, 3.5, 4.0]))
+    task = TextTask("sts", "pair-regression", train, train, train, low=1.0, high=5.0)
+    z = torch.tensor([[0.0], [0.2], [5.0], [5.2]])
+    centres = task_prototypes(task, z, ordinal=False)
+    torch.testing.assert_close(centres[:, 0], torch.tensor([0.1, math.nan, math.nan, 5.1, math.nan]), equal_nan=True)
+    queries = torch.tensor([[0.3], [0.4], [6.0]])
+    assert prototype_outputs(task, queries, centres, None).tolist() == [1.0, 1.0, 4.0]
+    between = prototype_outputs(task, queries, centres, {"distance": "sqeuclidean", "temperature": 10.0})
+    shares = torch.stack([-(queries - 0.1).square(), -(queries - 5.1).square()], 2)[:, 0].div(10).softmax(1)
+    torch.testing.assert_close(between, shares @ torch.tensor([1.0, 4.0]))
+    weighted = task_prototypes(task, z, ordinal=True)  # 1.4 belongs to class 0 (0.6) and 1 (0.4), 3.5 to 2 and 3
+    torch.testing.assert_close(weighted[:2, 0], torch.tensor([0.12 / 1.6, 0.2]))
+    rows = TextSet(list("ab"), labels=torch.tensor([0, 2]))
+    sst = TextTask("sst", "classification", rows, rows, rows, classes=("a", "b", "c"))
+    z = torch.tensor([[0.0], [1.0]])
+    logits = prototype_outputs(sst, z.flip(0), task_prototypes(sst, z, ordinal=True), None)
+    assert logits.argmax(1).tolist() == [2, 0]
+    with pytest.raises(InputError, match="outputs of 1 of 3 inputs are NaN or infinite"):
+        prototype_outputs(task, torch.tensor([[0.3], [math.nan], [6.0]]), centres, None)
 
 
 def test_ordinal_prototypes_are_those_of_a_slow_loop() -> None:

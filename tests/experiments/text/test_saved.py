@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.metrics import score_task
 from metapretrain.evaluation.predictions import table_scores
 from metapretrain.experiments.base import Machine
+from metapretrain.experiments.recipe import Proto
 from metapretrain.experiments.saved import load_text_model, predict_files, read_classes
 from metapretrain.experiments.text.data import TextData
 from metapretrain.experiments.text.experiment import TextExperiment
@@ -59,6 +61,35 @@ def test_a_pretraining_predicts_the_class_or_the_score_of_the_nearest_prototype(
         nearest = torch.cdist(z_dev, centres).argmin(1)
         wanted = nearest + 1.0 if task.name == "sts" else nearest
         assert torch.equal(model.predict(task.name, task.dev), wanted)
+
+
+@pytest.mark.parametrize("name", ["proto-ordinal", "cross-entropy-ordinal"])
+@pytest.mark.parametrize("low", [0, 1])
+def test_an_ordinal_pretraining_predicts_the_scores_that_its_result_is_of(tmp_path: Path, name: str, low: int) -> None:
+    *others, sts = made_tasks(rows=24)
+    splits = {split: getattr(sts, split) for split in ("train", "validation", "dev")}
+    moved = {split: replace(rows, labels=rows.labels + low) for split, rows in splits.items()}
+    sts = replace(sts, **moved, low=float(low), high=5.0 + low)
+    recipe = replace(RECIPE, proto=Proto(distance="sqeuclidean", temperature=3.0))
+    data = TextData((*others, sts))
+    experiment = TextExperiment("text", "made", "short", recipe, data, Machine(), tmp_path, figures=None)
+    experiment.run([experiment.context(f"pretrain-{name}", PRETRAININGS[name], 0, shared=True)])
+    run = experiment.path(f"pretrain-{name}", 0)
+    model = metapretrain.load(run)
+    found = model.predict("sts", sts.dev)  # type: ignore[call-arg, arg-type]
+    metrics = json.loads((run / "result.json").read_text())["metrics"]
+    for metric, value in score_task(sts, found, prefix="nearest_prototype_").items():
+        assert value == pytest.approx(metrics[metric], abs=1e-6)
+    assert not torch.equal(found, found.round())  # between the classes
+    assert bool((found >= low).all()) and bool((found <= 5 + low).all())
+    (written,) = predict_files(
+        run, {"sts": table(tmp_path, "sts", sts.dev)}, tmp_path, table={"id": None, "separator": "\t"}
+    )
+    with written.open(newline="", encoding="utf-8") as file:
+        rows = [float(row["prediction"]) for row in csv.DictReader(file)]
+    torch.testing.assert_close(torch.tensor(rows), found, atol=1e-4, rtol=0)
+    nearest = model.predict("sst", others[0].dev)  # type: ignore[call-arg, arg-type]
+    assert nearest.dtype == torch.int64
 
 
 def test_a_class_without_training_rows_is_never_predicted(tmp_path: Path) -> None:
