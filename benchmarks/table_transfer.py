@@ -268,10 +268,10 @@ def label_lines(results: Sequence[Result]) -> list[str]:
         names = methods_of(cells, METHODS)
         others = [name for name in names if name != BASE]
         gaps = {name: gaps_of(cells, name, BASE) for name in others}
-        rows = [
-            [str(n), *means_of(cells.get(n, {}), names), *(shown(gaps[name].get(n), sign="+") for name in others)]
-            for n in sorted({*cells, *COUNTS})
-        ]
+        rows, seeds = [], most_seeds(cells)
+        for n in sorted({*cells, *COUNTS}):
+            means = [cell(mean_of(cells.get(n, {}).get(name, {})), seeds) for name in names]
+            rows.append([str(n), *means, *(cell(gaps[name].get(n), seeds, "+") for name in others)])
         header = ["labels per class", *names, *(f"{name} minus supervised" for name in others)]
         lines += [f"**{dataset}, recipe {recipe}**", "", *markdown_table(header, rows)]
         for one, two in [(name, BASE) for name in others] + list(pairwise(others)):
@@ -291,11 +291,13 @@ def encoder_lines(results: Sequence[Result]) -> list[str]:
         rows: list[list[str]] = []
         verdicts: dict[str, list[str]] = {}
         for recipe, cells in recipes.items():
-            passes, trained = passes_of(results, recipe), trained_on(cells)
+            passes, seeds = passes_of(results, recipe), most_seeds(cells)
+            most = {labels for counts in passes.values() for labels in counts if labels == max(counts)}
+            trained = trained_on(cells) or most  # where no command tells it, encoders of all labels
             for name in methods_of(cells, ENCODERS):
                 spent = {n for labels, found in passes.get(name, {}).items() if labels in trained for n in found}
                 about = [f"{recipe}: {name}", " or ".join(f"{n:,}" for n in sorted(spent)) or "not told"]
-                rows.append(about + [means_of(cells.get(place, {}), [name])[0] for place in places])
+                rows.append(about + [cell(mean_of(cells.get(at, {}).get(name, {})), seeds) for at in places])
                 gaps = gaps_of({place: cells.get(place, {}) for place in places}, name, BASE) if name != BASE else {}
                 if gaps:
                     told_of = compared({place_name(place): gap for place, gap in gaps.items()})
@@ -313,19 +315,35 @@ def table_order(tables: Tables) -> list[tuple[str, str]]:
     return sorted(tables, key=lambda key: (key[0], recipes.index(key[1])))
 
 
-def means_of(by_method: Mapping[str, Seeds], names: Sequence[str]) -> list[str]:
-    """A cell per method."""
-    return [shown(mean) if (mean := mean_of(by_method.get(name, {}))) else MISSING for name in names]
+def most_seeds(cells: Cells) -> int:
+    """The largest number of seeds of a method."""
+    return max(len(seeds) for by_method in cells.values() for seeds in by_method.values())
+
+
+def cell(value: Interval | None, seeds: int, sign: str = "") -> str:
+    """A mean with its interval, and the number of its seeds where others have more.
+
+    Example:
+        >>> cell(mean_interval([0.5, 0.5]), 2), cell(mean_interval([0.5]), 2), cell(None, 2)
+        ('50.00 ± 0.00', '50.00 (1 seed)', 'not run yet')
+    """
+    if value is None:
+        return MISSING
+    return shown(value, sign=sign) + f" ({value.n} seed{'s' * (value.n > 1)})" * (value.n < seeds)
 
 
 def budgets(passes: Mapping[str, Mapping[int, set[int]]], names: Sequence[str]) -> str:
-    """Whether all runs had the same number of encoder passes."""
-    spent = {f"{name} at {n}": found for name in names for n, found in sorted(passes.get(name, {}).items())}
-    different = set().union(*spent.values())
-    if len(different) == 1:
-        return f"Every run has {different.pop():,} encoder passes, pretraining included."
-    told = [f"{name}: {listed(f'{n:,}' for n in sorted(found))}" for name, found in spent.items()]
-    return f"Budgets are not equal, in encoder passes: {'; '.join(told)}." if told else "Encoder passes: not told."
+    """How many encoder passes the runs had, and whether those of one number of labels had the same."""
+    spent: dict[int, set[int]] = {}
+    for name in names:
+        for labels, found in passes.get(name, {}).items():
+            spent.setdefault(labels, set()).update(found)
+    places: dict[str, list[int]] = {}
+    for labels, found in sorted(spent.items()):
+        places.setdefault(" or ".join(f"{n:,}" for n in sorted(found)), []).append(labels)
+    told = [f"{number} at {listed(at)} labels" if len(places) > 1 else number for number, at in places.items()]
+    unequal = "Budgets are not equal. " * any(len(found) > 1 for found in spent.values())
+    return f"{unequal}Encoder passes of a run, pretraining included: {', '.join(told) or 'not told'}."
 
 
 def told(lines: Sequence[str], tables: Tables, what: str) -> list[str]:

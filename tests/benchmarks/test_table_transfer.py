@@ -64,7 +64,7 @@ def test_means_and_paired_differences_are_those_of_a_hand_calculation(tmp_path: 
     assert line_of(text, "| 50 |") == f"| 50 | {' | '.join(cells)} |"
     assert f"- `{QUERY}` against `{SUPERVISED}`: above at 50 labels.\n" in text
     assert f"- `{SIMCLR}` against `{SUPERVISED}`: no difference shown at 50 labels.\n" in text
-    assert "- Every run has 449,920 encoder passes" in text and "8,000 images per run" in text
+    assert "- Encoder passes of a run, pretraining included: 449,920.\n" in text and "8,000 images per run" in text
 
 
 @pytest.mark.parametrize(
@@ -112,25 +112,35 @@ def test_what_is_missing_is_named_and_pairs_are_of_common_seeds(tmp_path: Path) 
     (tmp_path / "stl10-50-labels-paper" / "simclr-s1" / "result.json").write_text("{")
     text = page(gathered([tmp_path]))
     half = 12.706204736432095 * 0.01 / math.sqrt(2) / math.sqrt(2)  # t(1); differences 0.10 and 0.09
-    assert line_of(text, "| 50 |").endswith(f"| +9.50 ± {100 * half:.2f} |")
-    assert line_of(text, "| 10 |") == "| 10 | not run yet | not run yet | - |"
-    assert line_of(text, "| 70 |") == "| 70 | not run yet | 50.00 | - |"
+    assert line_of(text, "| 50 |").endswith(f"| +9.50 ± {100 * half:.2f} (2 seeds) |")
+    assert line_of(text, "| 10 |") == "| 10 | not run yet | not run yet | not run yet |"
+    assert line_of(text, "| 70 |") == "| 70 | not run yet | 50.00 (1 seed) | not run yet |"
     missing = line_of(text, "Not run yet: ")
     assert "recipe strong: all" in missing and f"{QUERY} seed 2, {SIMCLR} at 50" in missing
     assert "all methods at 10, 25, 100, 250 and 450" in missing
-    assert line_of(text, "- Budgets are not equal").count("100") == 1
+    assert "- Encoder passes of a run, pretraining included: 449,920 at 50 labels, 100 at 70 labels.\n" in text
     assert "Incomplete runs, not in the tables: 1" in text and "Problems: 1" in text
     assert "Not run yet." in text.partition("## The encoders")[2]
 
 
-def test_encoders_are_rows_and_heads_columns(tmp_path: Path) -> None:
+def test_unequal_budgets_are_told(tmp_path: Path) -> None:
+    labels(tmp_path, 50, SUPERVISED, (0.60, 0.62))
+    labels(tmp_path, 50, QUERY, (0.70, 0.71), budget={"encoder_passes": 100})
+    told = "- Budgets are not equal. Encoder passes of a run, pretraining included: 100 or 449,920."
+    assert told in page(gathered([tmp_path])).splitlines()
+
+
+@pytest.mark.parametrize("command", ["--encoder runs/stl10/stl10-450-labels-paper/NAME", "--encoder NAME"])
+def test_encoders_are_rows_and_heads_columns(tmp_path: Path, command: str) -> None:
     labels(tmp_path, 10, "pretrain-simclr", (0.1,), kind="pretraining", budget={"encoder_passes": 77})
     labels(tmp_path, 450, "pretrain-simclr", (0.1,), kind="pretraining", budget={"encoder_passes": 359_936})
     for shots, more in (("5w1s", 0.0), ("5w5s", 0.2)):
-        encoders(tmp_path, shots, "", SUPERVISED, (0.30 + more, 0.31 + more, 0.32 + more))
-        encoders(tmp_path, shots, "", "pretrain-simclr", (0.28 + more, 0.28 + more, 0.31 + more))
-        encoders(tmp_path, shots, "-logistic", SUPERVISED, (0.40 + more, 0.41 + more, 0.42 + more))
-        encoders(tmp_path, shots, "-logistic", "pretrain-simclr", (0.50 + more, 0.51 + more, 0.52 + more))
+        encoders(tmp_path, shots, "", SUPERVISED, (0.30 + more, 0.31 + more, 0.32 + more), command=command)
+        encoders(tmp_path, shots, "", "pretrain-simclr", (0.28 + more, 0.28 + more, 0.31 + more), command=command)
+        encoders(tmp_path, shots, "-logistic", SUPERVISED, (0.40 + more, 0.41 + more, 0.42 + more), command=command)
+        encoders(
+            tmp_path, shots, "-logistic", "pretrain-simclr", (0.50 + more, 0.51 + more, 0.52 + more), command=command
+        )
     text = page(gathered([tmp_path])).partition("## The encoders")[2]
     assert line_of(text, "| recipe: encoder |") == (
         "| recipe: encoder | encoder passes | 1-shot nearest | 1-shot logistic | 5-shot nearest | 5-shot logistic |"
