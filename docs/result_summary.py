@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from result_files import best_fewshot_rows, content, group_of, less, pairs_of, score, shots, source
+import table_transfer
+from result_files import TRANSFER, best_fewshot_rows, content, group_of, less, pairs_of, runs_of, score, shots, source
 
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.report.markdown import markdown_table, shown
@@ -81,6 +82,22 @@ def _few_shot() -> Iterator[Line]:
             told,
             verdict,
         )
+
+
+def _transfer() -> Iterator[Line]:
+    runs = [run for name in TRANSFER if source(name).is_file() for run in runs_of(source(name)).results]
+    base, query = table_transfer.METHODS[:2]
+    labels, encoders = table_transfer.by_labels(runs), table_transfer.by_encoder(runs)
+    for key in table_transfer.table_order(labels):
+        recipe, gaps = key[1], table_transfer.gaps_of(labels[key], query, base)
+        asked = {f"Recipe {recipe}, {n} labels per class": gaps[n] for n in sorted(gaps) if n in (min(gaps), max(gaps))}
+        for place, gap in table_transfer.gaps_of(encoders.get(("cifar-fs", recipe), {}), query, base).items():
+            if place == ("5w5s", "centred"):
+                asked[f"Recipe {recipe}, encoders on CIFAR-FS, 5-way 5-shot, head centred"] = gap
+        for question, gap in asked.items():
+            told = compared(gap) if gap.known else "one seed only"
+            what = f"{question}: query mode minus supervised, points"
+            yield "[Transfer](transfer.md)", what, shown(gap, sign="+"), "0 (supervised)", told
 
 
 def _text() -> Iterator[Line]:
@@ -201,7 +218,7 @@ def _speed() -> Iterator[Line]:
 
 def summary() -> str:
     """The table, a number per cell."""
-    lines = [line for part in (_stl10, _few_shot, _text, _prompts, _schedules, _speed) for line in part()]
+    lines = [line for part in (_stl10, _few_shot, _transfer, _text, _prompts, _schedules, _speed) for line in part()]
     order = list(dict.fromkeys(line[0] for line in lines))
     lines.sort(key=lambda line: order.index(line[0]))
     table = markdown_table(["topic", "question", "ours", "reference", "verdict"], lines)
