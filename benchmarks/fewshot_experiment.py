@@ -36,7 +36,7 @@ from metapretrain.experiments.images.data import describe
 from metapretrain.experiments.saved import load_encoder
 from metapretrain.files import load_tensors, one_line_errors, write_whole
 from metapretrain.models.pretrained import ENCODER_HEADS, FINETUNE, TUNING, FineTuning, features_centre, kept_features
-from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, adapts, is_transductive
+from metapretrain.models.saved import LEARNER, SavedLearner, SavedModel, adapts, is_transductive, needs_company
 from metapretrain.protonet.learner import Classifier, EmbeddingLearner, ProtoNet
 from metapretrain.training import TrainReport, TrainSettings, train
 
@@ -377,7 +377,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
     def _encoder(self, method: SavedEncoder) -> SavedModel | SavedLearner:
         """An encoder that has learned from no class of the test, as far as it says, and encodes images one by one."""
         model: SavedModel | SavedLearner = load_encoder(method.name, self.machine.device)
-        if isinstance(model, SavedLearner) and is_transductive(model.learner):
+        if isinstance(model, SavedLearner) and needs_company(model.learner):
             raise InputError(
                 f"{method.name}: its encoder works inside an episode only, by batch statistics; name a run of "
                 "protonet, or of another benchmark"

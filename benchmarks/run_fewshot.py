@@ -57,13 +57,13 @@ MAML = {
 }
 # Nichol et al. (2018) take ten images per class to learn from, and more steps in the test; the rates are ours.
 REPTILE = FewShotMethod("reptile", updates=30_000, tasks=5, queries=9, inner_lr=0.1, inner_steps=5, test_steps=50)
-# Antoniou et al. (2019): a learned rate for each layer and step, statistics for each step, the losses after each step
+# Antoniou et al. (2019), but for their running statistics (docs/maml.md): a rate for each layer and step, losses that
 # fade out over the first 10 of 100 epochs (here 15%), one query a class, cosine to 1e-5; 8 tasks at 20 ways, else 16.
 PLUS: dict[str, Any] = {
     "inner_lr": 0.1,
     "inner_steps": 5,
     "test_steps": 5,
-    "batchnorm": "per-step",
+    "batchnorm": "support",
     "learn_rates": True,
     "fade": 0.15,
     "queries": 1,
@@ -127,7 +127,7 @@ def methods_of(
 ) -> dict[str, FewShotMethod]:
     """The rows of a setting; variants of MAML differ from it by the learner alone.
 
-    On photographs `maml` and its variants are inductive (statistics of each step are recorded); on Omniglot they are
+    On photographs `maml` and its variants are inductive (statistics of the support); on Omniglot they are
     transductive, as published, and so is `maml-transductive` everywhere.
     """
     deep = backbone.startswith("resnet")
@@ -137,8 +137,8 @@ def methods_of(
     else:
         more = {**PHOTOS, "pad": image_size // 8}
         embedding = replace(RESNET_EPISODES if deep else CONV4_EPISODES, **more, drop=0.1 * deep)
-        maml = replace(PHOTO_MAML, **more, batchnorm="per-step")
-        reptile = replace(REPTILE, **more, batchnorm="per-step")
+        maml = replace(PHOTO_MAML, **more, batchnorm="support")
+        reptile = replace(REPTILE, **more, batchnorm="support")
         supervised = replace(PHOTO_SUPERVISED, **more, drop=0.1 * deep)
         plus = {**plus, "tasks": 4, "queries": 15}
     rows = {

@@ -51,7 +51,7 @@ GROUPS: dict[str, list[str]] = {
         f"{FEWSHOT} --methods anil,protonet --settings 5w5s --queries 3 --holder learn2learn --no-figures "
         "--backbone l2l-cnn4",
         f"{FEWSHOT} --methods maml,metasgd --settings 5w1s --queries 5 --backbone mlp --tag steps --no-figures "
-        "--set batchnorm=per-step inner_steps=2 clip=1.0",
+        "--set batchnorm=support inner_steps=2 clip=1.0",
         "run_fewshot.py --dataset made --seeds 0 1 --dry-run"],
     "text": [
         f"{TEXT} --methods all",

@@ -29,7 +29,6 @@ from metapretrain.maml.inner import (
     at_step,
     differentiable_twice,
     parse_rates,
-    repeated,
 )
 from metapretrain.nests import Nest, check_stacked, flat_params, map_tensors, module_of, rebuild, tensors
 
@@ -409,7 +408,7 @@ def _reason(inner: Inner, named: Named, step: int, function: LossFunction, batch
     inner = replace(inner, graph=True)
     values = partial(_values, inner, {name: p.detach() for name, p in named.items()}, function)
     devices = cuda_devices(named)
-    with torch.random.fork_rng(devices=devices), repeated(), at_step(step), differentiable_twice(2), exact_products():
+    with torch.random.fork_rng(devices=devices), at_step(step), differentiable_twice(2), exact_products():
         before = _random_states(devices)
         looped = [values(task_of(two, task), None) for task in range(2)]
         random = not all(map(torch.equal, before, _random_states(devices)))

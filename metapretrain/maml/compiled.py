@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 Tensors = list[Tensor]
 BY_STEP = "inner rates by step cannot be compiled; give one rate, or leave compile out"
-ALLOWED = {"batchnorm": ("batch", "frozen"), "optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
+ALLOWED = {"optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
 # Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
 INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
 
@@ -45,8 +45,7 @@ class CompiledMeta:
 
     `learner` is :class:`metapretrain.maml.MAML` or its variants, whose tasks can go through one forward pass (vmap);
     `backend` is "inductor", or "eager" to run the pieces as they are traced.
-    Raises InputError: another learner, or one with dropout, chunks, an inner optimizer, rates by step, or records of
-    each step.
+    Raises InputError: another learner, or one with dropout, chunks, an inner optimizer, or rates by step.
 
     Example:
         >>> maml = MAML(nn.Linear(4, 2), lr=0.1)
@@ -78,7 +77,8 @@ class CompiledMeta:
         learner's `backward` refuses, random numbers, a module that asks for `current_step`, or gradients of other
         tensors than the module's parameters and rates.
         """
-        learner, (support, query) = self.learner, self.learner._stacked(support, query)
+        learner, (support, plain) = self.learner, self.learner._stacked(support, query)
+        query = learner._after(support, plain)
         options = {**learner._options(support), "checkpoint": False}
         options.pop("chunk")
         inner, named = build(learner._task_loss(), learner._values(), support, Options(**options))
@@ -89,7 +89,7 @@ class CompiledMeta:
         key = self._form(inner, support, query, others)
         expected = None
         if key not in self._pieces:
-            self._try(support, query, [*named.values(), *others])
+            self._try(support, plain, [*named.values(), *others])
             losses = meta_loss(inner.loss_fn, learner._values(), support, query, **{**options, "steps": 1})
             asked = [p for p in (*fast.values(), *others) if p.requires_grad]
             expected = list(torch.autograd.grad(losses.mean(), asked, allow_unused=True, materialize_grads=True))

@@ -24,7 +24,6 @@ from metapretrain.nests import Nest, map_tensors, named_leaves, rebuild, tensors
 
 V = TypeVar("V")
 _step: ContextVar[int] = ContextVar("inner step", default=0)
-_repeated: ContextVar[bool] = ContextVar("inner step computed again", default=False)
 _any: ContextVar[bool] = ContextVar("recorded for all inner steps", default=False)
 
 
@@ -41,11 +40,6 @@ def current_step() -> int:
     return _step.get()
 
 
-def is_repeated() -> bool:
-    """Whether the step is computed a second time, by checkpointing or a probe: record nothing then."""
-    return _repeated.get()
-
-
 @contextmanager
 def holding(variable: ContextVar[V], value: V) -> Iterator[None]:
     """Let a context variable have a value inside the block."""
@@ -59,11 +53,6 @@ def holding(variable: ContextVar[V], value: V) -> Iterator[None]:
 def at_step(step: int) -> AbstractContextManager[None]:
     """Let :func:`current_step` be `step` inside the block."""
     return holding(_step, step)
-
-
-def repeated() -> AbstractContextManager[None]:
-    """Let :func:`is_repeated` be true inside the block."""
-    return holding(_repeated, True)
 
 
 def any_step() -> AbstractContextManager[None]:
@@ -418,7 +407,6 @@ class _Segment(torch.autograd.Function):
         values = [v.detach().requires_grad_(need) for v, need in zip(ctx.saved_tensors, needed, strict=True)]
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(repeated())
             stack.enter_context(ctx.random.restored())
             stack.enter_context(torch.autocast(*ctx.cast))
             moved = ctx.run(values, True)

@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache, partial
 from itertools import count
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from metapretrain.checks import whole
@@ -30,7 +32,7 @@ from metapretrain.maml.inner import (
     scalar,
 )
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
-from metapretrain.maml.normalisation import POLICIES, adaptable, copy_tree, functional
+from metapretrain.maml.normalisation import POLICIES, adaptable, copy_tree, first_rows, functional
 from metapretrain.nests import Nest, evaluation_mode, map_tensors, named_leaves, rebuild, tensors
 
 
@@ -137,8 +139,6 @@ class MAML(Learner):
         if not callable(loss):
             raise InputError(f"loss is {loss!r}; give a function of logits and labels, such as F.cross_entropy")
         self.optimizer, self.loss = optimizer, loss
-        if batchnorm == "per-step":
-            self.records = _Records(functional(model, batchnorm, steps=steps).buffers)
         self.learn_rates = learn_rates
         if learn_rates:
             start, adapting = first_rate(lr), self._adapting()
@@ -169,7 +169,8 @@ class MAML(Learner):
         InputError for other ones, for one episode in place of tasks, and for what `meta_loss` refuses.
         """
         s, q = self._stacked(support, query)
-        return meta_loss(self._task_loss(), self._values(), s, q, step_weights=step_weights, **self._options(s))
+        q, options = self._after(s, q), self._options(s)
+        return meta_loss(self._task_loss(), self._values(), s, q, step_weights=step_weights, **options)
 
     def backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached.
@@ -190,14 +191,18 @@ class MAML(Learner):
     def eager_backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """As :meth:`backward`, never recorded."""
         s, q = self._stacked(support, query)
-        return meta_backward(self._task_loss(), self._values(), s, q, step_weights=step_weights, **self._options(s))
+        q, options = self._after(s, q), self._options(s)
+        return meta_backward(self._task_loss(), self._values(), s, q, step_weights=step_weights, **options)
 
     def logits(self, support: Any, query: Any) -> Tensor:
         """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
-        s, (x, _) = self._stacked(support, query, scored=False)
+        s, q = self._stacked(support, query, scored=False)
         options, values = self._at_evaluation(s)
+        x, function = self._after(s, q)[0], self._outputs()
+        if self._by_support():
+            function = partial(function, first=s[1].shape[1])
         with evaluation_mode(self), torch.enable_grad():
-            outputs = meta_outputs(self._task_loss(), values, s, x, self._outputs(), **options)
+            outputs = meta_outputs(self._task_loss(), values, s, x, function, **options)
         return outputs.detach()
 
     def adapted(self, support: Any) -> Callable[[Any], Tensor]:
@@ -207,12 +212,13 @@ class MAML(Learner):
         options = {name: value for name, value in options.items() if name not in ("tasks", "chunk")}
         with evaluation_mode(self), torch.enable_grad():
             fast = map_tensors(Tensor.detach, adapt(self._task_loss(), values, s, **options))
-        apply = self._outputs()
+        apply, first = self._outputs(), [len(s[1])] if self._by_support() else []
 
         @torch.no_grad()
         def outputs(x: Any) -> Tensor:
             with evaluation_mode(self), at_step(self.test_steps):
-                return apply(fast, x)
+                found: Tensor = apply(fast, joined(s[0], x, 0) if first else x, *first)
+                return found
 
         return outputs
 
@@ -233,15 +239,13 @@ class MAML(Learner):
     def _rates(self, steps: int) -> Any:
         if not self.learn_rates:
             return self.lr
-        self._check_kept("rates are learned", len(self.rates[0]))
+        if whole("steps", self.steps, 0) > (kept := len(self.rates[0])):
+            raise InputError(
+                f"steps is {self.steps}, but rates are learned for {kept}; make a learner with steps={self.steps}"
+            )
         named = dict(zip(self.rated, self.rates, strict=True))
         places = [min(step, self.steps - 1) for step in range(steps)]
         return [{name: rate[place] for name, rate in named.items()} for place in places]
-
-    def _check_kept(self, what: str, steps: int) -> None:
-        """Raise InputError for more inner steps than the learner was made with."""
-        if whole("steps", self.steps, 0) > steps:
-            raise InputError(f"steps is {self.steps}, but {what} for {steps}; make a learner with steps={self.steps}")
 
     def _adapting(self, allow_nograd: bool = True) -> Named:
         """The parameters that adapt, by name; raises InputError if some take no gradient, unless `allow_nograd`."""
@@ -276,27 +280,30 @@ class MAML(Learner):
             raise InputError(f"{', '.join(lazy)}: no shape yet; run a batch through the module first")
         return named
 
-    def _outputs(self) -> Callable[[Nest, Any], Tensor]:
-        """Logits of parameters and inputs, by the module and its attributes as they are now."""
-        apply, _, buffers = functional(self.module, self.batchnorm, steps=self.steps)
-        if self.batchnorm == "per-step":
-            if "records" not in self._modules:
-                raise InputError("batchnorm was set to 'per-step' later; give it when the learner is made")
-            kept = self.records.named()
-            for value in kept.values():
-                self._check_kept("statistics are kept", len(value) - 1)
-            buffers.update(kept)
+    def _outputs(self) -> Callable[..., Any]:
+        """Logits of parameters and all inputs but the `first`, by the module and its attributes as they are now."""
+        apply, _, buffers = functional(self.module, self.batchnorm)
 
-        def outputs(params: Nest, x: Any) -> Tensor:
-            return logits_of(apply(params, buffers, **x) if isinstance(x, Mapping) else apply(params, buffers, x))
+        def outputs(params: Nest, x: Any, first: int = 0) -> Tensor:
+            with first_rows(first) if first else nullcontext():
+                made = apply(params, buffers, **x) if isinstance(x, Mapping) else apply(params, buffers, x)
+            return logits_of(made)[first:]
 
         return outputs
 
+    def _by_support(self) -> bool:
+        return self.batchnorm == "support" and any(isinstance(part, _BatchNorm) for part in self.module.modules())
+
+    def _after(self, support: tuple[Any, Tensor], query: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
+        """The query, whose inputs come after the support's where they are normalised by the latter's statistics."""
+        return (joined(support[0], query[0]), query[1]) if self._by_support() else query
+
     def _task_loss(self) -> Callable[[Nest, tuple[Any, Tensor]], Tensor]:
-        outputs, loss = self._outputs(), self.loss
+        outputs, loss, after = self._outputs(), self.loss, self._by_support()
 
         def task_loss(params: Nest, batch: tuple[Any, Tensor]) -> Tensor:
-            found = outputs(params, batch[0])
+            x, more = batch[0], [len(tensors(batch[0])[0]) - len(batch[1])] if after else []
+            found = outputs(params, x, *more)
             try:
                 return scalar(loss(found, batch[1]), "loss")
             except (IndexError, RuntimeError) as error:  # of the loop, and of vmap
@@ -315,8 +322,8 @@ class MAML(Learner):
         self, first_order: bool | None = None, allow_unused: bool | None = None, allow_nograd: bool | None = None
     ) -> Any:
         """A learner with parameters of its own, from which gradients flow back to this one's."""
-        if self.batchnorm == "per-step":
-            raise InputError('clone() and adapt() do not count steps; batchnorm="per-step" needs losses()')
+        if self.batchnorm == "support":
+            raise InputError('clone() and adapt() know no support; batchnorm="support" needs losses() or logits()')
         check_module_not_compiled(self.module)
         replace = partial(adaptable, policy=self.batchnorm)
         copied = copy_tree(self.module, lambda p: p.clone() if p.requires_grad else p, replace)
@@ -509,19 +516,6 @@ def tell_of_batches() -> None:
     )
 
 
-class _Records(nn.Module):
-    """Buffers whose names have dots, kept with the learner's state."""
-
-    def __init__(self, buffers: Named) -> None:
-        super().__init__()
-        self.names = [name for name in buffers if name.endswith(("running_mean", "running_var"))]
-        for number, name in enumerate(self.names):
-            self.register_buffer(str(number), buffers[name].clone())
-
-    def named(self) -> Named:
-        return {name: self.get_buffer(str(number)) for number, name in enumerate(self.names)}
-
-
 def pair(batch: Any) -> tuple[Any, Any]:
     """(x, y) of a pair or of an object with these attributes."""
     if hasattr(batch, "x") and hasattr(batch, "y"):
@@ -537,10 +531,10 @@ def pair(batch: Any) -> tuple[Any, Any]:
     return _with_rows(x, y)
 
 
-def joined(support: Nest, query: Nest) -> Nest:
+def joined(support: Nest, query: Nest, dim: int = 1) -> Nest:
     """Support and query rows of each task, (T, S + Q, ...); inputs are told apart by their names."""
     theirs = dict(named_leaves(query))
-    return rebuild(support, (torch.cat([own, theirs[name]], 1) for name, own in named_leaves(support)))
+    return rebuild(support, (torch.cat([own, theirs[name]], dim) for name, own in named_leaves(support)))
 
 
 def _with_rows(x: Any, y: Any) -> tuple[Any, Any]:

@@ -1,19 +1,20 @@
 """A module as a pure function of its parameters: a policy for batch normalisation, right second derivatives."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils.parametrizations import _WeightNorm
 
-from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml.adapt import check_module_not_compiled
-from metapretrain.maml.inner import Named, current_step, is_repeated
+from metapretrain.maml.inner import Named, holding
 
 Copy = Callable[[Tensor], Any]
 Replace = Callable[[Any], nn.Module]
@@ -55,7 +56,7 @@ def _rebound(value: Any, old: nn.Module, new: nn.Module) -> Any:
     return value
 
 
-POLICIES = ("batch", "frozen", "per-step")
+POLICIES = ("batch", "frozen", "support")
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -67,22 +68,18 @@ class Functional(NamedTuple):
     buffers: Named
 
 
-def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None = None) -> Functional:
+def functional(module: nn.Module, batchnorm: str = "batch") -> Functional:
     """The module as a pure function, for :func:`metapretrain.maml.adapt`.
 
     ``"batch"``: batch and instance normalisation by the statistics of the batch at hand, in training and evaluation
     mode, and without tracking them. ``"frozen"``: by the running statistics that the module has, in both modes.
-    ``"per-step"``: in training mode by the batch, recorded apart for each inner step (and, as the last, for the query
-    part); in evaluation mode by the record of the step (Antoniou et al., 2019, section 4): `buffers` then has running
-    statistics (steps + 1, C), written in place.
+    ``"support"``: as "batch", and inside :func:`first_rows` by the statistics of these rows, the support, so that no
+    query depends on another (MetaBN of Bronskill et al., 2020).
 
     The module itself is not changed. `params` are its own tensors, by name, without those tied to another; whatever is
     left out of a call is taken from the module. Training and evaluation mode follow the module; its other attributes
     (`net.scale`, `drop.p`, layers) are those of now, so call this again when they change. Rows of padding of an
     `nn.Embedding`, and weight norm, are written out where torch is wrong (docs/maml.md).
-
-    Args:
-        steps: number of inner steps, for "per-step".
 
     Raises InputError: unknown policy, a compiled module, "frozen" for a layer without running statistics, an embedding
     with `max_norm`; and, from `apply`, unknown names, two values for one tied tensor, or a module that changes one of
@@ -97,19 +94,17 @@ def functional(module: nn.Module, batchnorm: str = "batch", *, steps: int | None
     """
     one_of("batchnorm", batchnorm, POLICIES)
     check_module_not_compiled(module)
-    if batchnorm == "per-step" and steps is None:
-        raise InputError('batchnorm="per-step" keeps statistics for each inner step: give steps as well')
-    made = copy_tree(module, replace=lambda part: adaptable(part, batchnorm, steps))
+    made = copy_tree(module, replace=lambda part: adaptable(part, batchnorm))
     if batchnorm == "frozen":
         _check_frozen(module)
     pairs = zip(made.modules(), module.modules(), strict=True)
     following = [(ours, theirs) for ours, theirs in pairs if batchnorm != "frozen" or not isinstance(ours, _NormBase)]
-    recorded, places = set(_recorded(made)), _places(made)
+    places = _places(made)
 
     def apply(params: Named, buffers: Named, *inputs: Any, **keywords: Any) -> Any:
         for ours, theirs in following:
             ours.__dict__["training"] = theirs.training
-        versions = {name: _version(buffer) for name, buffer in buffers.items() if name not in recorded}
+        versions = {name: _version(buffer) for name, buffer in buffers.items()}
         # Not torch.func.functional_call: it leaves the last call's weights in shared modules (pytorch#164759).
         before = [(tensors, key, tensors[key]) for slots in places.values() for tensors, key in slots]
         try:
@@ -161,19 +156,19 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def adaptable(module: nn.Module, policy: str, steps: int | None = None) -> nn.Module:
+def adaptable(module: nn.Module, policy: str) -> nn.Module:
     """A copied part made fit for the inner loop: normalisation by the policy, and what torch differentiates wrongly.
 
     Raises InputError for an embedding that changes its weights in place.
     """
     if isinstance(module, _NormBase):
-        if policy == "per-step" and module.running_mean is not None:
-            return PerStepNorm(module, whole("steps", steps or 0, 0) + 1)
-        if policy == "batch":
+        if policy == "support" and isinstance(module, _BatchNorm):
+            return SupportNorm(module)
+        if policy != "frozen":
             module.__dict__["track_running_stats"] = False
             for name in STATISTICS:
                 module._buffers[name] = None
-        elif policy == "frozen":
+        else:
             module.__dict__["training"] = False
             module.__dict__["train"] = lambda mode=True: module
     elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
@@ -207,55 +202,35 @@ def _check_frozen(module: nn.Module) -> None:
             )
 
 
-def _recorded(module: nn.Module) -> Iterator[str]:
-    for name, part in module.named_modules():
-        if isinstance(part, PerStepNorm):
-            yield from (f"{name}.{kind}".lstrip(".") for kind in STATISTICS[:2])
+_first: ContextVar[int | None] = ContextVar("rows whose statistics normalise all", default=None)
 
 
-class PerStepNorm(nn.Module):
-    """A normalisation layer with running statistics (rows, C), a row for each inner step and the query."""
+def first_rows(rows: int) -> AbstractContextManager[None]:
+    """Let normalisation of policy "support" take its statistics from the first `rows` of its input inside the block.
 
-    running_mean: Tensor
-    running_var: Tensor
+    >>> apply, params, buffers = functional(nn.BatchNorm1d(1), "support")
+    >>> with first_rows(2):
+    ...     apply(params, buffers, torch.tensor([[-1.0], [1.0], [3.0]])).detach().flatten().round(decimals=3)
+    tensor([-1.,  1.,  3.])
+    """
+    return holding(_first, rows)
 
-    def __init__(self, layer: _NormBase, rows: int) -> None:
+
+class SupportNorm(nn.Module):
+    """A batch normalisation layer by the statistics of its input's :func:`first_rows`; of all rows outside of it."""
+
+    def __init__(self, layer: _BatchNorm) -> None:
         super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.eps, self.momentum = layer.eps, 0.1 if layer.momentum is None else layer.momentum
-        for name in STATISTICS[:2]:
-            value = layer._buffers[name]
-            assert value is not None
-            self.register_buffer(name, value.detach().repeat(rows, 1))
+        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised x (N, C, ...)."""
-        step = min(current_step(), len(self.running_mean) - 1)
-        mean, var = self.running_mean[step], self.running_var[step]
-        if not self.training:
-            return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
-        if not is_repeated():
-            with torch.no_grad():
-                axes = [0, *range(2, x.ndim)]
-                _Record.apply(x.mean(axes), x.var(axes), mean, var, self.momentum)
-        return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-
-
-class _Record(torch.autograd.Function):
-    """Move running statistics towards those of a batch; of several tasks under vmap, towards their mean."""
-
-    @staticmethod
-    def forward(mean: Tensor, var: Tensor, to_mean: Tensor, to_var: Tensor, momentum: float) -> Tensor:
-        to_mean.lerp_(mean, momentum)
-        to_var.lerp_(var, momentum)
-        return mean.new_zeros(())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is needed: there is no backward pass."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, None]:
-        """The rule for several tasks at once."""
-        mean, var = (x if d is None else x.mean(d) for x, d in zip(inputs[:2], in_dims[:2], strict=True))
-        return _Record.forward(mean, var, *inputs[2:]), None
+        if (rows := _first.get()) is None:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        wide, shape = x.to(torch.promote_types(x.dtype, torch.float32)), (1, -1, *[1] * (x.ndim - 2))
+        var, mean = torch.var_mean(wide[:rows], [0, *range(2, x.ndim)], correction=0)
+        scale = torch.rsqrt(var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        return (wide * scale.view(shape) + shift.view(shape)).to(x.dtype)

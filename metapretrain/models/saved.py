@@ -102,10 +102,15 @@ def without_norms(net: nn.Module) -> list[str]:
     return [name for name, p in net.named_parameters() if id(p) not in left_out]
 
 
-def is_transductive(learner: nn.Module) -> bool:
-    """Whether the prediction for a query depends on the other queries of its episode, through BatchNorm."""
+def needs_company(learner: nn.Module) -> bool:
+    """Whether features depend on the images that are encoded together, through the statistics of BatchNorm."""
     normalised = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in learner.modules())
-    return normalised and isinstance(learner, MAML) and learner.batchnorm == "batch"
+    return normalised and isinstance(learner, MAML) and learner.batchnorm != "frozen"
+
+
+def is_transductive(learner: Any) -> bool:
+    """Whether the prediction for a query depends on the other queries of its episode, through BatchNorm."""
+    return needs_company(learner) and learner.batchnorm == "batch"
 
 
 BATCH = 256  # images that go through a model at once
@@ -262,16 +267,14 @@ class SavedLearner(_Images):
 
     @torch.no_grad()
     def encode(self, images: Any, batch_size: int = BATCH, *, progress: bool = False) -> Tensor:
-        """Features float32 (N, D) before adaptation; :func:`is_transductive` ones by the statistics of these images."""
+        """Features float32 (N, D) before adaptation, see :func:`needs_company` for which depend on each other."""
         net: Any = self.learner.module
         if isinstance(self.learner, EmbeddingLearner):
             parts = tqdm(self.read(images).split(batch_size), "encode", disable=not progress, leave=False)
             with evaluation_mode(net):
                 return torch.cat([net(self.prepare(part)).flatten(1).float() for part in parts])
         body = Backbone(net.encoder, None, self.mean, self.std).to(net.scale.device)
-        apply, params, buffers = functional(body, self.learner.batchnorm, steps=self.learner.steps)
-        if self.learner.batchnorm == "per-step":
-            buffers = {**buffers, **self.learner.records.named()}
+        apply, params, buffers = functional(body, self.learner.batchnorm)
         z: Tensor = apply(params, buffers, self.prepare(self.read(images)))
         return z.flatten(1).float()
 

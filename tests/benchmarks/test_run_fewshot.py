@@ -149,7 +149,7 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., in
     assert "inner_lr is -1.0; give a number above 0" in refuse("--methods", "maml", "--set", "inner_lr=-1")
     assert "clip is -1.0; give a number above 0" in refuse("--methods", "maml", "--dry-run", "--set", "clip=-1")
     assert "lr is 0.0; give a number above 0" in refuse("--set", "lr=0")
-    assert "did you mean 'per-step'" in refuse("--set", "batchnorm=perstep")
+    assert "did you mean 'support'" in refuse("--set", "batchnorm=suport")
     assert "chunk=1 cannot be compiled" in refuse("--methods", "protonet,maml", "--compile", "--set", "chunk=1")
     assert "ways" in refuse("--settings", "40w1s")
     assert "conv4 needs images of 16 pixels or more" in refuse("--image-size", "8")
@@ -171,8 +171,8 @@ def test_the_papers_choices_and_figures_stand_beside() -> None:
     assert (twenty["anil"].inner_lr, twenty["anil"].inner_steps, twenty["anil"].tasks) == (0.1, 5, 16)
     assert five["protonet"].ways == 60
     plus = twenty["maml++"]
-    assert (plus.learn_rates, plus.batchnorm, plus.queries, plus.lr * plus.lr_end) == (True, "per-step", 1, 1e-5)
-    assert methods_of(5, photos=True)["maml"].batchnorm == "per-step"  # inductive unless named transductive
+    assert (plus.learn_rates, plus.batchnorm, plus.queries, plus.lr * plus.lr_end) == (True, "support", 1, 1e-5)
+    assert methods_of(5, photos=True)["maml"].batchnorm == "support"  # inductive unless named transductive
     assert methods_of(5, photos=True)["maml-transductive"].batchnorm == "batch"
     runs = [
         {

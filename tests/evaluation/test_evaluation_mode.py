@@ -55,7 +55,7 @@ def method(make: Callable[[Classifier], Any]) -> tuple[nn.Module, Any]:
 
 EVALUATED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "MAML": lambda: learner(MAML, lr=0.1),
-    "MAML, per-step": lambda: learner(MAML, lr=0.1, steps=2, batchnorm="per-step"),
+    "MAML, per-step": lambda: learner(MAML, lr=0.1, steps=2, batchnorm="support"),
     "MAML, frozen": lambda: learner(MAML, lr=0.1, batchnorm="frozen"),
     "FOMAML": lambda: learner(FOMAML, lr=0.1),
     "ANIL": lambda: learner(ANIL, lr=0.1),

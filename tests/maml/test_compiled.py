@@ -41,6 +41,7 @@ LEARNERS: dict[str, Any] = {
     "metasgd": lambda: MetaSGD(net(), 0.1, steps=2),
     "metasgd, first order": lambda: MetaSGD(net(), 0.1, first_order=True, steps=2),
     "anil": lambda: ANIL(net(), 0.1, steps=2),
+    "by the support": lambda: MAML(net(), 0.1, steps=2, batchnorm="support"),
     "partly frozen": lambda: frozen_body(False),
     "partly frozen, first order": lambda: frozen_body(True),
 }
@@ -107,7 +108,6 @@ def test_shapes_and_modes_are_compiled_apart() -> None:
     ("learner", "words"),
     [
         (lambda: ProtoNet(net(), ways=3), "only MAML and variants"),
-        (lambda: MAML(net(), 0.1, batchnorm="per-step"), "batchnorm='per-step'"),
         (lambda: MAML(net(), 0.1, optimizer="adam", engine="higher"), "optimizer='adam'"),
         (lambda: MAML(net(), 0.1, chunk=2), "chunk=2"),
         (lambda: MAML(net(), 0.1, engine="loop"), "engine='loop'"),

@@ -130,7 +130,7 @@ kind("weight norm of a conv", M, lambda: [norm(nn.Conv2d(2, 2, 3), dim=1), nn.Ta
 kind("spectral norm, evaluated", V, lambda: evaluated(spectral(nn.Linear(5, 4)), nn.Tanh()))
 kind("batch norm", M, lambda: [*conv(), nn.BatchNorm2d(3), nn.Tanh()])
 kind("batch norm, frozen", M, lambda: [*evaluated(nn.BatchNorm2d(2)), *conv(), nn.Tanh()], batchnorm="frozen")
-kind("batch norm, per step", M, lambda: [*conv(), nn.BatchNorm2d(3), nn.Tanh()], batchnorm="per-step")
+kind("batch norm by the support", M, lambda: [*conv(), nn.BatchNorm2d(3), nn.Tanh()], batchnorm="support")
 kind("group norm", M, lambda: [nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh()])
 kind("layer norm", V, lambda: [nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh()])
 kind("instance norm", M, lambda: [*conv(), nn.InstanceNorm2d(3, affine=True), nn.Tanh()])

@@ -196,22 +196,6 @@ def test_learned_rates_of_maml_are_parameters() -> None:
     assert maml.lr.grad.abs().min() > 0
 
 
-def test_per_step_statistics_are_saved_with_the_learner() -> None:
-    maml = MAML(cnn(), 0.1, steps=2, batchnorm="per-step")
-    maml.backward(images(2, 0), images(3, 1))
-    saved = maml.state_dict()
-    assert len([key for key in saved if key.startswith("records.")]) == 4
-    other = MAML(cnn(), 0.1, steps=2, batchnorm="per-step")
-    other.load_state_dict(saved)
-    maml.eval(), other.eval()
-    support, query = images(2, 5), images(3, 6)
-    assert torch.equal(other.logits(support, query), maml.logits(support, query))
-    single = other.logits(support, (query[0][:, :1], query[1][:, :1]))
-    torch.testing.assert_close(single, maml.logits(support, query)[:, :1])  # not transductive
-    with pytest.raises(InputError, match="do not count steps"):
-        maml.clone()
-
-
 def test_a_deep_copy_and_a_move_have_weights_of_their_own() -> None:
     maml = MAML(cnn(), 0.1)
     support, query = images(2, 0), images(3, 1)
@@ -368,7 +352,7 @@ def test_a_learner_is_pickled_and_copied_before_and_after_use() -> None:
     batch = (rows(4), Y)
     for make in (
         lambda: MAML(Adjustable().double(), 0.1),
-        lambda: MAML(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, WAYS)).double(), 0.1, batchnorm="per-step"),
+        lambda: MAML(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, WAYS)).double(), 0.1, batchnorm="support"),
         lambda: MetaSGD(nn.Embedding(3, WAYS, padding_idx=0), 0.1),
         lambda: ProtoNet(nn.Linear(4, 5).double()),
     ):
@@ -383,12 +367,6 @@ def test_a_learner_is_pickled_and_copied_before_and_after_use() -> None:
 LATER: dict[str, tuple[dict[str, Any], Callable[[Any], Any], str]] = {
     "more steps than rates": ({"learn_rates": True}, lambda m: setattr(m, "steps", 3), "steps is 3, but rates are .*2"),
     "no number of steps": ({"learn_rates": True}, lambda m: setattr(m, "steps", "3"), "steps is '3'"),
-    "more steps than statistics": (
-        {"batchnorm": "per-step"},
-        lambda m: setattr(m, "steps", 3),
-        "steps is 3, but statistics are kept for 2; make a learner with steps=3",
-    ),
-    "statistics that are not kept": ({}, lambda m: setattr(m, "batchnorm", "per-step"), "give it when the learner is"),
     "a word as a truth": ({}, lambda m: setattr(m, "first_order", "False"), "first_order is 'False'; give True or"),
     "a part without shape": ({}, lambda m: m.module.append(nn.LazyLinear(2)), "2.weight, 2.bias: no shape yet"),
 }
@@ -407,15 +385,12 @@ def test_what_is_changed_on_the_learner_and_does_not_fit_is_one_line(change: str
             call(batch, batch)
 
 
-def test_fewer_steps_than_rates_take_the_first_and_layers_without_statistics_any_number() -> None:
+def test_fewer_steps_than_rates_take_the_first() -> None:
     batch = (rows(4), Y)
-    maml = MAML(nn.Linear(4, WAYS).double(), 0.1, steps=2, learn_rates=True, batchnorm="per-step")
+    maml = MAML(nn.Linear(4, WAYS).double(), 0.1, steps=2, learn_rates=True, batchnorm="support")
     maml.steps = 1
     expected = MAML(maml.module, 0.1, steps=1).losses(batch, batch)
     torch.testing.assert_close(maml.losses(batch, batch), expected)
-    plain = MAML(maml.module, 0.1, batchnorm="per-step")
-    plain.steps = 3
-    torch.testing.assert_close(plain.losses(batch, batch), MAML(maml.module, 0.1, steps=3).losses(batch, batch))
 
 
 def test_rates_of_meta_sgd_are_of_the_parameters_that_it_was_made_for() -> None:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metapretrain.errors import InputError
-from metapretrain.maml import adapt, engine_for, functional, meta_backward
-from tests.maml.nets import TASKS, cnn, flat, images, loss_of, task
+from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, Reptile, adapt, functional
+from metapretrain.maml.normalisation import first_rows
+from metapretrain.models.saved import is_transductive
+from tests.maml.nets import TASKS, cnn, flat, images, loss_of
 
 
 def state(net: nn.Module) -> dict[str, Tensor]:
@@ -62,57 +64,91 @@ def test_mode_and_weights_follow_the_module() -> None:
     assert torch.equal(apply({}, buffers, x), net[0].bias.expand(8, 4))
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(7, 3), (7, 3, 4, 5)])
+def test_support_statistics_are_those_of_batch_norm_over_the_first_rows(shape: tuple[int, ...], affine: bool) -> None:
+    torch.manual_seed(0)
+    norm = (nn.BatchNorm1d(3, affine=affine) if len(shape) == 2 else nn.BatchNorm2d(3, affine=affine)).double()
+    for p in norm.parameters():
+        nn.init.normal_(p)
+    x = torch.randn(shape, dtype=torch.float64)
+    apply, params, buffers = functional(norm, "support")
+    assert not buffers
+    plain = F.batch_norm(x, None, None, norm.weight, norm.bias, True)
+    torch.testing.assert_close(apply(params, buffers, x), plain)  # outside of a block: all rows
+    axes = [0, *range(2, x.ndim)]
+    mean, var = x[:4].mean(axes), x[:4].var(axes, correction=0)
+    expected = F.batch_norm(x, mean, var, norm.weight, norm.bias, False)
+    with first_rows(4):
+        found = apply(params, buffers, x)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found[:4], F.batch_norm(x[:4], None, None, norm.weight, norm.bias, True))
+        half = apply(params, buffers, x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), expected, rtol=0.05, atol=0.05)
+    assert norm.running_mean is not None and not norm.running_mean.any()  # the module is left alone
+
+
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_per_step_statistics_are_recorded_and_used_by_step(engine: str) -> None:
-    net, (x, y) = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double(), images(2, 0)
-    x = x.flatten(2)[..., :2]
-    apply, params, buffers = functional(net, "per-step", steps=2)
-    assert buffers["0.running_mean"].shape == (3, 2)
+@pytest.mark.parametrize("training", [True, False])
+def test_queries_are_normalised_by_the_support_of_their_task(engine: str, training: bool) -> None:
+    """Against a loop over tasks that is written out; the same in both modes."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3)).double()
+    support, query = images(3, 0), images(4, 1)
+    maml = MAML(net, 0.3, steps=2, batchnorm="support", engine=engine).train(training)
 
-    def loss_fn(params: Any, batch: Any) -> Tensor:
-        return F.cross_entropy(apply(params, buffers, batch[0]), batch[1])
+    def forward(fast: list[Tensor], x: Tensor, own: Tensor) -> Tensor:
+        filters, bias, scale, shift, weight, last = fast
+        z, of = F.conv2d(x, filters, bias), F.conv2d(own, filters, bias)
+        mean, var = of.mean((0, 2, 3), keepdim=True), of.var((0, 2, 3), correction=0, keepdim=True)
+        z = (z - mean) / (var + 1e-5).sqrt() * scale[:, None, None] + shift[:, None, None]
+        return F.linear(z.relu().flatten(1), weight, last)
 
-    options: Any = {"tasks": TASKS, "lr": 0.1, "steps": 2, "engine": engine}
-    meta_backward(loss_fn, params, (x, y), (x + 5, y), checkpoint=True, **options)
-    means, each = x.mean(1), torch.zeros(2, dtype=torch.float64)
-    if engine == "vmap":
-        each = 0.1 * means.mean(0)
-    else:
-        for mean in means:
-            each = each.lerp(mean, 0.1)
-    weight = 0.1 if engine == "vmap" else 1 - 0.9**TASKS
-    torch.testing.assert_close(buffers["0.running_mean"][0], each)
-    torch.testing.assert_close(buffers["0.running_mean"][1], each)
-    torch.testing.assert_close(buffers["0.running_mean"][2], each + 5 * weight)
-    net.eval()
-    kept = buffers["0.running_mean"].clone()
-    fast = adapt(loss_fn, params, task((x, y), 0), lr=0.1, steps=1)
-    logits = apply(params, buffers, x[0])
-    norm = (x[0] - kept[0]) / (buffers["0.running_var"][0] + 1e-5).sqrt()
-    torch.testing.assert_close(logits, norm @ params["1.weight"].T + params["1.bias"])
-    assert fast["0.weight"].shape == (2,)
-    assert torch.equal(buffers["0.running_mean"], kept)
-
-
-def test_probing_for_an_engine_records_nothing() -> None:
-    for engine in ("vmap", "auto"):
-        net, (x, y) = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double(), images(2, 0)
-        x = x.flatten(2)[..., :2]
-        apply, params, buffers = functional(net, "per-step", steps=1)
-
-        def loss_fn(params: Any, batch: Any, apply: Any = apply, buffers: Any = buffers) -> Tensor:
-            return F.cross_entropy(apply(params, buffers, batch[0]), batch[1])
-
-        assert engine_for(loss_fn, params, (x, y), lr=0.1, tasks=TASKS).engine == "vmap"
-        adapt(loss_fn, params, (x, y), lr=0.1, tasks=TASKS, engine=engine)
-        torch.testing.assert_close(buffers["0.running_mean"][0], 0.1 * x.mean((0, 1)))
+    losses, logits = [], []
+    for own, y, x, wanted in zip(*support, *query, strict=True):
+        fast = list(net.parameters())
+        for _ in range(2):
+            loss = F.cross_entropy(forward(fast, own, own), y)
+            fast = [p - 0.3 * g for p, g in zip(fast, torch.autograd.grad(loss, fast, create_graph=True), strict=True)]
+        logits.append(forward(fast, x, own))
+        losses.append(F.cross_entropy(logits[-1], wanted))
+    torch.testing.assert_close(maml.losses(support, query), torch.stack(losses))
+    torch.testing.assert_close(maml.logits(support, query), torch.stack(logits).detach())
+    found = torch.autograd.grad(maml.losses(support, query).sum(), list(net.parameters()))
+    expected = torch.autograd.grad(torch.stack(losses).sum(), list(net.parameters()))
+    torch.testing.assert_close(found, expected)
 
 
-def test_per_step_needs_the_number_of_steps() -> None:
-    with pytest.raises(InputError, match="give steps as well"):
-        functional(nn.BatchNorm1d(2), "per-step")
+@pytest.mark.parametrize("make", [MAML, FOMAML, ANIL, MetaSGD, Reptile])
+def test_with_support_statistics_no_query_depends_on_another(make: Any) -> None:
+    torch.manual_seed(0)
+    support, query = images(3, 0), images(4, 1)
+    one = query[0][:, :1], query[1][:, :1]
+    for policy, alike in (("support", True), ("batch", False)):
+        learner = make(cnn(), 0.1, batchnorm=policy)
+        both = learner.logits(support, query)[:, :1], learner.logits(support, one)
+        assert torch.allclose(*both) == alike
+        assert is_transductive(learner) != alike
+        outputs = learner.adapted((support[0][0], support[1][0]))
+        torch.testing.assert_close(outputs(query[0][0]), learner.logits(support, query)[0])
+
+
+def test_a_layer_without_batch_statistics_is_as_under_batch() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2), nn.Flatten(), nn.LazyLinear(3)).double()
+    support, query = images(3, 0), images(4, 1)
+    net(support[0][0])
+    found = [MAML(net, 0.1, batchnorm=policy).losses(support, query) for policy in ("support", "batch")]
+    torch.testing.assert_close(*found)
+
+
+def test_an_unknown_policy_is_told_and_a_clone_knows_no_support() -> None:
     with pytest.raises(InputError, match="unknown batchnorm 'batsh'; did you mean 'batch'"):
         functional(nn.BatchNorm1d(2), "batsh")
+    with pytest.raises(InputError, match="unknown batchnorm 'per-step'"):
+        MAML(cnn(), 0.1, batchnorm="per-step")
+    with pytest.raises(InputError, match="know no support"):
+        MAML(cnn(), 0.1, batchnorm="support").clone()
 
 
 def test_a_module_that_changes_its_state_in_place_is_named() -> None:

@@ -88,7 +88,7 @@ def test_rates_by_layer_and_step_are_those_of_a_list_in_every_engine(engine: str
 
 def test_all_weight_on_the_last_step_is_the_loss_without_weights() -> None:
     support, query = images(2, 0), images(3, 1)
-    for policy in ("batch", "per-step"):
+    for policy in ("batch", "support"):
         maml = MAML(cnn(), LR, steps=STEPS, batchnorm=policy)
         plain = maml.losses(support, query)
         torch.testing.assert_close(maml.losses(support, query, fading_weights(STEPS, 1.0).double()), plain)

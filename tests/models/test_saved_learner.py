@@ -22,7 +22,7 @@ from metapretrain.errors import InputError
 from metapretrain.experiments.images.data import describe
 from metapretrain.models import build_encoder
 from metapretrain.models.encoders import build_backbone
-from metapretrain.models.saved import BATCH, LEARNER, SavedLearner, as_uint8, is_transductive, make_learner, save_model
+from metapretrain.models.saved import BATCH, LEARNER, SavedLearner, as_uint8, make_learner, needs_company, save_model
 
 MODEL = {"classes": ["a", "b", "c", "d"], "channels": 1, "image_size": 16, "mean": [0.4], "std": [0.2]}
 CHOICES = {"inner_lr": 0.2, "inner_steps": 1, "test_steps": 2, "batchnorm": "batch", "chunk": None}
@@ -57,7 +57,7 @@ def images(count: int, seed: int) -> Tensor:
     return torch.randint(0, 256, (count, 1, 16, 16), generator=generator, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("batchnorm", ["batch", "per-step"])
+@pytest.mark.parametrize("batchnorm", ["batch", "support"])
 @pytest.mark.parametrize("kind", ["maml", "fomaml", "anil", "metasgd", "protonet"])
 def test_a_loaded_learner_classifies_as_the_one_that_was_trained(kind: str, batchnorm: str, tmp_path: Path) -> None:
     learner = write_run(tmp_path, kind, batchnorm=batchnorm)
@@ -76,7 +76,7 @@ def test_a_loaded_learner_classifies_as_the_one_that_was_trained(kind: str, batc
     assert classifier.logits(large).shape == (5, 3)
 
 
-@pytest.mark.parametrize("batchnorm", ["batch", "per-step"])
+@pytest.mark.parametrize("batchnorm", ["batch", "support"])
 @pytest.mark.parametrize("kind", ["anil", "protonet"])
 def test_features_are_what_the_head_sees(kind: str, batchnorm: str, tmp_path: Path) -> None:
     learner, seen = write_run(tmp_path, kind, batchnorm=batchnorm), []
@@ -90,7 +90,7 @@ def test_features_are_what_the_head_sees(kind: str, batchnorm: str, tmp_path: Pa
     torch.testing.assert_close(model.encode(x), expected.detach())
     alone = torch.cat([model.encode(one[None]) for one in x])
     same = bool(torch.allclose(alone, model.encode(x), atol=1e-4))
-    assert same != is_transductive(model.learner)
+    assert same != needs_company(model.learner)
 
 
 def test_an_encoder_with_other_classes_takes_new_ones_by_their_prototypes(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_encoder_with_other_classes_takes_new_ones_by_their_prototypes(tmp_pa
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("batchnorm", ["frozen", "per-step"])
+@pytest.mark.parametrize("batchnorm", ["frozen", "support"])
 @pytest.mark.parametrize("kind", ["maml", "anil", "metasgd", "protonet"])
 def test_many_images_go_in_batches_and_the_support_is_learned_once(
     kind: str, batchnorm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -218,7 +218,7 @@ def test_who_is_transductive(data: FewShotData) -> None:
         )
         for name, backbone, norm in (
             ("maml", "conv4", "batch"),
-            ("maml", "conv4", "per-step"),
+            ("maml", "conv4", "support"),
             ("maml", "mlp", "batch"),
             ("protonet", "conv4", "batch"),
         )
@@ -336,7 +336,7 @@ def test_losses_after_each_step_fade_out_with_the_updates(data: FewShotData) -> 
 
 
 def test_a_step_with_fading_losses_has_the_learners_gradient(data: FewShotData) -> None:
-    method = FewShotMethod("maml", updates=2, tasks=2, inner_steps=2, learn_rates=True, fade=1.0, batchnorm="per-step")
+    method = FewShotMethod("maml", updates=2, tasks=2, inner_steps=2, learn_rates=True, fade=1.0, batchnorm="support")
     learner = build_learner(method, TINY, data, 3, seed=0)
     batch = next(iter(batches(data, tasks=2, fading=(2, 2))))
     MetaStep(learner, data.train.images)({EPISODES: batch})[EPISODES].backward()
