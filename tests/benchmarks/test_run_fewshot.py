@@ -323,7 +323,7 @@ def test_an_encoder_is_fine_tuned_in_each_episode(
     assert "did you mean 'steps'" in refuse(*words, "--set", "finetune.step=2")
     assert "--set steps=2 changes none of encoder-finetune, encoder-normalised" in refuse(*words, "--set", "steps=2")
     assert "--head finetune is of --encoder alone" in refuse("--methods", "supervised-logistic", "--head", "finetune")
-    assert "a run of MAML and its variants adapts its weights by itself" in refuse(
+    assert "its encoder works inside an episode only, by batch statistics" in refuse(
         *("--encoder", tmp_path / ROOT / "maml++-s0", "--head", "finetune", "--tag", "other")
     )
 
