@@ -20,8 +20,9 @@ from metapretrain.report.results import collect
 
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 NAMES = {"cifar-fs": "CIFAR-FS", "fc100": "FC100", "conv4": "conv4", "resnet12": "ResNet-12"}
-TURNS = "turns=true"  # rotations as further classes of the supervised training
-Scores = dict[tuple[str, str, bool, str], list[float]]  # of the seeds, by data set, backbone, rotations and method
+# How a training differs from the default, by what its command says; conv4 alone starts from random weights by default.
+TRAININGS = {"": "", "turns=true": ", rotations", "pretrained=true": ", from supervised"}
+Scores = dict[tuple[str, str, str, str], list[float]]  # of the seeds, by data set, backbone, training and method
 
 
 def scores_of(paths: Sequence[Path]) -> Scores:
@@ -30,10 +31,9 @@ def scores_of(paths: Sequence[Path]) -> Scores:
     for path in paths:
         read: Scores = defaultdict(list)
         for result in collect(path).results:
-            turned = TURNS in result.get("command", "")
-            read[result["dataset"], result["recipe"], turned, result["method"]].append(
-                result["metrics"]["test_accuracy"]
-            )
+            training = next((name for name in reversed(TRAININGS) if name in result.get("command", "")))
+            backbone = result["recipe"].partition("-pre")[0]
+            read[result["dataset"], backbone, training, result["method"]].append(result["metrics"]["test_accuracy"])
         found |= read
     return found
 
@@ -52,15 +52,15 @@ def table(scores: Scores) -> str:
     for (dataset, backbone), published in PHOTOS.items():
         named = dict.fromkeys([*published, "r2d2", "maml-transductive", "maml", "maml++", "supervised-centroid"])
         ours = {
-            (turned, row): [scores.get((f"{dataset}-{shots}", backbone, turned, row), []) for shots in SHOTS[:2]]
-            for turned in (False, True)
+            (training, row): [scores.get((f"{dataset}-{shots}", backbone, training, row), []) for shots in SHOTS[:2]]
+            for training in TRAININGS
             for row in named
         }
         label = ""
-        for (turned, row), (one, five) in ours.items():
-            missing = row in published and not turned and not any(ours[True, row])
+        for (training, row), (one, five) in ours.items():
+            missing = row in published and not training and not any(any(ours[other, row]) for other in TRAININGS)
             if one or five or missing:
-                name = f"{NAMES[dataset]}, {NAMES[backbone]}" + ", rotations" * turned
+                name = f"{NAMES[dataset]}, {NAMES[backbone]}{TRAININGS[training]}"
                 theirs = [f"{100 * score:.1f}" for score in published[row][:2]] if row in published else ["", ""]
                 shown = "" if name == label else name
                 lines.append(f"| {shown} | `{row}` | {cell(one)} | {theirs[0]} | {cell(five)} | {theirs[1]} |")
