@@ -9,17 +9,11 @@ from table_fewshot import main
 from metapretrain.report.results import bundle, collect
 
 
-def put(folder: Path, method: str, accuracies: tuple[float, ...], command: str) -> Path:
+def put(folder: Path, method: str, accuracies: tuple[float, ...], command: str, recipe: str = "resnet12") -> Path:
     for seed, accuracy in enumerate(accuracies):
-        run = folder / "fewshot" / "cifar-fs-5w1s-resnet12" / f"{method}-s{seed}"
+        run = folder / "fewshot" / f"cifar-fs-5w1s-{recipe}" / f"{method}-s{seed}"
         run.mkdir(parents=True)
-        result = {
-            "schema": 1,
-            "benchmark": "fewshot",
-            "dataset": "cifar-fs-5w1s",
-            "recipe": "resnet12",
-            "method": method,
-        }
+        result = {"schema": 1, "benchmark": "fewshot", "dataset": "cifar-fs-5w1s", "recipe": recipe, "method": method}
         result |= {"seed": seed, "kind": "row", "status": "complete", "metrics": {"test_accuracy": accuracy}}
         (run / "result.json").write_text(json.dumps({**result, "command": command}))
     return folder
@@ -50,6 +44,15 @@ def test_rotations_stand_apart_and_later_files_count(tmp_path: Path, page: Path)
     assert "| CIFAR-FS, ResNet-12, rotations | `protonet` | 60.0 | 72.2 |" in written
     assert "| CIFAR-FS, ResNet-12 | `protonet` | 55.0 | 72.2 |" in written and "50.0" not in written
     assert written.count("rotations") == 1
+
+
+def test_a_start_from_the_supervised_encoder_stands_apart_and_is_no_missing_run(tmp_path: Path, page: Path) -> None:
+    command = "run_fewshot.py --tag pre --set pretrained=true updates=10"
+    started = put(tmp_path / "runs", "r2d2", (0.6, 0.62), command, "conv4-pre")
+    assert main([str(started), "--page", str(page)]) == 0
+    written = page.read_text()
+    assert "| CIFAR-FS, conv4, from supervised | `r2d2` | 61.0 ± 12.7 | 60.0 | not run yet | 76.1 |" in written
+    assert "| CIFAR-FS, conv4 | `protonet` | not run yet |" in written  # r2d2 of random weights is not missing
 
 
 def test_a_page_without_marks_and_results_that_are_not_there_are_one_line(
