@@ -31,7 +31,7 @@ def scores_of(paths: Sequence[Path]) -> Scores:
     for path in paths:
         read: Scores = defaultdict(list)
         for result in collect(path).results:
-            training = next((name for name in reversed(TRAININGS) if name in result.get("command", "")))
+            training = next(name for name in reversed(TRAININGS) if name in result.get("command", ""))
             backbone = result["recipe"].partition("-pre")[0]
             read[result["dataset"], backbone, training, result["method"]].append(result["metrics"]["test_accuracy"])
         found |= read
