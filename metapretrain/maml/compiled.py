@@ -10,6 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import proxy
@@ -23,7 +24,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import MOST
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build, state_of
-from metapretrain.maml.inner import Inner, any_step, at_step, differentiable_twice, leaves_of
+from metapretrain.maml.inner import Inner, Rates, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import COMPILERS, MAML, RecordedBackward, Reptile, eagerly, learned_by, pair
 from metapretrain.maml.meta import meta_loss
 from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
@@ -31,7 +32,7 @@ from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
 logger = logging.getLogger(__name__)
 
 Tensors = list[Tensor]
-BY_STEP = "inner rates by step cannot be compiled; give one rate, or leave compile out"
+BY_STEP = "inner rates by step are compiled as tensors of one shape: give such, or one rate, or leave compile out"
 ALLOWED = {"optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
 # Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
 INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
@@ -45,7 +46,7 @@ class CompiledMeta:
 
     `learner` is :class:`metapretrain.maml.MAML` or its variants, whose tasks can go through one forward pass (vmap);
     `backend` is "inductor", or "eager" to run the pieces as they are traced.
-    Raises InputError: another learner, or one with dropout, chunks, an inner optimizer, or rates by step.
+    Raises InputError: another learner, or one with dropout, chunks, an inner optimizer, or rates by step as numbers.
 
     Example:
         >>> maml = MAML(nn.Linear(4, 2), lr=0.1)
@@ -63,8 +64,6 @@ class CompiledMeta:
                 raise InputError(f"{name}={value!r} cannot be compiled: give {words}, or leave compile out")
         if isinstance(learner, Reptile):
             raise InputError("Reptile has a gradient of its own, which is not compiled; leave compile out")
-        if isinstance(learner.lr, (list, tuple)) or (learner.learn_rates and learner.steps > 1):
-            raise InputError(BY_STEP)
         if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in learner.modules()):
             raise InputError("a learner with dropout cannot be compiled; leave compile out")
         self.learner, self.backend = learner, one_of("backend", backend, ("inductor", "eager"))
@@ -82,26 +81,30 @@ class CompiledMeta:
         options = {**learner._options(support), "checkpoint": False}
         options.pop("chunk")
         inner, named = build(learner._task_loss(), learner._values(), support, Options(**options))
-        if len(inner.rates.by_step) > 1:
-            raise InputError(BY_STEP)
         fast, frozen = inner.split(named)
-        others = [*frozen.values(), *inner.rates.tensors()]
+        inner, rates = _by_step(inner)
+        shared = list(frozen.values())
+        others = [*shared, *rates[0]]
         key = self._form(inner, support, query, others)
         expected = None
         if key not in self._pieces:
             self._try(support, plain, [*named.values(), *others])
-            losses = meta_loss(inner.loss_fn, learner._values(), support, query, **{**options, "steps": 1})
+            one = {**options, "steps": 1, "lr": inner.rates.by_step[0]}
+            losses = meta_loss(inner.loss_fn, learner._values(), support, query, **one)
             asked = [p for p in (*fast.values(), *others) if p.requires_grad]
             expected = list(torch.autograd.grad(losses.mean(), asked, allow_unused=True, materialize_grads=True))
         state = [_stacked(p.detach(), options["tasks"]) for p in fast.values()]
         with torch.no_grad():
             if expected is not None:
                 pieces = self._compile(inner, state, others, support, query)
-                _, by_state, by_others = _meta_step(pieces, state, others, support, query, steps=1)
-                _check_same(_wanted([*fast.values(), *others], [*_summed(by_state), *by_others]), expected)
+                _, *found = _meta_step(pieces, state, shared, rates[:1], support, query, steps=1)
+                _check_same(_wanted([*fast.values(), *others], [*_summed(found[0]), *found[1]]), expected)
                 self._pieces[key] = pieces
-            losses, by_state, by_others = _meta_step(self._pieces[key], state, others, support, query, inner.steps)
-            _add([*fast.values(), *others], [*_summed(by_state), *by_others])
+            losses, by_state, by_others = _meta_step(
+                self._pieces[key], state, shared, rates, support, query, inner.steps
+            )
+            asked = [*fast.values(), *shared, *(rate for step in rates for rate in step)]
+            _add(asked, [*_summed(by_state), *by_others])
         return losses
 
     def _form(self, inner: Inner, support: Nest, query: Nest, others: Tensors) -> tuple[Any, ...]:
@@ -242,25 +245,46 @@ def _call(piece: Callable[..., Any], *parts: Sequence[Tensor]) -> Tensors:
     return list(piece(*(tensor for part in parts for tensor in part)))
 
 
+def _by_step(inner: Inner) -> tuple[Inner, list[Tensors]]:
+    """`inner` with the rates of the first step alone, and the rates that are tensors, of all steps or of each.
+
+    Raises InputError for steps whose rates differ in more than the numbers that such tensors hold.
+    """
+    by_step = inner.rates.by_step
+    if len(by_step) == 1:
+        return inner, [tensors(by_step)]
+    rates = [tensors(rate) for rate in by_step]
+    forms = {(layout(rate), tuple(r.requires_grad for r in tensors(rate))) for rate in by_step}
+    if len(forms) > 1 or any(not isinstance(leaf, Tensor) for _, leaf in named_leaves(by_step)):
+        raise InputError(BY_STEP)
+    return replace(inner, rates=Rates(by_step[:1])), rates
+
+
 def _meta_step(
-    pieces: _Pieces, state: Tensors, others: Tensors, support: Nest, query: Nest, steps: int
+    pieces: _Pieces, state: Tensors, frozen: Tensors, rates: list[Tensors], support: Nest, query: Nest, steps: int
 ) -> tuple[Tensor, Tensors, Tensors]:
-    """Losses (T,), and the gradients of their mean by the weights of each task and by what they share."""
-    given, s, count = [p.detach() for p in others], tensors(support), len(state)
+    """Losses (T,), and the gradients of their mean by the weights of each task, and by what they share and ask for.
+
+    `rates` are those of all steps, alone in their list, or those of each step.
+    """
+    given, s, count = [[p.detach() for p in (*frozen, *step)] for step in rates], tensors(support), len(state)
     passed: list[tuple[Tensors, Tensors]] = []
     with torch.autocast(state[0].device.type, enabled=False):  # the traced pieces hold their casts
-        for _ in range(steps):
-            found = _call(pieces.advance, state, given, s)
+        for step in range(steps):
+            found = _call(pieces.advance, state, given[step % len(given)], s)
             passed.append((state, found[count:]))
             state = found[:count]
-        losses, *found = _call(pieces.outer, state, given, tensors(query))
-        by_state, by_others = found[:count], found[count:]
+        losses, *found = _call(pieces.outer, state, given[-1], tensors(query))
+        end = len(found) - sum(rate.requires_grad for rate in rates[-1])  # of the gradients by what is frozen
+        by_state, by_frozen, by_rates = found[:count], found[count:end], [found[end:] for _ in rates]
         while passed:
             before, kept = passed.pop()
-            found = _call(pieces.pull, before, given, s, by_state, kept)
-            by_state, more = found[:count], found[count:]
-            by_others = [a + b for a, b in zip(by_others, more, strict=True)]
-    return losses, by_state, by_others
+            step = len(passed) % len(given)
+            found = _call(pieces.pull, before, given[step], s, by_state, kept)
+            by_state = found[:count]
+            by_frozen = [a + b for a, b in zip(by_frozen, found[count:end], strict=True)]
+            by_rates[step] = [a + b for a, b in zip(by_rates[step], found[end:], strict=True)]
+    return losses, by_state, [*by_frozen, *(grad for step in by_rates for grad in step)]
 
 
 LAST = 0, 3, 4, 2, 1  # filters (T, O, C, h, w) lie as (T, h, w, C, O), as products of patches want them

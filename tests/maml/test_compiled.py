@@ -41,6 +41,9 @@ LEARNERS: dict[str, Any] = {
     "metasgd": lambda: MetaSGD(net(), 0.1, steps=2),
     "metasgd, first order": lambda: MetaSGD(net(), 0.1, first_order=True, steps=2),
     "anil": lambda: ANIL(net(), 0.1, steps=2),
+    "rates by step": lambda: MAML(net(), 0.1, steps=3, learn_rates=True),
+    "rates by step, first order": lambda: FOMAML(net(), 0.1, steps=2, learn_rates=True),
+    "rates by step of a head": lambda: ANIL(net(), 0.1, steps=2, learn_rates=True),
     "by the support": lambda: MAML(net(), 0.1, steps=2, batchnorm="support"),
     "partly frozen": lambda: frozen_body(False),
     "partly frozen, first order": lambda: frozen_body(True),
@@ -111,7 +114,6 @@ def test_shapes_and_modes_are_compiled_apart() -> None:
         (lambda: MAML(net(), 0.1, optimizer="adam", engine="higher"), "optimizer='adam'"),
         (lambda: MAML(net(), 0.1, chunk=2), "chunk=2"),
         (lambda: MAML(net(), 0.1, engine="loop"), "engine='loop'"),
-        (lambda: MAML(net(), [0.1, 0.2], steps=2), "rates by step"),
         (lambda: MAML(nn.Sequential(net(), nn.Dropout(0.5)), 0.1), "dropout"),
     ],
 )
@@ -222,7 +224,8 @@ def test_what_would_be_wrong_is_refused_and_gradients_are_left_alone() -> None:
     for learner, words in (
         (MAML(Changed(lambda out, _: nn.functional.dropout(out)), 0.1), "random numbers"),
         (MAML(Changed(lambda out, _: out * (1 + current_step())), 0.1, steps=2), "current_step"),
-        (MAML(net(), rates, steps=2), "rates by step"),
+        (MAML(net(), [0.1, 0.2], steps=2), "rates by step are compiled as tensors of one shape"),
+        (MAML(net(), [rates[0], torch.full((4, 1, 3, 3), 0.1)], steps=2), "shape"),
         (MAML(net(), 0.1, loss=lambda z, y: nn.functional.cross_entropy(z * scale, y)), "learned loss"),
     ):
         learner.zero_grad()
@@ -231,6 +234,23 @@ def test_what_would_be_wrong_is_refused_and_gradients_are_left_alone() -> None:
         with pytest.raises(InputError, match=words):
             CompiledMeta(learner, backend="eager").backward(batch(0), batch(1))
         assert [p.grad is None for p in learner.parameters()].count(False) == 1 and bool((first.grad == 1).all())
+
+
+def test_rates_by_step_have_the_gradients_of_backward() -> None:
+    def by_name(rates: Tensor, names: list[str]) -> Any:
+        return [{name: rate * (number + 1) for number, name in enumerate(names)} for rate in rates]
+
+    for make in (lambda rates, _: rates, lambda rates, _: list(rates.exp().unbind()), by_name):
+        found = []
+        for compiled in (False, True):
+            torch.manual_seed(0)
+            rates = torch.tensor([0.1, 0.5], dtype=torch.float64, requires_grad=True)
+            learner = MAML(plain(), 0.1, steps=2)
+            learner.lr = make(rates, [name for name, _ in learner.module.named_parameters()])
+            step: Any = CompiledMeta(learner, backend="eager") if compiled else learner
+            losses = step.backward(batch(0), batch(1))
+            found.append([losses, rates.grad, *(p.grad for p in learner.parameters())])
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
 
 
 def odd_convolutions() -> nn.Sequential:
@@ -329,5 +349,3 @@ def test_weights_come_back_from_a_step_as_they_were_laid_out(tied: bool, steps: 
 def test_learners_with_another_gradient_are_not_compiled() -> None:
     with pytest.raises(InputError, match="Reptile has a gradient of its own"):
         CompiledMeta(Reptile(net(), 0.1))
-    with pytest.raises(InputError, match="inner rates by step cannot be compiled"):
-        CompiledMeta(MAML(net(), 0.1, steps=2, learn_rates=True))
