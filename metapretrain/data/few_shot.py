@@ -80,9 +80,7 @@ def folder_parts(folder: str | Path, image_size: int | None = None) -> dict[str,
     if not missing:
         return {part: replace(load_image_folder(folder, "all", size), split=part) for part, folder in places.items()}
     if places:
-        raise InputError(
-            f"{root} has no {missing[0]} folder; give it train, validation and test, or class folders only"
-        )
+        raise InputError(f"{root} has no {missing[0]} folder; give train, validation and test, or class folders only")
     return split_classes(load_image_folder(root, "all", size))
 
 

@@ -325,9 +325,7 @@ class SentenceData:
                 )
         unseen = set(self.test.require_labels().tolist()) - set(self.train.require_labels().tolist())
         if unseen:
-            raise InputError(
-                f"{self.name}: no training row has the class {self.classes[min(unseen)]!r} of the test part"
-            )
+            raise InputError(f"{self.name}: no training row has class {self.classes[min(unseen)]!r} of the test part")
 
     @property
     def num_classes(self) -> int:

@@ -115,7 +115,7 @@ def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
         return Batch(*default_collate(support)), Batch(*default_collate(query))
     except RuntimeError:
         raise InputError(
-            "the episodes differ in their numbers of examples or in the shape of x; stack equal ones"
+            "episodes differ in their numbers of examples or in the shape of x; stack equal ones"
         ) from None
 
 
@@ -193,7 +193,7 @@ def check_rows(dataset: Any, sampler: EpisodeSampler) -> None:
     """Refuse a sampler whose labels are not as many as the data set's rows."""
     if len(dataset) != sampler.rows:
         raise InputError(
-            f"labels must be one a row: the sampler has {sampler.rows} labels, the data set {len(dataset)} rows"
+            f"give a label per row: the sampler has {sampler.rows} labels, the data set {len(dataset)} rows"
         )
 
 

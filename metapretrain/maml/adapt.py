@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
@@ -160,9 +161,7 @@ def check_module_not_compiled(module: nn.Module) -> None:
         # Among its parts, not by hasattr: a learner passes on the attributes of its module.
         if "_orig_mod" in part._modules or getattr(part, "_compiled_call_impl", None) is not None:
             where = f"its part {name!r}" if name else f"the {type(part).__name__}"
-            raise InputError(
-                f"{where} is compiled: torch.compile has no second order; give the module as it was before"
-            )
+            raise InputError(f"{where} is compiled: torch.compile has no second order; give the module as it was")
 
 
 def choose_names(only: Only, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -339,7 +338,7 @@ def state_of(value: Any, *, places: bool = False) -> tuple[Any, ...]:
             found.append(seen[id(one)][0])
             continue
         seen[id(one)] = len(seen), one
-        if isinstance(one, Tensor):
+        if isinstance(one, Tensor) and not is_lazy(one):
             found += (one.shape, one.dtype, one.device, one.requires_grad)
             if places and one.layout is torch.strided:
                 found += (one.data_ptr(), one._version if one.device.type == "cpu" and not one.is_inference() else 0)

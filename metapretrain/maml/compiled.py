@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from weakref import proxy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import MOST
@@ -81,6 +80,7 @@ class CompiledMeta:
         options = {**learner._options(support), "checkpoint": False}
         options.pop("chunk")
         inner, named = build(learner._task_loss(), learner._values(), support, Options(**options))
+        of_query = learner._of_query(inner.loss_fn, support)
         fast, frozen = inner.split(named)
         inner, rates = _by_step(inner)
         shared = list(frozen.values())
@@ -89,22 +89,21 @@ class CompiledMeta:
         expected = None
         if key not in self._pieces:
             self._try(support, plain, [*named.values(), *others])
-            one = {**options, "steps": 1, "lr": inner.rates.by_step[0]}
+            one = {**options, "steps": 1, "lr": inner.rates.by_step[0], "query_loss": of_query}
             losses = meta_loss(inner.loss_fn, learner._values(), support, query, **one)
             asked = [p for p in (*fast.values(), *others) if p.requires_grad]
             expected = list(torch.autograd.grad(losses.mean(), asked, allow_unused=True, materialize_grads=True))
         state = [_stacked(p.detach(), options["tasks"]) for p in fast.values()]
         with torch.no_grad():
             if expected is not None:
-                pieces = self._compile(inner, state, others, support, query)
+                last, wanted = replace(inner, loss_fn=of_query), [p.requires_grad for p in others]
+                pieces = self._compile(_Sources(inner, last, wanted, support, query), state, others)
                 _, *found = _meta_step(pieces, state, shared, rates[:1], support, query, steps=1)
                 _check_same(_wanted([*fast.values(), *others], [*_summed(found[0]), *found[1]]), expected)
                 self._pieces[key] = pieces
-            losses, by_state, by_others = _meta_step(
-                self._pieces[key], state, shared, rates, support, query, inner.steps
-            )
+            losses, by_state, rest = _meta_step(self._pieces[key], state, shared, rates, support, query, inner.steps)
             asked = [*fast.values(), *shared, *(rate for step in rates for rate in step)]
-            _add(asked, [*_summed(by_state), *by_others])
+            _add(asked, [*_summed(by_state), *rest])
         return losses
 
     def _form(self, inner: Inner, support: Nest, query: Nest, others: Tensors) -> tuple[Any, ...]:
@@ -129,10 +128,9 @@ class CompiledMeta:
                 "loss or of inputs; that cannot be compiled: leave compile out"
             )
 
-    def _compile(self, inner: Inner, state: Tensors, others: Tensors, support: Nest, query: Nest) -> _Pieces:
-        begin, wanted = time.perf_counter(), [p.requires_grad for p in others]
-        given, s, q = [p.detach() for p in others], tensors(support), tensors(query)
-        sources = _Sources(inner, wanted, support, query)
+    def _compile(self, sources: _Sources, state: Tensors, others: Tensors) -> _Pieces:
+        begin, s, q = time.perf_counter(), tensors(sources.support), tensors(sources.query)
+        given = [p.detach() for p in others]
         gradient = _traced(sources.gradient, state, given, s, decompose=True)
         both = _traced(sources.both(gradient), state, given, s, state, decompose=True, pure=True)
         first, second = _parted(both, len(state) + len(given) + len(s), len(state))
@@ -316,9 +314,7 @@ def _wanted(parameters: Tensors, gradients: Tensors) -> list[tuple[Tensor, Tenso
 
 
 def _check_same(found: list[tuple[Tensor, Tensor]], expected: Tensors) -> None:
-    gap = (
-        sum(float((mine - own).double().square().sum()) for (_, mine), own in zip(found, expected, strict=True)) ** 0.5
-    )
+    gap = sum(float((a - b).double().square().sum()) for (_, a), b in zip(found, expected, strict=True)) ** 0.5
     size = sum(float(own.double().square().sum()) for own in expected) ** 0.5
     exact = all(p.dtype == torch.float64 for p, _ in found)
     cast = any(torch.is_autocast_enabled(p.device.type) for p, _ in found)
@@ -362,7 +358,7 @@ def _traced(
     table = {**core_aten_decompositions(), **get_decompositions(statistics)} if decompose else None
     copies = [tensor.clone() for part in given for tensor in part]  # tracing knows tensors by identity
     shapes = TracingContext(FakeTensorMode())  # one for all operations: each would make its own, which is slow
-    with any_step(), engines.written(_Written), tracing(shapes):
+    with any_step(), engines.written(partial(engines.Written, WRITTEN)), tracing(shapes):
         graph = make_fx(torch.func.functionalize(run) if pure else run, decomposition_table=table)(*copies)
     tags = [tag for node in graph.graph.nodes for tag in getattr(node.target, "tags", ())]
     if torch.Tag.nondeterministic_seeded in tags:
@@ -436,9 +432,10 @@ def _is_cheap(node: torch.fx.Node) -> bool:
 
 
 class _Sources(NamedTuple):
-    """The pieces as they are written, for tracing; `wanted` tells which of the others ask for a gradient."""
+    """The pieces as written, for tracing; `last` has the queries' loss, `wanted` tells which others want a gradient."""
 
     inner: Inner
+    last: Inner
     wanted: list[bool]
     support: Nest
     query: Nest
@@ -447,7 +444,7 @@ class _Sources(NamedTuple):
         """Gradients of the tasks' summed support losses by their weights, and by the others."""
         state, others = self._leaves(state, others)
         with torch.enable_grad(), at_step(0):
-            losses = self._losses(state, others, self.support, data)
+            losses = self._losses(self.inner, state, others, self.support, data)
             return self._gradients(losses.sum(), state, others)
 
     def both(self, gradient: Callable[..., Any]) -> Callable[..., Tensors]:
@@ -480,7 +477,7 @@ class _Sources(NamedTuple):
         """The query losses (T,), and the gradients of their mean."""
         state, others = self._leaves(state, others)
         with torch.enable_grad(), at_step(self.inner.steps):
-            losses = self._losses(state, others, self.query, data)
+            losses = self._losses(self.last, state, others, self.query, data)
             frozen = self._gradients(losses.mean(), state, others)
             rates = [torch.zeros_like(p) for p in others[self._frozen :] if p.requires_grad]
             return [losses.detach(), *frozen, *rates]
@@ -490,8 +487,7 @@ class _Sources(NamedTuple):
         """How many of the others are parameters that do not adapt; the rest are rates."""
         return len(self.inner.names) - len(self.inner.adapted)
 
-    def _losses(self, state: Tensors, others: Tensors, batch: Nest, data: Tensors) -> Tensor:
-        inner = self.inner
+    def _losses(self, inner: Inner, state: Tensors, others: Tensors, batch: Nest, data: Tensors) -> Tensor:
         fast = dict(zip(inner.adapted, state, strict=True))
         frozen = dict(zip([name for name in inner.names if name not in fast], others, strict=False))
         with differentiable_twice(2):
@@ -521,19 +517,8 @@ class _Sources(NamedTuple):
         return found
 
 
-class _Written(TorchFunctionMode):
-    """Within it convolutions, batch normalisation and ReLU are written for images that lie channels last."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Replace what is possible; everything else runs as it is."""
-        kwargs = kwargs or {}
-        if func in CUTS:
-            raise InputError("a loss that cuts its gradient off, by detach(), cannot be compiled; leave compile out")
-        write = WRITTEN.get(func)
-        found = None if write is None else write(*args, **kwargs)
-        return func(*args, **kwargs) if found is None else found
+def _cut(*_: Any, **__: Any) -> None:
+    raise InputError("a loss that cuts its gradient off, by detach(), cannot be compiled; leave compile out")
 
 
 def _of_patches(
@@ -593,12 +578,12 @@ def _rectified(x: Tensor, inplace: bool = False) -> Tensor | None:
     return None if inplace or x.ndim != 4 else torch.relu(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-WRITTEN: dict[Any, Callable[..., Tensor | None]] = {
+WRITTEN: dict[Any, Callable[..., Tensor | None]] = {  # for images that lie channels last
     **dict.fromkeys((F.conv2d, torch.conv2d), partial(engines.convolution, _of_patches, engines.LARGEST)),
     F.batch_norm: _normalised,
     F.relu: _rectified,
+    **dict.fromkeys((Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__), _cut),  # type: ignore[attr-defined]
 }
-CUTS: Iterable[Any] = (Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
 
 
 class _Once(torch.autograd.Function):

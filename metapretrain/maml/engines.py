@@ -7,7 +7,7 @@ laid side by side (im2col) and one batched matrix product do the same work fast.
 (functorch#534), so only the forward pass is mapped: the summed losses' gradient stacks those of the tasks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -35,7 +35,23 @@ from metapretrain.nests import Nest, map_tensors, rebuild, tensors
 SMALL = 32 * 32  # pixels: images of 28 x 28 lose by it, of 84 x 84 they gain
 
 
-class ReshapingViews(TorchFunctionMode):
+class Written(TorchFunctionMode):
+    """Within it functions run as they are written here, by function; where that gives None, as they are."""
+
+    def __init__(self, written: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.written = written
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace what is written."""
+        write = self.written.get(func)
+        found = None if write is None else write(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if found is None else found
+
+
+class ReshapingViews(Written):
     """Within it `view` copies where the layout needs it, as `reshape` does, instead of an error.
 
     >>> x = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
@@ -44,13 +60,12 @@ class ReshapingViews(TorchFunctionMode):
     torch.Size([2, 48])
     """
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Replace `view` to a shape; everything else runs as it is."""
-        if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
-            func = Tensor.reshape
-        return func(*args, **(kwargs or {}))
+    def __init__(self) -> None:
+        super().__init__({Tensor.view: self._reshaped})
+
+    @staticmethod
+    def _reshaped(x: Tensor, *shape: Any, **named: Any) -> Tensor | None:
+        return None if named or isinstance(shape[0], torch.dtype) else x.reshape(*shape)
 
 
 def channels_last(params: Named, data: Nest) -> tuple[Named, Nest, AbstractContextManager[object]]:
@@ -72,7 +87,7 @@ def _laid_out(x: Tensor) -> Tensor:
 LARGEST = 32 * 32  # pixels: above, writing the patches costs more than the grouped convolution (84 x 84: 76 ms to 51)
 
 
-class MatmulConvolutions(TorchFunctionMode):
+class MatmulConvolutions(Written):
     """Within it `conv2d` is a matrix product, where that is possible and fast.
 
     That is: one group, no dilation, padding in numbers, and images of at most `largest` pixels.
@@ -85,18 +100,7 @@ class MatmulConvolutions(TorchFunctionMode):
     """
 
     def __init__(self, largest: int = LARGEST) -> None:
-        super().__init__()
-        self.largest = largest
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Replace `conv2d`; everything else runs as it is."""
-        if func in (F.conv2d, torch.conv2d):
-            replaced = convolution(matmul_conv2d, self.largest, *args, **(kwargs or {}))
-            if replaced is not None:
-                return replaced
-        return func(*args, **(kwargs or {}))
+        super().__init__(dict.fromkeys((F.conv2d, torch.conv2d), partial(convolution, matmul_conv2d, largest)))
 
 
 def convolution(

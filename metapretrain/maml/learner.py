@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from metapretrain.checks import whole
@@ -32,7 +31,7 @@ from metapretrain.maml.inner import (
     scalar,
 )
 from metapretrain.maml.meta import meta_backward, meta_loss, meta_outputs
-from metapretrain.maml.normalisation import POLICIES, adaptable, copy_tree, first_rows, functional
+from metapretrain.maml.normalisation import POLICIES, adaptable, copy_tree, first_rows, forward_pass, functional
 from metapretrain.nests import Nest, evaluation_mode, map_tensors, named_leaves, rebuild, tensors
 
 
@@ -148,7 +147,9 @@ class MAML(Learner):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The module's output; of a clone that adapts in second order, differentiable twice."""
-        with differentiable_twice(2 if self._clone and not self.first_order else 1):
+        if not self._clone:
+            return self.module(*inputs, **keywords)
+        with differentiable_twice(1 if self.first_order else 2), forward_pass():
             return self.module(*inputs, **keywords)
 
     def __getattr__(self, name: str) -> Any:
@@ -168,9 +169,7 @@ class MAML(Learner):
         (steps,) as for :func:`metapretrain.maml.meta_loss`. Labels of cross entropy are int64, or probabilities. Raises
         InputError for other ones, for one episode in place of tasks, and for what `meta_loss` refuses.
         """
-        s, q = self._stacked(support, query)
-        q, options = self._after(s, q), self._options(s)
-        return meta_loss(self._task_loss(), self._values(), s, q, step_weights=step_weights, **options)
+        return self._by(meta_loss, support, query, step_weights)
 
     def backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached.
@@ -190,17 +189,18 @@ class MAML(Learner):
 
     def eager_backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """As :meth:`backward`, never recorded."""
-        s, q = self._stacked(support, query)
-        q, options = self._after(s, q), self._options(s)
-        return meta_backward(self._task_loss(), self._values(), s, q, step_weights=step_weights, **options)
+        return self._by(meta_backward, support, query, step_weights)
+
+    def _by(self, function: Callable[..., Tensor], support: Any, query: Any, step_weights: Tensor | None) -> Tensor:
+        (s, q), loss = self._stacked(support, query), self._task_loss()
+        options = {**self._options(s), "query_loss": self._of_query(loss, s), "step_weights": step_weights}
+        return function(loss, self._values(), s, self._after(s, q), **options)
 
     def logits(self, support: Any, query: Any) -> Tensor:
         """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
         s, q = self._stacked(support, query, scored=False)
         options, values = self._at_evaluation(s)
-        x, function = self._after(s, q)[0], self._outputs()
-        if self._by_support():
-            function = partial(function, first=s[1].shape[1])
+        x, function = self._after(s, q)[0], self._of_query(self._outputs(), s)
         with evaluation_mode(self), torch.enable_grad():
             outputs = meta_outputs(self._task_loss(), values, s, x, function, **options)
         return outputs.detach()
@@ -212,13 +212,13 @@ class MAML(Learner):
         options = {name: value for name, value in options.items() if name not in ("tasks", "chunk")}
         with evaluation_mode(self), torch.enable_grad():
             fast = map_tensors(Tensor.detach, adapt(self._task_loss(), values, s, **options))
-        apply, first = self._outputs(), [len(s[1])] if self._by_support() else []
+        apply = self._of_query(self._outputs(), s, 0)
+        own = map_tensors(Tensor.clone, s[0]) if self.batchnorm == "support" else None  # its tensors may be filled anew
 
         @torch.no_grad()
         def outputs(x: Any) -> Tensor:
             with evaluation_mode(self), at_step(self.test_steps):
-                found: Tensor = apply(fast, joined(s[0], x, 0) if first else x, *first)
-                return found
+                return apply(fast, x if own is None else joined(own, x, 0))  # type: ignore[no-any-return]
 
         return outputs
 
@@ -253,9 +253,7 @@ class MAML(Learner):
         chosen = {name: named[name] for name in choose_names(self.only, tuple(named))}
         frozen = [name for name, p in chosen.items() if not p.requires_grad]
         if frozen and not allow_nograd:
-            raise InputError(
-                f"{', '.join(frozen)}: requires_grad is False; pass allow_nograd=True to leave them as they are"
-            )
+            raise InputError(f"{', '.join(frozen)}: requires_grad is False; pass allow_nograd=True to leave them")
         return {name: p for name, p in chosen.items() if p.requires_grad}
 
     def _options(self, support: tuple[Any, Tensor]) -> dict[str, Any]:
@@ -276,7 +274,7 @@ class MAML(Learner):
 
     def _values(self) -> Named:
         named: Named = dict(self.module.named_parameters())
-        if lazy := [name for name, p in named.items() if is_lazy(p)]:
+        if lazy := [n for n, p in (*named.items(), *self.module.named_buffers()) if is_lazy(p)]:
             raise InputError(f"{', '.join(lazy)}: no shape yet; run a batch through the module first")
         return named
 
@@ -285,25 +283,29 @@ class MAML(Learner):
         apply, _, buffers = functional(self.module, self.batchnorm)
 
         def outputs(params: Nest, x: Any, first: int = 0) -> Tensor:
-            with first_rows(first) if first else nullcontext():
+            rows = len(tensors(x)[0]) if first else 0
+            with first_rows(first, rows) if first else nullcontext():
                 made = apply(params, buffers, **x) if isinstance(x, Mapping) else apply(params, buffers, x)
-            return logits_of(made)[first:]
+            found = logits_of(made)
+            if first and len(found) != rows:
+                raise InputError(f'{tuple(found.shape)} are no logits of {rows} rows, as batchnorm="support" needs')
+            return found[first:]
 
         return outputs
 
-    def _by_support(self) -> bool:
-        return self.batchnorm == "support" and any(isinstance(part, _BatchNorm) for part in self.module.modules())
-
     def _after(self, support: tuple[Any, Tensor], query: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
         """The query, whose inputs come after the support's where they are normalised by the latter's statistics."""
-        return (joined(support[0], query[0]), query[1]) if self._by_support() else query
+        return (joined(support[0], query[0]), query[1]) if self.batchnorm == "support" else query
 
-    def _task_loss(self) -> Callable[[Nest, tuple[Any, Tensor]], Tensor]:
-        outputs, loss, after = self._outputs(), self.loss, self._by_support()
+    def _of_query(self, function: Any, support: tuple[Any, Tensor], dim: int = 1) -> Any:
+        """A function of task and inputs for what :meth:`_after` returns."""
+        return partial(function, first=tensors(support[0])[0].shape[dim]) if self.batchnorm == "support" else function
 
-        def task_loss(params: Nest, batch: tuple[Any, Tensor]) -> Tensor:
-            x, more = batch[0], [len(tensors(batch[0])[0]) - len(batch[1])] if after else []
-            found = outputs(params, x, *more)
+    def _task_loss(self) -> Callable[..., Tensor]:
+        outputs, loss = self._outputs(), self.loss
+
+        def task_loss(params: Nest, batch: tuple[Any, Tensor], **first: int) -> Tensor:
+            found = outputs(params, batch[0], **first)
             try:
                 return scalar(loss(found, batch[1]), "loss")
             except (IndexError, RuntimeError) as error:  # of the loop, and of vmap
@@ -311,7 +313,7 @@ class MAML(Learner):
                     raise
                 classes = found.shape[min(1, found.ndim - 1)]
                 raise InputError(
-                    f"{error}: labels must be 0 to {classes - 1}; or give a module of more outputs"
+                    f"{error}: labels must be 0 to {classes - 1}; or give the module more outputs"
                 ) from None
 
         return task_loss
@@ -532,9 +534,20 @@ def pair(batch: Any) -> tuple[Any, Any]:
 
 
 def joined(support: Nest, query: Nest, dim: int = 1) -> Nest:
-    """Support and query rows of each task, (T, S + Q, ...); inputs are told apart by their names."""
-    theirs = dict(named_leaves(query))
-    return rebuild(support, (torch.cat([own, theirs[name]], dim) for name, own in named_leaves(support)))
+    """Support and query rows of each task, (T, S + Q, ...); inputs are told apart by their names.
+
+    Raises InputError for inputs that have no rows, or that differ in more than their number.
+    """
+    given = [{name: x for name, x in named_leaves(part) if isinstance(x, Tensor)} for part in (support, query)]
+    forms = [{name: (x.dtype, x.shape[:dim], x.shape[dim + 1 :]) for name, x in part.items()} for part in given]
+    sizes = [{x.shape[dim : dim + 1] for x in part.values()} for part in given]
+    if forms[0] != forms[1] or any(len(kinds) != 1 or () in kinds for kinds in sizes):
+        told = [", ".join(f"{n} {x.dtype} {tuple(x.shape)}".strip() for n, x in part.items()) for part in given]
+        raise InputError(
+            "support and query are joined in one batch, so that every input needs a row per example and the same form "
+            f"in both; got {told[0]} and {told[1]}"
+        )
+    return rebuild(support, (torch.cat([own, given[1][name]], dim) for name, own in given[0].items()))
 
 
 def _with_rows(x: Any, y: Any) -> tuple[Any, Any]:
@@ -637,13 +650,15 @@ class Reptile(FOMAML):
             raise InputError("Reptile has no loss between its steps: leave step_weights out")
         support, query = self._stacked(support, query)
         values, loss, options = self._values(), self._task_loss(), self._options(support)
+        of_query, after = self._of_query(loss, support), self._after(support, query)
+        both = joined(support[0], query[0]), joined(support[1], query[1])
         options["lr"] = map_tensors(Tensor.detach, options["lr"])
 
         def ends(params: Nest, data: tuple[Any, Tensor]) -> Tensor:
-            return torch.cat([loss(params, data)[None], *(p.flatten() for p in params.values())])
+            return torch.cat([of_query(params, data)[None], *(p.flatten() for p in params.values())])
 
         constant = {name: p.detach() for name, p in values.items()}
-        found = meta_outputs(loss, constant, joined(support, query), query, ends, **options).detach()
+        found = meta_outputs(loss, constant, both, after, ends, **options).detach()
         start = torch.cat([p.flatten() for p in values.values()])
         return found[:, 0] + ((start.detach() - found[:, 1:]) * (start - start.detach())).sum(1)  # its value is 0
 

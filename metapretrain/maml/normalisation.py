@@ -1,8 +1,7 @@
 """A module as a pure function of its parameters: a policy for batch normalisation, right second derivatives."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -14,7 +13,8 @@ from torch.nn.utils.parametrizations import _WeightNorm
 
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml.adapt import check_module_not_compiled
-from metapretrain.maml.inner import Named, holding
+from metapretrain.maml.engines import Written
+from metapretrain.maml.inner import Named
 
 Copy = Callable[[Tensor], Any]
 Replace = Callable[[Any], nn.Module]
@@ -57,6 +57,9 @@ def _rebound(value: Any, old: nn.Module, new: nn.Module) -> Any:
 
 
 POLICIES = ("batch", "frozen", "support")
+SINGLE = 'one number per channel has no variance to normalise by: give more rows, or use batchnorm="frozen"'
+AGAIN = "torch.utils.checkpoint in the module would use other weights: switch it off; checkpoint=True saves memory"
+TOLD = {AGAIN: AGAIN, "Expected more than 1 value per channel": SINGLE}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -109,7 +112,8 @@ def functional(module: nn.Module, batchnorm: str = "batch") -> Functional:
         before = [(tensors, key, tensors[key]) for slots in places.values() for tensors, key in slots]
         try:
             _fill(places, {**params, **buffers})
-            output = made(*inputs, **keywords)
+            with forward_pass():
+                output = made(*inputs, **keywords)
         finally:
             for tensors, key, value in before:
                 tensors[key] = value
@@ -123,6 +127,21 @@ def functional(module: nn.Module, batchnorm: str = "batch") -> Functional:
 
     apply.__dict__.update(__wrapped__=module, policy=batchnorm)  # its state, for the choice of an engine
     return Functional(apply, dict(module.named_parameters()), dict(made.named_buffers()))
+
+
+@contextmanager
+def forward_pass() -> Iterator[None]:
+    """Errors of :data:`TOLD` in one line; it refuses checkpointing inside of the block, but not around it."""
+    with ExitStack() as stack:
+        with suppress(RuntimeError):  # the caller's own hooks
+            stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(AGAIN))
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            for start, told in TOLD.items():
+                if str(error).startswith(start):
+                    raise InputError(told) from None
+            raise
 
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
@@ -162,10 +181,10 @@ def adaptable(module: nn.Module, policy: str) -> nn.Module:
     Raises InputError for an embedding that changes its weights in place.
     """
     if isinstance(module, _NormBase):
-        if policy == "support" and isinstance(module, _BatchNorm):
-            return SupportNorm(module)
         if policy != "frozen":
             module.__dict__["track_running_stats"] = False
+            if isinstance(module, nn.SyncBatchNorm):  # other processes have other tasks
+                module.__dict__["forward"] = MethodType(_BatchNorm.forward, module)
             for name in STATISTICS:
                 module._buffers[name] = None
         else:
@@ -202,35 +221,39 @@ def _check_frozen(module: nn.Module) -> None:
             )
 
 
-_first: ContextVar[int | None] = ContextVar("rows whose statistics normalise all", default=None)
+def first_rows(rows: int, total: int) -> Written:
+    """Let batch normalisation take its statistics from the first `rows` of its `total` rows inside the block.
 
+    Raises InputError inside it for other numbers of rows, and for statistics of a single number.
 
-def first_rows(rows: int) -> AbstractContextManager[None]:
-    """Let normalisation of policy "support" take its statistics from the first `rows` of its input inside the block.
-
-    >>> apply, params, buffers = functional(nn.BatchNorm1d(1), "support")
-    >>> with first_rows(2):
-    ...     apply(params, buffers, torch.tensor([[-1.0], [1.0], [3.0]])).detach().flatten().round(decimals=3)
+    >>> with first_rows(2, total=3):
+    ...     F.batch_norm(torch.tensor([[-1.0], [1.0], [3.0]]), None, None, training=True).flatten().round(decimals=3)
     tensor([-1.,  1.,  3.])
     """
-    return holding(_first, rows)
 
-
-class SupportNorm(nn.Module):
-    """A batch normalisation layer by the statistics of its input's :func:`first_rows`; of all rows outside of it."""
-
-    def __init__(self, layer: _BatchNorm) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalised x (N, C, ...)."""
-        if (rows := _first.get()) is None:
-            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+    def normalised(
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor | None:
+        if not training:
+            return None
+        if len(x) != total:
+            raise InputError(
+                f"batch normalisation sees {tuple(x.shape)} for {rows} support and {total - rows} other rows, so that "
+                'the support cannot be told apart; keep one row per example, or use batchnorm="batch"'
+            )
         wide, shape = x.to(torch.promote_types(x.dtype, torch.float32)), (1, -1, *[1] * (x.ndim - 2))
+        if wide[:rows, :1].numel() < 2:
+            raise InputError(SINGLE)
         var, mean = torch.var_mean(wide[:rows], [0, *range(2, x.ndim)], correction=0)
-        scale = torch.rsqrt(var + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight
-        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        scale = torch.rsqrt(var + eps) * (1 if weight is None else weight)
+        shift = -mean * scale if bias is None else bias - mean * scale
         return (wide * scale.view(shape) + shift.view(shape)).to(x.dtype)
+
+    return Written({F.batch_norm: normalised})

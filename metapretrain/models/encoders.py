@@ -288,9 +288,7 @@ def build_backbone(
         encoder = build_encoder(name, channels=channels, image_size=image_size, drop=drop, ramp=ramp)
         return Backbone(encoder, None if ways is None else nn.Linear(encoder.features, ways), mean, std)
     if name == "l2l-omniglot-cnn" and (channels, image_size) != (1, 28):
-        raise InputError(
-            f"{name} takes grey images of 28 pixels, these have {channels} channels of {image_size} pixels"
-        )
+        raise InputError(f"{name} takes grey images of 28 pixels, not {channels} channels of {image_size} pixels")
     try:
         from learn2learn.vision import models
     except ImportError as error:

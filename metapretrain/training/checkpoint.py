@@ -287,9 +287,7 @@ def _pack_dict(value: Mapping[Any, Any], place: tuple[str, ...], tensors: dict[s
 
 def _pack_tensor(value: Tensor, place: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, str]:
     if value.layout != torch.strided or value.device.type == "meta" or value.is_quantized:
-        raise InputError(
-            f"a checkpoint holds dense tensors with values; {_said(place)} is sparse, quantised or on meta"
-        )
+        raise InputError(f"checkpoints hold dense tensors with values; {_said(place)} is sparse, quantised or on meta")
     packed = {_TAG: "tensor", "name": _keep(value, place, tensors)}
     if not value.is_contiguous():
         for layout, memory_format, ndim in _LAYOUTS:

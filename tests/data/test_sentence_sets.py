@@ -116,7 +116,7 @@ def test_sentence_data_refuses_what_no_method_can_use() -> None:
     two = rows(2, 2)
     with pytest.raises(InputError, match=r"in 0\.\.1"):
         SentenceData("x", ("a", "b"), rows(2, 2, 2), two)
-    with pytest.raises(InputError, match="no training row has the class 'b'"):
+    with pytest.raises(InputError, match="no training row has class 'b'"):
         SentenceData("x", ("a", "b"), rows(4), two)
     with pytest.raises(InputError, match="pairs"):
         SentenceData("x", ("a", "b"), TextSet(["a"], ["b"], torch.tensor([0])), two)

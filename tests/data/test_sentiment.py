@@ -184,7 +184,7 @@ def test_pairs_with_quotes_that_do_not_quote(tmp_path: Path) -> None:
     header = "index\tsentence1\tsentence2\tlabel\n"
     write(tmp_path / "glue/RTE/train.tsv", header + '0\t"A dog\tA "cat\tentailment\n1\tno\tyes\tnot_entailment\n')
     write(tmp_path / "glue/RTE/dev.tsv", header + "0\tYES\tno\tnot_entailment\n1\tx\ty\tentailment\n")
-    with pytest.raises(InputError, match="no training row has the class 'not_entailment'"):  # it is a test row
+    with pytest.raises(InputError, match="no training row has class 'not_entailment'"):  # it is a test row
         load_sentiment("rte", tmp_path)
     write(tmp_path / "glue/RTE/dev.tsv", header + "0\tw\tno\tnot_entailment\n")
     rte = load_sentiment("rte", tmp_path)

@@ -413,7 +413,7 @@ def test_rates_that_are_not_finite_are_refused(kind: Any, lr: Any) -> None:
     [
         (Y.int(), r"labels are torch.int32; give whole numbers 0..W-1 as an int64 tensor, for example y.long\(\)"),
         (Y > 0, "labels are torch.bool; give whole numbers"),
-        (Y + WAYS, f"out of bounds.*: labels must be 0 to {WAYS - 1}; or give a module of more outputs"),
+        (Y + WAYS, f"out of bounds.*: labels must be 0 to {WAYS - 1}; or give the module more outputs"),
     ],
 )
 def test_labels_that_cross_entropy_cannot_take_are_one_line(labels: Tensor, message: str, engine: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from metapretrain.errors import InputError
 from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, Reptile, adapt, functional
@@ -79,11 +80,11 @@ def test_support_statistics_are_those_of_batch_norm_over_the_first_rows(shape: t
     axes = [0, *range(2, x.ndim)]
     mean, var = x[:4].mean(axes), x[:4].var(axes, correction=0)
     expected = F.batch_norm(x, mean, var, norm.weight, norm.bias, False)
-    with first_rows(4):
+    with first_rows(4, total=7):
         found = apply(params, buffers, x)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(found[:4], F.batch_norm(x[:4], None, None, norm.weight, norm.bias, True))
         half = apply(params, buffers, x.bfloat16())
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found[:4], F.batch_norm(x[:4], None, None, norm.weight, norm.bias, True))
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.double(), expected, rtol=0.05, atol=0.05)
     assert norm.running_mean is not None and not norm.running_mean.any()  # the module is left alone
@@ -132,6 +133,140 @@ def test_with_support_statistics_no_query_depends_on_another(make: Any) -> None:
         assert is_transductive(learner) != alike
         outputs = learner.adapted((support[0][0], support[1][0]))
         torch.testing.assert_close(outputs(query[0][0]), learner.logits(support, query)[0])
+
+
+class Rectified(nn.BatchNorm1d):
+    """A layer with a forward of its own, as timm has them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class Written(nn.Module):
+    """Batch normalisation without a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, training=True).relu()
+
+
+class Doubled(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return 2 * w
+
+
+def parametrized() -> nn.Module:
+    norm = nn.BatchNorm1d(5)
+    nn.utils.parametrize.register_parametrization(norm, "weight", Doubled())
+    norm.register_forward_hook(lambda _, __, out: out.relu() / 2)
+    return norm
+
+
+@pytest.mark.parametrize("make", [lambda: Rectified(5), Written, parametrized, lambda: nn.SyncBatchNorm(5)])
+def test_normalisation_of_any_kind_is_by_the_support(make: Any) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+    net = nn.Sequential(plain[0], make().double(), nn.ReLU(), plain[3])  # the second ReLU of some changes nothing
+    x, y = torch.randn(2, 7, 4).double(), torch.tensor([[0, 1, 2, 0, 1, 2, 0]] * 2)
+    options: Any = {"lr": 0.3, "steps": 2, "batchnorm": "support", "only": "0.weight"}
+    parts = (x[:, :4], y[:, :4]), (x[:, 4:], y[:, 4:])
+    torch.testing.assert_close(MAML(net, **options).losses(*parts), MAML(plain, **options).losses(*parts))
+    torch.testing.assert_close(MAML(net, **options).logits(*parts), MAML(plain, **options).logits(*parts))
+
+
+class Folded(nn.Module):
+    """Tokens in the place of rows (`order` 0, 1), or rows in parts (2)."""
+
+    def __init__(self, order: int) -> None:
+        super().__init__()
+        self.norm, self.order = nn.BatchNorm1d(4), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.order == 2:
+            return torch.cat([self.norm(part[:, 0]) for part in x.split(3)])
+        y: Tensor = self.norm(x.transpose(0, self.order).flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1)
+        return y
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_rows_that_are_not_the_examples_are_refused(order: int, engine: str) -> None:
+    x, y = torch.randn(2, 6, 5, 4), torch.zeros(2, 6, dtype=torch.long)
+    maml = MAML(Folded(order), 0.1, batchnorm="support", engine=engine)
+    for call in (maml.losses, maml.backward, maml.logits):
+        with pytest.raises(InputError, match=r"sees \(.*\) for 6 support and 4 other rows"):
+            call((x, y), (x[:, :4], y[:, :4]))
+
+
+def test_outputs_that_are_not_one_per_row_and_statistics_of_one_number_are_refused() -> None:
+    pooled = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3), nn.Unflatten(0, (2, -1)), nn.Flatten(1))
+    x, y = torch.randn(2, 6, 4), torch.zeros(2, 2, dtype=torch.long)
+    with pytest.raises(InputError, match=r"\(2, 18\) are no logits of 12 rows"):
+        MAML(pooled, 0.1, batchnorm="support").losses((x, y), (x, y))
+    net, one = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (x[:, :1], y[:, :1])
+    for policy, steps in (("support", 1), ("support", 0), ("batch", 1)):
+        with pytest.raises(InputError, match="one number per channel has no variance"):
+            MAML(net, 0.1, steps=steps, batchnorm=policy).losses(one, (x, y.repeat(1, 3)))
+
+
+@pytest.mark.parametrize("make", [MAML, Reptile])
+def test_labels_need_not_be_one_per_row(make: Any) -> None:
+    """Of each task one number, which its rows' mean output has."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)).double()
+    x, y = torch.randn(2, 9, 4).double(), torch.randn(2, 1, 1, 1).double()
+    learner = make(net, 0.3, steps=0, batchnorm="support", loss=lambda out, y: (out.mean() - y).square().mean())
+    apply, params, buffers = functional(net, "support")
+    for task, loss in enumerate(learner.losses((x[:, :5], y), (x[:, 5:], y))):
+        with first_rows(5, total=9):
+            out = apply(params, buffers, x[task])[5:]
+        torch.testing.assert_close(loss, (out.mean() - y[task]).square().mean())
+
+
+class Again(nn.Module):
+    """Its forward pass is done again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.net, x, use_reentrant=False)
+        return y
+
+
+@pytest.mark.parametrize("policy", ["batch", "support"])
+def test_checkpoints_in_the_module_would_see_later_weights_and_are_refused(policy: str) -> None:
+    maml = MAML(Again(), 0.1, batchnorm=policy)
+    x, y = torch.randn(2, 6, 4), torch.zeros(2, 6, dtype=torch.long)
+    with pytest.raises(InputError, match=r"torch\.utils\.checkpoint in the module would use other weights"):
+        maml.losses((x, y), (x, y))
+    if policy == "batch":
+        with pytest.raises(InputError, match=r"torch\.utils\.checkpoint in the module"):
+            maml.clone()(x[0])
+    plain = MAML(nn.Linear(4, 3), 0.1)
+    with torch.autograd.graph.save_on_cpu():  # around the whole it is right
+        assert plain.losses((x, y), (x, y)).requires_grad
+
+
+def test_support_and_query_that_cannot_be_one_batch_are_refused() -> None:
+    net, y = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.zeros(2, 6, dtype=torch.long)
+    maml, x = MAML(net, 0.1, batchnorm="support"), torch.rand(2, 6, 4)
+    others = {
+        r"torch\.float32 \(2, 6, 4\) and torch\.uint8 \(2, 6, 4\)": (x * 255).to(torch.uint8),
+        r"and torch\.float32 \(2, 6, 5\)": torch.rand(2, 6, 5),
+        r"and 0 torch\.float32 \(2, 6, 4\)": (x,),
+    }
+    for line, other in others.items():
+        with pytest.raises(InputError, match=line):
+            maml.losses((x, y), (other, y))
+    with pytest.raises(InputError, match=r"a row per example .* c torch\.float32 \(2,\)"):
+        maml.losses(({"x": x, "c": x[:, 0, 0]}, y), ({"x": x, "c": x[:, 0, 0]}, y))
+    outputs = maml.adapted((own := x[0].clone(), y[0]))
+    expected = outputs(x[1])
+    own.zero_()  # the caller's next support
+    assert torch.equal(outputs(x[1]), expected)
+    with pytest.raises(InputError, match="in one batch"):
+        outputs(x[1, 0])
 
 
 def test_a_layer_without_batch_statistics_is_as_under_batch() -> None:

@@ -58,7 +58,7 @@ def test_learn2learn_missing_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_omniglot_cnn_refuses_colour() -> None:
-    with pytest.raises(InputError, match="grey images of 28 pixels, these have 3 channels of 84"):
+    with pytest.raises(InputError, match="grey images of 28 pixels, not 3 channels of 84"):
         build_backbone("l2l-omniglot-cnn", ways=5, channels=3, image_size=84)
 
 

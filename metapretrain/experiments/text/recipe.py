@@ -216,9 +216,7 @@ def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -
     before = round(recipe.pretrain_share * total) if method.pretraining is not None else 0
     if before >= total or (not before and method.pretraining is not None):
         share = recipe.pretrain_share
-        raise InputError(
-            f"{total} updates are too few for pretrain_share {share}: give more of them, or smaller batches"
-        )
+        raise InputError(f"{total} updates are too few for pretrain_share {share}: give more, or smaller batches")
     return before, total - before
 
 
