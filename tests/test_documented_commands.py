@@ -40,6 +40,7 @@ MADE = {  # which run stands in for runs below this folder
     "runs/demo": "demo/digits-smoke/prl-query-s0",
     "runs/stl10": "demo/digits-smoke/prl-query-s0",
     "runs/text": "text/made-paper-smoke/proto-s0",
+    "runs/fewshot": "fewshot/made-5w1s-conv4-smoke/protonet-s0",
     "runs/prompts": "prompts/made-equal-tiny-smoke/pt-s0",
 }
 SENTENCES = "id,sentence,sentence1,sentence2\na,a good film,a good film,a fine film\nb,a bad film,a bad film,rain\n"
@@ -142,6 +143,8 @@ class Checks:
                 data = ["--values", "20"]  # the made data are too few for those of a figure
             else:
                 module.options_of(options)
+            if "lake" in options:  # Lake's tests have no synthetic stand-in
+                return
             plan = [*without_data(options), *data, *CPU, "--smoke", "--dry-run", "--out", "runs"]
             assert module.main(plan) == 0
 
