@@ -26,12 +26,14 @@ from metapretrain.maml.adapt import Options, build, state_of
 from metapretrain.maml.inner import Inner, Rates, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import COMPILERS, MAML, RecordedBackward, Reptile, eagerly, learned_by, pair
 from metapretrain.maml.meta import meta_loss
-from metapretrain.nests import Nest, layout, named_leaves, rebuild, tensors
+from metapretrain.nests import Nest, layout, map_tensors, named_leaves, rebuild, tensors
 
 logger = logging.getLogger(__name__)
 
 Tensors = list[Tensor]
-BY_STEP = "inner rates by step are compiled as tensors of one shape: give such, or one rate, or leave compile out"
+BY_STEP = (
+    "inner rates by step need tensors alike in shape, dtype and requires_grad to be compiled; or leave compile out"
+)
 ALLOWED = {"optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
 # Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
 INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
@@ -75,7 +77,8 @@ class CompiledMeta:
         learner's `backward` refuses, random numbers, a module that asks for `current_step`, or gradients of other
         tensors than the module's parameters and rates.
         """
-        learner, (support, plain) = self.learner, self.learner._stacked(support, query)
+        learner = self.learner
+        support, plain = map_tensors(Tensor.contiguous, learner._stacked(support, query))  # pieces keep the strides
         query = learner._after(support, plain)
         options = {**learner._options(support), "checkpoint": False}
         options.pop("chunk")
@@ -88,10 +91,12 @@ class CompiledMeta:
         key = self._form(inner, support, query, others)
         expected = None
         if key not in self._pieces:
-            self._try(support, plain, [*named.values(), *others])
-            one = {**options, "steps": 1, "lr": inner.rates.by_step[0], "query_loss": of_query}
+            self._try(support, plain, [*named.values(), *(rate for step in rates for rate in step)])
+            apart = [rate.detach().requires_grad_(rate.requires_grad) for rate in rates[0]]  # one may have several uses
+            lr = rebuild(inner.rates.by_step[0], iter(apart))
+            one = {**options, "steps": 1, "lr": lr, "query_loss": of_query}
             losses = meta_loss(inner.loss_fn, learner._values(), support, query, **one)
-            asked = [p for p in (*fast.values(), *others) if p.requires_grad]
+            asked = [p for p in (*fast.values(), *shared, *apart) if p.requires_grad]
             expected = list(torch.autograd.grad(losses.mean(), asked, allow_unused=True, materialize_grads=True))
         state = [_stacked(p.detach(), options["tasks"]) for p in fast.values()]
         with torch.no_grad():
@@ -109,11 +114,10 @@ class CompiledMeta:
     def _form(self, inner: Inner, support: Nest, query: Nest, others: Tensors) -> tuple[Any, ...]:
         """All that the pieces keep of a call."""
         device = tensors(support)[0].device.type
-        numbers = [rate for _, rate in named_leaves(inner.rates.by_step) if not isinstance(rate, Tensor)]
         cast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         buffers = tuple(id(buffer) for buffer in self.learner.buffers())  # held by the pieces: no other gets the id
         wanted = tuple(p.requires_grad for p in others)
-        chosen = inner.steps, inner.order, inner.adapted, tuple(numbers), cast
+        chosen = inner.steps, inner.order, inner.adapted, layout(inner.rates.by_step), cast
         return layout((support, query)), chosen, buffers, wanted, state_of(inner.loss_fn)
 
     def _try(self, support: Nest, query: Nest, known: Tensors) -> None:
@@ -249,8 +253,8 @@ def _by_step(inner: Inner) -> tuple[Inner, list[Tensors]]:
     Raises InputError for steps whose rates differ in more than the numbers that such tensors hold.
     """
     by_step = inner.rates.by_step
-    if len(by_step) == 1:
-        return inner, [tensors(by_step)]
+    if len(by_step) < 2:
+        return (inner if by_step else replace(inner, rates=Rates((1.0,)))), [tensors(by_step)]
     rates = [tensors(rate) for rate in by_step]
     forms = {(layout(rate), tuple(r.requires_grad for r in tensors(rate))) for rate in by_step}
     if len(forms) > 1 or any(not isinstance(leaf, Tensor) for _, leaf in named_leaves(by_step)):

@@ -279,9 +279,7 @@ def curves_figure(runs: Mapping[str, Sequence[Path | str]], metrics: Sequence[st
     there = sorted({key for seeds in read.values() for seed in seeds for key in seed})
     shown = [metric for metric in metrics if metric in there]
     if not shown:
-        raise InputError(
-            f"none of the metrics {', '.join(metrics)} was logged; there are: {', '.join(there) or 'none'}"
-        )
+        raise InputError(f"none of the metrics {', '.join(metrics)} is logged; there are: {', '.join(there) or 'none'}")
     figure, all_axes = panels(len(shown), 2, 6.4, 4.2)
     for axes, metric in zip(all_axes, shown, strict=True):
         ends: list[tuple[float, float, str, str]] = []

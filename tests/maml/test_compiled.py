@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError
 from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, Reptile, current_step
+from metapretrain.nests import tensors
 from metapretrain.protonet.learner import ProtoNet
 
 
@@ -224,7 +225,7 @@ def test_what_would_be_wrong_is_refused_and_gradients_are_left_alone() -> None:
     for learner, words in (
         (MAML(Changed(lambda out, _: nn.functional.dropout(out)), 0.1), "random numbers"),
         (MAML(Changed(lambda out, _: out * (1 + current_step())), 0.1, steps=2), "current_step"),
-        (MAML(net(), [0.1, 0.2], steps=2), "rates by step are compiled as tensors of one shape"),
+        (MAML(net(), [0.1, 0.2], steps=2), "rates by step need tensors alike in shape"),
         (MAML(net(), [rates[0], torch.full((4, 1, 3, 3), 0.1)], steps=2), "shape"),
         (MAML(net(), 0.1, loss=lambda z, y: nn.functional.cross_entropy(z * scale, y)), "learned loss"),
     ):
@@ -251,6 +252,50 @@ def test_rates_by_step_have_the_gradients_of_backward() -> None:
             losses = step.backward(batch(0), batch(1))
             found.append([losses, rates.grad, *(p.grad for p in learner.parameters())])
         torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
+
+
+def test_a_rate_may_have_several_uses_and_each_step_a_leaf_of_its_own() -> None:
+    def used(net: nn.Module) -> list[Any]:
+        a, b = (torch.tensor(rate, dtype=torch.float64, requires_grad=True) for rate in (0.1, 0.5))
+        names = [name for name, _ in net.named_parameters()]
+        own = dict(zip(names, (a, b, a, b), strict=True))
+        return [[a, b, a], dict.fromkeys(names, a), [own, dict.fromkeys(names, b), own], [net[4].bias[0], a, b]]
+
+    for number in range(4):
+        found = []
+        for compiled in (False, True):
+            torch.manual_seed(0)
+            learner = MAML(plain(), 0.1, steps=3)
+            with torch.no_grad():
+                learner.module[4].bias.fill_(0.2)
+            learner.lr = used(learner.module)[number]
+            step: Any = CompiledMeta(learner, backend="eager") if compiled else learner
+            losses = step.backward(batch(0), batch(1))
+            leaves = {id(leaf): leaf.grad for leaf in tensors(learner.lr) if leaf.is_leaf}
+            found.append([losses, *leaves.values(), *(p.grad for p in learner.parameters())])
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
+
+
+def test_pieces_are_compiled_anew_for_rates_of_another_form_and_take_any_strides() -> None:
+    torch.manual_seed(0)
+    learner = MAML(plain(), 0.1, steps=2)
+    compiled, named = CompiledMeta(learner, backend="eager"), dict(learner.module.named_parameters())
+    first, *_, last = named
+    parts = [tuple(torch.cat([x, x], 1)[:, :6] for x in batch(seed)) for seed in (0, 1)]
+    rate = torch.tensor(0.5, dtype=torch.float64)
+    for lr in (
+        {**dict.fromkeys(named, 0.1), first: rate},
+        {**dict.fromkeys(named, 0.1), last: rate},
+        {**dict.fromkeys(named, 0.1), last: rate * torch.rand_like(named[last])},
+    ):
+        learner.lr = lr
+        found = []
+        for step in (learner, compiled):
+            learner.zero_grad()
+            found.append([step.backward(*parts), *(p.grad for p in learner.parameters())])  # type: ignore[attr-defined]
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
+    learner.lr, learner.steps = [], 0
+    torch.testing.assert_close(compiled.backward(*parts), learner.backward(*parts))
 
 
 def odd_convolutions() -> nn.Sequential:
