@@ -2,16 +2,17 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from metapretrain.data.few_shot import FewShotData, check_disjoint
 from metapretrain.data.images import ImageSet
-from metapretrain.episodes import EpisodePlan, EpisodeSampler, EpisodeSpec, TaskStream
+from metapretrain.episodes import EpisodePlan, EpisodeSampler, EpisodeSpec, ShuffledBatches, TaskStream
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.episodes import (
     EpisodeResult,
@@ -28,7 +29,6 @@ from metapretrain.experiments.fewshot.learning import (
     SUPERVISED,
     EpisodeStacks,
     FewShotMethod,
-    ImageBatches,
     MetaStep,
     build_learner,
 )
@@ -167,6 +167,19 @@ def centre(learner: Any, data: FewShotData, most: int | None = None) -> None:
         learner.find_centre(embed(learner.module, images[::every], device=learner.centre.device))
 
 
+class ImageBatches(ShuffledBatches):
+    """Shuffled images in place of episodes: {"query": (1, B), "query_y": (1, B)} of rows and labels, int64."""
+
+    def __init__(self, labels: Tensor, batch_size: int, **how: Any) -> None:
+        super().__init__(len(labels), batch_size, **how)
+        self.labels = labels
+
+    def iter_from(self, position: int) -> Iterator[Any]:
+        """The batches of the epoch but for the first `position`."""
+        for rows in super().iter_from(position):
+            yield {"query": rows[None], "query_y": self.labels[rows][None]}
+
+
 def settings_of(method: FewShotMethod, seed: int, machine: Machine) -> TrainSettings:
     """The training loop's settings; fp16, or a value that the loop refuses, is an InputError."""
     if machine.precision == "fp16":
@@ -255,6 +268,8 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
 
     def check(self, methods: Mapping[str, FewShotRow], seeds: Sequence[int]) -> None:
         check_seeds(seeds)
+        if told := self.lacking(methods, seeds):
+            raise InputError(told)
         self._check_episodes(methods)
         for name, method in methods.items():
             self.check_row(name, method)

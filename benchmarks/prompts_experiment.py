@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import decisive
 from metapretrain.data.texts import SentenceData
 from metapretrain.draws import epoch_order
 from metapretrain.episodes.groups import group_agreement
@@ -26,13 +27,13 @@ from metapretrain.experiments.prompts.data import (
     Pool,
     PromptData,
     PromptInputs,
-    majority_class,
-    predict_rows,
+    allowed_words,
+    word_scores,
 )
 from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, run_stack, train_meta
 from metapretrain.experiments.prompts.recipe import SENTIMENT, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
-from metapretrain.models.language_models import stored_bits
+from metapretrain.models.language_models import language_source, stored_bits
 from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
 from metapretrain.report.layout import Column, Layout
 from metapretrain.training import RunFolder
@@ -64,7 +65,8 @@ def majority_scores(sets: Sequence[SentenceData]) -> dict[str, float]:
     """The same on the test rows for the most frequent class of each training part."""
     found: dict[str, float] = {}
     for one in sets:
-        constant = torch.full((len(one.test),), majority_class(one))
+        counts = torch.bincount(one.train.require_labels(), minlength=one.num_classes)
+        constant = counts.argmax().expand(len(one.test))  # the lowest of equals
         found |= {f"majority_{name}": value for name, value in _scores(one, constant).items()}
     return found | _means(found, sets, ("majority_",))
 
@@ -81,6 +83,31 @@ def _means(scores: Mapping[str, float], sets: Sequence[SentenceData], prefixes: 
         names = [f"{prefix}{one.name}_{metric}" for one in sets]
         if scores.keys() >= set(names):
             found[f"{prefix}mean_{metric}"] = sum(scores[name] for name in names) / len(names)
+    return found
+
+
+@torch.no_grad()
+def predict_rows(
+    model: PromptedModel,
+    prompt: Tensor,
+    pool: Pool,
+    rows: Tensor,
+    words: Sequence[int],
+    *,
+    device: str,
+    precision: str,
+    batch_size: int = 128,
+) -> Tensor:
+    """The class of each row under a prompt (L, D), int64 (N,) in 0..C-1, on the CPU."""
+    order = torch.argsort(pool.lengths[rows], stable=True)
+    allowed = allowed_words([words], len(model.verbalizer), device)
+    found = torch.empty(len(rows), dtype=torch.int64)
+    parts = []
+    for part in order.split(batch_size):
+        with mixed_precision(device, precision):
+            scores = word_scores(model, prompt[None].to(device), pool.gather(rows[part][None]), allowed, "vocabulary")
+        parts.append(decisive(scores[0][:, list(words)]).argmax(-1))
+    found[order] = torch.cat(parts).cpu()
     return found
 
 
@@ -144,6 +171,11 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             self.recipe.steps(method.objective, clusters)
         if method.grouping == "label" and clusters < len(SENTIMENT):
             raise InputError(f"{name} needs meta.clusters of at least {len(SENTIMENT)}, a label each; got {clusters}")
+
+    def imports(self, method: PromptMethod) -> list[str]:
+        stored = language_source(self.recipe.model, self.cache).endswith(".gguf")
+        learned = method.grouping is not None or method.source == "pseudo"
+        return ["transformers", *["gguf"] * stored, *["sklearn.cluster"] * learned]
 
     def model(self, method: PromptMethod) -> dict[str, Any]:
         r, own = self.recipe, {**asdict(method), "start": self._start_of(method)}

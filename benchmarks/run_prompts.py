@@ -23,21 +23,14 @@ import ctrl_c  # noqa: F401
 from lend_prompts import LendingExperiment
 from pseudo_labels import pseudo_labelled
 from report_prompts import LAYOUT
-from script_options import add_table_options, own_tasks, refuse_two_schedules, schedule_names
+from script_options import add_table_options, own_tasks, refuse_two_schedules, schedule_names, single_machine_of
 
 from metapretrain.data.made import made_sentiment
 from metapretrain.data.published import concatenate
 from metapretrain.data.registry import PLAIN, load_plain, load_sentiment, names_giving
 from metapretrain.data.texts import SentenceData
 from metapretrain.errors import InputError
-from metapretrain.experiments.command import (
-    Table,
-    folder_name,
-    script_main,
-    single_machine_of,
-    table_arguments,
-    table_parser,
-)
+from metapretrain.experiments.command import Table, folder_name, script_main, table_arguments, table_parser
 from metapretrain.experiments.prompts.data import NO_TEXTS, PromptData
 from metapretrain.experiments.prompts.recipe import Meta, PromptMethod, PromptRecipe, Tuning
 from metapretrain.experiments.recipe import override

@@ -23,10 +23,11 @@ import pike  # noqa: F401
 from report_schedule import LAYOUT, plot_schedule
 from schedule_experiment import ScheduleExperiment
 from scratch_encoders import SIZES, Encoders
+from script_options import single_machine_of
 from source_tasks import schedule_texts
 
 from metapretrain.errors import InputError, one_of
-from metapretrain.experiments.command import Table, script_main, single_machine_of, table_arguments, table_parser
+from metapretrain.experiments.command import Table, script_main, table_arguments, table_parser
 from metapretrain.experiments.recipe import override
 from metapretrain.experiments.schedule.recipe import (
     FIXED,

@@ -15,6 +15,8 @@ from metapretrain.checks import parse_value
 from metapretrain.data.tables import TABLE_OPTIONS, TableError, read_texts, table_options
 from metapretrain.data.texts import KINDS, TextTask, hold_out
 from metapretrain.errors import InputError, one_of
+from metapretrain.experiments.base import Machine
+from metapretrain.experiments.command import machine_of
 from metapretrain.options import Parser, named_file
 from metapretrain.scheduling import SCHEDULERS
 
@@ -86,6 +88,17 @@ def _own_task(name: str, file: Path, other: Path | None, given: Mapping[str, str
     if held is None:
         train, held = hold_out(train, max(1, len(train) // 5))
     return TextTask(name, kind, replace(train, split="train"), train.subset([]), replace(held, split="dev"), **known)
+
+
+def single_machine_of(options: Namespace) -> Machine:
+    """Return the machine of an experiment whose runs are one process each.
+
+    InputError: this is one of several processes.
+    """
+    machine = machine_of(options)
+    if machine.world > 1:
+        raise InputError("a run is one process; run rows side by side with --jobs-per-device, on all GPUs")
+    return machine
 
 
 def schedule_names(task: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
 import math
 import operator
@@ -27,19 +28,42 @@ def user_path(name: str | Path) -> Path:
     return Path(os.path.expanduser(name))
 
 
-_NEEDS = "pip install gym requests scipy tqdm"
-INSTALL = f'pip install --no-deps --config-settings="--build-option=build_ext" learn2learn==0.2.0 && {_NEEDS}'
+_INSTALL = {"sklearn": "scikit-learn", "PIL": "pillow", "umap": "umap-learn", "onnxscript": "onnx onnxscript"}
+_BUILD = '--no-deps --config-settings="--build-option=build_ext"'  # needs a C compiler
+_INSTALL["learn2learn"] = f"{_BUILD} learn2learn==0.2.0 && pip install gym requests scipy tqdm"
 
 
-def import_learn2learn(what: str = "learn2learn") -> Any:
-    """The module learn2learn; raises InputError, whose line `what` begins: it, or what it imports, is not installed."""
+def install(package: str) -> str:
+    """The command that installs what is imported by this name."""
+    return f"pip install {_INSTALL.get(package, package.replace('_', '-'))}"
+
+
+def lacking(module: str, load: bool = True) -> str | None:
+    """Which package `import module` lacks, and what installs it; None: none. Without `load` nothing is imported.
+
+    Example:
+        >>> lacking("json"), lacking("no_such.part")
+        (None, 'no_such, which is not installed: pip install no-such')
+    """
+    name = module.partition(".")[0]
     try:
-        import learn2learn
-    except ImportError as error:
-        if error.name not in (None, "learn2learn"):
-            raise InputError(f"{what} cannot be imported: {error}; {_NEEDS}") from None
-        raise InputError(f"{what} is not installed: {INSTALL} (needs a C compiler)") from None
-    return learn2learn
+        if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
+        if load:
+            importlib.import_module(module)
+    except Exception as error:  # whatever a damaged package raises
+        why = f"cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+            name, why = error.name, "is not installed"
+        return f"{name}, which {why}: {install(name)}"
+    return None
+
+
+def require(module: str, what: str, instead: str = "") -> Any:
+    """The module that `what` needs; InputError: it cannot be imported, with what installs it, or what to do instead."""
+    if (why := lacking(module)) is not None:
+        raise InputError(f"{what} needs {why}{instead}")
+    return sys.modules[module]
 
 
 MOST = 2**62  # above it, sums of two numbers leave the range of int64

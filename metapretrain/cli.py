@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metapretrain import __version__
-from metapretrain.checks import check_device
+from metapretrain.checks import check_device, require
 from metapretrain.errors import InputError, one_of
 from metapretrain.options import (
     Parser,
@@ -192,10 +192,7 @@ def run_push(options: Namespace) -> int:
 
 def run_completion(options: Namespace) -> int:
     """Print the script that completes this command in a shell."""
-    try:
-        import shtab
-    except ImportError:
-        raise InputError("completion needs shtab, which is not installed: pip install shtab") from None
+    shtab = require("shtab", "completion")
     parser = build_parser()
     commands = next(action for action in parser._actions if isinstance(action.choices, dict)).choices
     for sub in commands.values():  # type: ignore[union-attr]

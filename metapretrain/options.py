@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from metapretrain.checks import PRECISIONS, check_device_name, leave_ranks, user_path
+from metapretrain.checks import PRECISIONS, check_device_name, install, leave_ranks, user_path
 from metapretrain.errors import InputError, one_of
 
 Value = TypeVar("Value")
@@ -285,8 +285,8 @@ def _load_plugins(argv: Sequence[str] | None) -> None:
 def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
     """Wrap a script's `main(argv)`: files of `--plugin` come first, bad input is one line and status 2, Ctrl-C 130.
 
-    So are files that cannot be read or written, and lack of memory. The wrapped function returns the exit status; any
-    other exception passes with its traceback. Text that the terminal cannot show is printed with escapes.
+    So are missing packages, files that cannot be read or written, and lack of memory. The wrapped function returns
+    the exit status; other exceptions pass with their traceback. What a terminal cannot show is printed with escapes.
     """
 
     @functools.wraps(main)
@@ -310,6 +310,10 @@ def main_guard(main: Callable[[Sequence[str] | None], int | None]) -> Callable[.
                     sys.stdout.flush()
         except InputError as error:
             return _failed(str(error))
+        except ModuleNotFoundError as error:
+            if not error.name or "." in error.name or error.name == "metapretrain":
+                raise
+            return _failed(f"{error.name} is not installed: {install(error.name)}")
         except KeyboardInterrupt:
             print(STOPPED, file=sys.stderr)
             return INTERRUPTED

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from metapretrain.checks import check_seed, import_learn2learn, whole
+from metapretrain.checks import check_seed, require, whole
 from metapretrain.draws import Bits, Use, permutations
 from metapretrain.episodes.dataset import Batch, Episode, check_rows
 from metapretrain.episodes.sampler import EpisodeSampler
@@ -19,7 +19,7 @@ def to_metadataset(x: torch.Tensor, labels: torch.Tensor) -> Any:
 
     Raises InputError: learn2learn is not installed.
     """
-    return import_learn2learn().data.MetaDataset(torch.utils.data.TensorDataset(x, labels))
+    return require("learn2learn", "a MetaDataset").data.MetaDataset(torch.utils.data.TensorDataset(x, labels))
 
 
 def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
@@ -28,7 +28,7 @@ def to_taskset(dataset: Any, sampler: EpisodeSampler) -> Any:
     A task is a pair (data, labels 0..W-1), support rows first, then query rows. Items of `dataset` are (x, label).
     Raises InputError: learn2learn is not installed, or labels and rows differ in number.
     """
-    l2l = import_learn2learn()
+    l2l = require("learn2learn", "a Taskset")
     check_rows(dataset, sampler)
     if not isinstance(dataset, l2l.data.MetaDataset):
         if not isinstance(dataset, torch.utils.data.Dataset):

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
+from metapretrain.checks import lacking
 from metapretrain.distributed import wait_for_all
 from metapretrain.errors import InputError
 from metapretrain.files import check_sums, write_sums
@@ -49,6 +50,9 @@ class Machine:
 
 
 log = logging.getLogger(__name__)
+# What every run imports after its training has begun, and with figures; `Experiment.imports` says what some rows do.
+ALWAYS = ("accelerate", "scipy.special", "tensorboard.compat")
+DRAWN = ("matplotlib.figure", "PIL.Image")
 NO_COST: Mapping[str, Any] = {"encoder_passes": 0, "updates": 0, "wall_s": 0.0}
 R = TypeVar("R")
 D = TypeVar("D")
@@ -153,6 +157,10 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
     def check_row(self, name: str, method: M) -> None:
         """Refuse a row that cannot be run with this recipe and data; by default none."""
 
+    def imports(self, method: Any) -> Iterable[str]:
+        """Modules of other packages that this row, or pretraining, imports once it runs, besides those of every row."""
+        return ()
+
     @abstractmethod
     def plan(self, methods: Mapping[str, M]) -> list[str]:
         """Return one line per row with its budget: what `--dry-run` prints."""
@@ -237,6 +245,8 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
     def check(self, methods: Mapping[str, M], seeds: Sequence[int]) -> None:
         """Refuse now, before anything is trained, with an InputError, what a row would refuse when its turn comes."""
         check_seeds(seeds)
+        if told := self.lacking(methods, seeds):
+            raise InputError(told)
         shared: dict[str, Any] = {}
         for name, method in methods.items():
             self.check_row(name, method)
@@ -250,6 +260,31 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
                     if self.resume:
                         self.finished(name, method, seed)
         check_neighbours(self.root, {"choices": self._choices(), "data": self._data()})
+
+    def lacking(self, methods: Mapping[str, M], seeds: Sequence[int], load: bool = True) -> str:
+        """What rows and pretrainings that are still to run cannot import here, in one line; empty: nothing.
+
+        Without `load` nothing is imported, and packages that are there are taken to be whole.
+        """
+
+        def done(name: str) -> bool:
+            return all((self.path(name, seed) / "result.json").is_file() for seed in seeds)
+
+        told: dict[str, list[str]] = {}
+        drawn = {} if self.figures is None else dict.fromkeys(DRAWN, "; or give --no-figures")
+        for name, method in methods.items():
+            plan = self.pretraining_run(method)
+            parts = [method] if plan is None or done(plan[0]) else [method, plan[1]]
+            later = dict.fromkeys((*ALWAYS, *(module for part in parts for module in self.imports(part))), "")
+            for module, instead in ({} if self.resume and done(name) else drawn | later).items():
+                if (why := lacking(module, load)) is not None and name not in told.setdefault(why + instead, []):
+                    told[why + instead].append(name)
+        kept = [name for name in methods if not any(name in rows for rows in told.values())]
+        lines = []
+        for why, rows in told.items():
+            named = "all rows" if 1 < len(rows) == len(methods) else ", ".join(rows)
+            lines.append(f"{named} need{'s' * (len(rows) == 1)} {why}")
+        return "; ".join(lines) + f"; or run the other rows alone: --methods {','.join(kept)}" * bool(told and kept)
 
     def rows(self, methods: Mapping[str, M], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Run every row for every seed, after their pretrainings; yield the results of the rows."""

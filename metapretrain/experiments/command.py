@@ -1,5 +1,6 @@
 """The shared main of the scripts: options, the folder's name, rows side by side or in turn, and their table."""
 
+import logging
 import os
 import queue
 import re
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from metapretrain.checks import check_device, check_precision
+from metapretrain.checks import check_device, check_precision, require
 from metapretrain.errors import InputError, brief
 from metapretrain.evaluation.robustness import corrupt_runs
 from metapretrain.experiments.base import Experiment, Machine
@@ -28,6 +29,7 @@ from metapretrain.report.figures import REDUCERS, usable_reducer
 from metapretrain.training.environment import running
 from metapretrain.training.logs import METRICS, ProgressLine
 
+log = logging.getLogger(__name__)
 STOP_SECONDS = 10.0  # after Ctrl-C or a signal a job has this long to end by itself
 
 
@@ -96,10 +98,14 @@ def run_jobs(jobs: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, st
                 return
             reason = run(name, place)
             with lock:
-                if reason is not None:
-                    failed[name] = reason
                 ended += 1
                 bar.update()
+                if reason is not None:
+                    failed[name] = reason
+                    if not stopped.is_set():
+                        others = "; the others go on" * (ended < len(jobs))
+                        with bar.external_write_mode(file=sys.stderr):
+                            log.error("job %s failed: %s (log: %s)%s", name, reason, logs / f"{name}.log", others)
 
     def run(name: str, place: Mapping[str, str]) -> str | None:
         log = logs / f"{name}.log"
@@ -209,17 +215,6 @@ def machine_of(options: Namespace) -> Machine:
     return Machine(
         device, options.precision, compiled, graph, local, rank, world, tuple(getattr(options, "log_to", ()))
     )
-
-
-def single_machine_of(options: Namespace) -> Machine:
-    """Return the machine of an experiment whose runs are one process each.
-
-    InputError: this is one of several processes.
-    """
-    machine = machine_of(options)
-    if machine.world > 1:
-        raise InputError("a run is one process; run rows side by side with --jobs-per-device, on all GPUs")
-    return machine
 
 
 def folder_name(options: Namespace, *parts: str | None) -> str:
@@ -391,20 +386,21 @@ def due(
 
     InputError: a run would be refused (before anything is trained), or some jobs failed.
     """
-    chosen = [{name: table.methods[name] for name in options.methods} for table in tables]
+    chosen = [(table, {name: table.methods[name] for name in options.methods}) for table in tables]
+    if getattr(options, "corrupt", False):
+        require("PIL.Image", "--corrupt", "; or leave it out")
     if options.dry_run:
-        print(
-            "\n".join(
-                line for table, rows in zip(tables, chosen, strict=True) for line in _planned(table, rows, options)
-            )
-        )
+        print("\n".join(line for table, rows in chosen for line in _planned(table, rows, options)))
+        missing = [table.experiment.lacking(rows, options.seeds, load=False) for table, rows in chosen]
+        for told in filter(None, dict.fromkeys(missing)):
+            log.warning("%s", told)
         return
     left = []
-    for table, rows in zip(tables, chosen, strict=True):
+    for table, rows in chosen:
         table.experiment.check(rows, options.seeds)
         left += table.experiment.left(rows, options.seeds)
     places = slots(options.device, options.jobs_per_device)
-    for (experiment, _, more), rows in zip(tables, chosen, strict=True):
+    for (experiment, _, more), rows in chosen:
         if len(places) > 1 and experiment.machine.world == 1 and not options.job:
             run_jobs(_jobs(rows, options, [*command, *more]), places, experiment.root / "logs")
         else:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from metapretrain.checks import import_learn2learn
+from metapretrain.checks import require
 from metapretrain.errors import InputError
 from metapretrain.maml.inner import (
     Inner,
@@ -237,10 +237,7 @@ def descend_by_higher(inner: Inner, params: Named, batch: Nest, tasks: None = No
 
 
 def _differentiable(inner: Inner, fast: Named) -> Any:
-    try:
-        import higher
-    except ImportError:
-        raise InputError("engine 'higher' needs the package higher: pip install higher") from None
+    higher = require("higher", "engine 'higher'")
     # Its own parameters only tell higher the groups, one a parameter so that each can have a rate.
     stand_ins = [p.detach().clone().requires_grad_() for p in fast.values()]
     groups: list[dict[str, Any]] = [{"params": [p]} for p in stand_ins]
@@ -253,7 +250,7 @@ def _differentiable(inner: Inner, fast: Named) -> Any:
 
 def descend_by_learn2learn(inner: Inner, params: Named, batch: Nest, tasks: None = None) -> tuple[Named, Named]:
     """As :func:`descend` for one task, by learn2learn's update of a module."""
-    utils = import_learn2learn("engine 'learn2learn'").utils
+    utils = require("learn2learn", "engine 'learn2learn'").utils
     fast, frozen = inner.begin(params, tasks)
     holder = utils.clone_module(_holder(fast)) if inner.graph else _holder(fast)
     for step in range(inner.steps):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metapretrain.checks import number, whole
+from metapretrain.checks import number, require, whole
 from metapretrain.data.images import normalisation
 from metapretrain.errors import InputError, one_of
 
@@ -289,13 +289,7 @@ def build_backbone(
         return Backbone(encoder, None if ways is None else nn.Linear(encoder.features, ways), mean, std)
     if name == "l2l-omniglot-cnn" and (channels, image_size) != (1, 28):
         raise InputError(f"{name} takes grey images of 28 pixels, not {channels} channels of {image_size} pixels")
-    try:
-        from learn2learn.vision import models
-    except ImportError as error:
-        raise InputError(
-            f"backbone {name} needs learn2learn, which is not installed ({error}); see extra learn2learn in setup.py, "
-            "or take conv4"
-        ) from None
+    models = require("learn2learn.vision.models", f"backbone {name}", "; or take conv4")
     sizes = {"hidden_size": 64, "channels": channels, "embedding_size": 64 * (image_size // 16) ** 2}
     net: Any = models.OmniglotCNN(ways or 1) if name == "l2l-omniglot-cnn" else models.CNN4(ways or 1, **sizes)
     return Backbone(net.features, None if ways is None else net.classifier, mean, std)

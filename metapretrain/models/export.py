@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metapretrain.checks import require
 from metapretrain.data.images import light_on_dark
 from metapretrain.errors import InputError, one_of
 from metapretrain.files import json_bytes, one_line_errors, save_tensors, write_whole
@@ -90,13 +91,8 @@ def _program(model: Any) -> tuple[Exported, dict[str, Any]]:
 def _onnx(model: Any, path: Path) -> None:
     module, how = _program(model)
     how |= {"input_names": ["images"], "output_names": ["features", "logits"][: len(module(*how["args"]))]}
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"ONNX needs packages that are missing ({error}): pip install onnx onnxscript, or --format torch"
-        ) from None
+    require("onnxscript", "format onnx", "; or take --format torch")
+    require("onnx", "format onnx", "; or take --format torch")
     program: Any = torch.onnx.export(module, **how, dynamo=True, verbose=False)
     program.model.metadata_props["metapretrain"] = json.dumps(_about(model))
     program.save(str(path), external_data=False)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from metapretrain.checks import lacking
 from metapretrain.errors import InputError, one_of
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.evaluation.predictions import confusion
@@ -94,12 +95,9 @@ REDUCERS = {"tsne": "t-SNE", "umap": "UMAP"}
 
 def usable_reducer(name: str) -> str:
     """Return what maps are drawn by: `tsne` in place of `umap`, with a warning, where umap-learn is not installed."""
-    if one_of("reducer", name, REDUCERS) == "umap":
-        try:
-            import umap  # noqa: F401
-        except ImportError:
-            log.warning("maps are drawn by t-SNE, as UMAP is not installed: pip install umap-learn")
-            return "tsne"
+    if one_of("reducer", name, REDUCERS) == "umap" and (why := lacking("umap")) is not None:
+        log.warning("maps are drawn by t-SNE in place of %s", why)
+        return "tsne"
     return name
 
 

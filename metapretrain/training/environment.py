@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from metapretrain.checks import INSTALL, check_device, check_precision
+from metapretrain.checks import check_device, check_precision, install
 from metapretrain.errors import InputError
 
 GIB = 2**30
@@ -127,9 +127,9 @@ def set_random_state(state: Mapping[str, torch.Tensor]) -> None:
 _PACKAGES = "metapretrain torch torchvision numpy transformers accelerate safetensors".split()
 _PACKAGES += "tensorboard scikit-learn scipy matplotlib pillow tqdm higher pytorch-metric-learning".split()
 _EXTRAS = {
-    "learn2learn": ("the peer of the speed benchmark, task sets", INSTALL),
-    "umap-learn": ("UMAP figures", "pip install umap-learn"),
-    "peft": ("prompts that load in PEFT", "pip install peft"),
+    "learn2learn": "the peer of the speed benchmark, task sets",
+    "umap-learn": "UMAP figures",
+    "peft": "prompts that load in PEFT",
 }
 _ROOTS = ("/", "~/")
 _ABSOLUTE = re.compile(r"(?<![\w./])~?/(?!/)[^\s'\",;:()\[\]{}]+")
@@ -224,8 +224,7 @@ def doctor() -> str:
         if name not in {"torch", "metapretrain"}:
             rows.append((name, _version(name) or f"missing: pip install {name}"))
     rows.insert(1, ("metapretrain", _version("metapretrain") or "not installed: pip install -e ."))
-    for name, (use, install) in _EXTRAS.items():
-        rows.append((name, _version(name) or f"missing ({use}): {install}"))
+    rows += [(name, _version(name) or f"missing ({use}): {install(name)}") for name, use in _EXTRAS.items()]
     names = filter(None, (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang"))
     compiler = next(filter(None, map(shutil.which, names)), None)
     rows.append(("C compiler", compiler or "missing: needed only to build learn2learn; install gcc or clang"))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from metapretrain.checks import require
 from metapretrain.errors import InputError
 from metapretrain.files import json_bytes, plain, sync_folder, write_all, write_whole
 from metapretrain.training.settings import flatten
@@ -306,11 +307,8 @@ class Tracker:
     def writer(self) -> SummaryWriter:
         """The writer, opened when first asked for."""
         if self._open is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise InputError("TensorBoard is missing: pip install tensorboard") from error
-            self._open = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+            tensorboard = require("torch.utils.tensorboard", "a run's log")
+            self._open = tensorboard.SummaryWriter(str(self._folder), purge_step=self._purge_step)
         return self._open
 
     def cut_back(self, step: int) -> None:

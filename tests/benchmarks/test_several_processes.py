@@ -15,8 +15,8 @@ import run_prompts
 import run_schedule
 import run_stl10
 import run_text
+import script_options
 
-from metapretrain.experiments import command
 from metapretrain.experiments.base import Machine
 
 
@@ -24,7 +24,7 @@ from metapretrain.experiments.base import Machine
 def test_a_run_of_one_process_says_what_to_do_instead(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "machine_of", lambda _: Machine(rank=1, world=2))
+    monkeypatch.setattr(script_options, "machine_of", lambda _: Machine(rank=1, world=2))
     assert script.main(["--smoke", "--out", str(tmp_path / "runs")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and "one process" in lines[0] and "--jobs-per-device" in lines[0]

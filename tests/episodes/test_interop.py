@@ -110,7 +110,7 @@ def test_a_sampler_of_other_labels_is_refused(l2l: Any) -> None:
 
 def test_without_learn2learn_one_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "learn2learn", None)
-    with pytest.raises(InputError, match="learn2learn is not installed: pip install --no-deps") as error:
+    with pytest.raises(InputError, match="learn2learn, which is not installed: pip install --no-deps") as error:
         to_taskset(DATA, sampler())
     assert "\n" not in str(error.value)
 

@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import prompts_experiment as prompts
 import pytest
 import torch
 from entity_tasks import LabelTask
@@ -17,7 +18,6 @@ from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_embeddings, evaluate_episodes
 from metapretrain.evaluation.representation import knn_predict, nearest_prototype, silhouette
 from metapretrain.experiments.images.training import classify
-from metapretrain.experiments.prompts import data as prompts
 from metapretrain.experiments.schedule.tasks.base import ClassTask
 from metapretrain.experiments.schedule.tasks.tokens import MaskedLM
 from metapretrain.experiments.text.objectives import head_predictions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -62,6 +63,27 @@ def test_failures_are_named_with_their_last_line_and_the_others_are_done(tmp_pat
     assert (tmp_path / "logs" / "bad.log").read_text().startswith("first\nerror: no such data")
 
 
+def test_a_failure_is_told_while_the_others_go_on(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+
+    class Tell(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.write_text(record.getMessage())
+
+    # the good job ends only once the failure of the other one has been told
+    waits = shell(f"for i in $(seq 3000); do [ -e {told} ] && exit 0; sleep 0.02; done; exit 1")
+    jobs = {"good": waits, "bad": shell("echo 'error: no such data'; exit 2")}
+    logger, handler = logging.getLogger("metapretrain"), Tell()
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(InputError, match="1 of 2 jobs failed"):
+            run_jobs(jobs, [{}, {}], tmp_path / "logs")
+    finally:
+        logger.removeHandler(handler)
+    log = tmp_path / "logs" / "bad.log"
+    assert told.read_text() == f"job bad failed: error: no such data (log: {log}); the others go on"
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_jobs_and_starts_no_more(tmp_path: Path, sent: signal.Signals) -> None:
     # A shell's background command ignores Ctrl-C, and what it starts would as well: the process asks for it again.
@@ -91,6 +113,7 @@ def test_a_signal_ends_the_jobs_and_starts_no_more(tmp_path: Path, sent: signal.
     assert len(pids) == 2, process.stderr.read()
     os.kill(process.pid, sent)  # to the parent alone: the jobs must be ended by it
     told, _ = process.stderr.read(), process.wait(timeout=120)
+    assert b"failed" not in told  # they were stopped
     assert b"KeyboardInterrupt" in told if sent == signal.SIGINT else process.returncode == -sent
     left = sorted(path.name for path in tmp_path.glob("*-*"))
     assert left == ["ended-a", "ended-b", "pid-a", "pid-b"]  # each was asked to end, and no other began

@@ -53,7 +53,7 @@ def test_learn2learns_networks_keep_their_parts(name: str) -> None:
 def test_learn2learn_missing_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("learn2learn", "learn2learn.vision", "learn2learn.vision.models"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=r"l2l-cnn4 needs learn2learn, which is not installed .* take conv4"):
+    with pytest.raises(InputError, match=r"l2l-cnn4 needs learn2learn, which is not installed: .* take conv4"):
         build_backbone("l2l-cnn4", ways=5, channels=1, image_size=28)
 
 

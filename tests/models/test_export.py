@@ -156,7 +156,7 @@ def test_what_cannot_be_exported_is_one_line(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(InputError, match="is there already, as another kind or a file of the run"):
             export(deep, format, out)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(InputError, match="pip install onnx onnxscript, or --format torch"):
+    with pytest.raises(InputError, match="pip install onnx onnxscript; or take --format torch"):
         export(deep, "onnx")
 
 

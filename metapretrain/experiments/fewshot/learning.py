@@ -14,7 +14,7 @@ from metapretrain.data.augment import BatchAugment
 from metapretrain.data.few_shot import FewShotData
 from metapretrain.distributed import mean_over_ranks
 from metapretrain.draws import seeded
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec, ShuffledBatches
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import own_gradients
 from metapretrain.maml import MAML, POLICIES, CompiledMeta, Reptile, fading_weights
@@ -252,19 +252,6 @@ def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways:
         )
         classes = len(data.train.classes) if method.learner == SUPERVISED else ways
         return make_learner(asdict(method), net, classes)
-
-
-class ImageBatches(ShuffledBatches):
-    """Shuffled images in place of episodes: {"query": (1, B), "query_y": (1, B)} of rows and labels, int64."""
-
-    def __init__(self, labels: Tensor, batch_size: int, **how: Any) -> None:
-        super().__init__(len(labels), batch_size, **how)
-        self.labels = labels
-
-    def iter_from(self, position: int) -> Iterator[Any]:
-        """The batches of the epoch but for the first `position`."""
-        for rows in super().iter_from(position):
-            yield {"query": rows[None], "query_y": self.labels[rows][None]}
 
 
 class EpisodeStacks:

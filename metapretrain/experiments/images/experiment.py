@@ -19,6 +19,7 @@ from metapretrain.evaluation.representation import accuracy, knn_predict, neares
 from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.command import Table, due, machine_of, table_arguments, tell, write_all
 from metapretrain.experiments.images.data import ImageData, describe
+from metapretrain.experiments.images.objectives import OBJECTIVES, sources
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
 from metapretrain.experiments.images.training import (
     SCHEDULED,
@@ -104,6 +105,12 @@ class ImageExperiment(Experiment[ImageRecipe, ImageData, ImageMethod, TrainedIma
         if method.objective == SCHEDULED:
             check_scheduled(self.recipe, self.machine)
         updates(self.recipe, self.data, method)
+
+    def imports(self, method: ImageMethod) -> list[str]:
+        trained = () if method.head is not None else sources().values() if method.objective == SCHEDULED else None
+        objectives = [method.objective] if trained is None else trained
+        encoder = ["torchvision"] * ((method.encoder or self.recipe.encoder) == "resnet18")
+        return ["sklearn.neighbors", *encoder, *(name for one in objectives for name in OBJECTIVES[one].kind.imports)]
 
     def model(self, method: ImageMethod) -> dict[str, Any]:
         return describe(self.data, method.encoder or self.recipe.encoder, self.recipe.stem, method.head)

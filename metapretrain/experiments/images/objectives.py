@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Generic, TypeVar, cast, get_type_hints
@@ -29,10 +29,14 @@ T = TypeVar("T", bound=nn.Module)  # a kind of objective
 
 
 class Objective(nn.Module, ABC):
-    """A loss for image encoders; `views`: encoder passes per image, `labelled`: labels are read."""
+    """A loss for image encoders; `views`: encoder passes per image, `labelled`: labels are read.
+
+    `imports`: modules of other packages that it imports when it is built; they are looked for before any run starts.
+    """
 
     views = 1
     labelled = True
+    imports: Sequence[str] = ()
 
     def __init__(self, images: Images) -> None:
         super().__init__()
@@ -117,6 +121,7 @@ class SimCLR(Objective):
 
     views = 2
     labelled = False
+    imports = ("pytorch_metric_learning.losses",)
 
     def __init__(self, images: Images, projection: nn.Module, temperature: float = 0.5) -> None:
         super().__init__(images)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from metapretrain.checks import decisive
 from metapretrain.data.texts import (
     SentenceData,
     TextSet,
@@ -30,7 +29,6 @@ from metapretrain.experiments.base import Machine
 from metapretrain.experiments.prompts.recipe import SENTIMENT, WORDS, PromptRecipe
 from metapretrain.files import sha256, write_file
 from metapretrain.prompts import PromptBatch, PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
-from metapretrain.training.environment import mixed_precision
 
 NO_TEXTS = TextSet([])
 NO_ROWS = TextSet([], labels=torch.zeros(0, dtype=torch.int64))
@@ -140,11 +138,6 @@ class PromptData:
         return {one.name: few_shot_draw(one.train, *sizes, seed=seed, stratified=stratified) for one in self.sets}
 
 
-def majority_class(one: SentenceData) -> int:
-    """The most frequent class of the training part, the lowest of equals."""
-    return int(torch.bincount(one.train.require_labels(), minlength=one.num_classes).argmax())
-
-
 @dataclass(frozen=True)
 class Pool:
     """Rows on a device, right-padded; `labels` of the batch are numbers of label words, `lengths` lie on the CPU.
@@ -215,31 +208,6 @@ def word_scores(model: PromptedModel, prompts: Tensor, batch: PromptBatch, allow
     scores: Tensor = model(prompts, batch)
     scores = scores.masked_fill(~(allowed if allowed.ndim == 3 else allowed[:, None, :]), -torch.inf)
     return scores.log_softmax(-1) if normalise == "labels" else scores
-
-
-@torch.no_grad()
-def predict_rows(
-    model: PromptedModel,
-    prompt: Tensor,
-    pool: Pool,
-    rows: Tensor,
-    words: Sequence[int],
-    *,
-    device: str,
-    precision: str,
-    batch_size: int = 128,
-) -> Tensor:
-    """The class of each row under a prompt (L, D), int64 (N,) in 0..C-1, on the CPU."""
-    order = torch.argsort(pool.lengths[rows], stable=True)
-    allowed = allowed_words([words], len(model.verbalizer), device)
-    found = torch.empty(len(rows), dtype=torch.int64)
-    parts = []
-    for part in order.split(batch_size):
-        with mixed_precision(device, precision):
-            scores = word_scores(model, prompt[None].to(device), pool.gather(rows[part][None]), allowed, "vocabulary")
-        parts.append(decisive(scores[0][:, list(words)]).argmax(-1))
-    found[order] = torch.cat(parts).cpu()
-    return found
 
 
 log = logging.getLogger(__name__)

@@ -108,6 +108,10 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         updates(self.recipe, self.data.tasks, method)
         loss_weights(self.recipe, self.data.tasks, method)
 
+    def imports(self, method: TextMethod | TextPretraining) -> tuple[str, ...]:
+        drawn = isinstance(method, TextPretraining) and self.figures is not None
+        return ("transformers", "tokenizers", *["sklearn.manifold"] * drawn)
+
     def model(self, method: TextMethod | TextPretraining) -> dict[str, Any]:
         return describe(self.data.tasks, method, self.recipe)
 

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from fewshot_experiment import FewShotExperiment, FewShotRecipe, TrainedLearner, meta_training, score_episodes
+from fewshot_experiment import (
+    FewShotExperiment,
+    FewShotRecipe,
+    ImageBatches,
+    TrainedLearner,
+    meta_training,
+    score_episodes,
+)
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -416,7 +423,7 @@ def test_what_a_learner_cannot_do_is_refused() -> None:
 
 
 def test_images_of_a_supervised_training_are_each_seen_once_an_epoch(data: FewShotData) -> None:
-    images = learning.ImageBatches(data.train.labels, 100, seed=0)
+    images = ImageBatches(data.train.labels, 100, seed=0)
     seen = torch.cat([batch["query"][0] for batch in images])
     assert len(images) == 8 and seen.sort().values.tolist() == list(range(800))
     late = next(images.iter_from(5))

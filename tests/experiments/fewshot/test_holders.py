@@ -29,5 +29,5 @@ def test_classes_held_by_learn2learn_are_the_same(monkeypatch: pytest.MonkeyPatc
     first, other = (next(iter(EpisodeStacks(d.train.labels, EpisodeSpec(3, 1, 2), 4, seed=3))) for d in (data, held))
     assert all(torch.equal(other[name], rows) for name, rows in first.items())
     monkeypatch.setitem(sys.modules, "learn2learn", None)
-    with pytest.raises(InputError, match="learn2learn is not installed"):
+    with pytest.raises(InputError, match="learn2learn, which is not installed"):
         held_by("learn2learn", data)

@@ -10,21 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from fewshot_experiment import FewShotRecipe
+from fewshot_experiment import FewShotRecipe, ImageBatches
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.run_fewshot import methods_of
 from metapretrain.data.few_shot import PARTS, FewShotData
 from metapretrain.data.images import ImageSet
 from metapretrain.episodes import EpisodeSpec
-from metapretrain.experiments.fewshot.learning import (
-    EPISODES,
-    EpisodeStacks,
-    FewShotMethod,
-    ImageBatches,
-    MetaStep,
-    build_learner,
-)
+from metapretrain.experiments.fewshot.learning import EPISODES, EpisodeStacks, FewShotMethod, MetaStep, build_learner
 from metapretrain.models.saved import adapts
 
 WAITS = {  # operations that a GPU has to be waited for: their result's values or size are needed at once

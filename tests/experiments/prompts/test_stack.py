@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prompts_experiment import predict_rows
 from torch import Tensor
 
 from metapretrain.data.made import made_sentiment
@@ -21,7 +22,6 @@ from metapretrain.experiments.prompts.data import (
     Pool,
     allowed_words,
     encode_rows,
-    predict_rows,
     side_by_side,
 )
 from metapretrain.experiments.prompts.recipe import Tuning
