@@ -1,5 +1,6 @@
 """A scheduling experiment on the disk: one run folder a row and seed, resumable to the same choices."""
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -8,15 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from metapretrain.draws import key
 from metapretrain.experiments.base import Experiment, Outcome
 from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, planned_scheduler
-from metapretrain.experiments.schedule.training import ScheduleContext, ScheduledPretraining, downstream_scores
+from metapretrain.experiments.schedule.training import (
+    ScheduleContext,
+    ScheduledPretraining,
+    ScheduleStep,
+    task_training,
+)
 from metapretrain.files import json_bytes, write_whole
 from metapretrain.models.text_encoders import TextEncoder, save_text_encoder
 from metapretrain.report.figures import read_curves
 from metapretrain.report.layout import Column, Layout
 from metapretrain.scheduling import BlockScheduler
 from metapretrain.training import train
+from metapretrain.training.environment import mixed_precision
 
 log = logging.getLogger("metapretrain.schedule_experiment")
 ENCODER, CHOICES = "encoder", "choices.json"
@@ -28,6 +36,25 @@ def downstream_column(task: str, metric: str) -> Column:
     """The column of a downstream task's main metric."""
     title, kind = TITLES.get(metric, metric.replace("_", " ")), "proportion" if metric == "accuracy" else None
     return Column(task, f"{task}_{metric}", f"{task} {title}", metric != "matthews", True, f"{task}_test", kind)
+
+
+def downstream_scores(encoder: TextEncoder, name: str, context: ScheduleContext) -> dict[str, float]:
+    """Fine-tune a copy of the encoder with a new head on a downstream task; return metrics by split and name."""
+    data, recipe, seed, machine = context.data, context.recipe, context.seed, context.machine
+    task = data.tasks[name]
+    step = ScheduleStep(copy.deepcopy(encoder), {name: task}, key(seed, "downstream"))
+    tuning: dict[str, Any] = {"steps": recipe.finetune_updates, "lr": recipe.finetune_lr, "seed": seed}
+    tuning |= {"weight_decay": recipe.weight_decay, "schedule": "linear", "warmup": 0.1, "clip": 1.0}
+    parts = step, machine, {name: None}, recipe.finetune_batch, "longest", f"fine-tuning on {name}"
+    train(**vars(task_training(*parts, **tuning)))
+    found: dict[str, float] = {}
+    for split in ("validation", "test"):
+        if split in task.sizes and not (data.tuning and split == "test"):
+            prefix = "" if split == "test" else "validation_"
+            with mixed_precision(machine.device, machine.precision):
+                scores = task.score(step.encoder, step.heads[name], split)
+            found |= {f"{prefix}{name}_{metric}": float(value) for metric, value in scores.items()}
+    return found
 
 
 @dataclass(frozen=True)

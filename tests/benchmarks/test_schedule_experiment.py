@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from run_schedule import rows_of
-from schedule_experiment import CHOICES, ScheduleExperiment
+from schedule_experiment import CHOICES, ScheduleExperiment, downstream_scores
 from scratch_encoders import Encoders
 
 from metapretrain.errors import InputError
@@ -19,7 +19,7 @@ from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.schedule.recipe import ScheduleData, ScheduleMethod, ScheduleRecipe, planned_scheduler
 from metapretrain.experiments.schedule.tasks import made_schedule_tasks
 from metapretrain.experiments.schedule.tasks.base import TaskLoader
-from metapretrain.experiments.schedule.training import ScheduledPretraining, ScheduleStep, TaskProbe, downstream_scores
+from metapretrain.experiments.schedule.training import ScheduledPretraining, ScheduleStep, TaskProbe
 from metapretrain.scheduling import UtilityScheduler, probe_units
 from metapretrain.scheduling.probes import losses_of
 from metapretrain.training import checkpoint, loop

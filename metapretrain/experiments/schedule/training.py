@@ -1,6 +1,5 @@
 """Pretraining by a scheduler's choices, what it probes and logs, and fine-tuning on downstream tasks."""
 
-import copy
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -147,13 +146,13 @@ class ScheduledPretraining:
             how: dict[str, Any] = {"steps": self.fitting_units, "lr": HEAD_LR, "weight_decay": 0.0, "seed": seed}
             rows = {name: self.held[name][0] for name in self.targets}
             parts = self.step, self.machine, rows, self.recipe.batch_size, "round-robin", "heads"
-            train(**vars(_training(*parts, schedule="constant", **how)))
+            train(**vars(task_training(*parts, schedule="constant", **how)))
             self.step.encoder.requires_grad_(True)
 
     def training(self) -> Training:
         """What the training loop is called with, once the heads are fitted."""
         recipe, seed = self.recipe, self.context.seed
-        return _training(
+        return task_training(
             self.step,
             self.machine,
             self.rows,
@@ -244,7 +243,7 @@ class ScheduledPretraining:
         return TaskProbe(self.step, name, split, self.recipe.batch_size, self.machine, self.recipe.joint, rows)
 
 
-def _training(
+def task_training(
     step: ScheduleStep,
     machine: Machine,
     rows: Mapping[str, range | None],
@@ -258,6 +257,7 @@ def _training(
     evaluations: int = 1,
     **options: Any,
 ) -> Training:
+    """What trains `step` on the training part of its tasks, or `rows` of them, by AdamW; `policy` chooses tasks."""
     loaders = {
         name: step.tasks[name].batches("train", batch_size=batch_size, seed=seed, rows=own)
         for name, own in rows.items()
@@ -266,22 +266,3 @@ def _training(
     how |= {} if step.encoder.recordable else {"cuda_graph": False}
     settings = TrainSettings(steps, optimizer="adamw", **how)
     return Training(step, TaskStream(loaders, policy, seed=seed, steps=steps), settings, evaluate, title)
-
-
-def downstream_scores(encoder: TextEncoder, name: str, context: ScheduleContext) -> dict[str, float]:
-    """Fine-tune a copy of the encoder with a new head on a downstream task; return metrics by split and name."""
-    data, recipe, seed, machine = context.data, context.recipe, context.seed, context.machine
-    task = data.tasks[name]
-    step = ScheduleStep(copy.deepcopy(encoder), {name: task}, key(seed, "downstream"))
-    tuning: dict[str, Any] = {"steps": recipe.finetune_updates, "lr": recipe.finetune_lr, "seed": seed}
-    tuning |= {"weight_decay": recipe.weight_decay, "schedule": "linear", "warmup": 0.1, "clip": 1.0}
-    parts = step, machine, {name: None}, recipe.finetune_batch, "longest", f"fine-tuning on {name}"
-    train(**vars(_training(*parts, **tuning)))
-    found: dict[str, float] = {}
-    for split in ("validation", "test"):
-        if split in task.sizes and not (data.tuning and split == "test"):
-            prefix = "" if split == "test" else "validation_"
-            with mixed_precision(machine.device, machine.precision):
-                scores = task.score(step.encoder, step.heads[name], split)
-            found |= {f"{prefix}{name}_{metric}": float(value) for metric, value in scores.items()}
-    return found
