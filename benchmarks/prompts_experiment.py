@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from metapretrain.checks import decisive
 from metapretrain.data.texts import SentenceData
-from metapretrain.draws import epoch_order
+from metapretrain.draws import epoch_order, seeded
 from metapretrain.episodes.groups import group_agreement
 from metapretrain.errors import InputError
 from metapretrain.evaluation.metrics import f1
@@ -34,6 +34,7 @@ from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPromp
 from metapretrain.experiments.prompts.recipe import SENTIMENT, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.models.language_models import language_source, stored_bits
+from metapretrain.models.text_encoders import build_text_encoder
 from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
 from metapretrain.report.layout import Column, Layout
 from metapretrain.training import RunFolder
@@ -159,6 +160,13 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
 
     def pretraining_run(self, method: PromptMethod) -> tuple[str, PromptMethod] | None:
         return None if method.pretraining is None else (f"pretrain-{method.pretraining}", method)
+
+    def check(self, methods: Mapping[str, PromptMethod], seeds: Sequence[int]) -> None:
+        """Refuse what :meth:`Experiment.check` does, and an encoder for clusters that cannot be loaded."""
+        super().check(methods, seeds)
+        if any(method.grouping == "kmeans" or method.source == "pseudo" for method in methods.values()):
+            with seeded(0):
+                build_text_encoder(self.recipe.embedder, modules=False)
 
     def check_row(self, name: str, method: PromptMethod) -> None:
         """Refuse a budget of less than one step, and fewer meta tasks than labels that they are to hold."""

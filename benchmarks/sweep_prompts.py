@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import run_prompts
 
+from metapretrain.checks import require
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.recipe import PromptRecipe
 from metapretrain.files import read_json
@@ -119,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 experiment.check(rows, options.seeds)
         except InputError as error:
             raise InputError(f"--values {value}: {error}") from None
+    if not options.dry_run:
+        require("matplotlib.figure", "the plot of a sweep")
     found: dict[str, dict[float, dict[int, float]]] = {}
     lender: list[str] = []
     for value, given in points.items():

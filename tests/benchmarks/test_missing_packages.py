@@ -1,4 +1,4 @@
-"""What a run imports after it has begun is looked for before the first one: no job starts, and nothing is written."""
+"""What a run imports or reads later is looked for before the first one: no job starts, and nothing is written."""
 
 from __future__ import annotations
 
@@ -124,6 +124,28 @@ def test_figures_and_corruption_say_which_option_does_without(
     assert capsys.readouterr().err.endswith(f"error: supervised-mlp needs {installed}; or give --no-figures\n")
     assert main([*words, "--no-figures", "--corrupt"]) == 2
     assert capsys.readouterr().err.endswith(f"error: --corrupt needs {installed}; or leave it out\n")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "run_text --methods baseline,cross --encoder {}",
+        "run_prompts --methods pt,metapt-kmeans --set embedder={}",
+        "run_fewshot --methods protonet --encoder {}",
+        "run_stl10 --dataset digits --methods supervised-mlp,simclr --unlabelled {}",
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--jobs-per-device", "2")], ids=["in turn", "side by side"])
+def test_nothing_starts_where_files_of_a_row_cannot_be_read(
+    options: str, more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_text('{"model_type": "bert"}')
+    script, *words = options.format(damaged).split()
+    assert start(script, tmp_path / "runs", *more, options=" ".join(words)) == 2
+    assert str(damaged) in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "runs").exists()
 
 

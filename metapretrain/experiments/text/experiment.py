@@ -1,6 +1,6 @@
 """A text experiment on the disk: one run folder a row and seed, pretrainings shared, all of it resumable."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from metapretrain.data.texts import TextTask
+from metapretrain.draws import seeded
 from metapretrain.errors import InputError
 from metapretrain.evaluation.metrics import METRICS, majorities
 from metapretrain.evaluation.representation import subsample
@@ -94,6 +95,12 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
     def pretraining_run(self, method: TextMethod) -> tuple[str, TextPretraining] | None:
         name = method.pretraining
         return None if name is None else (f"pretrain-{name}", PRETRAININGS[name])
+
+    def check(self, methods: Mapping[str, TextMethod], seeds: Sequence[int]) -> None:
+        """Refuse what :meth:`Experiment.check` does, and an encoder that cannot be loaded."""
+        super().check(methods, seeds)
+        with seeded(0):
+            new_encoder(self.recipe, 0)
 
     def check_row(self, name: str, method: TextMethod) -> None:
         """Refuse a budget that is too small for both phases, and weights or a schedule of other tasks."""
