@@ -405,7 +405,8 @@ def _predict(parser: Parser) -> None:
 
 def _few_shot(parser: Parser) -> None:
     add = parser.add_argument
-    add("encoder", metavar="ENCODER", help="a finished run, timm:NAME, torchvision:NAME, a hub name or a folder")
+    told = "a finished run, timm:NAME, torchvision:NAME, a hub name or a folder; for texts also minilm or bert-tiny"
+    add("encoder", metavar="ENCODER", help=told)
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--image-folder", type=Path, metavar="DIR", help="images in one subfolder per class")
     data.add_argument("--texts", type=Path, metavar="FILE", help="a table with the columns sentence and label")

@@ -235,7 +235,7 @@ def add_run_options(parser: argparse.ArgumentParser, benchmark: str, seeds: Sequ
     add_int_list(parser, "--seeds", seeds, f"one run each (default: {' '.join(map(str, seeds))})")
     add_device_options(parser)
     add("--resume", action="store_true", help="continue from the last checkpoints; finished runs are kept")
-    add("--smoke", action="store_true", help="a few tiny steps in seconds, to see that everything works")
+    add("--smoke", action="store_true", help="a few tiny steps, to see that everything works")
 
 
 def add_device_options(parser: argparse.ArgumentParser, *, precision: bool = True) -> None:
