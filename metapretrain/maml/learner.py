@@ -169,7 +169,7 @@ class MAML(Learner):
         (steps,) as for :func:`metapretrain.maml.meta_loss`. Labels of cross entropy are int64, or probabilities. Raises
         InputError for other ones, for one episode in place of tasks, and for what `meta_loss` refuses.
         """
-        return self._by(meta_loss, support, query, step_weights)
+        return self._by(meta_loss, support, query, step_weights)()
 
     def backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``, chunk by chunk; the losses (T,), detached.
@@ -189,12 +189,12 @@ class MAML(Learner):
 
     def eager_backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """As :meth:`backward`, never recorded."""
-        return self._by(meta_backward, support, query, step_weights)
+        return self._by(meta_backward, support, query, step_weights)()
 
-    def _by(self, function: Callable[..., Tensor], support: Any, query: Any, step_weights: Tensor | None) -> Tensor:
+    def _by(self, function: Callable[..., Tensor], support: Any, query: Any, weights: Tensor | None) -> partial[Tensor]:
         (s, q), loss = self._stacked(support, query), self._task_loss()
-        options = {**self._options(s), "query_loss": self._of_query(loss, s), "step_weights": step_weights}
-        return function(loss, self._values(), s, self._after(s, q), **options)
+        options = {**self._options(s), "query_loss": self._of_query(loss, s), "step_weights": weights}
+        return partial(function, loss, self._values(), s, self._after(s, q), **options)
 
     def logits(self, support: Any, query: Any) -> Tensor:
         """Logits of each task's queries after adaptation, (T, Q, W), in evaluation mode and without a graph."""
