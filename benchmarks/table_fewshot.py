@@ -26,15 +26,22 @@ Scores = dict[tuple[str, str, str, str], list[float]]  # of the seeds, by data s
 
 
 def scores_of(paths: Sequence[Path]) -> Scores:
-    """The test accuracies of all seeds."""
+    """The test accuracies of all seeds; says which results are left out, and raises InputError if all are."""
     found: Scores = {}
     for path in paths:
         read: Scores = defaultdict(list)
-        for result in collect(path).results:
+        collected = collect(path)
+        if left_out := [*collected.problems, *collected.incomplete]:
+            print(f"{path}: {len(left_out)} results left out, first {left_out[0]}", file=sys.stderr)
+        for result in collected.results:
+            if not (result.get("recipe") and result.get("dataset")) or result["metrics"].get("test_accuracy") is None:
+                continue  # of another kind
             training = next(name for name in reversed(TRAININGS) if name in result.get("command", ""))
             backbone = result["recipe"].partition("-pre")[0]
             read[result["dataset"], backbone, training, result["method"]].append(result["metrics"]["test_accuracy"])
         found |= read
+    if not found:
+        raise InputError(f"no complete few-shot run in {', '.join(map(str, paths))}; the page is left as it is")
     return found
 
 
@@ -75,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders of runs, files of results")
     parser.add_argument("--page", type=Path, default=Path("docs/fewshot.md"), help="default: docs/fewshot.md")
     options = parser.parse_args(argv)
-    before, begin, rest = (
-        options.page.read_text(encoding="utf-8").partition(BEGIN) if options.page.is_file() else ("",) * 3
-    )
+    text = options.page.read_text(encoding="utf-8", errors="replace") if options.page.is_file() else ""
+    if "\ufffd" in text:
+        raise InputError(f"{options.page} is not UTF-8 text; save it as such, or give another --page")
+    before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise InputError(f"{options.page} has no table between {BEGIN.strip()} and {END.strip()}; --page names another")

@@ -63,12 +63,12 @@ class Panel:
 def labels_of(result: Result) -> int | None:
     """The labels per class that a run of `run_stl10.py` was restricted to."""
     found = re.fullmatch(r".+-(\d+)-labels", str(result.get("dataset")))
-    return int(found[1]) if found and result["benchmark"] == "stl10" else None
+    return int(found[1]) if found and result.get("benchmark") == "stl10" else None
 
 
 def encoder_of(result: Result) -> re.Match[str] | None:
     """Head, encoder and the encoder's seed of a run of `run_fewshot.py --encoder`."""
-    return ENCODER.fullmatch(result["method"]) if result["benchmark"] == "fewshot" else None
+    return ENCODER.fullmatch(result["method"]) if result.get("benchmark") == "fewshot" else None
 
 
 def by_labels(results: Iterable[Result]) -> Tables:
@@ -451,15 +451,15 @@ def gathered(paths: Sequence[Path]) -> Collection:
     """
     parts = [collect(path) for path in paths]
     results = [result for part in parts for result in part.results]
-    kept = [result for result in results if labels_of(result) or encoder_of(result)]
+    told = [result for result in results if result.get("recipe") and result.get("dataset")]
+    kept = [result for result in told if labels_of(result) or encoder_of(result)]
+    problems = [problem for part in parts for problem in part.problems]
     if not kept:
         raise InputError(
             f"no complete run of run_stl10.py --labels-per-class N or run_fewshot.py --encoder in "
-            f"{', '.join(map(str, paths))}; {len(results)} other runs"
+            f"{', '.join(map(str, paths))}; {len(results)} other runs" + "".join(f"; {one}" for one in problems[:1])
         )
-    return Collection(
-        kept, [n for part in parts for n in part.incomplete], [n for part in parts for n in part.problems]
-    )
+    return Collection(kept, [name for part in parts for name in part.incomplete], problems)
 
 
 def page(found: Collection) -> str:

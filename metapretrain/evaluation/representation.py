@@ -129,9 +129,7 @@ def silhouette(z: Tensor, y: Tensor, max_points: int = 5000, seed: int = 0) -> f
     z, y = z[kept.to(z.device)], y[kept.to(y.device)]
     classes = len(torch.unique(y))
     if not 2 <= classes < len(y):
-        raise InputError(
-            f"a silhouette needs 2 or more classes and more rows than classes; got {classes}, {len(y)} rows"
-        )
+        raise InputError(f"a silhouette needs 2 or more classes, and more rows than that; got {classes}, {len(y)} rows")
     return float(silhouette_score(_array(z), y.cpu().numpy()))
 
 

@@ -22,6 +22,7 @@ from metapretrain.files import write_file
 from metapretrain.report.layout import FILE, Layout, Result
 
 SCHEMA = 1
+ABSENT: Result = {"counts": {}, "budget": {}, "benchmark": "", "dataset": "", "recipe": "", "command": ""}
 
 
 def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | None:
@@ -38,11 +39,11 @@ def fault_of(result: Mapping[str, Any], layout: Layout | None = None) -> str | N
         return "it names no method (text) and seed (whole number)"
     if not isinstance(result.get("metrics"), dict):
         return "'metrics' must be a JSON object"
+    parts = {**ABSENT, **result}
+    if wrong := [name for name, value in ABSENT.items() if not isinstance(parts[name], type(value))]:
+        return f"{wrong[0]!r} must be {'text' if ABSENT[wrong[0]] == '' else 'a JSON object'}"
     amounts = {name: result[name] for name in ("wall_s", "pretrain_wall_s") if result.get(name) is not None}
-    for part in ("counts", "budget"):
-        if not isinstance(result.get(part, {}), dict):
-            return f"{part!r} must be a JSON object"
-        amounts |= {f"{part}.{name}": value for name, value in result.get(part, {}).items()}
+    amounts |= {f"{part}.{name}": value for part in ("counts", "budget") for name, value in parts[part].items()}
     faults = [_no_amount(name, value) for name, value in amounts.items()]
     faults += [_fault_of_metrics(result["metrics"]), _fault_of_curve(result) if "curve" in result else None]
     if fault := next(filter(None, faults), None):

@@ -65,5 +65,19 @@ def test_a_page_without_marks_and_results_that_are_not_there_are_one_line(
         ([str(runs), "--page", str(tmp_path / "none.md")], "has no table between"),
     ):
         assert main(words) == 2 and told in capsys.readouterr().err
+    odd = json.loads(next(runs.rglob("result.json")).read_text())
+    for name, change in {
+        "text": {"recipe": 5},
+        "other": {"metrics": {"downstream": 0.5}},
+        "none": {"dataset": ""},
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps([odd | change]))
+        assert main([str(tmp_path / f"{name}.json"), "--page", str(page)]) == 2 and page.read_text() == text
+        told = capsys.readouterr().err
+        assert "no complete few-shot run" in told and ("'recipe' must be text" in told) == (name == "text")
+    assert main([str(runs), str(tmp_path / "text.json"), "--page", str(page)]) == 0
+    assert "text.json: 1 results left out, first text.json: 'recipe' must be text" in capsys.readouterr().err
+    page.write_bytes(text.encode() + b"\xff")
+    assert main([str(runs), "--page", str(page)]) == 2 and "is not UTF-8 text" in capsys.readouterr().err
     page.write_text(text.replace("<!-- end of table -->", ""))
     assert main([str(runs), "--page", str(page)]) == 2 and "old" in page.read_text()

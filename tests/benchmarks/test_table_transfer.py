@@ -211,6 +211,17 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         tmp_path / "fewer", "5w5s", "", SIMCLR, (0.5,), command="--encoder runs/stl10/stl10-25-labels-paper/simclr-s0"
     )
     assert "encoders of 25 and 450 labels per class" in refused(tmp_path / "few", tmp_path / "fewer")
+    labels(tmp_path / "number", 10, SUPERVISED, (0.5,), command=5)
+    assert "0 other runs; " in (told := refused(tmp_path / "number")) and "'command' must be text" in told
+    good = {
+        "schema": 1,
+        "status": "complete",
+        "seed": 0,
+        "metrics": {"test_accuracy": 0.5},
+        "method": "encoder-nearest-simclr-s0",
+    }
+    (tmp_path / "bare.json").write_text(json.dumps([good, good | {"benchmark": "fewshot", "seed": 1}]))
+    assert "in " + str(tmp_path / "bare.json") + "; 2 other runs" in refused(tmp_path / "bare.json")
 
 
 def test_examples_are_right() -> None:
