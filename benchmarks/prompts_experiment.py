@@ -30,15 +30,42 @@ from metapretrain.experiments.prompts.data import (
     allowed_words,
     word_scores,
 )
-from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, run_stack, train_meta
+from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, train_meta
 from metapretrain.experiments.prompts.recipe import SENTIMENT, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.models.language_models import language_source, stored_bits
 from metapretrain.models.text_encoders import build_text_encoder
 from metapretrain.prompts import PromptedModel, PromptMAML, SoftPrompt
 from metapretrain.report.layout import Column, Layout
-from metapretrain.training import RunFolder
+from metapretrain.training import RunFolder, checkpoint
 from metapretrain.training.environment import mixed_precision
+
+
+def run_stack(stack: Stack, runs: Mapping[int, RunFolder], tasks: Mapping[int, int]) -> dict[int, TrainedPrompt]:
+    """Train the jobs of a stack, named by their seeds; each goes on from the checkpoint in its folder."""
+    started, before = time.monotonic(), dict.fromkeys(tasks, 0.0)
+    for seed, run in runs.items():
+        found = checkpoint.load_latest(run.checkpoints)
+        run.cut_back(-1 if found is None else found.step)
+        if found is not None:
+            state = dict(found.state)
+            before[seed] = run.seconds_before = state.pop("seconds")
+            stack.load_state_of(str(seed), state)
+
+    def seconds(seed: int) -> float:
+        return before[seed] + (time.monotonic() - started) / len(tasks)
+
+    def note(job: Job, state: Progress) -> None:
+        seed = int(job.name)
+        runs[seed].log(state.step, "validation", {"accuracy": state.history[-1][1]})
+        checkpoint.save(runs[seed].checkpoints, state.step, {**stack.state_of(job.name), "seconds": seconds(seed)})
+
+    def trained(seed: int, state: Progress) -> TrainedPrompt:
+        validated, prompt = state.validated, state.best.cpu()
+        found = prompt, state.step, validated.step, state.accuracy, tasks[seed], seconds(seed)
+        return TrainedPrompt(*found, diverged=validated.diverged)
+
+    return {int(name): trained(int(name), state) for name, state in stack.run(note).items()}
 
 
 @dataclass(frozen=True)

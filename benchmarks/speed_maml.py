@@ -263,9 +263,9 @@ def maml(work: MamlWork) -> list[Contender]:
         flop = work.flop() if device == "cuda" else 0.0
         return Contender(name, lambda: timed(make), ours, device_clock(), lambda: difference(make), flop=flop)
 
-    # compiling takes a minute, and once more for the difference: on the rows of Omniglot alone
+    # compiling takes a minute, and once more for the difference
     on_gpu = device == "cuda"
-    compilable = on_gpu and work.order == 2 and not work.pooled
+    compilable = on_gpu and work.order == 2
     return [
         contender("engine loop", meta_step_of_engine("loop"), ours=True),
         contender("engine vmap", meta_step_of_engine("vmap"), ours=True),

@@ -582,10 +582,21 @@ def _rectified(x: Tensor, inplace: bool = False) -> Tensor | None:
     return None if inplace or x.ndim != 4 else torch.relu(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+def _pooled(
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *flags: Any, **named: Any
+) -> Tensor | None:
+    kernel = engines.pair_of(kernel_size)
+    apart = [engines.pair_of(n) for n in (stride or kernel, padding, dilation)] == [kernel, (0, 0), (1, 1)]
+    if x.ndim != 4 or not apart or any(flags) or any(named.values()) or kernel[0] * kernel[1] > 9:
+        return None
+    return _Pooled.apply(x.permute(0, 2, 3, 1), kernel)[0].permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
 WRITTEN: dict[Any, Callable[..., Tensor | None]] = {  # for images that lie channels last
     **dict.fromkeys((F.conv2d, torch.conv2d), partial(engines.convolution, _of_patches, engines.LARGEST)),
     F.batch_norm: _normalised,
     F.relu: _rectified,
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _pooled),
     **dict.fromkeys((Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__), _cut),  # type: ignore[attr-defined]
 }
 
@@ -704,3 +715,31 @@ class _Normalised(_Once):
         by_bias, by_weight = g.sum(1).sum(0), (g * z).sum(1).sum(0)
         share = 1 / (x.shape[0] * x.shape[1])
         return (g - by_bias * share - z * (by_weight * share)) * (scale * weight), by_weight, by_bias, None
+
+
+class _Pooled(_Once):
+    """The first maximum of each window of x (N, H, W, C), and its number: inductor cannot derive torch's twice."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        (h, w), rows, columns = kernel, x.shape[1] // kernel[0], x.shape[2] // kernel[1]
+        windows = x[:, : rows * h, : columns * w].unflatten(1, (rows, h)).unflatten(3, (columns, w))
+        best, place = windows[:, :, 0, :, 0], x.new_zeros((len(x), rows, columns, x.shape[3]), dtype=torch.int8)
+        for number in range(1, h * w):
+            value = windows[:, :, number // w, :, number % w]
+            larger = (value > best) | value.isnan()
+            best, place = torch.where(larger, value, best), torch.where(larger, number, place)
+        return best, place
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.kernel, ctx.size = inputs[1], inputs[0].shape[1:3]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Any) -> Any:
+        (place,), (h, w), (height, width) = ctx.saved_tensors, ctx.kernel, ctx.size
+        parts = torch.stack([torch.where(place == number, g, 0.0) for number in range(h * w)], 2)
+        x = parts.unflatten(2, (h, w)).transpose(3, 4).flatten(3, 4).flatten(1, 2)
+        return F.pad(x, (0, 0, 0, width - x.shape[2], 0, height - x.shape[1])), None

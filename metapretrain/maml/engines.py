@@ -115,14 +115,14 @@ def convolution(
     groups: int = 1,
 ) -> Tensor | None:
     """`product(input, weight, bias, stride, padding)` of maps up to `largest` pixels; None: it is not for these."""
-    if groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1) or input.ndim != 4:
+    if groups != 1 or isinstance(padding, str) or pair_of(dilation) != (1, 1) or input.ndim != 4:
         return None
     if input.shape[-1] * input.shape[-2] > largest:
         return None
-    return product(input, weight, bias, _pair(stride), _pair(padding))
+    return product(input, weight, bias, pair_of(stride), pair_of(padding))
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def pair_of(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError
 from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, Reptile, current_step
+from metapretrain.maml.compiled import _pooled
 from metapretrain.nests import tensors
 from metapretrain.protonet.learner import ProtoNet
 
@@ -298,6 +300,25 @@ def test_pieces_are_compiled_anew_for_rates_of_another_form_and_take_any_strides
     torch.testing.assert_close(compiled.backward(*parts), learner.backward(*parts))
 
 
+def test_pooling_as_it_is_written_has_the_values_and_gradients_of_torch() -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any]
+    for kernel, size in itertools.product((2, (3, 2), (1, 3)), ((6, 7), (9, 8))):
+        options = {"kernel_size": kernel}
+        x = torch.randn(2, 3, *size, dtype=torch.float64).round()  # with ties, of which the first counts
+        x[0, 0, 0, 1], x[1, 2, 3, 3] = torch.nan, torch.inf
+        x.requires_grad_()
+        expected, found = nn.functional.max_pool2d(x, **options), _pooled(x, **options)
+        assert found is not None
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        g = torch.randn_like(expected)
+        gradients = (torch.autograd.grad(made, x, g)[0] for made in (expected, found))
+        torch.testing.assert_close(*gradients)
+    for options in ({"stride": 1}, {"padding": 1}, {"dilation": 2}, {"ceil_mode": True}, {"return_indices": True}):
+        assert _pooled(x, 2, **options) is None  # left to torch
+    assert _pooled(x, 4) is None
+
+
 def odd_convolutions() -> nn.Sequential:
     first = nn.Conv2d(1, 2, (3, 2), (2, 1), (0, 1)), nn.BatchNorm2d(2, affine=False), nn.ReLU(inplace=True)
     second = nn.Conv2d(2, 4, 3, 3, 2, bias=False), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2)
@@ -306,7 +327,8 @@ def odd_convolutions() -> nn.Sequential:
 
 def pooled() -> nn.Sequential:
     block = nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2)
-    return nn.Sequential(*block, nn.Conv2d(3, 2, 3, padding="same"), nn.GELU(), nn.Flatten(), nn.LazyLinear(3))
+    after = nn.Conv2d(3, 2, 3, padding="same"), nn.GELU(), nn.MaxPool2d((1, 2))
+    return nn.Sequential(*block, *after, nn.Flatten(), nn.LazyLinear(3))
 
 
 def normalised(layer: nn.Module) -> nn.Sequential:
@@ -388,6 +410,15 @@ def test_weights_come_back_from_a_step_as_they_were_laid_out(tied: bool, steps: 
     data = x, torch.arange(6).repeat(2, 1)
     losses = CompiledMeta(learner, backend="inductor").backward(data, data)
     torch.testing.assert_close(losses, eager.backward(data, data), rtol=1e-10, atol=1e-13)
+    assert_same(eager, learner)
+
+
+def test_pooling_is_compiled_by_inductor_which_cannot_compile_torchs_own() -> None:
+    torch.manual_seed(0)
+    eager = MAML(nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)).double(), 0.1)
+    learner = copy.deepcopy(eager)
+    CompiledMeta(learner, backend="inductor").backward(batch(0), batch(1))
+    eager.backward(batch(0), batch(1))
     assert_same(eager, learner)
 
 

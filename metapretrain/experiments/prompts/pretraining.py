@@ -1,7 +1,6 @@
 """Pretraining of prompts on meta tasks, all or scheduled, and of prompts on all data as one task."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,6 @@ from metapretrain.episodes.groups import tidy_groups
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import Pool
 from metapretrain.experiments.prompts.recipe import PromptRecipe, passes_of_loss
-from metapretrain.experiments.prompts.tuning import Job, Progress, Stack
 from metapretrain.prompts import PromptBatch, PromptMAML
 from metapretrain.scheduling import (
     BlockScheduler,
@@ -29,7 +27,7 @@ from metapretrain.scheduling import (
     probe_units,
 )
 from metapretrain.scheduling.probes import Params
-from metapretrain.training import RunFolder, checkpoint
+from metapretrain.training import RunFolder
 
 Losses = Callable[[Tensor], Tensor]  # of rows (T, 2m), one loss (T,) per task
 
@@ -296,30 +294,3 @@ def train_meta(
         scheduled.about() if scheduled else {},
         best.diverged,
     )
-
-
-def run_stack(stack: Stack, runs: Mapping[int, RunFolder], tasks: Mapping[int, int]) -> dict[int, TrainedPrompt]:
-    """Train the jobs of a stack, named by their seeds; each goes on from the checkpoint in its folder."""
-    started, before = time.monotonic(), dict.fromkeys(tasks, 0.0)
-    for seed, run in runs.items():
-        found = checkpoint.load_latest(run.checkpoints)
-        run.cut_back(-1 if found is None else found.step)
-        if found is not None:
-            state = dict(found.state)
-            before[seed] = run.seconds_before = state.pop("seconds")
-            stack.load_state_of(str(seed), state)
-
-    def seconds(seed: int) -> float:
-        return before[seed] + (time.monotonic() - started) / len(tasks)
-
-    def note(job: Job, state: Progress) -> None:
-        seed = int(job.name)
-        runs[seed].log(state.step, "validation", {"accuracy": state.history[-1][1]})
-        checkpoint.save(runs[seed].checkpoints, state.step, {**stack.state_of(job.name), "seconds": seconds(seed)})
-
-    def trained(seed: int, state: Progress) -> TrainedPrompt:
-        validated, prompt = state.validated, state.best.cpu()
-        found = prompt, state.step, validated.step, state.accuracy, tasks[seed], seconds(seed)
-        return TrainedPrompt(*found, diverged=validated.diverged)
-
-    return {int(name): trained(int(name), state) for name, state in stack.run(note).items()}
