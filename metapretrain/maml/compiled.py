@@ -583,13 +583,12 @@ def _rectified(x: Tensor, inplace: bool = False) -> Tensor | None:
 
 
 def _pooled(
-    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *flags: Any, **named: Any
-) -> Tensor | None:
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *a: Any, **b: Any
+) -> Any:
     kernel = engines.pair_of(kernel_size)
     apart = [engines.pair_of(n) for n in (stride or kernel, padding, dilation)] == [kernel, (0, 0), (1, 1)]
-    if x.ndim != 4 or not apart or any(flags) or any(named.values()) or kernel[0] * kernel[1] > 9:
-        return None
-    return _Pooled.apply(x.permute(0, 2, 3, 1), kernel)[0].permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+    plain = x.ndim == 4 and apart and not any(a) and not any(b.values()) and kernel[0] * kernel[1] <= 9
+    return _Pooled.apply(x.permute(0, 2, 3, 1), kernel)[0].permute(0, 3, 1, 2) if plain else None
 
 
 WRITTEN: dict[Any, Callable[..., Tensor | None]] = {  # for images that lie channels last

@@ -227,16 +227,7 @@ def first_rows(rows: int, total: int) -> Written:
     Raises InputError inside it for other numbers of rows, and for statistics of a single number.
     """
 
-    def normalised(
-        x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor | None:
+    def normalised(x: Tensor, *_: Any, weight: Any, bias: Any, training: bool, eps: float, **__: Any) -> Tensor | None:
         if not training:
             return None
         if len(x) != total:
