@@ -429,7 +429,7 @@ def block(name: str, others: Sequence[str]) -> str:
 
 def pages() -> dict[Path, str]:
     """The pages of docs/results/ as they should be."""
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted(result_files.DOCS.glob("results/*.md"))}
+    texts = {path: result_files.text_of(path) for path in sorted(result_files.DOCS.glob("results/*.md"))}
     by_hand = "".join(BLOCK.sub(r"\1", text) for text in texts.values())
     placed = set(re.findall(r"^<!-- (\S+) -->$|\(tables/([\w.-]+)\.md\)", by_hand, re.MULTILINE))
     others = [name for name in names() if name not in {one for pair in placed for one in pair}]

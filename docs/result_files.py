@@ -49,6 +49,14 @@ def names() -> list[str]:
     return sorted(path.stem for path in DOCS.glob("results/*.json"))
 
 
+def text_of(page: Path) -> str:
+    """The text of a page; raises InputError where it is no UTF-8."""
+    try:
+        return page.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"docs/results/{page.name} is no UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
 @cache
 def content(file: Path) -> Any:
     """What a result file holds.
@@ -74,6 +82,8 @@ def benchmark_of(name: str) -> str:
     if is_bundle(name):
         return str(runs_of(source(name)).results[0]["benchmark"])
     found = content(source(name))
+    if not isinstance(found, dict):
+        raise InputError(f"docs/results/{name}.json is damaged or of an unknown kind")
     return "fewshot" if "ways" in found else "speed" if "shapes" in found else name.split("-")[0]
 
 
@@ -84,10 +94,22 @@ def layout_of(result: Mapping[str, Any]) -> Layout:
     return LAYOUTS[result["benchmark"]]
 
 
+def _known(result: Mapping[str, Any]) -> bool:
+    return bool(result.get("recipe") and result.get("dataset")) and result.get("benchmark") in {*LAYOUTS, "fewshot"}
+
+
 @cache
 def runs_of(file: Path) -> Collection:
-    """The runs of a bundle, each with today's layout of its benchmark."""
+    """The runs of a bundle, each with today's layout of its benchmark.
+
+    Raises:
+        InputError: one is damaged or of no benchmark; no page may leave it out in silence.
+    """
     found = collect(file)
+    faults = [*found.problems, *found.incomplete]
+    faults += [f"{one['method']} is of no known benchmark" for one in found.results if not _known(one)]
+    if faults:
+        raise InputError(f"docs/results/{file.name}: runs that cannot be shown: {len(faults)}, first {faults[0]}")
     return replace(found, results=[{**one, "layout": layout_of(one).to_json()} for one in found.results])
 
 

@@ -242,7 +242,7 @@ def run_few_shot(options: Namespace) -> int:
         centre = z.mean(0) if centre is None else centre
     for shots in options.shots:
         spec, first = EpisodeSpec(options.ways, shots, options.queries), None
-        for head in options.head:
+        for head in dict.fromkeys(options.head):
             sampler = EpisodeSampler(labels, spec, options.episodes or (100 if tuned else 600), seed=options.seed)
             if head == FINETUNE:
                 result = evaluate_finetuning(model, shown, sampler, how)

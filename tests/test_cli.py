@@ -274,6 +274,7 @@ def test_fine_tuning_is_a_head_with_settings_of_its_own(tmp_path: Path, capsys: 
     first, second = (line.split("  ") for line in both.splitlines())
     assert (first[1], second[1]) == ("finetune", "normalised") and first[2] == second[2]
     assert first[3:] == [] and second[3:] == ["minus finetune: +0.00% +- 0.00%"]
+    assert show([*words, "--head", "normalised", "normalised", "--episodes", "4"], capsys).count("\n") == 1
     trained = ["--head", "normalised", "finetune", "--set", "steps=20", "lr=0.01", "head_lr=1", "scale=0.1"]
     lines = show([*words, *trained, "--episodes", "6"], capsys).splitlines()
     told = [[float(number) / 100 for number in re.findall(r"([-\d.]+)%", line)] for line in lines]

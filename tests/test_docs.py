@@ -320,3 +320,35 @@ def test_damaged_marks_and_result_files_leave_the_page_as_it_is(
     shown = capsys.readouterr().err
     assert told in shown and shown.count("\n") == 1
     assert (results / "page.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"metrics": {"test_accuracy": None}}, {"recipe": 5}, {"benchmark": "other"}, {"dataset": ""}, {"status": "torn"}],
+)
+def test_a_run_that_cannot_be_shown_is_told_and_kept(
+    change: dict[str, object],
+    builder: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    docs = copied_results(builder, tmp_path, monkeypatch)
+    file = docs / "results" / "fewshot-protonet-again.json"
+    listed = json.loads((docs / "results" / "fewshot-protonet.json").read_text(encoding="utf-8"))
+    listed[-1] |= change
+    file.write_text(json.dumps(listed), encoding="utf-8")
+    before = {path: path.read_bytes() for path in docs.rglob("*.*")}
+    for words in ([], ["--check"]):
+        assert builder.main(words) == 2
+        shown = capsys.readouterr().err
+        assert "fewshot-protonet-again.json: runs that cannot be shown: 1, first " in shown and shown.count("\n") == 1
+    file.unlink()
+    (number := file.with_name("number.json")).write_text("5")
+    assert builder.main([]) == 2 and "number.json is damaged or of an unknown kind" in capsys.readouterr().err
+    number.unlink()
+    del before[file]
+    (page := docs / "results" / "stl10.md").write_bytes(b"\xff")
+    assert builder.main([]) == 2 and "stl10.md is no UTF-8 text" in capsys.readouterr().err
+    page.write_bytes(before[page])
+    assert before == {path: path.read_bytes() for path in docs.rglob("*.*")}

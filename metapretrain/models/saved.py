@@ -188,7 +188,8 @@ def build_described(config: Path, build: Callable[[], Kind]) -> Kind:
         raise
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:  # or no memory
         told = str(error) if isinstance(error, InputError) else " ".join(repr(error).split())
-        raise InputError(f"{config} does not describe a model ({told}); is it of an older version?") from None
+        advice = "if it is of an older version, train it again, or load it with that version"
+        raise InputError(f"{config} does not describe a model ({told}); {advice}") from None
 
 
 class _Images(Saved):

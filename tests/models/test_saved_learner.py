@@ -168,6 +168,13 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"does not describe a model \(KeyError\('inner_lr'\)\)"):
         load(tmp_path)
+    config = json.loads(whole)
+    config["config"]["choices"]["batchnorm"] = "per-step"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        InputError, match=r"unknown batchnorm 'per-step'.*older version, train it again, or load it with"
+    ):
+        load(tmp_path)
 
 
 def glyph(number: int) -> np.ndarray:
