@@ -409,7 +409,7 @@ def eagerly(learner: Any, support: Any, query: Any) -> Tensor:
 Step = Callable[..., Tensor]  # of a learner, support and query: adds gradients, returns the losses
 COMPILERS: list[Callable[[], Step]] = []  # filled by metapretrain.maml.compiled, which imports this module
 COMPILING = 90.0  # seconds, without a cache
-SAVED = 4e13  # operations as counted below for each second that compiling saves of recorded steps (H200)
+SAVED = 2.5e13  # operations as counted below for each second that compiling saves (docs/results/speed-h200-jax.json)
 
 
 def seconds_saved(learner: Any, support: Any, query: Any) -> float:
