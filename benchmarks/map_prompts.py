@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
+import ctrl_c  # noqa: F401
 import run_prompts
 
 from metapretrain.episodes.groups import group_agreement

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ctrl_c  # noqa: F401
 import numpy as np
 from run_text import METHODS
 

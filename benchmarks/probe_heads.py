@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import ctrl_c  # noqa: F401
 import torch
 import torch.nn.functional as F
 from run_stl10 import STRONG

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ctrl_c  # noqa: F401
 import numpy as np
 from schedule_experiment import downstream_column
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ctrl_c  # noqa: F401
 import torch
 
 from metapretrain.checks import check_device, user_path

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import ctrl_c  # noqa: F401
 import numpy as np
 import run_prompts
 

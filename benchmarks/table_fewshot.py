@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import ctrl_c  # noqa: F401
 from report_fewshot import PHOTOS, SHOTS
 
 from metapretrain.errors import InputError

@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ctrl_c  # noqa: F401
+
 from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import Interval, mean_interval
 from metapretrain.files import write_file

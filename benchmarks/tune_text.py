@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ctrl_c  # noqa: F401
 from run_text import METHODS
 from tuning import folder_of, means_of, run_trials, score_table
 

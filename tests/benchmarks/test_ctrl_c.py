@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,12 @@ import pytest
 from metapretrain.options import INTERRUPTED, STOPPED, interrupt, main_guard
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "benchmarks").glob("run_*.py"))
+FILES = sorted((ROOT / "benchmarks").glob("*.py"))
+SCRIPTS = [
+    f"benchmarks/{file.name}"
+    for file in FILES
+    if re.search(r"^@main_guard|script_main\(", file.read_text("utf-8"), re.M)
+]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to see how far the imports are")
