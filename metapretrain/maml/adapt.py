@@ -159,9 +159,11 @@ def check_module_not_compiled(module: nn.Module) -> None:
     """Raise InputError if the module or a part of it is compiled."""
     for name, part in module.named_modules():
         # Among its parts, not by hasattr: a learner passes on the attributes of its module.
-        if "_orig_mod" in part._modules or getattr(part, "_compiled_call_impl", None) is not None:
+        scripted = isinstance(part, torch.jit.ScriptModule)
+        if scripted or "_orig_mod" in part._modules or getattr(part, "_compiled_call_impl", None) is not None:
             where = f"its part {name!r}" if name else f"the {type(part).__name__}"
-            raise InputError(f"{where} is compiled: torch.compile has no second order; give the module as it was")
+            told = "torch.jit keeps its own weights" if scripted else "torch.compile has no second order"
+            raise InputError(f"{where} is compiled: {told}; give the module as it was")
 
 
 def choose_names(only: Only, names: tuple[str, ...]) -> tuple[str, ...]:

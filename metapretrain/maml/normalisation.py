@@ -33,7 +33,7 @@ def _copy(
 ) -> Any:
     if id(module) in modules:
         return modules[id(module)]
-    copied = module.__new__(type(module))
+    copied: nn.Module = object.__new__(type(module))  # not by the class: a GraphModule's makes another one
     copied.__dict__ = {name: _rebound(value, module, copied) for name, value in module.__dict__.items()}
     for kind in ("_parameters", "_buffers", "_modules"):
         copied.__dict__[kind] = dict(module.__dict__[kind])
@@ -243,4 +243,7 @@ def first_rows(rows: int, total: int) -> Written:
         shift = -mean * scale if bias is None else bias - mean * scale
         return (wide * scale.view(shape) + shift.view(shape)).to(x.dtype)
 
-    return Written({F.batch_norm: normalised})
+    def direct(*_: Any, **__: Any) -> None:
+        raise InputError('torch.batch_norm knows no support: call torch.nn.functional.batch_norm, or use "batch"')
+
+    return Written({F.batch_norm: normalised, torch.batch_norm: direct, torch.native_batch_norm: direct})

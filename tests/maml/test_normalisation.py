@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -161,7 +162,14 @@ def parametrized() -> nn.Module:
     return norm
 
 
-@pytest.mark.parametrize("make", [lambda: Rectified(5), Written, parametrized, lambda: nn.SyncBatchNorm(5)])
+def traced() -> nn.Module:
+    return torch.fx.symbolic_trace(nn.Sequential(nn.BatchNorm1d(5)))
+
+
+KINDS = [lambda: Rectified(5), Written, parametrized, traced, lambda: nn.SyncBatchNorm(5)]
+
+
+@pytest.mark.parametrize("make", KINDS)
 def test_normalisation_of_any_kind_is_by_the_support(make: Any) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
@@ -171,6 +179,20 @@ def test_normalisation_of_any_kind_is_by_the_support(make: Any) -> None:
     parts = (x[:, :4], y[:, :4]), (x[:, 4:], y[:, 4:])
     torch.testing.assert_close(MAML(net, **options).losses(*parts), MAML(plain, **options).losses(*parts))
     torch.testing.assert_close(MAML(net, **options).logits(*parts), MAML(plain, **options).logits(*parts))
+
+
+class Direct(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)
+
+
+def test_normalisation_that_cannot_be_told_and_scripts_are_refused() -> None:
+    x, y = torch.randn(2, 6, 4), torch.zeros(2, 6, dtype=torch.long)
+    with pytest.raises(InputError, match=r"torch\.batch_norm knows no support"):
+        MAML(nn.Sequential(nn.Linear(4, 3), Direct()), 0.1, batchnorm="support").losses((x, y), (x, y))
+    for scripted in (torch.jit.script(nn.Linear(4, 3)), torch.jit.trace(nn.Linear(4, 3), x[0])):
+        with pytest.raises(InputError, match=r"its part '0' is compiled: torch\.jit keeps its own weights"):
+            MAML(nn.Sequential(scripted), 0.1).losses((x, y), (x, y))
 
 
 class Folded(nn.Module):
