@@ -76,7 +76,7 @@ def _few_shot() -> Iterator[Line]:
         told = f"{published:.1f} (published{', ' * bool(row.published.source)}{row.published.source})"
         verdict = "another test set" if row.other_data else verdict
         yield (
-            "[Few-shot](few-shot.md)",
+            "[Omniglot](omniglot.md)" if name.startswith("omniglot") else "[Few-shot](few-shot.md)",
             f"{name}, {shots(setting)}: {method} ({recipe}), test %",
             shown(test),
             told,

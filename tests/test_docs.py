@@ -277,6 +277,15 @@ def test_p_values_are_those_of_scipy(builder: ModuleType) -> None:
     assert builder.result_files.p_value(paired_interval([2.0, 3.0], [1.0, 2.0])) == 0
 
 
+def test_few_shot_lines_of_the_summary_link_the_page_that_has_their_table() -> None:
+    results = ROOT / "docs" / "results"
+    line = re.compile(r"\| \[[^]]+\]\(([a-z-]+\.md)\) \| ([a-z0-9-]+), (?:\d+-way \d+-shot|lake): \S+ \(([a-z0-9-]+)\)")
+    found = line.findall((results / "index.md").read_text(encoding="utf-8"))
+    assert {"cifar-fs", "omniglot", "omniglot-lake"} <= {dataset for _, dataset, _ in found}
+    for page, dataset, recipe in found:
+        assert f"**{dataset}, {recipe}**" in (results / page).read_text(encoding="utf-8"), (page, dataset, recipe)
+
+
 def test_the_table_of_few_shot_methods_is_that_of_the_result_files() -> None:
     page = (ROOT / "docs" / "fewshot.md").read_text(encoding="utf-8")
     assert page.count("\n") <= 210

@@ -265,14 +265,11 @@ def content_of(run: str | Path) -> str:
 def refuse_trial(run: str | Path) -> None:
     """Refuse a row of a table with --validate that keeps no model."""
     folder = Path(run)
-    kept = (IMAGE_ENCODER, LEARNER, PROTOTYPES, PROMPTS)
-    if any((folder / name).exists() for name in kept):
+    if any((folder / name).exists() for name in (IMAGE_ENCODER, LEARNER, PROTOTYPES, PROMPTS)):
         return
     if (read_json(folder / "result.json") or {}).get("kind") == "tuning":
-        raise InputError(
-            f"{folder} was run with --validate, which keeps no model of such a row; run it again without --validate, "
-            "with another --out or --tag"
-        )
+        how = "run it again without --validate, with another --out or --tag"
+        raise InputError(f"{folder} was run with --validate, which keeps no model of such a row; {how}")
 
 
 def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner | SavedTextModel:
@@ -360,7 +357,13 @@ def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None =
 
     InputError: as there, or no row names a class.
     """
-    rows = read_texts(file, **{"text": "sentence", **(table or {}), "id": label})
+    try:
+        rows = read_texts(file, **{"text": "sentence", **(table or {}), "id": label})
+    except InputError as error:
+        if "unknown column" not in str(error):
+            raise
+        how = "--table text=COLUMN names the texts' column (default: sentence), --label the classes' (default: label)"
+        raise InputError(f"{str(error).replace('allowed:', 'the table has')}; {how}") from None
     kept = [row for row, name in enumerate(rows.ids) if name.strip()]
     if not kept:
         raise InputError(f"{file}: no row names a class in column {label!r}")

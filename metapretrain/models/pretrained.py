@@ -60,10 +60,14 @@ def image_encoder(name: str | Path, device: str | torch.device = "cpu") -> Pretr
         InputError: a library that is not installed, a model that it does not have or cannot fetch, or other weights.
     """
     kind, _, rest = str(name).partition(":")
-    model, _, file = rest.partition("@")
+    model, at, file = rest.partition("@")
     loader = {"timm": _timm, "torchvision": _torchvision}.get(kind)
+    if loader is not None and at and not Path(file).is_file():
+        raise InputError(f"{name}: no file {file!r}; give a safetensors file, or {kind}:{model} to fetch weights")
     try:
-        found = _transformers(str(name)) if loader is None else loader(model, Path(file) if file else None)
+        found = _transformers(str(name)) if loader is None else loader(model, fetch=not at)
+        if loader is not None and at:
+            _fill(found.encoder, Path(file))
     except ImportError as error:
         raise InputError(f"{name} needs a package that is not installed: {error}; or {ALLOWED}") from None
     except InputError:
@@ -74,25 +78,21 @@ def image_encoder(name: str | Path, device: str | torch.device = "cpu") -> Pretr
     return found.to(memory_format=torch.channels_last).to(check_device(str(device)))  # twice as fast on a CPU
 
 
-def _timm(name: str, file: Path | None) -> PretrainedModel:
+def _timm(name: str, fetch: bool) -> PretrainedModel:
     import timm
 
-    net = timm.create_model(name, pretrained=file is None, num_classes=0)
-    if file is not None:
-        _fill(net, file)
+    net = timm.create_model(name, pretrained=fetch, num_classes=0)
     about = timm.data.resolve_model_data_config(net)
     return PretrainedModel(net, about["input_size"][-1], about["mean"], about["std"])
 
 
-def _torchvision(name: str, file: Path | None) -> PretrainedModel:
+def _torchvision(name: str, fetch: bool) -> PretrainedModel:
     import torchvision
 
     weights = torchvision.models.get_model_weights(name).DEFAULT
-    net = torchvision.models.get_model(name, weights=weights if file is None else None)
+    net = torchvision.models.get_model(name, weights=weights if fetch else None)
     last = [place for place, part in net.named_modules() if isinstance(part, nn.Linear)][-1]
     net.set_submodule(last, nn.Identity())
-    if file is not None:
-        _fill(net, file)
     shown = weights.transforms()
     return PretrainedModel(net, shown.crop_size[0], shown.mean, shown.std)
 

@@ -105,7 +105,9 @@ def test_a_vision_model_of_transformers_from_a_folder(tmp_path: Path) -> None:
     [
         ("torchvision:no_such_net", "torchvision:no_such_net is no image encoder"),
         ("no-such-run", "no-such-run is not a run folder"),
-        ("torchvision:resnet18@none.safetensors", "none.safetensors"),
+        ("torchvision:resnet18@none.safetensors", "no file 'none.safetensors'"),
+        ("torchvision:resnet18@", "torchvision:resnet18@: no file ''; .* or torchvision:resnet18 to fetch"),
+        ("timm:resnet50@", "timm:resnet50@: no file ''; give a safetensors file, or timm:resnet50 to fetch"),
     ],
 )
 def test_what_cannot_be_loaded_is_told_in_one_line(name: str, told: str) -> None:

@@ -89,9 +89,7 @@ def read_rows(task: str, file: Path, kind: str, table: Mapping[str, Any] | None 
         if "unknown column" not in str(error):
             raise
         needed = ", ".join(columns[name] for name in ("id", "text", "pair") if columns.get(name))
-        other = (
-            "others are named by --table text=COLUMN, a table without ids by --table id=none (in Python: table={...})"
-        )
+        other = "others are named by --table text=COLUMN, no ids by --table id=none (in Python: table={...})"
         raise InputError(f"{error}; a table for {task} needs the columns {needed}; {other}") from error
 
 
@@ -106,7 +104,6 @@ def write_table(path: Path, rows: TextSet, predicted: Tensor, shares: Mapping[st
     columns |= {f"p_{name}": [f"{value:.6f}" for value in column.tolist()] for name, column in (shares or {}).items()}
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(columns)
-    table.writerows(zip(*columns.values(), strict=True))
+    table.writerows([columns, *zip(*columns.values(), strict=True)])
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_file(path, text.getvalue())

@@ -145,8 +145,11 @@ def test_the_command_tells_the_accuracy_on_a_table_of_texts(
     assert [rows.classes[label] for label in rows.labels.tolist()[:3]] == ["sport", "money", "music"]
     for wrong, said in (
         ([*common, "--image-folder", str(tmp_path)], "is a run of texts: give --texts FILE"),
-        ([*common, "--texts", str(table), "--table", "text=headline"], "label"),
-        ([*common, "--texts", str(table), "--label", "topic"], "sentence"),
+        (
+            [*common, "--texts", str(table), "--table", "text=headline"],
+            "'label'; the table has headline, topic; --table",
+        ),
+        ([*common, "--texts", str(table), "--label", "topic"], "; the table has headline, topic; --table text=COLUMN"),
     ):
         assert main(wrong) == 2
         assert said in (shown := capsys.readouterr().err) and "Traceback" not in shown
