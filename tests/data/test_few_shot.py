@@ -86,7 +86,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"omniglot needs a data folder \(--data-dir\)"):
         load_few_shot("omniglot", None)
     write_classes(tmp_path / "train", ["a"])
-    with pytest.raises(InputError, match=r"has no validation folder; give it train, validation and test"):
+    with pytest.raises(
+        InputError, match=r"has no validation folder; give train, validation and test, or class folders only"
+    ):
         load_few_shot("image-folder", tmp_path)
     images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]), ["a", "b"])
     with pytest.raises(InputError, match=r"has 2 classes; training, validation and test need one each"):

@@ -187,6 +187,8 @@ def test_columns_of_hparams_are_not_those_of_a_pretraining(tmp_path: Path) -> No
 
 
 def test_without_tensorboard_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match="pip install tensorboard"):
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(InputError, match="tensorboard, which is not installed: pip install tensorboard"):
         _ = Tracker(tmp_path).writer
