@@ -142,6 +142,8 @@ def data_of(options: Namespace, recipe: ImageRecipe) -> ImageData:
     """Read the images and hold the validation part back."""
     if options.validate and options.train_on_all:
         raise InputError("--validate scores the images that --train-on-all would train on: give one of them")
+    if options.validate and options.corrupt:
+        raise InputError("--corrupt is of the test images, which --validate leaves alone: give one of them")
     if options.image_folder:
         options.dataset, options.data_dir = "image-folder", options.image_folder
     if options.download:

@@ -223,6 +223,7 @@ def test_an_image_folder(run: Callable[..., int], tmp_path: Path, capsys: pytest
         (["--download"], "--download needs"),
         (["--download", "--dataset", "digits"], "--download needs"),
         (["--dataset", "digits", "--validate", "--train-on-all"], "give one of them"),
+        (["--dataset", "digits", "--validate", "--corrupt"], "--corrupt is of the test images"),
         (["--dataset", "digits", "--set", "batch_size=5000"], "batch_size 5000 is more than the 847 training"),
         (["--dataset", "digits", "--set", "batch_size=5000", "--dry-run"], "batch_size 5000"),
         (["--dataset", "digits", "--set", "validation=1347"], "leave none to train on"),
