@@ -458,7 +458,7 @@ class _Sources(NamedTuple):
         def step(state: Tensors, others: Tensors, data: Tensors, after: Tensors) -> Tensors:
             rates = self._rates(others)
             uniform = inner.rates.uniform(0)
-            scaled = after if uniform else [r * g for r, g in zip(rates, after, strict=True)]
+            scaled = after if uniform else [_laid(r * g) for r, g in zip(rates, after, strict=True)]  # as the weights
 
             def of(*weights: Tensor) -> tuple[Tensor, ...]:
                 return tuple(gradient(*weights, *others, *data))

@@ -76,6 +76,8 @@ def test_losses_and_gradients_are_those_of_backward(name: str) -> None:
                 for p in parameters:
                     if p.grad is not None:
                         p.sub_(0.1 * p.grad)
+    for piece in itertools.chain(*compiled._pieces.values()):  # an operator that inductor of torch 2.11 cannot compile
+        assert not [node for node in piece.graph.nodes if "same_feature_meta" in str(node.target)]
 
 
 CASES = [
