@@ -172,8 +172,6 @@ def parse_value(text: str, kind: Any) -> Any:
 
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-
-
 PRECISIONS = ("bf16", "fp16", "fp32")
 
 

@@ -46,6 +46,5 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
         return given
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
-    raise InputError(
-        f"unknown {what} {repr(given) if isinstance(given, str) else brief(given)}{hint} allowed: {', '.join(names)}"
-    )
+    shown = repr(given) if isinstance(given, str) else brief(given)
+    raise InputError(f"unknown {what} {shown}{hint} allowed: {', '.join(names)}")

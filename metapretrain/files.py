@@ -214,7 +214,11 @@ def check_sums(folder: Path) -> None:
         metapretrain.errors.InputError: ...config.json is damaged, or of another run: its checksum is not that in ...
     """
     file = folder / SUMS
-    sums = _listed(file) if file.is_file() else {}
+    sums: dict[str, str] = {}
+    if file.is_file():
+        with one_line_errors(f"cannot read {file}"):
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if (folder / "result.json").is_file() and "config.json" not in sums:
         told = "%s is of an older version, whose checksums cover %s: damage to %s is not seen"
         _log.warning(told, folder, *(("weights alone", "other files") if sums else ("nothing", "its files")))
@@ -225,15 +229,8 @@ def check_sums(folder: Path) -> None:
         if not (folder / name).is_file():
             raise InputError(f"{folder / name} is missing, which {file} lists; {_CHANGED}")
         if sha256(folder / name) != digest:
-            raise InputError(
-                f"{folder / name} is damaged, or of another run: its checksum is not that in {file}; {_CHANGED}"
-            )
-
-
-def _listed(file: Path) -> dict[str, str]:
-    with one_line_errors(f"cannot read {file}"):
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+            told = f"{folder / name} is damaged, or of another run"
+            raise InputError(f"{told}: its checksum is not that in {file}; {_CHANGED}")
 
 
 def _deciding(folder: Path) -> list[str]:

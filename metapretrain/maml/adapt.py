@@ -194,11 +194,6 @@ def choose_names(only: Only, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name in chosen)
 
 
-def cuda_devices(named: Named) -> list[int]:
-    """Indices of the CUDA devices that the tensors are on."""
-    return sorted({p.device.index for p in named.values() if p.is_cuda})
-
-
 def task_of(batch: Nest, task: int) -> Nest:
     """The batch of one task of a stack."""
     return map_tensors(lambda t: t[task], batch)
@@ -245,14 +240,18 @@ def choose(
     if tasks is None or tasks == 1:
         return EngineChoice("loop", "a single task")
     device = next(iter(named.values())).device.type
-    if device == "cpu" and (is_busy(named, batch) or (query is not None and is_busy(named, query))):
+    busiest = max(work(named, part) for part in (batch, query) if part is not None)
+    if device == "cpu" and (sum(p.numel() for p in named.values()) > LARGE or busiest > BUSY):
         return EngineChoice("loop", "a task keeps this CPU busy by itself")
     if device == "cpu" and stack_size(inner, named, batch, query) < min(tasks, FEW):
         return EngineChoice("loop", "a stack of tasks would hold much more memory than one")
     parts = [(0, inner.loss_fn, batch)]
     if query is not None:
         parts.append((inner.steps, function or inner.loss_fn, query))
-    key = _key(inner, named, parts)
+    shapes = tuple((name, p.shape, p.dtype, p.device.type) for name, p in named.items())
+    data = tuple((t.ndim, t.dtype) for _, _, part in parts for t in tensors(part))
+    cast = torch.is_autocast_enabled(device)
+    key = state_of([called for _, called, _ in parts]), shapes, inner.adapted, data, cast
     if key in _answers:
         return _choice(_answers[key], device)
     reasons = _probe(inner, named, parts)
@@ -271,11 +270,6 @@ def _choice(reasons: Reasons, device: str) -> EngineChoice:
     if reasons[-1] is not None:
         return EngineChoice("mixed", f"of the query part: {reasons[-1]}")
     return EngineChoice("vmap", f"all tasks in one forward pass on {device}")
-
-
-def is_busy(named: Named, batch: Nest) -> bool:
-    """Whether one task of the batch is better computed by itself on a CPU."""
-    return sum(p.numel() for p in named.values()) > LARGE or work(named, batch) > BUSY
 
 
 def work(named: Named, batch: Nest) -> float:
@@ -309,15 +303,6 @@ def stack_size(inner: Inner, named: Named, batch: Nest, query: Nest = None) -> i
 
 
 Part = tuple[int, LossFunction, Nest]  # an inner step, what is computed there, and of what
-
-
-def _key(inner: Inner, named: Named, parts: Sequence[Part]) -> Any:
-    shapes = tuple((name, p.shape, p.dtype, p.device.type) for name, p in named.items())
-    data = tuple((t.ndim, t.dtype) for _, _, batch in parts for t in tensors(batch))
-    cast = torch.is_autocast_enabled(next(iter(named.values())).device.type)
-    return state_of([function for _, function, _ in parts]), shapes, inner.adapted, data, cast
-
-
 MOST = 20_000  # objects that are looked at
 LONG = 1_000  # items of a list or a dict that is looked into
 PLAIN = {int, float, bool, str, bytes, type, type(None), CodeType, BuiltinFunctionType, torch.dtype, torch.device}
@@ -408,7 +393,7 @@ def _reason(inner: Inner, named: Named, step: int, function: LossFunction, batch
     two = map_tensors(lambda t: t[:2].detach(), batch)
     inner = replace(inner, graph=True)
     values = partial(_values, inner, {name: p.detach() for name, p in named.items()}, function)
-    devices = cuda_devices(named)
+    devices = sorted({p.device.index for p in named.values() if p.is_cuda})
     with torch.random.fork_rng(devices=devices), at_step(step), differentiable_twice(2), exact_products():
         before = _random_states(devices)
         looped = [values(task_of(two, task), None) for task in range(2)]
@@ -581,9 +566,9 @@ def task_values(
     if engine == "auto":
         engine = choose(inner, named, support, len(tasks), query, function).engine
     run, stacked, each = engines.ENGINES[engine], engine in engines.STACKED, []
-    spans: list[dict[str, range]] = (
-        [{}] if weights is None else [{"steps": range(i, i + 1)} for i in range(inner.steps)]
-    )
+    spans: list[dict[str, range]] = [{}]
+    if weights is not None:
+        spans = [{"steps": range(step, step + 1)} for step in range(inner.steps)]
     try:
         for task in (None,) if stacked else tasks:
             batch, data = (_rows(nest, tasks) if task is None else task_of(nest, task) for nest in (support, query))

@@ -90,7 +90,7 @@ LARGEST = 32 * 32  # pixels: above, writing the patches costs more than the grou
 class MatmulConvolutions(Written):
     """Within it `conv2d` is a matrix product, where that is possible and fast.
 
-    That is: one group, no dilation, padding in numbers, and images of at most `largest` pixels.
+    That is: one group, no dilation, padding in numbers, and images of at most :data:`LARGEST` pixels.
 
     >>> x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
     >>> expected = F.conv2d(x, weight, stride=2, padding=1)
@@ -99,8 +99,8 @@ class MatmulConvolutions(Written):
     True
     """
 
-    def __init__(self, largest: int = LARGEST) -> None:
-        super().__init__(dict.fromkeys((F.conv2d, torch.conv2d), partial(convolution, matmul_conv2d, largest)))
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys((F.conv2d, torch.conv2d), partial(convolution, matmul_conv2d, LARGEST)))
 
 
 def convolution(
@@ -195,20 +195,16 @@ def over_tasks(function: Function, fast: Named, frozen: Named, batch: Nest) -> T
 
     mapped = torch.vmap(one, in_dims=(0, None, 0), randomness="different")
     on_cpu = next(iter(fast.values())).device.type == "cpu"
+    mode = _written.get()
+    if mode is None and not on_cpu and any(p.ndim == 5 for p in fast.values()):  # filters of each task's own
+        mode = MatmulConvolutions
     # the CPU's fused attention has no rule for vmap either
-    with differentiable_twice(2 if on_cpu else 1), _convolutions(fast, on_cpu), _no_fast_path():
+    with differentiable_twice(2 if on_cpu else 1), mode() if mode else nullcontext(), _no_fast_path():
         out = mapped(list(fast.values()), list(frozen.values()), tensors(batch))
     check_operators(out, fast.values(), mapped=True)
     if len(out) != len(next(iter(fast.values()))):
         raise InputError("vmap mixes up the tasks of one of the operators in use; use engine='loop'")
     return out
-
-
-def _convolutions(fast: Named, on_cpu: bool) -> AbstractContextManager[object]:
-    """Matrix products on a GPU, if filters (T, O, C, h, w) are among the weights of each task's own."""
-    if (mode := _written.get()) is not None:
-        return mode()
-    return nullcontext() if on_cpu or all(p.ndim != 5 for p in fast.values()) else MatmulConvolutions()
 
 
 # Transformer layers of torch in evaluation mode cannot see, under vmap, that a gradient is wanted.

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metapretrain.errors import InputError, brief
-from metapretrain.nests import Nest, map_tensors, named_leaves, rebuild, tensors
+from metapretrain.nests import Nest, named_leaves, rebuild, tensors
 
 V = TypeVar("V")
 _step: ContextVar[int] = ContextVar("inner step", default=0)
@@ -112,10 +112,6 @@ class Rates:
     def replaced(self, values: Iterator[Tensor]) -> Rates:
         """The same rates with other tensors."""
         return Rates(rebuild(self.by_step, values))
-
-    def detached(self) -> Rates:
-        """The same rates without gradient."""
-        return Rates(map_tensors(Tensor.detach, self.by_step))
 
 
 def parse_rates(lr: Any, shapes: Mapping[str, Sequence[int]], steps: int) -> Rates:

@@ -240,9 +240,8 @@ class MAML(Learner):
         if not self.learn_rates:
             return self.lr
         if whole("steps", self.steps, 0) > (kept := len(self.rates[0])):
-            raise InputError(
-                f"steps is {self.steps}, but rates are learned for {kept}; make a learner with steps={self.steps}"
-            )
+            advice = f"make a learner with steps={self.steps}"
+            raise InputError(f"steps is {self.steps}, but rates are learned for {kept}; {advice}")
         named = dict(zip(self.rated, self.rates, strict=True))
         places = [min(step, self.steps - 1) for step in range(steps)]
         return [{name: rate[place] for name, rate in named.items()} for place in places]
@@ -311,10 +310,8 @@ class MAML(Learner):
             except (IndexError, RuntimeError) as error:  # of the loop, and of vmap
                 if not is_cross_entropy(loss) or "out of bounds" not in str(error):
                     raise
-                classes = found.shape[min(1, found.ndim - 1)]
-                raise InputError(
-                    f"{error}: labels must be 0 to {classes - 1}; or give the module more outputs"
-                ) from None
+                last = found.shape[min(1, found.ndim - 1)] - 1
+                raise InputError(f"{error}: labels must be 0 to {last}; or give the module more outputs") from None
 
         return task_loss
 
@@ -519,9 +516,9 @@ def tell_of_batches() -> None:
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
-    """(x, y) of a pair or of an object with these attributes."""
+    """(x, y) of a pair or of an object with these attributes; empty ones are refused, whose mean loss is NaN."""
     if hasattr(batch, "x") and hasattr(batch, "y"):
-        return _with_rows(batch.x, batch.y)
+        batch = batch.x, batch.y
     if not isinstance(batch, (tuple, list)):
         raise InputError(f"support and query are (x, y) each, not a {type(batch).__name__}")
     if len(batch) != 2 or hasattr(batch[0], "y"):
@@ -529,8 +526,10 @@ def pair(batch: Any) -> tuple[Any, Any]:
             f"support and query are (x, y) each, not a {type(batch).__name__} of {len(batch)}; "
             "several episodes become one batch of tasks by metapretrain.stack(episodes)"
         )
-    x, y = batch
-    return _with_rows(x, y)
+    empty = [tuple(tensor.shape) for tensor in tensors(batch) if not tensor.numel()]
+    if empty:
+        raise InputError(f"support and query need rows and tasks, but one of their tensors is empty: {empty[0]}")
+    return batch[0], batch[1]
 
 
 def joined(support: Nest, query: Nest, dim: int = 1) -> Nest:
@@ -548,14 +547,6 @@ def joined(support: Nest, query: Nest, dim: int = 1) -> Nest:
             f"in both; got {told[0]} and {told[1]}"
         )
     return rebuild(support, (torch.cat([own, given[1][name]], dim) for name, own in given[0].items()))
-
-
-def _with_rows(x: Any, y: Any) -> tuple[Any, Any]:
-    """The pair, unless it is empty: the mean loss of no rows is NaN, and steps on it lead nowhere."""
-    empty = [tuple(tensor.shape) for tensor in tensors((x, y)) if not tensor.numel()]
-    if empty:
-        raise InputError(f"support and query need rows and tasks, but one of their tensors is empty: {empty[0]}")
-    return x, y
 
 
 def check_tasks(name: str, x: Any, y: Any) -> None:

@@ -98,8 +98,11 @@ def functional(module: nn.Module, batchnorm: str = "batch") -> Functional:
     one_of("batchnorm", batchnorm, POLICIES)
     check_module_not_compiled(module)
     made = copy_tree(module, replace=lambda part: adaptable(part, batchnorm))
-    if batchnorm == "frozen":
-        _check_frozen(module)
+    for name, part in module.named_modules() if batchnorm == "frozen" else ():
+        batch = isinstance(part, _NormBase) and not isinstance(part, nn.modules.instancenorm._InstanceNorm)
+        if batch and part.running_mean is None:
+            where = name or "the module"
+            raise InputError(f'batchnorm="frozen" needs running statistics, but {where} keeps none; use "batch"')
     pairs = zip(made.modules(), module.modules(), strict=True)
     following = [(ours, theirs) for ours, theirs in pairs if batchnorm != "frozen" or not isinstance(ours, _NormBase)]
     places = _places(made)
@@ -210,15 +213,6 @@ def _weight_norm(self: _WeightNorm, g: Tensor, v: Tensor) -> Tensor:
     """``g v / |v|``, with norms over all axes but `dim`, or over all for -1; torch's has wrong second derivatives."""
     axes = [axis for axis in range(v.ndim) if self.dim == -1 or axis != self.dim % v.ndim]
     return v * (g / v.square().sum(axes, keepdim=True).sqrt())
-
-
-def _check_frozen(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        batch = isinstance(part, _NormBase) and not isinstance(part, nn.modules.instancenorm._InstanceNorm)
-        if batch and part.running_mean is None:
-            raise InputError(
-                f'batchnorm="frozen" needs running statistics, but {name or "the module"} keeps none; use "batch"'
-            )
 
 
 def first_rows(rows: int, total: int) -> Written:

@@ -191,9 +191,8 @@ def resnet12(*, channels: int, image_size: int, pooled: bool = True, drop: float
     _check_pixels("resnet12", image_size)
     widths, size = (channels, 64, 160, 320, 640), 2 if image_size < 64 else 5
     drops = [nn.Dropout(drop) if place < 2 else DropBlock(drop, size, ramp) for place in range(4)]
-    blocks = [
-        ResidualBlock(*pair, one if drop else nn.Identity()) for pair, one in zip(pairwise(widths), drops, strict=True)
-    ]
+    pairs = zip(pairwise(widths), drops, strict=True)
+    blocks = [ResidualBlock(*pair, one if drop else nn.Identity()) for pair, one in pairs]
     net = nn.Sequential(*blocks, *[nn.AdaptiveAvgPool2d(1)] * pooled, nn.Flatten())
     for part in net.modules():
         if isinstance(part, nn.Conv2d):
@@ -203,10 +202,8 @@ def resnet12(*, channels: int, image_size: int, pooled: bool = True, drop: float
 
 def mlp(*, channels: int, image_size: int, hidden: int = 512) -> Encoder:
     """Two fully connected ReLU layers over the pixels: the poster's MLP baseline (its widths are not given)."""
-    net = nn.Sequential(
-        nn.Flatten(), nn.Linear(channels * image_size**2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
-    )
-    return Encoder(net, hidden)
+    first, second = nn.Linear(channels * image_size**2, hidden), nn.Linear(hidden, hidden)
+    return Encoder(nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU()), hidden)
 
 
 def build_encoder(

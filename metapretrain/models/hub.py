@@ -49,8 +49,8 @@ def expand_mask(mask: Tensor, form: int, dtype: torch.dtype) -> Tensor:
     """Give a mask (B, L), 1 for tokens and 0 for padding, the form that a model takes as ready made.
 
     Transformers asks a mask (B, L) whether anything is padding: the host waits, and no CUDA graph can be recorded.
-    `form` 4: what is added to the scores of attention, (B, 1, L, L), 0 or the lowest number of `dtype`; 3: (B, L, L) of
-    1 and 0; 2: `mask` itself.
+    `form` 4: added to the scores of attention, (B, 1, L, L), 0 or the lowest number of `dtype`; 3: (B, L, L) of 1 and
+    0; 2: `mask` itself.
     """
     if form == 2:
         return mask

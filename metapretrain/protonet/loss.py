@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
-from metapretrain.checks import number
+from metapretrain.checks import number, whole
 from metapretrain.distributed import gather_rows
 from metapretrain.draws import split_keys, stratified_queries
 from metapretrain.errors import InputError, one_of
 from metapretrain.protonet.prototypes import (
     DISTANCES,
     IGNORED,
-    check_num_classes,
+    MOST,
     check_shapes,
     check_temperature,
     class_ids,
@@ -37,14 +37,11 @@ def check_labels(y: Tensor | Sequence[int] | Any, *, mode: str = "standard", num
     The loss itself never looks at label values, because that would wait for the device.
 
     Args:
-        y: (B,) whole numbers on the CPU: tensor, array or list. With `gather=True`, those of all ranks
-            together.
-        mode: the loss's mode.
-        num_classes: the loss's num_classes; when given, labels are 0..num_classes-1.
+        y: (B,) whole numbers on the CPU: tensor, array or list. With `gather=True`, those of all ranks together.
+        mode, num_classes: those of the loss; with the latter, labels are 0..num_classes-1.
 
     Raises InputError: not one-dimensional, empty, not whole numbers, not on the CPU, -1 or -100, outside
-    0..num_classes-1; in the other modes, fewer than 2 rows or no class with 2 examples (no query could have a
-    prototype).
+    0..num_classes-1; in the other modes, no class with 2 examples (no query could have a prototype).
 
     Example:
         >>> check_labels([3, 3, 8], mode="query").tolist()
@@ -176,7 +173,7 @@ class ProtoLoss(nn.Module):
         self.label_smoothing = number("label_smoothing", label_smoothing, least=0, below=1)
         check_temperature(temperature)
         if num_classes is not None:
-            check_num_classes(num_classes)
+            whole("num_classes", num_classes, 1, MOST)
         elif memory is not None:
             raise InputError('memory="epoch" keeps a prototype for each class: give num_classes as well')
         if not isinstance(seed, int):

@@ -1,8 +1,7 @@
 """Class centres and the logits of queries against them, without a loop over classes.
 
 The product form ``|a|^2 + |b|^2 - 2ab`` is many times faster than subtracting every pair and needs no (B, C, D) memory,
-but is wrong near zero in float32. So it is computed in float64 and rounded once; float64 input is subtracted pair by
-pair.
+but is wrong near zero. So it is computed in float64 and rounded to float32; float64 input is subtracted.
 """
 
 from typing import Any
@@ -239,7 +238,6 @@ def _by_rows(z: Tensor, ids: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_product(z: Tensor, ids: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Product with the one-hot ids."""
     one_hot = (ids[:, None] == torch.arange(num_classes, device=ids.device)).to(z.dtype)
     return one_hot.T @ z, one_hot.sum(0)
 
@@ -269,11 +267,6 @@ def prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         ([2.0, 0.0, 5.0], [True, False, True])
     """
     check_shapes(z, y)
-    check_num_classes(num_classes)
+    whole("num_classes", num_classes, 1, MOST)
     sums, counts = class_sums(z.to(wide_dtype(z)), class_ids(y, num_classes)[0], num_classes)
     return (sums / counts.clamp_min(1)[:, None]).to(result_dtype(z)), counts > 0
-
-
-def check_num_classes(num_classes: int) -> None:
-    """Raise InputError unless it is a whole number of at least 1 within what memory could hold."""
-    whole("num_classes", num_classes, 1, MOST)
