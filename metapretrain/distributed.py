@@ -139,11 +139,6 @@ def share_norms(module: nn.Module) -> nn.Module:
     """Let every BatchNorm of a module take the rows of all ranks in training, in place, and return it.
 
     Names and values stay. Subclasses of torch's BatchNorm are left alone: they compute something else.
-
-    Example:
-        >>> net = share_norms(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3)))
-        >>> [type(part).__name__ for part in net], net(torch.randn(4, 3, 5, 5)).shape
-        (['SharedBatchNorm2d', 'GroupNorm'], torch.Size([4, 3, 5, 5]))
     """
     for part in module.modules():
         if type(part) in SHARED:

@@ -42,11 +42,6 @@ class Bits:
     """Random bits that depend on (seed, use, epoch, block) alone.
 
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x64-10).
-
-    Example:
-        >>> first, again = Bits(1, Use.EPISODES, 0, 5), Bits(1, Use.EPISODES, 0, 5)
-        >>> bool((first.words(4) == again.words(4)).all())
-        True
     """
 
     def __init__(self, seed: int, use: Use, epoch: int, block: int) -> None:
@@ -71,11 +66,6 @@ def distinct(bits: Bits, sizes: Ints, count: int) -> Ints:
     """`count` different integers of 0..size-1 for each lane, in random order: sizes (M,) -> (M, count).
 
     Every ordered selection has the same probability. Needs 1 <= count <= sizes.min() and sizes below 2**32.
-
-    Example:
-        >>> drawn = distinct(Bits(0, Use.EPISODES, 0, 0), np.array([5, 500]), 5)
-        >>> sorted(drawn[0].tolist()), len(set(drawn[1].tolist()))
-        ([0, 1, 2, 3, 4], 5)
     """
     large = count * (count - 1) <= sizes
     if large.all():
@@ -89,13 +79,7 @@ def distinct(bits: Bits, sizes: Ints, count: int) -> Ints:
 
 
 def permutations(bits: Bits, sizes: Ints) -> Ints:
-    """Uniformly random orders of 0..size-1: sizes (M,) -> (M, sizes.max()), of which the first sizes[m] count.
-
-    Example:
-        >>> order = permutations(Bits(0, Use.SHUFFLE, 0, 0), np.array([4, 2]))
-        >>> sorted(order[0].tolist()), sorted(order[1, :2].tolist())
-        ([0, 1, 2, 3], [0, 1])
-    """
+    """Uniformly random orders of 0..size-1: sizes (M,) -> (M, sizes.max()), of which the first sizes[m] count."""
     return _by_sorting(bits, sizes, int(sizes.max()))
 
 

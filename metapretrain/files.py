@@ -170,12 +170,7 @@ def sha256(data: bytes | Path) -> str:
 
 
 def tensor_sum(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, types, shapes and values, whatever the order of the names.
-
-    Example:
-        >>> tensor_sum({"w": torch.zeros(2)}) == tensor_sum({"w": torch.zeros(1, 2)})
-        False
-    """
+    """Return the SHA-256 of names, types, shapes and values, whatever the order of the names."""
     whole = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].contiguous()
@@ -201,17 +196,6 @@ def check_sums(folder: Path) -> None:
     """Refuse files that are not those which :func:`write_sums` has seen; what older runs do not cover is told.
 
     Raises InputError: a file is missing, damaged or of another run, or weights beside the checksums are not listed.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     written = (Path(folder) / "config.json").write_text("{}")
-        ...     write_sums(Path(folder))
-        ...     written = (Path(folder) / "config.json").write_text("{ }")
-        ...     check_sums(Path(folder))
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: ...config.json is damaged, or of another run: its checksum is not that in ...
     """
     file = folder / SUMS
     sums: dict[str, str] = {}
@@ -256,12 +240,6 @@ def decode(data: bytes) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, of any maker.
 
     Raises InputError: it is none, or not the one that was written (where it has a checksum).
-
-    Example:
-        >>> decode(encode({"w": torch.ones(2)})[:-1] + b"!")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: damaged: its tensors are not those that were written
     """
     from safetensors import SafetensorError
     from safetensors.torch import load

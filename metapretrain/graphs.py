@@ -27,10 +27,6 @@ class Recorder:
         aside: these calls run on a stream of their own, to warm up a function that returns nothing.
         warmups: further calls just before the recording, without results; the tensors `changed` are put back.
         prepare: called before these; may raise RuntimeError. `most`: layouts that are recorded.
-
-    Example:
-        >>> Recorder(lambda a, b: (a + b,))(torch.ones(2), torch.ones(2))
-        (tensor([2., 2.]),)
     """
 
     def __init__(

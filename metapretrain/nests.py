@@ -47,13 +47,7 @@ def tensors(nest: Nest) -> list[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Any], nest: Nest) -> Nest:
-    """The nest with every tensor replaced; mappings become dicts, all other leaves stay.
-
-    Example:
-        >>> import torch
-        >>> map_tensors(lambda t: t + 1, {"x": torch.tensor(1), "note": "kept"})
-        {'x': tensor(2), 'note': 'kept'}
-    """
+    """The nest with every tensor replaced; mappings become dicts, all other leaves stay."""
     if isinstance(nest, Tensor):
         return function(nest)
     if type(nest) is dict:  # the most common kinds first: this runs several times per task
@@ -134,16 +128,7 @@ def module_of(function: Any) -> nn.Module | None:
 
 @contextmanager
 def evaluation_mode(*functions: Any) -> Iterator[None]:
-    """Put modules, or those whose methods are given, in evaluation mode; each part gets its former mode back.
-
-    Example:
-        >>> net = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
-        >>> with evaluation_mode(net.forward):
-        ...     [part.training for part in net]
-        [False, False]
-        >>> [part.training for part in net]
-        [True, False]
-    """
+    """Put modules, or those whose methods are given, in evaluation mode; each part gets its former mode back."""
     owners = [owner for owner in map(module_of, functions) if owner is not None]
     modes = [(part, part.training) for owner in owners for part in owner.modules()]
     try:

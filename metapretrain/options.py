@@ -29,12 +29,6 @@ class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` whose errors are one line with the nearest valid name, exit status 2.
 
     Options are never abbreviated.
-
-    Example:
-        >>> parser = Parser(prog="demo")
-        >>> _ = parser.add_argument("--ways", type=positive_int)
-        >>> parser.parse_args(["--ways", "5"]).ways
-        5
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -372,12 +372,7 @@ AUGMENTATIONS: dict[str, dict[str, Any]] = {
 def make_augmentation(
     name: str, size: int, channels: int, mean: Sequence[float], std: Sequence[float], **changes: Any
 ) -> BatchAugment:
-    """Return a preset of :data:`AUGMENTATIONS` with `changes` to its settings (``flip=False`` for digits).
-
-    Example:
-        >>> make_augmentation("strong", 96, 3, (0.5,) * 3, (0.25,) * 3).cutout
-        32
-    """
+    """Return a preset of :data:`AUGMENTATIONS` with `changes` to its settings (``flip=False`` for digits)."""
     settings = dict(AUGMENTATIONS[one_of("augmentation", name, AUGMENTATIONS)])
     if "cutout" in settings:
         settings["cutout"] = int(size * settings["cutout"])

@@ -41,12 +41,6 @@ def load_cs224n(folder: str | Path, *, qqp: str | Path | None = None, validation
     dev; with `qqp` also ``qqp``, the pairs read, ``qqp_undecodable``, ``qqp_in_dev``, ``qqp_in_validation`` and
     ``qqp_duplicates``.
     Raises InputError: a folder or file is missing, or a row cannot be used (named by file and line).
-
-    Example:
-        >>> load_cs224n("no-such-folder")
-        Traceback (most recent call last):
-        ...
-        metapretrain.errors.InputError: no folder no-such-folder: it must hold ...
     """
     files = [f"{stem}-{split}.csv" for stem in STEMS.values() for split in ("train", "dev")]
     root = find_folder(folder, ("cs224n",), files, LAYOUT)

@@ -26,12 +26,7 @@ CHUNK = 2000  # sentences that a tokenizer is given at once
 
 @dataclass(frozen=True)
 class Documents(Rows[list[list[str]]]):
-    """Documents of one split: lists of sentences, which are lists of words.
-
-    Example:
-        >>> Documents([[["A", "fine", "day", "."], ["It", "rained", "."]]]).sentences
-        2
-    """
+    """Documents of one split: lists of sentences, which are lists of words."""
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -46,13 +41,7 @@ class Documents(Rows[list[list[str]]]):
 
 
 def hold_out_documents(texts: Documents, every: int = 20) -> tuple[Documents, Documents]:
-    """Split off every `every`-th document for validation: the same ones in every run.
-
-    Example:
-        >>> train, validation = hold_out_documents(Documents([[["a"]], [["b"]], [["c"]]]), every=2)
-        >>> train.rows, validation.rows, validation.split
-        ([[['a']], [['c']]], [[['b']]], 'validation')
-    """
+    """Split off every `every`-th document for validation: the same ones in every run."""
     if every < 2 or len(texts) < every:
         raise InputError(f"every must be in 2..{len(texts)} (the number of documents), got {every}")
     held = texts.rows[every - 1 :: every]
@@ -111,14 +100,7 @@ def tokenize_documents(texts: Documents, tokenizer: Any, *, lower: bool = False)
 
 
 def tokenize_words(rows: Sequence[Sequence[str]], tokenizer: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Tokenise rows of words, joined by spaces: token ids int32 (T,) of all rows, tokens int64 (W,) of each word.
-
-    Example:
-        >>> from metapretrain.models.language_models import tiny_tokenizer
-        >>> ids, sizes = tokenize_words([["tiny", "test"], ["a"]], tiny_tokenizer())
-        >>> len(ids), sizes.tolist()
-        (5, [2, 2, 1])
-    """
+    """Tokenise rows of words, joined by spaces: token ids int32 (T,) of all rows, tokens int64 (W,) of each word."""
     if not tokenizer.is_fast:
         raise InputError(f"{type(tokenizer).__name__} does not tell where tokens stand; take a fast tokenizer")
     parts, sizes = [], []

@@ -26,11 +26,6 @@ def validation_split(labels: Labels, size: int, seed: int = 0) -> tuple[Tensor, 
     Each class gives its share of `size` (largest remainders; ties to the lower class). `seed` is of the split itself:
     leave it alone to compare runs. Returns train rows (N - size,) and validation rows (size,), int64, ascending.
     Raises InputError: labels are not integers (N,), have a -1, or `size` leaves nothing (of a class) to train on.
-
-    Example:
-        >>> train, held = validation_split([0, 0, 0, 1, 1, 1], 2)
-        >>> len(train), len(held)
-        (4, 2)
     """
     y = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):

@@ -344,12 +344,6 @@ def few_shot_draw(
     The rows are the same for every method that gives the same `seed`, none is in both. `stratified`: each class has
     its share of both (largest remainders), at least one row; otherwise a class may be missing.
     Raises InputError: counts below 1 or above the rows that there are, or, stratified, below one a class.
-
-    Example:
-        >>> rows = TextSet(list("abcdefgh"), labels=torch.tensor([0, 0, 0, 0, 0, 0, 1, 1]))
-        >>> drawn, held = few_shot_draw(rows, 3, 2, seed=0)
-        >>> sorted(rows.subset(drawn).labels.tolist()), sorted(rows.subset(held).labels.tolist())
-        ([0, 0, 1], [0, 1])
     """
     labels = train.require_labels().numpy()
     for what, count in (("training", training), ("validation", validation)):
@@ -379,13 +373,7 @@ def few_shot_draw(
 
 
 def fixed_sample(test: TextSet, count: int = TEST_ROWS) -> TextSet:
-    """Return at most `count` labelled rows, stratified by class, in their order: the same for every method and seed.
-
-    Example:
-        >>> rows = TextSet([str(n) for n in range(6)], labels=torch.tensor([0, 0, 0, 0, 1, 1]))
-        >>> fixed_sample(rows, 3).labels.tolist()
-        [0, 0, 1]
-    """
+    """Return at most `count` labelled rows, stratified by class, in their order: the same for every method and seed."""
     whole("rows of a sample", count, 1)
     labels = test.require_labels().numpy()
     if len(labels) <= count:
@@ -398,13 +386,7 @@ def fixed_sample(test: TextSet, count: int = TEST_ROWS) -> TextSet:
 
 
 def balanced_sample(rows: TextSet, count: int, seed: int) -> TextSet:
-    """Draw `count` (1..N) labelled rows, as many of each class as its rows allow, in a random order.
-
-    Example:
-        >>> rows = TextSet(list("abcdef"), labels=torch.tensor([0, 0, 0, 0, 0, 1]))
-        >>> sorted(balanced_sample(rows, 4, seed=0).labels.tolist())
-        [0, 0, 0, 1]
-    """
+    """Draw `count` (1..N) labelled rows, as many of each class as its rows allow, in a random order."""
     labels = rows.require_labels().numpy()
     whole("the size of a balanced sample", count, 1, len(labels))
     classes, counts = np.unique(labels, return_counts=True)

@@ -173,13 +173,6 @@ def evaluate_embeddings(
     the data set; `batch` episodes of any shapes in one go. A query whose class has no support counts as wrong. `head`
     is one of :class:`metapretrain.protonet.learner.Classifier`'s, `centre` (D,) what `centred` takes off.
     Raises InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
-
-    Example:
-        >>> from metapretrain.episodes import EpisodeSampler, EpisodeSpec
-        >>> y = torch.arange(60) % 6  # classes that an embedding tells apart
-        >>> sampler = EpisodeSampler(y, EpisodeSpec(ways=5, shots=1, queries=4), episodes=100, seed=0)
-        >>> print(evaluate_embeddings(torch.eye(6)[y], sampler))
-        100.00% +- 0.00% (100 episodes)
     """
     one_of("distance", distance, DISTANCES)
     if one_of("head", head, HEADS) == "centred" and centre is None:

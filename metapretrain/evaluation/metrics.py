@@ -146,12 +146,6 @@ def score_task(task: TextTask, predictions: Values, *, prefix: str = "") -> dict
     Predictions are classes int (N,) or, for regression, scores (N,); of constant ones the correlation is 0. `prefix` is
     put before each name. Raises InputError: not one prediction per row, a prediction that is NaN or no class, or a task
     whose name begins as other figures do (`train_`).
-
-    Example:
-        >>> from metapretrain.data.made import made_tasks
-        >>> _, para, sts = made_tasks(rows=8)
-        >>> score_task(para, para.dev.labels), score_task(sts, 2 * sts.dev.labels)["sts_spearman"]
-        ({'para_accuracy': 1.0, 'para_f1': 1.0}, 1.0)
     """
     kind = one_of("kind of task", task.kind, METRICS)
     if task.name.startswith(PREFIXES) or task.name == "overall":

@@ -146,12 +146,7 @@ def _counted(name: str, y: NDArray[np.float64], predicted: NDArray[np.float64], 
 
 
 def confusion(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Counts of (true class, predicted class), int64 (C, C).
-
-    Example:
-        >>> confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
-        [[1, 1], [0, 1]]
-    """
+    """Counts of (true class, predicted class), int64 (C, C)."""
     if y.shape != predicted.shape or y.ndim != 1:
         raise InputError(f"labels {tuple(y.shape)} and predictions {tuple(predicted.shape)} must both be (N,)")
     for what, values in (("label", y), ("prediction", predicted)):

@@ -20,10 +20,6 @@ def embed(encode: Encode, images: Tensor, batch_size: int = 512, device: torch.d
 
     `encode` maps a batch of rows to embeddings (B, D); its module is in evaluation mode meanwhile.
     Raises InputError: there are no images, or an embedding is not (B, D) or not finite.
-
-    Example:
-        >>> embed(lambda x: x.flatten(1), torch.zeros(5, 1, 2, 2), batch_size=2).shape
-        torch.Size([5, 4])
     """
     if batch_size < 1 or len(images) == 0:
         raise InputError(f"embedding needs images and a batch size of 1 or more; got {len(images)} and {batch_size}")
@@ -71,11 +67,6 @@ def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tenso
 
     Prototypical classification (Snell et al., 2017, equations 1 and 2): embeddings (N, D), their labels, any int (N,),
     and embeddings (M, D) to labels int64 (M,). Raises InputError: embeddings with NaN, or shapes that do not fit.
-
-    Example:
-        >>> z = torch.tensor([[0.0], [0.2], [1.0]])
-        >>> nearest_prototype(z, torch.tensor([3, 3, 7]), torch.tensor([[0.4], [0.9]])).tolist()
-        [3, 7]
     """
     check_embeddings(z_train, y_train, "training embeddings")
     check_embeddings(z_test, what="test embeddings")
@@ -95,11 +86,6 @@ def knn_predict(z_train: Tensor, y_train: Tensor, z_test: Tensor, k: int = 20) -
     """Predict by the majority of the `k` training embeddings of highest cosine similarity (fewer if N < k).
 
     Embeddings (N, D), labels int (N,) and embeddings (M, D) to labels int64 (M,) on the CPU.
-
-    Example:
-        >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-        >>> knn_predict(z, torch.tensor([0, 0, 1]), torch.tensor([[0.1, 2.0]]), k=1).tolist()
-        [1]
     """
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -116,11 +102,6 @@ def silhouette(z: Tensor, y: Tensor, max_points: int = 5000, seed: int = 0) -> f
 
     Beyond `max_points` rows a random part of that size, fixed by `seed`, is scored (the cost is quadratic).
     Raises InputError: there is only one class, or no class of two examples.
-
-    Example:
-        >>> z = torch.tensor([[0.0], [0.1], [9.0], [9.1]])
-        >>> round(silhouette(z, torch.tensor([0, 0, 1, 1])), 3)
-        0.989
     """
     from sklearn.metrics import silhouette_score
 
@@ -141,25 +122,14 @@ def subsample(n: int, most: int, seed: int = 0) -> Tensor:
 
 
 def accuracy(predicted: Tensor, y: Tensor) -> float:
-    """Share of predictions that are right, 0..1.
-
-    Example:
-        >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]))
-        0.6666666666666666
-    """
+    """Share of predictions that are right, 0..1."""
     if predicted.shape != y.shape or len(y) == 0:
         raise InputError(f"{tuple(predicted.shape)} predictions for {tuple(y.shape)} labels: both must be (N,), N >= 1")
     return int((predicted.cpu() == y.cpu()).sum()) / len(y)
 
 
 def knn_leave_one_out(z: Tensor, y: Tensor, k: int = 20) -> float:
-    """Accuracy (0..1) of classing each row by its `k` most similar other rows (cosine).
-
-    Example:
-        >>> z = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-        >>> knn_leave_one_out(z, torch.tensor([0, 0, 1, 1]), k=1)
-        1.0
-    """
+    """Accuracy (0..1) of classing each row by its `k` most similar other rows (cosine)."""
     from sklearn.neighbors import KNeighborsClassifier
 
     check_embeddings(z, y)

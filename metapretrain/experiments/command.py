@@ -34,12 +34,7 @@ STOP_SECONDS = 10.0  # after Ctrl-C or a signal a job has this long to end by it
 
 
 def slots(device: str, per_device: int) -> list[dict[str, str]]:
-    """Return the environment of each place where a job can run: `per_device` on every GPU, or on the CPU.
-
-    Example:
-        >>> len(slots("cpu", 2))
-        2
-    """
+    """Return the environment of each place where a job can run: `per_device` on every GPU, or on the CPU."""
     count = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")

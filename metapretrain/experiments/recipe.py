@@ -31,14 +31,7 @@ class PhaseTerms:
         number("label_smoothing", self.label_smoothing, least=0, below=1)
 
     def settings(self, steps: int, **options: Any) -> TrainSettings:
-        """Return the settings of `steps` updates; `options` are those that no phase chooses, such as `device`.
-
-        Example:
-            >>> from metapretrain.experiments.images.recipe import ImagePhase
-            >>> settings = ImagePhase(lr=0.1, ema=0.9).settings(20, device="cpu")
-            >>> settings.lr, settings.ema, settings.steps, settings.device
-            (0.1, 0.9, 20, 'cpu')
-        """
+        """Return the settings of `steps` updates; `options` are those that no phase chooses, such as `device`."""
         terms = {term.name for term in dataclasses.fields(TrainSettings)} & vars(self).keys()
         return TrainSettings(steps=steps, **{term: getattr(self, term) for term in terms}, **options)
 
@@ -99,11 +92,6 @@ def row_probes(
     """Probes of training rows for {task: (rows, batch size)}, in the precision of training, uncompiled.
 
     `loss(task, rows)` gets the indices of different rows, int64 (B,), on the CPU.
-
-    Example:
-        >>> probes = row_probes({"a": (10, 4)}, lambda task, rows: rows.float().mean(), Machine())
-        >>> probes["a"].sample(torch.Generator()).shape
-        torch.Size([4])
     """
 
     def probe(task: str, count: int, size: int) -> Probe:

@@ -52,13 +52,7 @@ class Written(TorchFunctionMode):
 
 
 class ReshapingViews(Written):
-    """Within it `view` copies where the layout needs it, as `reshape` does, instead of an error.
-
-    >>> x = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    >>> with ReshapingViews():
-    ...     x.view(2, -1).shape
-    torch.Size([2, 48])
-    """
+    """Within it `view` copies where the layout needs it, as `reshape` does, instead of an error."""
 
     def __init__(self) -> None:
         super().__init__({Tensor.view: self._reshaped})
@@ -91,12 +85,6 @@ class MatmulConvolutions(Written):
     """Within it `conv2d` is a matrix product, where that is possible and fast.
 
     That is: one group, no dilation, padding in numbers, and images of at most :data:`LARGEST` pixels.
-
-    >>> x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
-    >>> expected = F.conv2d(x, weight, stride=2, padding=1)
-    >>> with MatmulConvolutions():
-    ...     torch.allclose(F.conv2d(x, weight, stride=2, padding=1), expected, atol=1e-5)
-    True
     """
 
     def __init__(self) -> None:

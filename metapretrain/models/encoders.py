@@ -273,11 +273,6 @@ def build_backbone(
     `ways`: outputs of the head, None for embeddings; `mean`, `std`: of each channel in 0..1 units, None for 0 and 1;
     `drop`, `ramp`: as for :func:`build_encoder`.
     Raises InputError: unknown name, learn2learn is not installed, or images that the network is not made for.
-
-    Example:
-        >>> net = build_backbone("conv4", ways=5, channels=1, image_size=28)
-        >>> net(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape
-        torch.Size([2, 5])
     """
     mean, std = mean or (0.0,) * channels, std or (1.0,) * channels
     one_of("backbone", name, (*ENCODERS, *LEARN2LEARN))

@@ -388,17 +388,6 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | Sa
     It is in evaluation mode and has `.encode(images)`, `.predict(images)`, `.classes`, and for new classes
     `.adapt(images, labels).predict(images)`; the learner of a few-shot run has no classes before that.
     Raises InputError: no finished run there, or weights that are missing, damaged or another model's or run's.
-
-    Example:
-        >>> import tempfile
-        >>> model = {"encoder": "mlp", "stem": "standard", "head": None, "classes": ["cat", "dog"]}
-        >>> model |= {"channels": 1, "image_size": 8, "mean": [0.5], "std": [0.25]}
-        >>> with tempfile.TemporaryDirectory() as run:  # as a benchmark leaves it
-        ...     written = (Path(run) / "config.json").write_text(json.dumps({"config": {"model": model}}))
-        ...     save_model(Path(run), build_encoder("mlp", channels=1, image_size=8), None, torch.zeros(2, 512))
-        ...     loaded = load(run)
-        >>> loaded.predict(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape
-        torch.Size([3])
     """
     device = check_device(str(device))
     folder = Path(run)

@@ -415,10 +415,6 @@ class PairHead(nn.Module):
     Two embeddings (B, D) become logits (B, C), or scores (B,) with one output. There is no activation.
 
     Source: prototypical pretraining for text, appendix A.1.1, tables 4 and 5; `add` and `concat`: its poster.
-
-    Example:
-        >>> PairHead(384)(torch.zeros(2, 384), torch.zeros(2, 384)).shape
-        torch.Size([2])
     """
 
     def __init__(self, features: int, outputs: int = 1, combine: str = "mult", dropout: float = 0.3) -> None:
@@ -436,14 +432,7 @@ class PairHead(nn.Module):
 
 
 def share_hidden(head: PairHead, other: PairHead) -> None:
-    """Let `other` use the hidden layers of `head`: one pair of linear layers, trained by both tasks.
-
-    Example:
-        >>> para, sts = PairHead(8), PairHead(8)
-        >>> share_hidden(para, sts)
-        >>> sum(p.numel() for p in nn.ModuleList([para, sts]).parameters())  # 2 x 72 hidden, 2 x 9 output
-        162
-    """
+    """Let `other` use the hidden layers of `head`: one pair of linear layers, trained by both tasks."""
     sizes = head.first.in_features, other.first.in_features
     if sizes[0] != sizes[1]:
         raise InputError(f"heads over {sizes[0]} and {sizes[1]} features cannot share hidden layers; build both alike")

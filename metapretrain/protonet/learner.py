@@ -237,10 +237,6 @@ class Classifier(EmbeddingLearner):
     `head`: class means of features as they are ("nearest": Snell et al., 2017), of length 1 ("normalised"), or less the
     mean that :meth:`find_centre` has set and of length 1 ("centred", SimpleShot: Wang et al., 2019), or logistic
     regression on features of length 1 ("logistic": Tian et al., 2020). `features` is the encoder's D.
-
-    >>> x, y = torch.tensor([[[1.0, 0.0], [0.0, 4.0]]]), torch.tensor([[0, 1]])  # one task
-    >>> Classifier(nn.Identity(), 2, 5).logits((x, y), (x / 2, y)).argmax(2).tolist()
-    [[0, 1]]
     """
 
     centre: Tensor

@@ -90,13 +90,7 @@ def make_accelerator(device: str, precision: str, *, unused_parameters: bool = F
 
 
 def mixed_precision(device: str | torch.device, precision: str) -> torch.autocast:
-    """Return the context of a forward pass outside the training loop, in the precision that the loop computes in.
-
-    Example:
-        >>> with mixed_precision("cpu", "bf16"):
-        ...     nn.Linear(2, 2)(torch.ones(2)).dtype
-        torch.bfloat16
-    """
+    """Return the context of a forward pass outside the training loop, in the precision that the loop computes in."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     return torch.autocast(torch.device(device).type, dtype=dtype, enabled=precision != "fp32")
 

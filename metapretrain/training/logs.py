@@ -89,15 +89,6 @@ class MetricsFile:
     """A run's ``metrics.jsonl``, open for appending; each call hands its lines to the operating system.
 
     A torn last line of an older session is cut. Every method raises OSError when the file cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = MetricsFile(Path(folder))
-        ...     file.append(1, "train", {"rate": float("inf")})
-        ...     print((Path(folder) / "metrics.jsonl").read_text(), end="")
-        ...     file.close()
-        {"step": 1, "split": "train", "name": "rate", "value": null}
     """
 
     def __init__(self, run: Path) -> None:

@@ -32,13 +32,6 @@ class Lock:
     A POSIX record lock: unlike `flock`, no child inherits it. The process loses it when it closes any descriptor of the
     file, which is made when missing and never removed.
     Raises InputError: another process (or another run of this one) holds it; OSError: the file cannot be made.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     first = Lock(Path(folder) / ".lock")
-        ...     first.release()
-        ...     Lock(Path(folder) / ".lock").release()
     """
 
     def __init__(self, file: Path) -> None:

@@ -262,11 +262,6 @@ class EpisodeStacks:
     `fading` (steps, updates): "step_weights" (steps,) of :func:`metapretrain.maml.fading_weights` as well, as long as
     the losses after each inner step fade out. `options`: seed, groups, rank and world_size of the sampler.
     InputError: `tasks` does not divide by the number of ranks, or the labels do not fit `spec`.
-
-    Example:
-        >>> batches = EpisodeStacks(torch.tensor([0, 0, 1, 1]), EpisodeSpec(2, 1, 1), 3, seed=0)
-        >>> next(iter(batches))["support"].shape
-        torch.Size([3, 2])
     """
 
     def __init__(

@@ -185,17 +185,7 @@ class WeightedLosses(nn.Module, Generic[T]):
 
 
 class ImageStep(WeightedLosses[Objective]):
-    """The losses of one update: an encoder and the objectives that share it.
-
-    Example:
-        >>> from metapretrain.data.augment import make_augmentation
-        >>> from metapretrain.data.images import ImageSet
-        >>> data = ImageSet(torch.zeros(8, 1, 8, 8, dtype=torch.uint8), torch.arange(8) % 2, ["cat", "dog"])
-        >>> images = Images(data, make_augmentation("none", 8, 1, [0.5], [0.25]))
-        >>> step = ImageStep(nn.Flatten(), {"prl": PRL(images, ProtoLoss(num_classes=2))})
-        >>> {name: round(loss.item(), 3) for name, loss in step({"prl": torch.arange(8)}).items()}  # ln 2
-        {'prl': 0.693}
-    """
+    """The losses of one update: an encoder and the objectives that share it."""
 
     def forward(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {

@@ -34,12 +34,6 @@ class TextStream(TaskStream):
             another policy of :class:`metapretrain.episodes.TaskStream`, or a scheduler.
         pool, seed: see :class:`metapretrain.episodes.ShuffledBatches`; `labels`: (N,) of each task, to balance them.
         rank, world_size: rank r of w gives the r-th of w equal parts of each batch, at the width of the whole batch.
-
-    Example:
-        >>> rows = {"a": Tokens.from_rows([[1] * n for n in (3, 4)]), "b": Tokens.from_rows([[1] * 9] * 2)}
-        >>> batch = next(iter(TextStream(rows, 2, "longest", seed=0, steps=1)))
-        >>> batch["a"]["rows"].shape, batch["a"]["width"].shape
-        (torch.Size([2]), torch.Size([16, 0]))
     """
 
     def __init__(
