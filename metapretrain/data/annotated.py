@@ -148,11 +148,10 @@ class Question:
 
 
 def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Rows[Question]]:
-    """Read the questions of both folders for training, and XQuAD's as the test.
+    """Read the questions of both folders for training, and XQuAD's, whose passages the folders have not, as the test.
 
-    XQuAD's passages come from SQuAD's dev set, and none of them is in the folders. Questions of each `every`-th passage
-    of ``all_val`` are for validation, the same in every run. Counts: ``unaligned``, answers left out, since they do not
-    begin and end with a word.
+    Questions of each `every`-th passage of ``all_val`` are for validation, the same in every run. Counts:
+    ``unaligned``, answers left out, since they do not begin and end with a word.
     """
     root = inside(folder, "squad")
     if not root.is_dir():
@@ -249,8 +248,7 @@ _TURN = re.compile(r"\s+(?=[mf] : )")
 def load_dailydialog_pp(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     """Read DailyDialog++; of the training dialogues those whose context is in dev or test are left out.
 
-    ``train`` has right responses only, ``validation`` and ``test`` also wrong ones, half of which share words with the
-    context.
+    ``train`` has right responses only; half of the wrong ones of the other parts share words with the context.
     """
     root = inside(folder, "dailydialog_pp")
     parts = {
@@ -283,11 +281,8 @@ def load_mutual(folder: str | Path) -> dict[str, Rows[Dialogue]]:
     if not all(found.values()):
         raise InputError(f"{file} must hold dialogues of train and dev; expected {LAYOUTS['mutual']}")
     files = {file.name: file_record(file, None)}
-    splits = (("train", "train"), ("validation", "dev"))
-    return {
-        split: Rows([row for _, row in sorted(found[part], key=lambda row: row[0])], split, files=files)
-        for split, part in splits
-    }
+    parts = {part: [row for _, row in sorted(rows, key=lambda row: row[0])] for part, rows in found.items()}
+    return {split: Rows(parts[part], split, files=files) for split, part in (("train", "train"), ("validation", "dev"))}
 
 
 def _daily(file: Path, wrong: bool) -> list[Dialogue]:

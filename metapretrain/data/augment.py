@@ -238,9 +238,8 @@ class BatchAugment(nn.Module):
         self.crops, self.flips, self.turns = crop_scale is not None, flip, bool(rotate or shift)
         color = self.channels == 3
         jitter = color_jitter or (0.0, 0.0, 0.0, 0.0)
-        self.jitters = tuple(
-            name for name, s in zip(JITTER, jitter, strict=True) if s and (color or name in JITTER[:2])
-        )
+        strengths = dict(zip(JITTER, jitter, strict=True))
+        self.jitters = tuple(name for name, s in strengths.items() if s and (color or name in JITTER[:2]))
         self.jitter_prob = jitter_prob if self.jitters else 0.0
         self.grayscale_prob = grayscale_prob if color else 0.0
         self.blur_prob = blur_prob
@@ -254,7 +253,7 @@ class BatchAugment(nn.Module):
             "flip": [UNIT] * self.flips,
             "angle": [(-math.radians(rotate), math.radians(rotate))] * self.turns,
             "shift": [(-shift, shift)] * 2 * self.turns,
-            "jitter": [_jitter_range(name, jitter[JITTER.index(name)]) for name in self.jitters],
+            "jitter": [_jitter_range(name, strengths[name]) for name in self.jitters],
             "jittered": [UNIT] * bool(self.jitters),
             "grey": [UNIT] * bool(self.grayscale_prob),
             "blurred": [UNIT] * bool(self.blur_prob),

@@ -39,8 +39,7 @@ ABOUT = {  # source, terms, layout
 def load_listed(name: str, folder: str | Path, image_size: int | None = None) -> dict[str, ImageSet]:
     """Read the parts of `mini-imagenet`, `tiered-imagenet` or `cub`: uint8 (N, 3, size, size), 84 pixels unless asked.
 
-    Raises InputError: a file or image that is missing, a malformed row of a list (named), or another number of classes
-    or images than the set has.
+    Raises InputError: a file or image that is missing, a malformed row, or other numbers of classes or images.
     """
     given = user_path(folder)
     places = [given, given / name, given / "CUB_200_2011"]

@@ -55,8 +55,8 @@ class Corpus:
 
     Attributes:
         ids: int32 (T,), without special tokens.
-        words, sentences, documents: int64 (W + 1,), (S + 1,), (G + 1,), where each word begins in `ids` (a word may
-            have no token), each sentence in `words` and each document in `sentences`, and the end.
+        words, sentences, documents: int64 (W + 1,), (S + 1,), (G + 1,), where each word begins in `ids`, each sentence
+            in `words` and each document in `sentences`, and the end; a word may have no token.
         types: int32 (W,), the same number for the same word in lower case; `names` has the words by it.
         capital, letters: bool (W,), the word begins with a capital letter, or any letter.
     """
@@ -155,8 +155,7 @@ _END = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]*[A-Z])")
 def read_ptb_documents(folder: str | Path, split: str = "train") -> Documents:
     """Read the Penn Treebank as prepared by Mikolov et al. (2010): lower case, ``N`` for numbers, ``<unk>``.
 
-    Every 20 sentences in a row count as a document. `folder` (or its folder ``ptb``) holds ``ptb.zip`` or its text
-    files.
+    Every 20 sentences in a row count as a document. `folder`, or its ``ptb``, holds ``ptb.zip`` or its text files.
     """
     sentences, file = _ptb(folder, split)
     blocks = [sentences[begin : begin + BLOCK] for begin in range(0, len(sentences), BLOCK)]
@@ -279,8 +278,8 @@ def read_gutenberg(path: str | Path) -> Documents:
     documents = []
     for chapter in chapters:
         paragraphs = [" ".join(part.split("\n")) for part in re.split(r"\n{2,}", "\n".join(chapter)) if part.strip()]
-        sentences = [_WORD.findall(sentence) for text in paragraphs for sentence in _END.split(text)]
-        sentences = [sentence for sentence in sentences if sentence]
+        found = (_WORD.findall(sentence) for text in paragraphs for sentence in _END.split(text))
+        sentences = list(filter(None, found))
         if len(sentences) > 2:  # a table of contents has headings, too
             documents.append(sentences)
     if not documents:

@@ -91,10 +91,8 @@ def split_classes(images: ImageSet) -> dict[str, ImageSet]:
     if count < 3:
         raise InputError(f"{images.name} has {count} classes; training, validation and test need one each, or more")
     order = torch.randperm(count, generator=torch_generator(0))
-    sizes = [count - sum(held.values()), *held.values()]
-    return {
-        part: _classes(images, rows.sort().values, part) for part, rows in zip(PARTS, order.split(sizes), strict=True)
-    }
+    shares = zip(PARTS, order.split([count - sum(held.values()), *held.values()]), strict=True)
+    return {part: _classes(images, rows.sort().values, part) for part, rows in shares}
 
 
 def _first_images(part: ImageSet, most: int) -> ImageSet:

@@ -98,8 +98,7 @@ _COPA = {"premise": str, "choice1": str, "choice2": str, "question": tuple(QUEST
 def load_wic(folder: str | Path) -> dict[str, TextSet]:
     """Read WiC: does a word have one meaning in both sentences (class 1)? The word stands before the first.
 
-    The test is the published validation part (638 rows); training rows that have both sentences of one of its rows are
-    left out.
+    The test is the published validation part (638 rows); training rows with both sentences of a test row are left out.
     """
     root = find_folder(folder, ("superglue/WiC", "WiC"), ("train.jsonl", WIC_TEST), LAYOUTS["wic"])
     train = []

@@ -60,8 +60,7 @@ class ImageSet:
     Attributes:
         images: uint8 (N, C, H, W).
         labels: int64 (N,), 0..len(classes)-1, or -1 for a row without label.
-        polarity: :data:`LIGHT_ON_DARK` for drawings that a model is to see so, whichever way they come at use; None: as
-            they are.
+        polarity: :data:`LIGHT_ON_DARK` for drawings that a model is always to see so; None: as they are.
         names: of the images' files below the folder; empty where there are none.
         files: ``{name: {"bytes": int, "md5": str, "official": True | False | None}}``; None: no official checksum.
 
@@ -83,23 +82,18 @@ class ImageSet:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        images, labels = (f"{given.dtype} {tuple(given.shape)}" for given in (self.images, self.labels))
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise InputError(
-                f"{self.name}: images must be uint8 (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}"
-            )
+            raise InputError(f"{self.name}: images must be uint8 (N, C, H, W), got {images}")
         if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
-            raise InputError(
-                f"{self.name}: labels must be int64 (N,), got {self.labels.dtype} {tuple(self.labels.shape)}"
-            )
+            raise InputError(f"{self.name}: labels must be int64 (N,), got {labels}")
         if len(self.images) != len(self.labels):
             raise InputError(f"{self.name}: {len(self.images)} images but {len(self.labels)} labels")
         if self.labels.device.type == "cpu" and len(self.labels):
             low, high = int(self.labels.min()), int(self.labels.max())
             if low < UNLABELLED or high >= len(self.classes):
-                raise InputError(
-                    f"{self.name}: labels must lie in 0..{len(self.classes) - 1} (or -1 for no label), "
-                    f"got {low}..{high}"
-                )
+                allowed = f"0..{len(self.classes) - 1} (or -1 for no label)"
+                raise InputError(f"{self.name}: labels must lie in {allowed}, got {low}..{high}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -126,10 +120,8 @@ class ImageSet:
         """Return the set itself, or raise InputError where a row has no label (-1)."""
         missing = int((self.labels == UNLABELLED).sum())
         if missing:
-            raise InputError(
-                f"{self.name} {self.split}: {missing} of {len(self)} images have no label; "
-                "use a labelled split for labelled training"
-            )
+            told = f"{self.name} {self.split}: {missing} of {len(self)} images have no label"
+            raise InputError(f"{told}; use a labelled split for labelled training")
         return self
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -147,8 +147,7 @@ def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceD
     """Small synthetic sets under the names that :func:`~metapretrain.data.registry.load_sentiment` reads, by name.
 
     Seven downstream sets of 100 training and 30 test rows, each with its own topic; ``"yelp5"`` of `pretraining` rows
-    (50 to 1,000) with five topics; and the pairs ``"rte"`` and ``"mrpc"``. A review says two things with adjectives of
-    its class.
+    (50 to 1,000) with five topics; the pairs ``"rte"`` and ``"mrpc"``. A review has two adjectives of its class.
 
     Example:
         >>> made = made_sentiment()
@@ -193,12 +192,10 @@ def _pairs(name: str, classes: tuple[str, ...], random: np.random.Generator) -> 
         thing, first, second = (random.permutation(size) % len(things), *random.integers(len(words), size=(2, size)))
         labels = np.arange(size) % 2
         other = np.where(labels == 1, thing, (thing + random.integers(1, len(things), size=size)) % len(things))
-        said = zip(thing, other, first, second, strict=True)
-        pairs = [
-            (f"the {things[a]} was {words[x]} and {words[y]}", f"the {things[b]} was {words[x]}") for a, b, x, y in said
-        ]
+        said = list(zip(thing, other, first, second, strict=True))
+        left = [f"the {things[a]} was {words[x]} and {words[y]}" for a, _, x, y in said]
+        right = [f"the {things[b]} was {words[x]}" for _, b, x, _ in said]
         ids = [f"{name}-{split}-{row}" for row in range(size)]
-        left, right = map(list, zip(*pairs, strict=True))
         made.append(TextSet(left, right, torch.from_numpy(labels).long(), ids, split))
     return SentenceData(name, classes, made[0], made[1], NOTE)
 

@@ -26,11 +26,9 @@ LAYOUT = (
 def load_omniglot(data_dir: str | Path, split: str, image_size: int = 28, *, workers: int | None = None) -> ImageSet:
     """Read a split of Omniglot (Lake et al., 2015) as few-shot papers use it (Vinyals et al., 2016).
 
-    A line of a split file names a class: a character and how far it is turned counterclockwise, 0, 90, 180 or 270
-    degrees. Drawings are reduced to `image_size` pixels; ink is 255 and paper 0.
-
-    `data_dir` holds `omniglot-py` and `omniglot-splits` (or `splits`), or is `omniglot-py`. The images are uint8
-    (20 * classes, 1, image_size, image_size), class after class in the order of the file.
+    `data_dir` holds `omniglot-py` and `omniglot-splits` (or `splits`), or is `omniglot-py`. A class is a character and
+    how far it is turned counterclockwise, 0, 90, 180 or 270 degrees. Images are uint8 (20 * classes, 1, image_size,
+    image_size), ink 255 and paper 0, class after class in the order of the split's file.
     Raises InputError: a folder or file is missing, a line is malformed or repeated, a character is not there or has not
     20 drawings, or an image cannot be decoded.
     """
@@ -65,7 +63,11 @@ def turned(images: Tensor, quarters: Tensor) -> Tensor:
 
 def find_characters(data_dir: str | Path, parts: Sequence[str] = PARTS) -> dict[str, list[Path]]:
     """Return the 20 image files of each character, by `alphabet/character`."""
-    root = _image_root(data_dir, parts)
+    given = user_path(data_dir)
+    places = (given, given / "omniglot-py")
+    root = next((place for place in places if all((place / part).is_dir() for part in parts)), None)
+    if root is None:
+        raise InputError(f"no {' and '.join(PARTS)} in {given}; expected {LAYOUT}")
     found: dict[str, list[Path]] = {}
     for part in parts:
         for folder in sorted((root / part).glob("*/*/")):
@@ -93,19 +95,10 @@ def read_split(data_dir: str | Path, split: str) -> list[tuple[str, int]]:
             continue
         found = re.fullmatch(r"([^/]+/[^/]+)/rot(000|090|180|270)", line.strip())
         if found is None:
-            raise InputError(
-                f"{name}, line {number}: {line.strip()!r} is not <alphabet>/<character>/rot000, 090, 180 or 270"
-            )
+            wanted = "<alphabet>/<character>/rot000, 090, 180 or 270"
+            raise InputError(f"{name}, line {number}: {line.strip()!r} is not {wanted}")
         classes.append((found[1], int(found[2]) // 90))
     repeated = len(classes) - len(set(classes))
     if repeated or not classes:
         raise InputError(f"{name}: {f'{repeated} classes are named twice' if repeated else 'it names no class'}")
     return classes
-
-
-def _image_root(data_dir: str | Path, parts: Sequence[str]) -> Path:
-    root = user_path(data_dir)
-    for place in (root, root / "omniglot-py"):
-        if all((place / part).is_dir() for part in parts):
-            return place
-    raise InputError(f"no {' and '.join(PARTS)} in {root}; expected {LAYOUT}")

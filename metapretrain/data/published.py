@@ -23,17 +23,8 @@ from metapretrain.data.texts import TextSet, pair_keys
 from metapretrain.errors import InputError
 
 # What the readers of zip, tar and gzip raise on damaged files; RuntimeError: encrypted, or of an unknown method.
-DAMAGES = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    OSError,
-    EOFError,
-    KeyError,
-    ValueError,
-    RuntimeError,
-)
+DAMAGES: tuple[type[Exception], ...] = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
+DAMAGES += (OSError, EOFError, KeyError, ValueError, RuntimeError)
 
 LARGEST = 2**28  # bytes of what an archive holds; all the published ones hold less than a fifth of it
 
@@ -72,10 +63,8 @@ def untar_texts(file: Path, layout: str) -> list[tuple[str, str]]:
 
 def _check_size(decompressed: bytes, what: str) -> None:
     if len(decompressed) > LARGEST:
-        raise InputError(
-            f"{what} is of more than {LARGEST >> 20} MiB when it is decompressed, so it is not the published one; get "
-            "that from its publisher"
-        )
+        told = f"{what} is of more than {LARGEST >> 20} MiB when it is decompressed"
+        raise InputError(f"{told}, so it is not the published one; get that from its publisher")
 
 
 def _reason(error: Exception) -> str:

@@ -53,9 +53,8 @@ def read_sst5(folder: str | Path) -> published.Parts:
     """Read SST in 5 classes; CS224N's ``dev`` is the test part, for its test file has no labels."""
     files = ("ids-sst-train.csv", "ids-sst-dev.csv")
     root = published.find_folder(folder, ("cs224n",), files, LAYOUTS["sst5"])
-    return published.read_parts(
-        root, files, text="sentence", label="sentiment", id="id", format="tsv", classes=SST_CLASSES
-    )
+    how = {"text": "sentence", "label": "sentiment", "id": "id", "format": "tsv", "classes": SST_CLASSES}
+    return published.read_parts(root, files, **how)
 
 
 def read_sst2(folder: str | Path) -> published.Parts:
@@ -155,17 +154,12 @@ def read_amazon2(folder: str | Path) -> published.Parts:
     """Read reviews in 2 classes, a folder a domain; one row in six of each class and domain is the test part."""
     root = published.find_folder(folder, ("amazon2",), (), LAYOUTS["amazon2"])
     domains = sorted(path.parent.name for path in root.glob("*/review_negative"))
-    published.find_folder(
-        root, (), [f"{domain}/review_positive" for domain in domains or ["DOMAIN"]], LAYOUTS["amazon2"]
-    )
-    parts = [
-        _labelled_lines(
-            root / name, name, "train", partial(lambda label, line: (label, line), label), published.without_entities
-        )
-        for domain in domains
-        for label in POLARITY
-        for name in [f"{domain}/review_{label}"]
-    ]
+    positive = [f"{domain}/review_positive" for domain in domains or ["DOMAIN"]]
+    published.find_folder(root, (), positive, LAYOUTS["amazon2"])
+    parts = []
+    for name, label in ((f"{domain}/review_{label}", label) for domain in domains for label in POLARITY):
+        parse = partial(lambda label, line: (label, line), label)
+        parts.append(_labelled_lines(root / name, name, "train", parse, published.without_entities))
     rows = published.concatenate(parts, "train")
     strata = [domains.index(domain) * 2 for domain in amazon2_domains(rows)]
     labels = rows.require_labels().tolist()
@@ -191,8 +185,7 @@ def read_sentihood(folder: str | Path) -> published.Parts:
 def read_semeval(name: str, folder: str | Path, neutral: bool = True) -> published.Parts:
     """Read the sentences of SemEval-2016 task 5 (English, subtask 1) whose opinions agree.
 
-    Neutral sentences are a class of their own, as in the paper (table 3); without `neutral` they are left out and
-    counted as ``neutral``.
+    Neutral sentences are a class of their own, as in the paper (table 3); without `neutral` left out and counted.
     """
     train, *tests = SEMEVAL[name]
     root = published.find_folder(folder, ("semeval2016",), (train,), SEMEVAL_LAYOUT)
@@ -211,9 +204,8 @@ def _sentihood(file: Path) -> TextSet:
         opinions = {opinion["sentiment"].lower() for opinion in item["opinions"]}
         if _agree(opinions, counts):
             records.append((f"record {number} (id {item['id']})", {**item, "label": opinions.pop()}))
-    return published.name_rows(
-        published.collect_rows(records, file, POLARITY, file.stem.split("-")[-1], counts), file.name
-    )
+    rows = published.collect_rows(records, file, POLARITY, file.stem.split("-")[-1], counts)
+    return published.name_rows(rows, file.name)
 
 
 def _semeval(file: Path, split: str, neutral: bool) -> TextSet:
@@ -235,9 +227,8 @@ def _semeval(file: Path, split: str, neutral: bool) -> TextSet:
             continue
         name = sentence.get("id", "without id")
         records.append((f"sentence {name}", {"text": sentence.findtext("text"), "label": label, "id": name}))
-    return published.name_rows(
-        published.collect_rows(records, file, THREE if neutral else POLARITY, split, counts), file.name
-    )
+    rows = published.collect_rows(records, file, THREE if neutral else POLARITY, split, counts)
+    return published.name_rows(rows, file.name)
 
 
 def _agree(opinions: set[str], counts: dict[str, int]) -> bool:

@@ -119,10 +119,8 @@ def _names(split: str) -> list[str]:
 def _count(path: Path) -> int:
     size = path.stat().st_size
     if size == 0 or size % IMAGE_BYTES:
-        raise InputError(
-            f"{path} is truncated or not STL-10: {size:,} bytes are not a whole number of images "
-            f"of {IMAGE_BYTES:,} bytes; fetch it again"
-        )
+        told = f"{size:,} bytes are not a whole number of images of {IMAGE_BYTES:,} bytes"
+        raise InputError(f"{path} is truncated or not STL-10: {told}; fetch it again")
     return size // IMAGE_BYTES
 
 

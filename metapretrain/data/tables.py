@@ -96,17 +96,13 @@ def decode_bytes(raw: bytes, where: str, encoding: str, undecodable: str) -> tup
         raise InputError(f"unknown encoding {encoding!r}; such as utf-8, latin-1 or utf-16 is meant") from error
     if wrong and undecodable == "refuse":
         more = f" and {len(wrong) - 1} more line{'s' * (len(wrong) > 2)}" if len(wrong) > 1 else ""
-        raise TableError(
-            f"{where}, line {wrong[0]}{more}: not {encoding}; save the file as UTF-8",
-            "its encoding, such as encoding='latin-1', or undecodable='replace'",
-        )
+        way = "its encoding, such as encoding='latin-1', or undecodable='replace'"
+        raise TableError(f"{where}, line {wrong[0]}{more}: not {encoding}; save the file as UTF-8", way)
     text = text.removeprefix("\ufeff")
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise TableError(
-            f"{where}, line {line}: a NUL character, as in UTF-16 or UTF-32; save the file as UTF-8",
-            "its encoding, such as encoding='utf-16'",
-        )
+        told = f"{where}, line {line}: a NUL character, as in UTF-16 or UTF-32; save the file as UTF-8"
+        raise TableError(told, "its encoding, such as encoding='utf-16'")
     if "\n" not in text:
         text = text.replace("\r", "\n")  # line ends of old Macs
     if not text.strip():
@@ -373,10 +369,9 @@ class Columns:
 
     Attributes:
         text, pair, label, id, kind, classes, low, high: as in :func:`read_texts`.
-        own: names of classes by number, where the data says them itself: a label is then such a number. Otherwise,
-            where classes are called by numbers, a label is one of these: 4.0 is the class "4".
-        missing: numbers that mean that a row has no label.
-        sort: the classes are the labels that there are, numbers in their order and then names.
+        own: names of classes by number, where the data says them itself: a label is then such a number. Where classes
+            are called by numbers, a label is one of these: 4.0 is the class "4".
+        missing: numbers that mean that a row has no label; sort: the classes are the labels there are, sorted.
 
     Raises InputError: there is a label, and the classes or the range are no outputs of the kind.
     """

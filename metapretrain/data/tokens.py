@@ -90,8 +90,7 @@ class Tokens:
     def gather(self, rows: Tensor, width: int | Tensor) -> dict[str, Tensor]:
         """Return a padded batch of `rows` int64 (B,), made on the device without waiting for it.
 
-        `width` is L, or ``arange(L)`` on the device. ``input_ids``, ``attention_mask`` and, where the tokenizer gives
-        them, ``token_type_ids`` are int64 (B, L).
+        `width` is L, or ``arange(L)`` on the device; ``input_ids`` and the others are int64 (B, L).
         Raises InputError: a row is longer than `width` (checked on the CPU only).
         """
         columns = width if isinstance(width, Tensor) else torch.arange(width, device=self.ids.device)
@@ -153,9 +152,8 @@ def _tokens(tokenizer: Any, first: list[str], second: list[str] | None, max_leng
             ids[row] = cut["input_ids"][place]
             if types is not None:
                 types[row] = cut["token_type_ids"][place]
-    return Tokens.from_rows(
-        ids, types, pad_id=tokenizer.pad_token_id, pad_type=tokenizer.pad_token_type_id, truncated=len(long)
-    )
+    pads = {"pad_id": tokenizer.pad_token_id, "pad_type": tokenizer.pad_token_type_id}
+    return Tokens.from_rows(ids, types, **pads, truncated=len(long))
 
 
 def _flat(rows: Sequence[Sequence[int]], dtype: Any) -> np.ndarray[Any, Any]:
