@@ -207,9 +207,8 @@ def machine_of(options: Namespace) -> Machine:
         rank, world = accelerator.process_index, accelerator.num_processes
     graph = False if getattr(options, "no_cuda_graph", False) else None
     compiled, local = (getattr(options, name, False) for name in ("compile", "local_batchnorm"))
-    return Machine(
-        device, options.precision, compiled, graph, local, rank, world, tuple(getattr(options, "log_to", ()))
-    )
+    log_to = tuple(getattr(options, "log_to", ()))
+    return Machine(device, options.precision, compiled, graph, local, rank, world, log_to)
 
 
 def folder_name(options: Namespace, *parts: str | None) -> str:
@@ -289,8 +288,7 @@ def with_config(
 ) -> list[str]:
     """Return the words of `argv`; `--config FILE` is replaced by those that run the row of FILE again.
 
-    FILE is a run's `config.json` or its folder. Other words of `argv` win; `--out`, `--plugin` and `--log-to` are
-    not taken over.
+    FILE is a run's `config.json` or its folder. Other words win; `--out`, `--plugin` and `--log-to` are not taken over.
     Raises InputError: no such file, one of another script or of a pretraining, or data that are not where they were.
     """
     file, given = _config_file(argv)
@@ -303,11 +301,8 @@ def with_config(
         words = shlex.split(command)
     except ValueError:
         words = []
-    if (
-        not words
-        or Path(words[0]).name != script
-        or not (isinstance(config, dict) and {"method", "seed"} <= config.keys())
-    ):
+    described = isinstance(config, dict) and {"method", "seed"} <= config.keys()
+    if not words or Path(words[0]).name != script or not described:
         raise InputError(f"--config {file} is not of {script}: its command is {command!r}")
     if (read_json(file.with_name("result.json")) or {}).get("kind") == "pretraining":
         raise InputError(f"--config {file} is of a pretraining that rows share; give the config.json of such a row")
@@ -337,8 +332,7 @@ def _config_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
 def check_config(argv: Sequence[str], tables: Sequence[Table], options: Namespace) -> None:
     """Refuse `--config FILE` where the choices in FILE are not those of its command, which is run again.
 
-    Nothing is compared where the command line has options that may change choices. Choices that this version has not,
-    or that FILE has not, are let pass.
+    Nothing is compared where the command line may change choices, and no choice that FILE or this version has not.
     """
     file, given = _config_file(argv)
     if file is None or {option for option, _ in _by_option(given)} - _SAME_CHOICES:
@@ -399,9 +393,8 @@ def due(
         if len(places) > 1 and experiment.machine.world == 1 and not options.job:
             run_jobs(_jobs(rows, options, [*command, *more]), places, experiment.root / "logs")
         else:
-            yield from (
-                (experiment, _placed(experiment, batch, left)) for batch in experiment.work(rows, options.seeds)
-            )
+            for batch in experiment.work(rows, options.seeds):
+                yield experiment, _placed(experiment, batch, left)
         if len(experiment.data.test) and experiment.machine.rank == 0 and not options.job:
             if getattr(options, "corrupt", False):
                 images, device = experiment.data.test, experiment.machine.device

@@ -54,8 +54,7 @@ class Proto:
 def override(recipe: R, changes: Sequence[str]) -> R:
     """Return the recipe with changes such as `["epochs=10", "prl.lr=0.2"]`.
 
-    InputError: a change without `=`, an unknown name (with the nearest one), or a value of the wrong type or
-        outside its range.
+    InputError: a change without `=`, an unknown name (with the nearest one), or a value that is not allowed.
 
     Example:
         >>> override(Proto(), ["temperature=8", "stratified=true"]).temperature
@@ -75,13 +74,11 @@ def override(recipe: R, changes: Sequence[str]) -> R:
 def _replaced(node: Any, path: list[str], text: str) -> Any:
     kinds = get_type_hints(type(node))
     key = one_of("recipe setting", path[0], kinds)
-    inner = getattr(node, key)
-    if len(path) > 1 and dataclasses.is_dataclass(inner):
+    inner, nested = getattr(node, key), dataclasses.is_dataclass(getattr(node, key))
+    if len(path) > 1 and nested:
         return dataclasses.replace(node, **{key: _replaced(inner, path[1:], text)})
-    if len(path) > 1 or dataclasses.is_dataclass(inner):
-        parts = (
-            [f"{key}.{field.name}" for field in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else [key]
-        )
+    if len(path) > 1 or nested:
+        parts = [f"{key}.{field.name}" for field in dataclasses.fields(inner)] if nested else [key]
         raise InputError(f"not a single value; allowed here: {', '.join(parts)}")
     return dataclasses.replace(node, **{key: parse_value(text, kinds[key])})
 

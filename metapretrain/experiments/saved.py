@@ -275,10 +275,7 @@ def refuse_trial(run: str | Path) -> None:
 def load(run: str | Path, device: str | torch.device = "cpu") -> SavedModel | SavedLearner | SavedTextModel:
     """Load the model of a finished run folder; no code from the folder is run (safetensors and JSON only).
 
-    Returns:
-        a model in evaluation mode: of images, as :func:`metapretrain.models.saved.load` does, or of texts, a
-        :class:`SavedTextModel`.
-
+    It is in evaluation mode: that of :func:`metapretrain.models.saved.load` for images, or a :class:`SavedTextModel`.
     InputError: no run there, a run that has not finished, or weights that are missing, damaged or another model's.
 
     Example:
@@ -352,9 +349,7 @@ def predict_files(
 def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None = None) -> TextSet:
     """Read texts of the classes that the column `label` names, in sorted order; rows that name none are left out.
 
-    Args:
-        table: options of :func:`metapretrain.data.tables.read_texts`; the column of the texts is `sentence` otherwise.
-
+    `table`: options of :func:`metapretrain.data.tables.read_texts`; the column of the texts is `sentence` otherwise.
     InputError: as there, or no row names a class.
     """
     try:

@@ -224,9 +224,7 @@ def score(encoder: nn.Module, head: nn.Module | None, data: ImageData) -> ImageS
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     z = {name: features(part) for name, part in parts.items() if len(part)}
     labels = {name: parts[name].labels.to(values.device) for name, values in z.items()}
-    nearest = {
-        name: nearest_prototype(z["train"], labels["train"], values) for name, values in z.items() if name != "train"
-    }
+    nearest = {name: nearest_prototype(z["train"], labels["train"], z[name]) for name in z if name != "train"}
     metrics = {
         f"{'' if name == 'test' else name + '_'}nearest_prototype_accuracy": accuracy(predicted, labels[name])
         for name, predicted in nearest.items()

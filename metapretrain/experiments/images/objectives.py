@@ -115,8 +115,7 @@ class PRL(Objective):
 class SimCLR(Objective):
     """Contrast of two views of each image by the normalised temperature-scaled cross entropy.
 
-    Chen et al. (2020), equation 1 and algorithm 1. Labels are not read. Over ranks the negatives of all of them are
-    used, with gradients.
+    Chen et al. (2020), equation 1 and algorithm 1. Labels are not read; the negatives are those of all ranks.
     """
 
     views = 2
@@ -188,10 +187,8 @@ class ImageStep(WeightedLosses[Objective]):
     """The losses of one update: an encoder and the objectives that share it."""
 
     def forward(self, batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: self.weights.get(name, 1.0) * self.objective(name).loss(self.model, rows)
-            for name, rows in batches.items()
-        }
+        losses = {name: self.objective(name).loss(self.model, rows) for name, rows in batches.items()}
+        return {name: self.weights.get(name, 1.0) * loss for name, loss in losses.items()}
 
 
 @dataclass(frozen=True)
@@ -258,9 +255,8 @@ def register(name: str, kind: type[Objective], *, phase: str = "supervised") -> 
         raise InputError(f"objective {name} is {kind!r}; give a subclass of Objective")
     if name in OBJECTIVES and OBJECTIVES[name].kind.__qualname__ != kind.__qualname__:
         raise InputError(f"there is an objective {name} already; take another name")
-    one_of(
-        "phase of a recipe", phase, [each for each, kind in get_type_hints(ImageRecipe).items() if kind is ImagePhase]
-    )
+    phases = [name for name, hint in get_type_hints(ImageRecipe).items() if hint is ImagePhase]
+    one_of("phase of a recipe", phase, phases)
     OBJECTIVES[name] = Entry(kind, phase, kind.build)
 
 

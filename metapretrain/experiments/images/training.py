@@ -170,10 +170,8 @@ def _stream(context: ImageContext, name: str, task: Objective, steps: int) -> Ta
     recipe, data, machine = context.recipe, context.data, context.machine
     batch = recipe.batch_size // machine.world
     if batch < 2 or recipe.batch_size % machine.world:
-        raise InputError(
-            f"batch_size {recipe.batch_size} must give each of {machine.world} process(es) the same number of images, "
-            "2 or more"
-        )
+        wanted = f"give each of {machine.world} process(es) the same number of images, 2 or more"
+        raise InputError(f"batch_size {recipe.batch_size} must {wanted}")
     seen = data.seen(task.labelled)
     if batch > len(seen):
         raise InputError(f"batch_size {recipe.batch_size} is more than the {len(seen)} images of {name}; lower it")
@@ -223,9 +221,8 @@ def check_scheduled(recipe: ImageRecipe, machine: Machine) -> None:
 
 
 def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
-    """Pretraining by cross entropy, prototypes (standard mode) and SimCLR, one of them an update.
+    """Pretraining by cross entropy, prototypes (standard mode) and SimCLR (:func:`sources`), one of them an update.
 
-    They are the :func:`metapretrain.experiments.images.objectives.sources`.
     Every update passes `batch_size` images through the encoder, so the budget does not depend on what is chosen:
     SimCLR gets half a batch, in two views. The optimiser is the recipe's for PRL, the augmentation each objective's
     own. The scheduler's targets are the objectives themselves; its probes draw training images.

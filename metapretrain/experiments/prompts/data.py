@@ -44,12 +44,10 @@ class PromptData:
         pretraining: labelled rows, those that pretraining may read.
         sets: downstream sets with the rows that are reported on.
         tuning: the test parts are left alone: a recipe is chosen by validation.
-        plain: sentences without labels, for pseudo labels; its count `in_downstream` tells how many more stand in a
-            downstream set.
+        plain: sentences without labels, for pseudo labels; `in_downstream` counts those that a downstream set has too.
         labeller: gives them labels, from the sentences, their embeddings, labels and embeddings of labelled rows,
             `rows` and `confidence`; returns a set and what is to be told of it.
-        words: label words of sets, in label order; by default those of the paper for as many classes, else the names of
-            the classes.
+        words: label words of sets, in label order; by default the paper's for as many classes, else their names.
     """
 
     pretraining: TextSet
@@ -194,10 +192,10 @@ def allowed_words(words: Sequence[Sequence[int]], total: int, device: str) -> Te
 
 def fewer_labels(labels: Tensor, count: int) -> Tensor:
     """Labels of 5 sentiments (N,) as those of 3 or 2, in which the middle one is -1."""
+    if count == len(SENTIMENT):
+        return labels
     side = (labels - len(SENTIMENT) // 2).sign()
-    return (
-        labels if count == len(SENTIMENT) else side + 1 if count == 3 else torch.where(side == 0, -1, (side + 1) // 2)
-    )
+    return side + 1 if count == 3 else torch.where(side == 0, -1, (side + 1) // 2)
 
 
 def word_scores(model: PromptedModel, prompts: Tensor, batch: PromptBatch, allowed: Tensor, normalise: str) -> Tensor:
@@ -216,8 +214,7 @@ log = logging.getLogger(__name__)
 def kept_groups(folder: Path, texts: Sequence[str], k: int, seed: int, make: Callable[[], Tensor]) -> Tensor:
     """Groups (N,) of LDA as `make` finds them, or as an earlier process did for the same N texts, k and seed.
 
-    They are small files below `folder`, named by a checksum of the texts and of the version of scikit-learn. One that
-    is damaged is made anew, with a warning.
+    They are files in `folder`, named by a checksum of texts and scikit-learn's version; a damaged one is made anew.
     """
     digest = sha256("\0".join([version("scikit-learn"), *texts]).encode())[:16]
     file = folder / "groups" / f"lda-{k}-seed{seed}-{digest}.txt"

@@ -55,10 +55,8 @@ class MetaTasks:
             held.append(own[:count])
             sampler = EpisodeSampler([0] * (len(own) - count), spec, None, seed=seed * 1_000 + task)
             self._train.append((own[count:], sampler))
-        place = torch.arange(size)
-        self.held_out = [
-            torch.stack([rows[(batch * size + place) % len(rows)] for rows in held]) for batch in range(held_out)
-        ]
+        places = [torch.arange(size) + batch * size for batch in range(held_out)]
+        self.held_out = [torch.stack([rows[place % len(rows)] for rows in held]) for place in places]
 
     def at(self, step: int) -> Tensor:
         """Rows (K, 2m) of a step, all of a task different: m of the support part, then m of the query part."""
@@ -92,16 +90,11 @@ class MetaTasks:
         def sample(generator: torch.Generator) -> Tensor:
             return own[torch.randperm(len(own), generator=generator)[: self.size]]
 
-        return FunctionProbe(
-            sample, lambda rows: losses(rows[None])[0], lambda batches: losses(torch.stack([*batches]))
-        )
+        return FunctionProbe(sample, lambda rows: losses(rows[None])[0], lambda rows: losses(torch.stack([*rows])))
 
 
 def crossed(rows: Tensor, step: int) -> Tensor:
-    """Rows (K, 2m) whose query half is that of another place, each once, which changes with the step.
-
-    InputError: there is one place only.
-    """
+    """Rows (K, 2m) whose query half is that of another task, which changes with the step; InputError if K is 1."""
     tasks, size = rows.shape
     if tasks < 2:
         raise InputError("meta.query=other needs two meta tasks or more; there is one")
@@ -112,8 +105,7 @@ def crossed(rows: Tensor, step: int) -> Tensor:
 def a_quarter(schedule: Schedule, tasks: int, passes: tuple[int, int]) -> int:
     """N, the least number of updates per decision with which its probes are at or under a quarter of all passes.
 
-    `passes` are the sequences through the model of one loss and of its backward pass: the inner steps are a part of the
-    loss, so that a look at a loss costs nearly as much as an update.
+    `passes`: sequences through the model of one loss, inner steps and all, and of its backward pass.
     """
     options = map(schedule.option, ("samples", "utility", "normalise"))
     probes = probe_units(tasks, tasks, *options, passes=passes)  # every task is a source and a target

@@ -23,12 +23,10 @@ class PromptMethod:
         start: of the prompt: "random", "vocabulary" (embeddings of tokens), or "none" (no soft prompt).
         objective: of pretraining: "mixed" (all data as one task), "multitask" (meta tasks, no inner step),
             "meta" (prompt MAML), "reptile" (updates on one task after the other, each time a part of the way), or None.
-        grouping: how meta tasks are made.
+        grouping: how meta tasks are made, for objectives that have some.
         labels: how many labels tasks have in turn, such as (2, 3, 5); empty: the five of the data.
         source: data of pretraining: "labelled", or "pseudo" (plain sentences that a classifier labelled).
         tuned: "prompt", "model" (all weights, no soft prompt) or "nothing".
-
-    InputError: an unknown name, or a grouping that the objective has no use for.
     """
 
     start: str = "random"
@@ -150,8 +148,7 @@ class Fair:
 
     Args:
         start: of pretrained prompts; tasks: meta tasks per update, 2m rows of each.
-        updates: of Reptile on one task, by the optimiser of downstream tuning; `rate`: the part of the way to where
-            they led that the prompt then goes, which decays.
+        updates: of Reptile on one task, as in downstream tuning; `rate`: the part of their way that is kept; it decays.
     """
 
     start: str = "vocabulary"

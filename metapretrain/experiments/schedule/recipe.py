@@ -41,8 +41,7 @@ class ScheduleMethod:
         setting: `aware`: sources are the pretraining tasks and the targets' own training parts, and the targets are
             looked at; `agnostic`: sources are the pretraining tasks, which are the targets as well (T = S).
         source: of `fixed`, and of no other.
-        block: updates of a decision (of softmax and pike: from probe to probe) of this row, whatever the recipe says;
-            none for `fixed`.
+        block: updates of a decision (softmax, pike: from probe to probe) in place of the recipe's; none for `fixed`.
         updates: source updates of this row, with their own decay of the rate; None: those of the recipe.
         options: of the scheduler, as `--schedule` has them: `temperature=0.3,smoothing=0.8`.
     """
@@ -135,15 +134,12 @@ class ScheduleRecipe:
         for scheduler in ("utility-exact", "exp3"):
             planned_scheduler(ScheduleMethod(scheduler, "aware"), ["a", "b"], ["c"], self)
         TrainSettings(self.finetune_updates, self.finetune_lr)
-        TrainSettings(
-            self.updates,
-            self.lr,
-            "adamw",
-            weight_decay=self.weight_decay,
-            schedule=self.schedule,
-            warmup=self.warmup,
-            clip=self.clip,
-        )
+        TrainSettings(self.updates, optimizer="adamw", **self.terms)
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """Terms of the training of the encoder."""
+        return {name: getattr(self, name) for name in ("lr", "weight_decay", "schedule", "warmup", "clip")}
 
 
 def scheduler_of(
@@ -158,8 +154,8 @@ def scheduler_of(
 ) -> BlockScheduler:
     """The scheduler of a row: options that the recipe states, and else the defaults of the constructor.
 
-    One that probes decides again after so many updates that its probes take a quarter of the compute, unless the row
-    or the recipe has a block; the others decide before every update, unless the row has one.
+    Without a block of the row or the recipe, one that probes decides again after so many updates that its probes take a
+    quarter of the compute; the others, without one of the row, before every update.
     """
     known = option_defaults(method.kind)
     stated: dict[str, Any] = {"normalise": recipe.normalise, "source": method.source}
@@ -199,10 +195,8 @@ def planned_scheduler(
         1 0
         50 110
     """
-    weights = [torch.zeros(1, requires_grad=True)]
-    return scheduler_of(
-        method, recipe, dict.fromkeys(sources, 1), blank_probes(sources), blank_probes(targets), weights
-    )
+    sizes, weights = dict.fromkeys(sources, 1), [torch.zeros(1, requires_grad=True)]
+    return scheduler_of(method, recipe, sizes, blank_probes(sources), blank_probes(targets), weights)
 
 
 @dataclass(frozen=True)

@@ -161,13 +161,9 @@ class ScheduledPretraining:
             f"{self.context.method.name} seed {seed}",
             self.evaluate,
             steps=self.updates,
-            lr=recipe.lr,
-            weight_decay=recipe.weight_decay,
-            schedule=recipe.schedule,
-            warmup=recipe.warmup,
-            clip=recipe.clip,
             seed=seed,
             evaluations=recipe.evaluations,
+            **recipe.terms,
         )
 
     def evaluate(self, done: int) -> dict[str, float]:
@@ -222,10 +218,8 @@ class ScheduledPretraining:
             return {}
         exact, taylor = ({name: both[kind][name] for name in finite} for kind in ("exact", "taylor"))
         agreed, spread = agreement(exact, taylor), max(exact.values()) - min(exact.values())
-        return {
-            "taylor_rank_correlation": agreed.rank_correlation,
-            "taylor_regret": agreed.regret / spread if spread else 0.0,
-        }
+        regret = agreed.regret / spread if spread else 0.0
+        return {"taylor_rank_correlation": agreed.rank_correlation, "taylor_regret": regret}
 
     def _watch(self, update: int, choice: Choice) -> None:
         """Log where all began, and every decision that looked at utilities."""

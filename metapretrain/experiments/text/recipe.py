@@ -25,12 +25,11 @@ class TextPretraining:
         loss: `prototypes`, or `cross-entropy` with a linear head per task: the control.
         joined: a pair is one sequence; else its two embeddings are added (text paper, appendix A.2).
         sts: `cosine`: scores are learned by the cosine of both sentences, encoded apart, and have no prototypes;
-            `ordinal`: a score between two classes belongs to both, in proportion
-            (:func:`metapretrain.experiments.text.objectives.shares_of`).
+            `ordinal`: a score between two classes belongs to both, in proportion.
         query: prototypes from support rows and loss on query rows, by the recipe's `query` options.
         epoch: prototypes over the epoch so far.
-        ensemble: losses weighted by 1 / ln(classes), so that chance weighs the same in each task, and the average of
-            the weights over the updates instead of the last ones: our reading of the paper's "weighted ensembling".
+        ensemble: losses weighted by 1 / ln(classes), so that chance weighs the same in each task, and weights averaged
+            over the updates: our reading of the paper's "weighted ensembling".
     """
 
     loss: str = "prototypes"

@@ -60,8 +60,7 @@ def embed_tokens(
 ) -> list[Tensor]:
     """Return the embeddings float32 (N, D) of all rows, two for pairs that are encoded separately; no dropout.
 
-    Rows are taken in the order of their lengths, so that batches have little padding. A compiled encoder runs as it is:
-    their widths are many.
+    Rows are taken in the order of their lengths, for little padding. A compiled encoder runs as it is: widths are many.
     """
     encoder.to(device)
     found = []

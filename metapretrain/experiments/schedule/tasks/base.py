@@ -19,6 +19,7 @@ from metapretrain.draws import philox_generator
 from metapretrain.episodes import ShuffledBatches
 from metapretrain.errors import InputError, one_of
 from metapretrain.models.text_encoders import TextEncoder
+from metapretrain.nests import evaluation_mode
 
 Ids = Sequence[int] | NDArray[np.int32]
 Tensors = dict[str, Tensor]
@@ -222,20 +223,13 @@ class PretrainingTask(ABC):
         rows: int | None = None,
     ) -> dict[str, float]:
         """The metrics on a split (of its first `rows`, if given), without dropout; modes stay as they are."""
-        chosen = self.scored_rows(self._split(split), rows)
-        modes, outcomes = (encoder.training, head.training), []
-        encoder.eval()
-        head.eval()
-        try:
-            with torch.no_grad():
-                for begin in range(0, len(chosen), batch_size):
-                    group = list(chosen[begin : begin + batch_size])
-                    batch = to_device(self.make(split, group, self.random(split, group[0])), encoder)
-                    found = self.outcome(encoder, head, encoder.hidden(batch), batch)
-                    outcomes.append({name: value.detach().cpu() for name, value in found.items()})
-        finally:
-            encoder.train(modes[0])
-            head.train(modes[1])
+        chosen, outcomes = self.scored_rows(self._split(split), rows), []
+        with evaluation_mode(encoder, head), torch.no_grad():
+            for begin in range(0, len(chosen), batch_size):
+                group = list(chosen[begin : begin + batch_size])
+                batch = to_device(self.make(split, group, self.random(split, group[0])), encoder)
+                found = self.outcome(encoder, head, encoder.hidden(batch), batch)
+                outcomes.append({name: value.detach().cpu() for name, value in found.items()})
         return self.measure_rows(split, chosen, outcomes)
 
     def scored_rows(self, split: str, rows: int | None) -> Sequence[int]:
@@ -257,10 +251,8 @@ class PretrainingTask(ABC):
 class CorpusTask(PretrainingTask):
     """A task over running text, which is tokenised once for all of them; `rows` are those of a corpus."""
 
-    def __init__(
-        self, texts: Mapping[str, Documents], frame: Frame, rows: Callable[[Corpus], Any], *, lower: bool = False
-    ) -> None:
-        self.corpora = {split: frame.corpus(part, lower=lower) for split, part in texts.items()}
+    def __init__(self, texts: Mapping[str, Documents], frame: Frame, rows: Callable[[Corpus], Any]) -> None:
+        self.corpora = {split: frame.corpus(part) for split, part in texts.items()}
         self.rows = {split: rows(corpus) for split, corpus in self.corpora.items()}
         super().__init__(frame, texts, self.rows)
 

@@ -64,11 +64,9 @@ def matthews(found: np.ndarray, true: np.ndarray) -> float:
 class Reordering(CorpusTask, ClassTask):
     """Tell in which order `parts` consecutive sentences of a document were put, one of parts! classes.
 
-    Every run of `parts` (2..4) sentences of a document is a row; its order is drawn anew for each batch. ERNIE 2.0 cuts
-    paragraphs into 1..m segments; here the number is fixed, since the separators would show it. Sentences that do not
-    fit are cut, the longest first.
-
-    Source: Sun et al. (2020, ERNIE 2.0), sentence reordering.
+    Every run of `parts` (2..4) sentences of a document is a row; its order is drawn anew for each batch. Sentences that
+    do not fit are cut, the longest first. Source: Sun et al. (2020, ERNIE 2.0), sentence reordering, but of a fixed
+    number of segments, which the separators would show.
     """
 
     name = "reordering"
