@@ -271,10 +271,8 @@ def check_classes(classes: Sequence[str], where: object) -> None:
 def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:
     folders = _subfolders(folder)
     if not folders:
-        raise InputError(
-            f"{folder} has no class folders: put the images of each class in a subfolder of its name; images without "
-            f"classes are the split {UNLABELED!r}"
-        )
+        told = f"{folder} has no class folders: put the images of each class in a subfolder of its name"
+        raise InputError(f"{told}; images without classes are the split {UNLABELED!r}")
     left = Counter(f"{_kind(path)} beside the class folders" for path in folder.iterdir() if path not in folders)
     images = [_images_below(place, left) for place in folders]
     _tell(folder, _counted(left))
@@ -317,10 +315,8 @@ def _pixels(image: Any, image_size: int, channels: int, content: bytes) -> tuple
     if grey16:  # Pillow would clip the levels to 8 bits; keep the upper 8 of those that the file states
         image = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
     if image.mode in ("I", "F"):  # Pillow would clip them to 0..255
-        raise ValueError(
-            f"its pixels are of {'32 bits' if image.mode == 'I' else 'floating point'}; save it "
-            "with 8 or 16 bits a channel"
-        )
+        told = f"its pixels are of {'32 bits' if image.mode == 'I' else 'floating point'}"
+        raise ValueError(f"{told}; save it with 8 or 16 bits a channel")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
@@ -338,7 +334,5 @@ def _check_channels(tags: Mapping[int, Any]) -> None:
     colours = {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(PHOTOMETRIC, 1), 1)
     extra = tags.get(SAMPLES, colours) - colours
     if extra > 0 and tags.get(EXTRA) not in ((1,), (2,)):  # the two kinds of alpha
-        raise ValueError(
-            f"it has {extra} channels beside its {colours} of colour, and only one of alpha may stand there; save it "
-            "as grey or RGB"
-        )
+        told = f"it has {extra} channels beside its {colours} of colour, and only one of alpha may stand there"
+        raise ValueError(f"{told}; save it as grey or RGB")

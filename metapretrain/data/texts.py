@@ -349,10 +349,8 @@ def few_shot_draw(
     for what, count in (("training", training), ("validation", validation)):
         whole(f"few-shot {what} rows", count, 1)
     if training + validation > len(labels):
-        raise InputError(
-            f"{training} training and {validation} validation rows asked for, but there are {len(labels)} rows; lower "
-            "the counts or give more data"
-        )
+        told = f"{training} training and {validation} validation rows asked for, but there are {len(labels)} rows"
+        raise InputError(f"{told}; lower the counts or give more data")
     random = philox_generator(seed)
     order = random.permutation(len(labels))
     if not stratified:

@@ -23,8 +23,7 @@ def split_support_query(
 
     About `query_fraction` of the batch are queries; if `stratified`, of each class, with a row on each side if it has
     two. Source: query prototypical pretraining (vision poster, "Experiments").
-    Raises InputError: the fraction is not in (0, 1), fewer than two rows, or the split is stratified and no class has
-    two.
+    Raises InputError: the fraction is not in (0, 1), fewer than two rows, or, if `stratified`, no class with two.
 
     Example:
         >>> support, query = split_support_query(torch.zeros(8, dtype=torch.int64))
@@ -37,10 +36,8 @@ def split_support_query(
         raise InputError(f"a batch needs at least 2 rows to have a support and a query part, not {len(y)}")
     order = torch.randperm(len(y), generator=generator, device=generator.device if generator else None).cpu()
     if stratified and int(torch.bincount(y).max()) < 2:
-        raise InputError(
-            f"every class of this batch of {len(y)} has one example, so no query can have a prototype;"
-            " use larger batches or fewer classes"
-        )
+        told = f"every class of this batch of {len(y)} has one example, so no query can have a prototype"
+        raise InputError(f"{told}; use larger batches or fewer classes")
     if stratified:
         is_query = stratified_queries(order.argsort(), y, query_fraction)
     else:
@@ -114,9 +111,7 @@ def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
     try:
         return Batch(*default_collate(support)), Batch(*default_collate(query))
     except RuntimeError:
-        raise InputError(
-            "episodes differ in their numbers of examples or in the shape of x; stack equal ones"
-        ) from None
+        raise InputError("episodes differ in numbers of examples or in the shape of x; stack equal ones") from None
 
 
 def identity(value: T) -> T:
@@ -154,10 +149,8 @@ class EpisodeDataset(Dataset[Episode]):
                 " DataLoader batch_sampler=EpisodeSampler(...), and no sampler or batch_size"
             )
         if max(plan) >= len(self):
-            raise InputError(
-                f"episode {plan.index} names row {max(plan)} of a data set of {len(self)} rows;"
-                " the sampler's labels must be those of this data set"
-            )
+            told = f"episode {plan.index} names row {max(plan)} of a data set of {len(self)} rows"
+            raise InputError(f"{told}; the sampler's labels must be those of this data set")
         support, query = self._read(plan.support), self._read(plan.query)
         batches = Batch(support, plan.support_y), Batch(query, plan.query_y)
         return Episode(*batches, classes=plan.classes, index=plan.index, group=plan.group)
@@ -191,10 +184,8 @@ def _by_position(dataset: Any) -> Any:
 
 def check_rows(dataset: Any, sampler: EpisodeSampler) -> None:
     """Refuse a sampler whose labels are not as many as the data set's rows."""
-    if len(dataset) != sampler.rows:
-        raise InputError(
-            f"give a label per row: the sampler has {sampler.rows} labels, the data set {len(dataset)} rows"
-        )
+    if (rows := len(dataset)) != sampler.rows:
+        raise InputError(f"give a label per row: the sampler has {sampler.rows} labels, the data set {rows} rows")
 
 
 def _without_label(item: Any) -> Any:

@@ -135,9 +135,8 @@ def _numbers(groups: Any) -> Ints:
     if codes.ndim != 1 or (codes.size and codes.dtype.kind not in "biu"):
         raise InputError(f"groups must be whole numbers (N,), not {codes.dtype} of shape {codes.shape}")
     if codes.size and not -1 <= int(codes.min()) <= int(codes.max()) < MOST_GROUPS:
-        raise InputError(
-            f"groups run from {codes.min()} to {codes.max()}; give -1 for rows in none, else 0 to {MOST_GROUPS - 1}"
-        )
+        allowed = f"-1 for rows in none, else 0 to {MOST_GROUPS - 1}"
+        raise InputError(f"groups run from {codes.min()} to {codes.max()}; give {allowed}")
     return codes.astype(np.int64)
 
 

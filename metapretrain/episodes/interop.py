@@ -82,10 +82,8 @@ class TasksetEpisodes:
     def _episode(self, index: int, x: torch.Tensor, y: torch.Tensor) -> Episode:
         values, code, count = torch.unique(y, return_inverse=True, return_counts=True)
         if int(count.min()) <= self.shots:
-            raise InputError(
-                f"shots = {self.shots} leaves no query of a class with {int(count.min())} rows in task"
-                f" {index}; lower shots or raise KShots"
-            )
+            told = f"shots = {self.shots} leaves no query of a class with {int(count.min())} rows in task {index}"
+            raise InputError(f"{told}; lower shots or raise KShots")
         by_class = torch.argsort(code, stable=True)
         rank = torch.arange(len(y)) - (torch.cumsum(count, 0) - count)[code[by_class]]
         support, query = by_class[rank < self.shots], by_class[rank >= self.shots]

@@ -25,8 +25,7 @@ class EpisodeSpec:
     """The size of an episode: classes (ways), and support (shots) and query examples of each class.
 
     Each is an integer of at least 1, or a range (low, high), both included, from which every episode draws uniformly.
-    ``ways=None`` means shots + queries disjoint examples of a group whatever their labels (the meta tasks of prompt
-    pretraining).
+    ``ways=None`` means shots + queries disjoint examples of a group whatever their labels, as for prompts.
 
     Example:
         >>> EpisodeSpec(ways=(3, 5), shots=1, queries=15).longest
@@ -102,10 +101,8 @@ def read_labels(source: Any, what: str = "labels") -> Labels:
         values = values.astype(np.int64)
     names, codes = np.unique(values, return_inverse=True)
     if values.dtype.kind == "i" and names[0] < 0:
-        raise InputError(
-            f"{what} must not be negative, but the least is {names[0]}: -1 marks rows without one; give only rows that"
-            " have one"
-        )
+        told = f"{what} must not be negative, but the least is {names[0]}"
+        raise InputError(f"{told}: -1 marks rows without one; give only rows that have one")
     return Labels(codes.reshape(-1).astype(np.int64), tuple(names.tolist()))
 
 
@@ -429,8 +426,7 @@ class EpisodeSampler(Sampler[list[int]]):
         labels: one per row (N,), in any form that :func:`read_labels` takes.
         episodes: episodes of an epoch over all ranks; None is endless.
         seed: 0..2**64-1.
-        rank, world_size: rank r gives episodes r, r + world_size, ...; never pass the loader to accelerate's `prepare`,
-            which would shard a second time.
+        rank, world_size: rank r gives episodes r, r + world_size, ...; let no `prepare` of accelerate shard them again.
         groups: one per row (N,); an episode stays inside a group.
         epoch, start: see :meth:`set_epoch`.
         uneven: allow ranks to give different numbers of episodes: for evaluation; training would hang.

@@ -27,8 +27,7 @@ class ShuffledBatches:
 
     Args:
         n: rows.
-        batch_size: rows of a rank's batch; together the ranks hold the batch that one process with batch_size *
-            world_size would get.
+        batch_size: rows of a rank's batch, which is a part of that of one process with batch_size * world_size.
         seed: 0..2**64-1.
         epoch, start: the epoch, and the first batch to give: what resumes a run.
         labels: one per row (N,), for class-balanced batches.
@@ -36,8 +35,7 @@ class ShuffledBatches:
         task: number of the task: tasks of one seed see their rows in different orders.
         order: rows (N,) of an epoch by its number, in place of the random order of 0..n-1.
 
-    Raises:
-        InputError: there is no batch, or ranks would get unequal parts.
+    Raises InputError: there is no batch, or ranks would get unequal parts.
 
     Example:
         >>> batches = ShuffledBatches(10, 4, seed=0, drop_last=False)
@@ -68,12 +66,8 @@ class ShuffledBatches:
         self.n, self.batch_size = whole("n", n), whole("batch_size", batch_size, 1)
         self.seed, self.drop_last = check_seed(seed), drop_last
         self.rank, self.world_size = check_rank(rank, world_size)
-        self.widths, self.pool, self.task, self._given_order = (
-            widths,
-            whole("pool", pool, 1),
-            whole("task", task),
-            order,
-        )
+        self.widths, self._given_order = widths, order
+        self.pool, self.task = whole("pool", pool, 1), whole("task", task)
         self._codes = None if labels is None else read_labels(labels).codes
         for what, given in (("labels", self._codes), ("widths", widths)):
             if given is not None and len(given) != self.n:
@@ -81,10 +75,8 @@ class ShuffledBatches:
         self._rows = self.batch_size * self.world_size  # of a batch over all ranks
         self.total = self.n // self._rows if drop_last else -(-self.n // self._rows)
         if not self.total:
-            raise InputError(
-                f"{self.n} rows do not fill one batch of {self._rows}: lower batch_size"
-                + (" or keep the last batch with drop_last=False" if self.n else "")
-            )
+            other = " or keep the last batch with drop_last=False" if self.n else ""
+            raise InputError(f"{self.n} rows do not fill one batch of {self._rows}: lower batch_size{other}")
         last = 0 if self.drop_last or widths is not None else self.n % self._rows
         if last % self.world_size:
             raise InputError(
@@ -178,10 +170,8 @@ def check_stream_state(state: Any, here: Mapping[str, Any], lengths: Mapping[str
         for what in own[name]:
             whole(f"{what} of task {name!r} of the stream's state", task[what])
         if (length := lengths[name]) is not None and task["position"] > length:
-            raise InputError(
-                f"the stream's state is at batch {task['position']} of task {name!r}, whose loader has {length};"
-                " give the loaders that the state was saved with"
-            )
+            told = f"the stream's state is at batch {task['position']} of task {name!r}, whose loader has {length}"
+            raise InputError(f"{told}; give the loaders that the state was saved with")
 
 
 def _check_keys(what: str, given: Any, wanted: Mapping[str, Any]) -> None:
@@ -220,8 +210,7 @@ class TaskStream:
             the task (the stream does not call its `observe`).
         seed: 0..2**64-1.
         steps: all the steps of the stream. None: an iteration is one epoch, which is the longest or shortest loader's
-            length, the sum of lengths, or a turn each until the longest is through; the next iteration goes on where
-            the last stopped.
+            length, the sum of lengths, or a turn each until the longest is through; the next one goes on from there.
 
     Attributes:
         counts: batches given so far, of each task.
@@ -379,10 +368,8 @@ class TaskStream:
     def _sized(self) -> list[int]:
         for name, length in self._lengths.items():
             if length is None:
-                raise InputError(
-                    f"loader {name!r} has no length, which "
-                    + ("policy 'proportional' needs" if self.steps is not None else "an epoch needs; give steps=...")
-                )
+                needed = "policy 'proportional' needs" if self.steps is not None else "an epoch needs; give steps=..."
+                raise InputError(f"loader {name!r} has no length, which {needed}")
         return [length for length in self._lengths.values() if length is not None]
 
 

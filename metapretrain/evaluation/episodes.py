@@ -86,8 +86,7 @@ def evaluate_episodes(
 
     Args:
         predict: maps an Episode to logits (queries, ways) or labels int (queries,), 0..W-1, without a look at
-            `episode.query.y`; or a learner (MAML and its variants). A module, also of a method, is in evaluation mode
-            meanwhile.
+            `episode.query.y`; or a learner (MAML and its variants). Modules are in evaluation mode meanwhile.
         dataset: any map-style data set of (x, label); None where the sampler gives episodes.
         sampler: plans, for example an EpisodeSampler with a number of episodes; or episodes of yours.
         batch: how many episodes of one shape a learner adapts to at a time, by its `logits`.
@@ -151,10 +150,8 @@ def _accuracy(answer: Tensor, y: Tensor) -> float:
     if answer.ndim == 2 and answer.shape[0] == len(y) and answer.shape[1]:
         answer = decisive(answer).argmax(dim=1)
     if answer.shape != y.shape or answer.is_floating_point():
-        raise InputError(
-            f"predict must return logits ({len(y)}, ways) or integer labels ({len(y)},); "
-            f"got {answer.dtype} {tuple(answer.shape)}"
-        )
+        given = f"{answer.dtype} {tuple(answer.shape)}"
+        raise InputError(f"predict must return logits ({len(y)}, ways) or integer labels ({len(y)},); got {given}")
     return float((answer.to(y.device) == y).double().mean())
 
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def _pair(targets: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     y, predicted = (np.asarray(values, dtype=np.float64) for values in (targets, predictions))
     if y.shape != predicted.shape or y.ndim != 1 or len(y) == 0:
-        raise InputError(
-            f"targets and predictions must be as many, (N,) with N >= 1; got shapes {y.shape} and {predicted.shape}"
-        )
+        shapes = f"shapes {y.shape} and {predicted.shape}"
+        raise InputError(f"targets and predictions must be as many, (N,) with N >= 1; got {shapes}")
     for what, values in (("target", y), ("prediction", predicted)):
         if not np.isfinite(values).all():
             raise InputError(f"a {what} is NaN or infinite; every one must be finite")

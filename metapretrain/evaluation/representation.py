@@ -47,19 +47,16 @@ def check_embeddings(z: Tensor, y: Tensor | None = None, what: str = "embeddings
         raise InputError(f"{what} must be (N, D) with N >= 1; got shape {tuple(z.shape)}")
     bad = out_of_range(z).nonzero()
     if len(bad):
-        raise InputError(
-            f"{what}: {len(bad)} of {len(z)} rows hold NaN or infinity or more than {LARGEST:g}, first row "
-            f"{int(bad[0])}; if training diverged, lower the learning rate"
-        )
+        told = f"{len(bad)} of {len(z)} rows hold NaN or infinity or more than {LARGEST:g}, first row {int(bad[0])}"
+        raise InputError(f"{what}: {told}; if training diverged, lower the learning rate")
     if y is None:
         return
     if not isinstance(y, Tensor) or y.shape != z.shape[:1] or y.is_floating_point():
         given = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
         raise InputError(f"{what} {tuple(z.shape)} need integer labels ({len(z)},) in a tensor; got {given}")
     if unlabelled := int((y < 0).sum()):
-        raise InputError(
-            f"{what}: {unlabelled} of {len(y)} labels are negative, and -1 marks rows without one; leave them out"
-        )
+        told = f"{what}: {unlabelled} of {len(y)} labels are negative"
+        raise InputError(f"{told}, and -1 marks rows without one; leave them out")
 
 
 def nearest_prototype(z_train: Tensor, y_train: Tensor, z_test: Tensor) -> Tensor:

@@ -516,10 +516,8 @@ def pair(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (tuple, list)):
         raise InputError(f"support and query are (x, y) each, not a {type(batch).__name__}")
     if len(batch) != 2 or hasattr(batch[0], "y"):
-        raise InputError(
-            f"support and query are (x, y) each, not a {type(batch).__name__} of {len(batch)}; "
-            "several episodes become one batch of tasks by metapretrain.stack(episodes)"
-        )
+        told = f"support and query are (x, y) each, not a {type(batch).__name__} of {len(batch)}"
+        raise InputError(f"{told}; several episodes become one batch of tasks by metapretrain.stack(episodes)")
     empty = [tuple(tensor.shape) for tensor in tensors(batch) if not tensor.numel()]
     if empty:
         raise InputError(f"support and query need rows and tasks, but one of their tensors is empty: {empty[0]}")

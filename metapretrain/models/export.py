@@ -63,10 +63,8 @@ def export(run: str | Path, format: str = "onnx", out: str | Path | None = None)
     """
     write = FORMATS[one_of("format", format, FORMATS)]
     if (Path(run) / TEXT / "config.json").is_file():
-        raise InputError(
-            f"{run} is of texts: its folder {TEXT} is a model of transformers as it stands; for ONNX give that folder "
-            "to optimum (optimum-cli export onnx)"
-        )
+        told = f"{run} is of texts: its folder {TEXT} is a model of transformers as it stands"
+        raise InputError(f"{told}; for ONNX give that folder to optimum (optimum-cli export onnx)")
     model = load(run)
     default = {"onnx": "model.onnx", "torch": "model.pt2", "torchvision": "torchvision.safetensors"}
     path = Path(run) / "export" / default.get(format, format) if out is None else Path(out)

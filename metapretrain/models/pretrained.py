@@ -55,9 +55,7 @@ def image_encoder(name: str | Path, device: str | torch.device = "cpu") -> Pretr
 
     `name` is `timm:NAME`, `torchvision:NAME`, or a vision model of transformers: OWNER/NAME of the hub or a folder.
     `timm:NAME@FILE` and `torchvision:NAME@FILE` take the weights from a safetensors file.
-
-    Raises:
-        InputError: a library that is not installed, a model that it does not have or cannot fetch, or other weights.
+    Raises InputError: a library that is not installed, a model that it has not or cannot fetch, or other weights.
     """
     kind, _, rest = str(name).partition(":")
     model, at, file = rest.partition("@")
@@ -194,12 +192,8 @@ def finetune(model: Any, rows: Any, labels: Any, how: FineTuning = TUNING) -> Fe
     biases -s/2 |m|^2 (as Proto-MAML: Triantafillou et al., 2020). Batch normalisation uses what it has recorded, and
     nothing is dropped, so the result is a function of the rows. `model` is left as it is.
 
-    Args:
-        model: of :func:`metapretrain.experiments.saved.load_encoder`; rows: images uint8 (S, C, H, W) or a list of
-            texts; labels: any integers (S,).
-
-    Raises:
-        InputError: an encoder without gradients, or training that diverges.
+    `model`: of :func:`metapretrain.experiments.saved.load_encoder`; `rows`: images uint8 (S, C, H, W) or a list of
+    texts; `labels`: any integers (S,). Raises InputError: an encoder without gradients, or training that diverges.
 
     Example:
         >>> model = PretrainedModel(nn.Sequential(nn.Flatten(), nn.Linear(48, 7)), 4)

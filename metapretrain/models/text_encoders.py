@@ -103,10 +103,8 @@ def read_settings(source: str) -> Settings:
     wrong = [kind for kind, names in zip(kinds, known, strict=False) if kind not in names]
     if wrong or len(kinds) == 1:
         what = f"the module {wrong[0]}" if wrong else "a Transformer without a Pooling"
-        raise InputError(
-            f"{source} has {what}, which is not known here; known are sentence-transformers' Transformer, Pooling, then"
-            " Dense and Normalize"
-        )
+        told = f"{source} has {what}, which is not known here"
+        raise InputError(f"{told}; known are sentence-transformers' Transformer, Pooling, then Dense and Normalize")
     pooling = _read(source, f"{found[1]['path'] if found else '1_Pooling'}/config.json") or {}
     mode = pooling.get("pooling_mode") or [name for key, name in _MODES.items() if pooling.get(key)]
     if not isinstance(mode, str):

@@ -183,8 +183,7 @@ class PromptMAML(nn.Module):
         checkpoint: compute inner steps again in the backward pass, for less memory.
         options: `max_length` and `normalise` of :class:`PromptedModel`.
 
-    Raises InputError: a value is not allowed, `checkpoint` comes with `inner_clip`, or the prompt does not fit the
-    model.
+    Raises InputError: a value that is not allowed, `checkpoint` with `inner_clip`, or a prompt of another model.
 
     Example:
         >>> from metapretrain import PromptTemplate, SoftPrompt, Verbalizer
@@ -329,11 +328,8 @@ class PromptMAML(nn.Module):
                 over as far as taken unless they have `state_dict` and `load_state_dict`.
             context: called before each pass for the context of its precision, such as autocast.
 
-        Returns:
-            the report of :func:`metapretrain.training.train`; `best` tells step, accuracy and history.
-
-        Raises InputError: there are no held-out pairs or no steps, a number is out of range, or the prompt is not
-        finite.
+        Returns the report of :func:`metapretrain.training.train`; `best` tells step, accuracy and history.
+        Raises InputError: no held-out pairs or no steps, a number out of range, or a prompt that is not finite.
         """
         for name, given in (("steps", steps), ("held_out", held_out)):
             if not isinstance(given, Iterable):

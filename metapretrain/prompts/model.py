@@ -150,9 +150,8 @@ def _start_of(model: Any) -> int:
     configs = (model.config, getattr(model, "generation_config", None))
     found = [start for config in configs if (start := getattr(config, "decoder_start_token_id", None)) is not None]
     if not found:
-        raise InputError(
-            f"the config of {type(model).__name__} lacks decoder_start_token_id; set it to the model's own"
-        )
+        name = type(model).__name__
+        raise InputError(f"the config of {name} lacks decoder_start_token_id; set it to the model's own")
     return int(found[0])
 
 
@@ -182,19 +181,17 @@ def _more_masks(batch: PromptBatch, length: int) -> PromptBatch:
 
 
 def _inputs(model: Any, prompts: Tensor, batch: PromptBatch) -> tuple[Tensor, Tensor]:
-    """Embeddings (B, L + N, D) with the prompt in front, and the mask of their attention."""
+    """Embeddings (B, L + N, D) with the prompt in front, and the mask of their attention.
+
+    The mask is (B, L + N), or for models that take it what is added to scores (B, 1, 1, L + N), without a wait.
+    """
     embeds = model.get_input_embeddings()(batch.input_ids)
     ones = batch.attention_mask.new_ones(prompts.shape[:2])
     mask = torch.cat([ones, batch.attention_mask], 1)
-    return torch.cat([prompts.to(embeds.dtype), embeds], 1), _ready(model, mask, embeds)
-
-
-def _ready(model: Any, mask: Tensor, embeds: Tensor) -> Tensor:
-    """The mask (B, N), or for models that take it what is added to scores (B, 1, 1, N), which waits for no device."""
-    if model.config.model_type not in TAKE_READY_MASKS:
-        return mask
-    added = embeds.new_zeros(mask.shape).masked_fill(mask == 0, torch.finfo(embeds.dtype).min)
-    return added[:, None, None, :]
+    if model.config.model_type in TAKE_READY_MASKS:
+        added = embeds.new_zeros(mask.shape).masked_fill(mask == 0, torch.finfo(embeds.dtype).min)
+        mask = added[:, None, None, :]
+    return torch.cat([prompts.to(embeds.dtype), embeds], 1), mask
 
 
 def _answer_logits(model: Any, prompts: Tensor, batch: PromptBatch, places: Tensor) -> Tensor:
@@ -304,9 +301,8 @@ class PromptedModel(nn.Module):
         width = self.max_length - (self.verbalizer.longest - 1)
         batch = self.template.encode(self.verbalizer.tokenizer, self.kind, first, second, max_length=width)
         if (highest := int(batch.input_ids.max())) >= self.tokens:
-            raise InputError(
-                f"the tokenizer gives token {highest}, but the model has {self.tokens} tokens; give the model's own"
-            )
+            told = f"the tokenizer gives token {highest}, but the model has {self.tokens} tokens"
+            raise InputError(f"{told}; give the model's own")
         if labels is None:
             return batch
         last = len(self.verbalizer) - 1
@@ -328,10 +324,8 @@ class PromptedModel(nn.Module):
         self._check(prompt, batch)
         device = self.model.get_input_embeddings().weight.device
         if not prompt.device == batch.answer.device == device:
-            raise InputError(
-                f"the prompt is on {prompt.device} and the rows on {batch.answer.device}, but the model on {device};"
-                " move them with .to(device)"
-            )
+            told = f"the prompt is on {prompt.device} and the rows on {batch.answer.device}, but the model on {device}"
+            raise InputError(f"{told}; move them with .to(device)")
         scores = self._scores(prompt, batch, self.verbalizer)
         return scores.log_softmax(-1) if self.normalise == "labels" else scores
 
@@ -442,17 +436,14 @@ class PromptedModel(nn.Module):
         check_batch("the batch", batch)
         lead, shape = tuple(prompt.shape[:-2]), batch.shape
         if prompt.ndim < 2 or lead != shape[: len(lead)] or prompt.shape[-1] != self.features:
-            raise InputError(
-                f"prompt {tuple(prompt.shape)} does not fit rows {shape} of a model with {self.features} features;"
-                " give (L, D), or the first of the rows' dimensions in front of it"
-            )
+            told = f"prompt {tuple(prompt.shape)} does not fit rows {shape} of a model with {self.features} features"
+            raise InputError(f"{told}; give (L, D), or the first of the rows' dimensions in front of it")
         most = positions_of(self.model)
         length = prompt.shape[-2] + batch.input_ids.shape[-1] + self.verbalizer.longest - 1
         if most is not None and length > most:
-            raise InputError(
-                f"{prompt.shape[-2]} prompt rows and {length - prompt.shape[-2]} tokens are more than the model's"
-                f" {most} positions; lower max_length or the prompt's length"
-            )
+            rows = prompt.shape[-2]
+            told = f"{rows} prompt rows and {length - rows} tokens are more than the model's {most} positions"
+            raise InputError(f"{told}; lower max_length or the prompt's length")
 
 
 def _unfit(model: Any, what: str) -> InputError:
@@ -477,10 +468,8 @@ def kind_of(model: Any) -> str:
         return "masked"
     if hasattr(model, "can_generate") and model.can_generate():
         return "encoder-decoder" if model.config.is_encoder_decoder else "decoder-only"
-    raise InputError(
-        f"{name} has no language modelling head; load the model with AutoModelForCausalLM, AutoModelForSeq2SeqLM or"
-        " AutoModelForMaskedLM"
-    )
+    heads = "AutoModelForCausalLM, AutoModelForSeq2SeqLM or AutoModelForMaskedLM"
+    raise InputError(f"{name} has no language modelling head; load the model with {heads}")
 
 
 def positions_of(model: Any) -> int | None:

@@ -92,10 +92,8 @@ def check_batch(what: str, batch: PromptBatch) -> None:
             continue
         wanted = shape if name in ("answer", "labels") else (*shape, *ids.shape[-1:])
         if tuple(tensor.shape) != wanted or tensor.dtype not in WHOLE or tensor.device != ids.device:
-            raise InputError(
-                f"{name} of {what} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device};"
-                f" give int64 {wanted} on {ids.device}"
-            )
+            given = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            raise InputError(f"{name} of {what} is {given}; give int64 {wanted} on {ids.device}")
     if not ids.shape[-1]:
         raise InputError(f"{what} has rows of no tokens: its input_ids are {tuple(ids.shape)}")
 
@@ -277,10 +275,8 @@ class PromptTemplate:
                 fixed[i] = _piece_ids(tokenizer, [piece.text], piece, i == 0)[0]
         room = max_length - len(before) - len(after) - sum(map(len, fixed.values()))
         if room < len(slots):
-            raise InputError(
-                f"max_length is {max_length}, but the hard text of template {self.text!r} and special tokens need"
-                f" {max_length - room} tokens; give more"
-            )
+            told = f"the hard text of template {self.text!r} and special tokens need {max_length - room} tokens"
+            raise InputError(f"max_length is {max_length}, but {told}; give more")
         rows, answers, truncated = [], [], 0
         for row in range(len(first)):
             lengths = _shortened([len(slots[i][row]) for i in slots], room)
@@ -394,10 +390,8 @@ class Verbalizer:
             if not ids or (unknown is not None and unknown in ids):
                 raise InputError(f"label word {word!r} is unknown to {type(self.tokenizer).__name__}; use another one")
             if len(ids) > 1 and not self.several:
-                parts = " ".join(self.tokenizer.convert_ids_to_tokens(ids))
-                raise InputError(
-                    f"label word {word!r} is {len(ids)} tokens ({parts}); use a word of one token, or pass several=True"
-                )
+                told = f"{len(ids)} tokens ({' '.join(self.tokenizer.convert_ids_to_tokens(ids))})"
+                raise InputError(f"label word {word!r} is {told}; use a word of one token, or pass several=True")
         for (word, ids), (other, longer) in permutations(zip(self.words, self.tokens, strict=True), 2):
             if longer[: len(ids)] == ids:
                 how = "the same tokens as" if ids == longer else "the first tokens of"

@@ -66,10 +66,8 @@ query mode no query has a prototype; use larger or class-balanced batches, or mo
     labels = labels.long()
     low, high = int(labels.min()), int(labels.max())
     if num_classes is not None and (low < 0 or high >= num_classes):
-        raise InputError(
-            f"labels run from {low} to {high} but num_classes={num_classes} allows 0 to "
-            f"{num_classes - 1}; raise num_classes, or leave unlabelled rows (-1) out"
-        )
+        told = f"labels run from {low} to {high} but num_classes={num_classes} allows 0 to {num_classes - 1}"
+        raise InputError(f"{told}; raise num_classes, or leave unlabelled rows (-1) out")
     if (none := int(unlabelled(labels).sum())) > 0:
         raise InputError(f"{none} of {len(labels)} labels are -1 or {IGNORED} (no label); leave these rows out")
     if mode != "standard" and (classes := int(torch.unique(labels).numel())) == len(labels):

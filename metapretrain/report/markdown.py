@@ -246,11 +246,9 @@ def _further(group: Group) -> list[str]:
     if group.layout.several and columns:
         table = _column_table(group, columns, lambda row, column: limits(column, row.test_sets.get(column.name)))
         lines += [f"95% intervals over the {group.layout.part} examples, at the mean over seeds:", "", *table]
-        pearson = "Pearson: Fisher's z; " * any("Pearson" in column.title for column in columns)
-        lines += [
-            f"Accuracy: Wilson; {pearson}means: from the intervals of their parts, whose examples are different.",
-            "",
-        ]
+        told = "Pearson: Fisher's z; " * any("Pearson" in column.title for column in columns)
+        told += "means: from the intervals of their parts, whose examples are different."
+        lines += [f"Accuracy: Wilson; {told}", ""]
     return lines
 
 

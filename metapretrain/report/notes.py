@@ -123,9 +123,8 @@ def aim_notes(by_method: Runs, layout: Layout) -> list[str]:
             told = "at least that is shown" if gap.low >= layout.aim else "neither shown nor ruled out"
             told = "that is ruled out" if gap.high < layout.aim else told
             limits = f"{scale * gap.mean:+.2f}{unit} (95%: {scale * gap.low:+.2f} to {scale * gap.high:+.2f})"
-            notes.append(
-                f"{name} minus {base}, {layout.main}: {limits}, {gap.n} paired seeds; the aim is {aim}: {told}."
-            )
+            begin = f"{name} minus {base}, {layout.main}: {limits}, {gap.n} paired seeds"
+            notes.append(f"{begin}; the aim is {aim}: {told}.")
     return notes
 
 

@@ -193,9 +193,8 @@ def _group(key: Key, results: Sequence[Result], layout: Layout) -> Group:
     order = {name: place for place, name in enumerate(published)}
     settings = {name: place for place, name in enumerate(layout.settings)}
     setting = {name: setting_of(runs) for name, runs in by_method.items()}
-    names = sorted(
-        by_method, key=lambda name: (settings.get(setting[name], len(settings)), order.get(name, len(order)), name)
-    )
+    names = sorted(by_method, key=lambda name: (order.get(name, len(order)), name))
+    names.sort(key=lambda name: settings.get(setting[name], len(settings)))
     present = [name for names in layout.baselines if (name := next(filter(by_method.__contains__, names), ""))]
     if not present and layout.first_row:
         main = layout.column(layout.main).metric

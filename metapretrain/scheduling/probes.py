@@ -231,9 +231,8 @@ def check_probes(what: str, probes: Mapping[str, Probe]) -> dict[str, Probe]:
         raise InputError(f"{what} must be {{name: probe}} with at least one, not {probes!r}")
     for name, probe in probes.items():
         if not callable(getattr(probe, "sample", None)) or not callable(getattr(probe, "loss", None)):
-            raise InputError(
-                f"{what}[{name!r}] is a {type(probe).__name__}; a probe needs sample(generator) and loss(batch)"
-            )
+            given = f"{what}[{name!r}] is a {type(probe).__name__}"
+            raise InputError(f"{given}; a probe needs sample(generator) and loss(batch)")
     return dict(probes)
 
 

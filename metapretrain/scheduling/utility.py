@@ -70,8 +70,7 @@ def probe_units(
 ) -> int:
     """What a decision costs, in forward passes of a batch; `passes` are what a loss and its backward pass cost.
 
-    S sources, T targets, M samples: exact takes S M (3 + M T), and M T more for normalise="relative"; Taylor and
-    cosine take 3 M (S + T).
+    S sources, T targets, M samples: exact takes S M (3 + M T), normalise="relative" M T more; the others 3 M (S + T).
 
     Example:
         >>> probe_units(5, 4, 2), probe_units(5, 4, 2, "taylor")
@@ -325,8 +324,7 @@ class UtilityScheduler(BlockScheduler):
 
     The utility of a source is summed over M of its subtasks (batches) i: minus the sum of the losses of M batches of
     each target at ``theta - alpha * gradient of subtask i's loss``, each step from the weights of the moment. All
-    sources of a decision meet the same target batches and random numbers. Probes leave no trace; the updates are the
-    caller's.
+    sources meet the same target batches and random numbers. Probes leave no trace; the updates are the caller's.
 
     Args:
         sources, targets: a :class:`Probe` for each task to choose from, and for each that should get better; the same
@@ -341,8 +339,7 @@ class UtilityScheduler(BlockScheduler):
             source's step and the gradient of the targets' losses.
         step: "sgd", or "optimizer": :func:`step_of` the optimizer that `follow` was told of.
         smoothing: in [0, 1): weight of the past in a moving average of a source's utility above its decision's mean.
-        normalise: None is the paper's raw sum of losses; "relative" divides each target's losses by their mean at the
-            weights of the moment.
+        normalise: None is the paper's sum of losses; "relative" divides each target's by their mean before the step.
         target_losses: a function from all targets' batches ``{name: [M batches]}`` to ``{name: losses (M,)}``.
 
     Raises InputError: bad probes, weights or numbers; from `choose`, utilities that are NaN for all sources, a target
@@ -467,14 +464,11 @@ class UtilityScheduler(BlockScheduler):
         finite = {name: value for name, value in utilities.items() if math.isfinite(value)}
         if not finite:
             blame = f"; losses of target {', '.join(bad_targets)} are not finite" if bad_targets else ""
-            raise InputError(
-                f"the utilities of all sources ({', '.join(utilities)}) are NaN or infinite{blame}: look at the "
-                "weights and the losses, or lower alpha"
-            )
-        for name in utilities.keys() - finite.keys():
-            _log.warning(
-                "source %r is passed over in decision %d: its utility is %s", name, self.decisions, utilities[name]
-            )
+            told = f"the utilities of all sources ({', '.join(utilities)}) are NaN or infinite{blame}"
+            raise InputError(f"{told}: look at the weights and the losses, or lower alpha")
+        for name, value in utilities.items():
+            if name not in finite:
+                _log.warning("source %r is passed over in decision %d: its utility is %s", name, self.decisions, value)
         return finite
 
     def _warn_of_ties(self, utilities: dict[str, float]) -> None:

@@ -81,7 +81,10 @@ def save(folder: str | os.PathLike[str], step: int, state: Any, *, keep: int = 2
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f"cannot write checkpoint {folder / name}: {reason(error)}; {_last(folder)}") from error
-    _prune(folder, step, keep)
+    found = _checkpoints(folder)
+    stay = [path for number, path in found if number <= step and not path.name.startswith(".")][:keep]
+    for path in (path for _, path in found if path not in stay):
+        shutil.rmtree(path, ignore_errors=True)
     return folder / name
 
 
@@ -183,14 +186,6 @@ def _move_into_place(temporary: Path, final: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _prune(folder: Path, step: int, keep: int) -> None:
-    found = _checkpoints(folder)
-    stay = [path for number, path in found if number <= step and not path.name.startswith(".")][:keep]
-    for _, path in found:
-        if path not in stay:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 def _last(folder: Path) -> str:
     try:
         found = _checkpoints(folder)
@@ -268,10 +263,8 @@ def _pack(value: Any, place: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
     if isinstance(value, (list, tuple)):
         items = [_pack(item, (*place, str(i)), tensors) for i, item in enumerate(value)]
         return {_TAG: "tuple", "items": items} if isinstance(value, tuple) else items
-    raise InputError(
-        f"a checkpoint cannot hold a {type(value).__name__} ({_said(place)}); give tensors, numbers, text, "
-        "lists, tuples and dicts"
-    )
+    told = f"a checkpoint cannot hold a {type(value).__name__} ({_said(place)})"
+    raise InputError(f"{told}; give tensors, numbers, text, lists, tuples and dicts")
 
 
 def _pack_dict(value: Mapping[Any, Any], place: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:

@@ -50,10 +50,8 @@ got fit: (3,)
 def refuse_bad_weights(module: nn.Module, step: int, last_good: str) -> None:
     """Raise TrainingError if weights are NaN or infinite, one update before a loss shows it; waits for the device."""
     if bad := not_finite(module.named_parameters()):
-        raise TrainingError(
-            f"the weights {bad[0]} are NaN or infinite after step {step}; {last_good}; "
-            "lower the learning rate, clip gradients (clip=1.0) or use precision fp32"
-        )
+        told = f"the weights {bad[0]} are NaN or infinite after step {step}; {last_good}"
+        raise TrainingError(f"{told}; lower the learning rate, clip gradients (clip=1.0) or use precision fp32")
 
 
 def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
@@ -86,10 +84,8 @@ give the same again or start in another folder
         if name not in FREE and name in stored and stored[name] != value
     ]
     if changed:
-        raise InputError(
-            f"the checkpoint was trained with other settings: {'; '.join(changed)}; "
-            "give the same again or start in another folder"
-        )
+        told = f"the checkpoint was trained with other settings: {'; '.join(changed)}"
+        raise InputError(f"{told}; give the same again or start in another folder")
 
 
 def load_states(found: Checkpoint, parts: Mapping[str, Any]) -> None:
@@ -99,10 +95,8 @@ def load_states(found: Checkpoint, parts: Mapping[str, Any]) -> None:
             if part is not None:
                 part.load_state_dict(found.state[name])
     except (RuntimeError, ValueError, KeyError) as error:  # its text has a line for each tensor
-        raise TrainingError(
-            f"the checkpoint {found.path} is of another model: {' '.join(str(error).split())}; "
-            "give the model of the run again or start in another folder"
-        ) from None
+        told = f"the checkpoint {found.path} is of another model: {' '.join(str(error).split())}"
+        raise TrainingError(f"{told}; give the model of the run again or start in another folder") from None
 
 
 WARMUP_UPDATES = 3  # eager updates before a graph is recorded: lazy buffers and autotuning have to settle

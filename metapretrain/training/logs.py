@@ -191,10 +191,9 @@ def write_embedding(
 ) -> Path:
     """Write points for TensorBoard's embedding projector, beside those that are there; return their folder.
 
-    Files: ``projector/<name>-<step>/{tensors.tsv,metadata.tsv,sprite.png}`` and ``projector_config.pbtxt``, with
-    relative paths. The same name and step are replaced. `z`: (N, D) points; `labels`: N words or numbers; `images`:
-    (N, C, H, W) with 1 or 3 channels, uint8 or float in 0..1, shown as the points, in the colour of their label where
-    they have 1 channel; None: squares of that colour.
+    Files: ``projector/<name>-<step>/{tensors.tsv,metadata.tsv,sprite.png}`` and ``projector_config.pbtxt``; the same
+    name and step are replaced. `z`: (N, D) points; `labels`: N words or numbers; `images`: (N, 1 or 3, H, W), uint8 or
+    float in 0..1, shown as the points, those of 1 channel in the colour of their label; None: squares of that colour.
     Raises InputError: the lengths differ or the shapes are others; OSError: it cannot be written.
     """
     if z.ndim != 2 or len(labels) != len(z) or (images is not None and len(images) != len(z)):
@@ -211,8 +210,15 @@ def write_embedding(
     write_whole(folder / WORDS, ("\n".join(words) + "\n").encode())
     pixels = _thumbnails(words, images)
     write_whole(folder / "sprite.png", _sprite(pixels))
-    place = folder.relative_to(run).as_posix()
-    write_whole(folder / "entry.pbtxt", _entry(f"{name}:{step:08d}", place, pixels.shape[-2:]))
+    place, (height, width) = folder.relative_to(run).as_posix(), pixels.shape[-2:]
+    lines = [
+        f'tensor_name: "{name}:{step:08d}"',
+        f'tensor_path: "{place}/{POINTS}"',
+        f'metadata_path: "{place}/{WORDS}"',
+    ]
+    dims = f"single_image_dim: {width} single_image_dim: {height}"
+    lines.append(f'sprite {{ image_path: "{place}/sprite.png" {dims} }}')
+    write_whole(folder / "entry.pbtxt", ("embeddings {\n  " + "\n  ".join(lines) + "\n}\n").encode())
     _list_embeddings(run)
     return folder
 
@@ -245,14 +251,6 @@ def _list_embeddings(run: Path) -> None:
     """Write the list that TensorBoard reads: the entries of all folders, one after the other."""
     entries = sorted((run / "projector").glob("*/entry.pbtxt"))
     write_whole(run / "projector_config.pbtxt", b"".join(entry.read_bytes() for entry in entries))
-
-
-def _entry(title: str, place: str, size: Sequence[int]) -> bytes:
-    """Return one `EmbeddingInfo` as protocol-buffer text; `size`: height and width of a thumbnail."""
-    lines = [f'tensor_name: "{title}"', f'tensor_path: "{place}/{POINTS}"', f'metadata_path: "{place}/{WORDS}"']
-    dims = f"single_image_dim: {size[1]} single_image_dim: {size[0]}"
-    lines.append(f'sprite {{ image_path: "{place}/sprite.png" {dims} }}')
-    return ("embeddings {\n  " + "\n  ".join(lines) + "\n}\n").encode()
 
 
 def _thumbnails(words: Sequence[str], images: torch.Tensor | None) -> torch.Tensor:

@@ -302,10 +302,8 @@ class _Loop:
         except StopIteration:
             if getattr(self.stream, "may_end", False):
                 raise _StreamEnd from None
-            raise engine.TrainingError(
-                f"the stream ended after {self.step} of {self.settings.steps} steps; "
-                "give TaskStream steps= (updates x accumulation)"
-            ) from None
+            told = f"the stream ended after {self.step} of {self.settings.steps} steps"
+            raise engine.TrainingError(f"{told}; give TaskStream steps= (updates x accumulation)") from None
         start_epoch: Callable[[str], None] | None = getattr(self.plain, "start_epoch", None)
         for name, epoch in getattr(self.stream, "epochs", {}).items():
             if epoch != before[name] and start_epoch is not None:

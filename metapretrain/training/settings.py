@@ -20,8 +20,7 @@ def learning_rate(
     """Learning rate of update `step` (counted from 0) out of `steps`.
 
     `peak`: the rate after `warmup` updates of linear warm-up; `schedule`: `constant`; `cosine` or `linear` to the share
-    `end` of the peak at the last step; `wsd`: stable, then linear decay over the last fifth of steps (Hu et al., 2024,
-    "MiniCPM").
+    `end` of the peak at the last step; `wsd`: linear decay over the last fifth of steps (MiniCPM, Hu et al., 2024).
 
     Example:
         >>> [round(learning_rate(s, 10, peak=1.0, warmup=2), 2) for s in (0, 1, 2, 9)]
@@ -160,10 +159,8 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any]) -> None:
         if _said(old, key) != _said(new, key)
     ]
     if changed:
-        raise InputError(
-            f"--resume with a changed configuration in {run}: {'; '.join(changed)}; "
-            "give the same options again or choose another --out"
-        )
+        told = f"--resume with a changed configuration in {run}: {'; '.join(changed)}"
+        raise InputError(f"{told}; give the same options again or choose another --out")
 
 
 def _said(config: Mapping[str, Any], key: str) -> str:

@@ -76,10 +76,8 @@ class ImageData:
                 f"{tuple(unlabelled.images.shape[1:])}: give --image-size, or images of as many channels"
             )
         if not 0 <= validation < len(train):
-            raise InputError(
-                f"{validation} validation images of {len(train)} training images leave none to train on; lower the "
-                "recipe's validation, such as validation=10"
-            )
+            told = f"{validation} validation images of {len(train)} training images leave none to train on"
+            raise InputError(f"{told}; lower the recipe's validation, such as validation=10")
         rows, held = validation_split(train.labels, validation)
         part = train.subset(rows)
         return cls(part, train.subset(held), test, *part.statistics(), unlabelled)
