@@ -1,11 +1,9 @@
 """All seeded randomness of the package: draws that are a function of a seed and of what they are for.
 
-- :class:`Bits` and its :func:`integers`, :func:`distinct` and :func:`permutations`: episodes and shuffled batches, many
-  lanes at once;
+- :class:`Bits` and its :func:`integers`, :func:`distinct` and :func:`permutations`: episodes and batches, many at once;
 - :func:`key`, and :func:`generator`, :func:`uniform` and :func:`pick` by it: what has names, as a scheduler's sources;
 - :func:`split_keys`: on any device, inside a CUDA graph;
-- :func:`numpy_generator`, :func:`philox_generator`, :func:`torch_generator`, :func:`seeded`: the libraries' own
-  generators by plain numbers, in data sets and for initial weights.
+- :func:`numpy_generator` and those below it: the libraries' own generators, in data sets and for initial weights.
 
 The first three take only raw bits from NumPy, fixed across its versions, and are exactly uniform.
 """

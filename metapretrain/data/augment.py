@@ -1,13 +1,11 @@
 """Random augmentation of a whole batch on its device, with parameters of each image's own.
 
 Every function takes float32 images (B, C, H, W) in 0..255 and parameters (B,) on the same device, and does to each
-image what torchvision's function of the same meaning does. None synchronises with the device and all shapes are static,
-so they can be captured in a CUDA graph or compiled.
+image what torchvision's function of the same meaning does, without a wait: a CUDA graph can hold it.
 
 Order: crop, mirror, rotate and shift in one bilinear sampling; then brightness, contrast, saturation, hue; grey; blur;
 normalisation; cutout. Differences to torchvision: this order is fixed; crop boxes are not rounded to pixels, and one
-that would not fit is narrowed instead of drawn again; resizing does not antialias (resize images of more than twice the
-output's size when they are read).
+that would not fit is narrowed, not drawn again; resizing does not antialias (read images at twice the size at most).
 """
 
 import math
@@ -336,35 +334,13 @@ class BatchAugment(nn.Module):
             )
 
 
-AUGMENTATIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "plain": {"crop_scale": (0.4, 1.0), "flip": True},
-    "strong": {
-        "crop_scale": (0.4, 1.0),
-        "flip": True,
-        "color_jitter": (0.4, 0.4, 0.4, 0.1),
-        "grayscale_prob": 0.1,
-        "cutout": 1 / 3,
-    },
-    "heavy": {
-        "crop_scale": (0.2, 1.0),
-        "flip": True,
-        "rotate": 15.0,
-        "color_jitter": (0.6, 0.6, 0.6, 0.15),
-        "jitter_prob": 0.8,
-        "grayscale_prob": 0.1,
-        "blur_prob": 0.1,
-        "cutout": 1 / 3,
-    },
-    "simclr": {
-        "crop_scale": (0.08, 1.0),
-        "flip": True,
-        "color_jitter": (0.8, 0.8, 0.8, 0.2),
-        "jitter_prob": 0.8,
-        "grayscale_prob": 0.2,
-        "blur_prob": 0.5,
-    },
-}
+_PLAIN: dict[str, Any] = {"crop_scale": (0.4, 1.0), "flip": True}
+_STRONG = _PLAIN | {"color_jitter": (0.4, 0.4, 0.4, 0.1), "grayscale_prob": 0.1, "cutout": 1 / 3}
+_HEAVY = _STRONG | {"crop_scale": (0.2, 1.0), "rotate": 15.0, "color_jitter": (0.6, 0.6, 0.6, 0.15)}
+_HEAVY |= {"jitter_prob": 0.8, "blur_prob": 0.1}
+_SIMCLR = _PLAIN | {"crop_scale": (0.08, 1.0), "color_jitter": (0.8, 0.8, 0.8, 0.2)}
+_SIMCLR |= {"jitter_prob": 0.8, "grayscale_prob": 0.2, "blur_prob": 0.5}
+AUGMENTATIONS = {"none": {}, "plain": _PLAIN, "strong": _STRONG, "heavy": _HEAVY, "simclr": _SIMCLR}
 """Settings of each preset; ``cutout`` as a share of the size. "simclr": Chen et al. (2020), appendix A."""
 
 

@@ -50,12 +50,7 @@ CLASSES = sorted(name.strip("+-") for names in SUPERCLASSES.values() for name in
 
 
 def split_of(name: str) -> dict[str, list[str]]:
-    """The classes of training, validation and test of `cifar-fs` or `fc100`.
-
-    Example:
-        >>> [len(classes) for classes in split_of("cifar-fs").values()], split_of("fc100")["test"][:2]
-        ([64, 16, 20], ['baby', 'beaver'])
-    """
+    """The classes of training, validation and test of `cifar-fs` or `fc100`."""
     one_of("split of CIFAR-100", name, ABOUT)
     parts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     for superclass, names in SUPERCLASSES.items():

@@ -189,10 +189,6 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     """Return uint8 images (B, C, H, W) as float32, (x / 255 - mean) / std: the transform of evaluation.
 
     Raises InputError: mean or std do not have C values, or a std is not positive.
-
-    Example:
-        >>> normalize(torch.full((1, 1, 1, 1), 0, dtype=torch.uint8), [0.5], [0.25]).item()
-        -2.0
     """
     scale, offset = normalisation(mean, std)
     if images.ndim != 4 or images.shape[1] != len(scale):

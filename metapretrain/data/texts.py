@@ -36,12 +36,7 @@ class Rows(Generic[Row]):
 
 
 def join_rows(parts: Sequence[RowsType], split: str = "train") -> RowsType:
-    """Return the rows of all parts, one after the other.
-
-    Example:
-        >>> join_rows([Rows(["a"]), Rows(["b", "c"])]).rows
-        ['a', 'b', 'c']
-    """
+    """Return the rows of all parts, one after the other."""
     files = {name: record for part in parts for name, record in part.files.items()}
     return replace(parts[0], rows=[row for part in parts for row in part.rows], split=split, counts={}, files=files)
 

@@ -106,12 +106,7 @@ class Tokens:
 
 
 def padded_width(lengths: Tensor, multiple: int = 16) -> int:
-    """Return the greatest of `lengths` (B,), on the CPU, rounded up to a multiple so that few widths occur.
-
-    Example:
-        >>> padded_width(torch.tensor([3, 17])), padded_width(torch.tensor([16]))
-        (32, 16)
-    """
+    """Return the greatest of `lengths` (B,), on the CPU, rounded up to a multiple so that few widths occur."""
     return -(-int(lengths.max()) // multiple) * multiple
 
 

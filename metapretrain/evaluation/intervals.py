@@ -133,13 +133,7 @@ def independent_mean_interval(parts: Sequence[Interval]) -> Interval:
 
 
 def paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """Mean of `a - b`, value by value on the same seeds, with Student's t interval.
-
-    Example:
-        >>> interval = paired_interval([0.72, 0.74, 0.73], [0.70, 0.73, 0.70])
-        >>> f"{interval.mean:.3f} +- {interval.half_width:.3f}"
-        '0.020 +- 0.025'
-    """
+    """Mean of `a - b`, value by value on the same seeds, with Student's t interval."""
     if len(a) != len(b):
         raise InputError(f"paired values must be of the same seeds: got {len(a)} and {len(b)} values")
     return mean_interval(_finite(a, "paired values") - _finite(b, "paired values"))
@@ -149,11 +143,6 @@ def paired_images_interval(correct_a: ArrayLike, correct_b: ArrayLike) -> Interv
     """Difference of two accuracies on the same images, with Student's t interval over the images' differences.
 
     Right or wrong is 0/1 or bool, (N,) or (seeds, N), of which the mean is taken; the seeds may differ in number.
-
-    Example:
-        >>> interval = paired_images_interval([1, 1, 1, 0], [1, 0, 1, 0])
-        >>> f"{interval.mean:.2f} +- {interval.half_width:.2f}"
-        '0.25 +- 0.80'
     """
     means = []
     for correct in (correct_a, correct_b):

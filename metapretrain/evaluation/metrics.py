@@ -47,12 +47,7 @@ def f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2, *, macro: b
 
 
 def pearson(targets: ArrayLike, predictions: ArrayLike) -> float:
-    """Pearson's correlation of values (N,); 0 where one side is constant, for which it is not defined.
-
-    Example:
-        >>> round(pearson([1.0, 2.0, 3.0], [1.0, 2.0, 2.0]), 4), pearson([1.0, 2.0], [3.0, 3.0])
-        (0.866, 0.0)
-    """
+    """Pearson's correlation of values (N,); 0 where one side is constant, for which it is not defined."""
     y, predicted = _pair(targets, predictions)
     # The difference from the maximum is exactly 0 for a constant side; its mean may be off by a rounding error.
     if np.ptp(y) == 0 or np.ptp(predicted) == 0:
@@ -68,12 +63,7 @@ def _unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def spearman(targets: ArrayLike, predictions: ArrayLike) -> float:
-    """Spearman's correlation of values (N,): Pearson's of the ranks with ties at their mean rank.
-
-    Example:
-        >>> spearman([1.0, 2.0, 3.0, 4.0], [0.1, 0.2, 0.4, 0.3])
-        0.8
-    """
+    """Spearman's correlation of values (N,): Pearson's of the ranks with ties at their mean rank."""
     from scipy.stats import rankdata  # not at import: scipy.stats costs half a second
 
     y, predicted = _pair(targets, predictions)
@@ -94,12 +84,7 @@ def reliability(probabilities: ArrayLike, targets: ArrayLike, bins: int = 15) ->
 
 
 def calibration_error(probabilities: ArrayLike, targets: ArrayLike, bins: int = 15) -> float:
-    """Expected calibration error of probabilities (N, C) for classes (N,): Guo et al. (2017), equation 3.
-
-    Example:
-        >>> round(calibration_error([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]], [0, 1, 1]), 3)
-        0.333
-    """
+    """Expected calibration error of probabilities (N, C) for classes (N,): Guo et al. (2017), equation 3."""
     rows, confidence, right = reliability(probabilities, targets, bins)
     return float(np.abs(confidence - right).sum() / rows.sum())
 

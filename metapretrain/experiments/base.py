@@ -25,12 +25,8 @@ from metapretrain.training.settings import check_neighbours
 class Machine:
     """Where and how fast an experiment runs; none of it is part of the method.
 
-    Args:
-        precision: `fp32` or `bf16`; compile: None: meta-steps alone, where that pays.
-        cuda_graph: record updates as CUDA graphs; None: wherever that is possible.
-        local_batchnorm: over several processes, BatchNorm takes each one's own rows and not those of all.
-        rank, world: of this process, and how many there are.
-        log_to: `wandb` or `mlflow`, beside TensorBoard.
+    `compile` None: meta-steps alone, where that pays; the others are as in :class:`TrainSettings`, `rank` and `world`
+    are of this process and how many there are, `log_to` names `wandb` or `mlflow`, beside TensorBoard.
     """
 
     device: str = "cpu"
@@ -112,12 +108,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run adds to its `result.json`.
-
-    Args:
-        metrics: by name; budget: what it has cost: encoder passes, updates.
-        extra: fields of the result besides; those that the skeleton writes may be replaced.
-    """
+    """What a run adds to its `result.json`: metrics, what it has cost, and other fields, in place of the skeleton's."""
 
     metrics: Mapping[str, float]
     budget: Mapping[str, int]

@@ -296,7 +296,8 @@ def with_config(
         return given
     if (about := read_json(file)) is None:
         raise InputError(f"--config {file}: no such file; give the config.json in the folder of a run")
-    command, config = str(about.get("command")), about.get("config")
+    command = str(about.get("command"))
+    config: Any = about.get("config")
     try:
         words = shlex.split(command)
     except ValueError:

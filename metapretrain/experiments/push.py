@@ -1,7 +1,5 @@
 """A finished run, or a saved prompt, on the Hugging Face Hub, with a model card that the run fills in."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -217,27 +217,6 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     return saved.to(check_device(str(device))).eval().requires_grad_(False)
 
 
-def predict_texts(
-    run: str | Path,
-    tables: Mapping[str, Path],
-    out: str | Path | None,
-    device: str | torch.device,
-    table: Mapping[str, Any] | None,
-    held: Mapping[str, Path] | None,
-) -> list[Path]:
-    """:func:`predict_files` with a run of texts."""
-    saved = load_text_model(run, device)
-    known = {task: saved.outputs[one_of("task of the run", task, saved.outputs)] for task in tables}
-    read = {task: _rows(known[task], file, table) for task, file in tables.items()}
-    folder = Path(run) / "predictions" if out is None else Path(out)
-    for task, rows in read.items() if out is None else ():
-        _check_same_rows(folder / f"{task}.csv", rows)
-    return [
-        _write(folder / f"{task}.csv", known[task], rows, partial(saved.logits, task), table, held)
-        for task, rows in read.items()
-    ]
-
-
 def _check_same_rows(path: Path, rows: TextSet) -> None:
     """Refuse to replace predictions for other rows: a run keeps those for its own test files."""
     if path.is_file():
@@ -343,7 +322,16 @@ def predict_files(
         return predict_with_prompts(run, tables, out, device, model, table, held)
     if model is not None:
         raise InputError(f"{run} has no prompts, whose language model --model would name; leave it out")
-    return predict_texts(run, tables, out, device, table, held)
+    saved = load_text_model(run, device)
+    known = {task: saved.outputs[one_of("task of the run", task, saved.outputs)] for task in tables}
+    read = {task: _rows(known[task], file, table) for task, file in tables.items()}
+    folder = Path(run) / "predictions" if out is None else Path(out)
+    for task, rows in read.items() if out is None else ():
+        _check_same_rows(folder / f"{task}.csv", rows)
+    return [
+        _write(folder / f"{task}.csv", known[task], rows, partial(saved.logits, task), table, held)
+        for task, rows in read.items()
+    ]
 
 
 def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None = None) -> TextSet:

@@ -1,7 +1,5 @@
 """A run's image model in formats of others: ONNX, `torch.export`, and weights that torchvision or timm load."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
@@ -53,12 +51,9 @@ class Exported(nn.Module):
 def export(run: str | Path, format: str = "onnx", out: str | Path | None = None) -> Path:
     """Write the image model of a finished run for other programs; return the file, or the folder of `timm`.
 
-    Args:
-        format: `onnx` and `torch` (a `.pt2` of `torch.export`) hold the whole model, see :class:`Exported`;
-            `torchvision` and `timm` the weights of a ResNet-18 under the names there. `timm` also has normalisation
-            and classes, and is loaded by `timm.create_model("local-dir:FOLDER", pretrained=True)`.
-        out: by default in the folder `export` of the run.
-
+    `format`: `onnx` and `torch` (a `.pt2` of `torch.export`) hold the whole model, see :class:`Exported`; `torchvision`
+    and `timm` the weights of a ResNet-18 under the names there, `timm` also normalisation and classes, for
+    `timm.create_model("local-dir:FOLDER", pretrained=True)`. `out`: by default in the folder `export` of the run.
     InputError: no finished run of images, a format that its model has not, or onnx and onnxscript are not installed.
     """
     write = FORMATS[one_of("format", format, FORMATS)]

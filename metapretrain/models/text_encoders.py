@@ -441,10 +441,6 @@ class CosineHead(nn.Module):
     """Similarity of embeddings (B, D) as scores (B,): low + (high - low) ReLU(cos(a, b)); it has no parameters.
 
     Pairs with a negative cosine give no gradient. Source: prototypical pretraining for text, section 4.2.
-
-    Example:
-        >>> CosineHead()(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 4.0]]))
-        tensor([3.])
     """
 
     def __init__(self, low: float = 0.0, high: float = 5.0) -> None:

@@ -131,11 +131,8 @@ def tsne_figure(
 ) -> Figure:
     """Maps of embeddings by class, titled with silhouette and kNN accuracy of the embeddings themselves.
 
-    Args:
-        maps: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1.
-        max_points: drawn and scored per panel, a fixed random part where there are more.
-
-    Raises InputError: no panel, embeddings with NaN, labels outside 0..C-1.
+    `maps`: name ("train, before pretraining") to embeddings (N, D) and labels int (N,), 0..C-1; `max_points` are drawn
+    and scored per panel. Raises InputError: no panel, embeddings with NaN, labels outside 0..C-1.
     """
     if not maps:
         raise InputError("a map of embeddings needs at least one panel: {name: (embeddings, labels)}")
@@ -342,12 +339,8 @@ PANELS = 4
 def plot(root: Path | str, out: Path | str | None = None, metrics: Sequence[str] = ()) -> list[Path]:
     """Draw the curves and, where results are complete, the comparison of every group of runs below `root`.
 
-    A group is the runs ``<method>-s<seed>`` of one folder. The files written are returned.
-
-    Args:
-        out: by default the folder ``figures`` beside the runs (in a run, its own).
-        metrics: ``split/name`` each, one panel per metric; by default the first four scores and losses.
-
+    A group is the runs ``<method>-s<seed>`` of one folder. The files written are returned; `out` is by default the
+    folder ``figures`` beside the runs, `metrics` (``split/name``, a panel each) the first four scores and losses.
     Raises InputError: there are no runs, no such metric was logged, or a file cannot be written.
     """
     root = Path(root)

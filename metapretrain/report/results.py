@@ -299,12 +299,7 @@ def _layout_beside(folder: Path, known: dict[Path, Any], problems: list[str]) ->
 
 
 def pack(correct: NDArray[np.bool_], images: str) -> dict[str, Any]:
-    """Right or wrong for each image, as JSON: {"n", "bits": base64 of packed bits, "images": fingerprint}.
-
-    Example:
-        >>> unpack(pack(np.array([True, False, True]), "a")).tolist()
-        [True, False, True]
-    """
+    """Right or wrong for each image, as JSON: {"n", "bits": base64 of packed bits, "images": fingerprint}."""
     bits = base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
     return {"n": int(correct.size), "bits": bits, "images": images}
 

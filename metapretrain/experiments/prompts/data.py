@@ -235,9 +235,8 @@ Places = dict[tuple[int, str], tuple[Tensor, Tensor]]
 class PromptInputs:
     """Model and tokens of an experiment; each is made when it is first asked for.
 
-    Args:
-        cache: folder of the converted language model (None: the user's) and of LDA's meta tasks (None: not kept).
-        features: sentence embeddings (N, D) that are known already, by source.
+    `cache`: folder of the converted language model (None: the user's) and of LDA's meta tasks (None: not kept);
+    `features`: sentence embeddings (N, D) that are known already, by source.
     """
 
     def __init__(

@@ -240,9 +240,7 @@ def train_meta(
 ) -> TrainedPrompt:
     """Train the learner's prompt on meta tasks by :meth:`PromptMAML.fit` (Algorithm 1), with its `run` and `context`.
 
-    Args:
-        pool: the tokens of `rows`.
-        objective: "meta", or "multitask": all 2m rows of a task in one loss, with a learner of no inner step.
+    `pool` holds the tokens. `objective` "multitask": all 2m rows of a task in one loss, a learner of no inner step.
     """
     meta, multitask = recipe.meta, objective == "multitask"
 

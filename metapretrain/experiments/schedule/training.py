@@ -96,10 +96,7 @@ def _together(batches: Sequence[Tensors]) -> Tensors:
 class ScheduledPretraining:
     """One row's pretraining, ready to run; the encoder is changed in place.
 
-    Attributes:
-        scheduler: which task is next; it keeps its choices.
-        last: what the last evaluation gave.
-        fitting_units: cost of fitting the heads, a forward pass per update.
+    The `scheduler` keeps its choices; `last` is the last evaluation, `fitting_units` what fitting the heads costs.
     """
 
     def __init__(self, encoder: TextEncoder, context: ScheduleContext) -> None:
