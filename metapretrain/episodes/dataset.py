@@ -111,7 +111,8 @@ def stack(episodes: Sequence[Episode]) -> tuple[Batch, Batch]:
     try:
         return Batch(*default_collate(support)), Batch(*default_collate(query))
     except RuntimeError:
-        raise InputError("episodes differ in numbers of examples or in the shape of x; stack equal ones") from None
+        told = "episodes differ in their numbers of examples or in the shape of x"
+        raise InputError(f"{told}; stack equal ones") from None
 
 
 def identity(value: T) -> T:
