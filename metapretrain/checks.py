@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import importlib.util
 import logging
-import math
 import operator
 import os
 import re
 import sys
 from collections.abc import Iterable
+from math import inf, isfinite
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,13 +92,7 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
 
 
 def number(
-    name: str,
-    value: Any,
-    *,
-    least: float = -math.inf,
-    above: float = -math.inf,
-    most: float = math.inf,
-    below: float = math.inf,
+    name: str, value: Any, *, least: float = -inf, above: float = -inf, most: float = inf, below: float = inf
 ) -> float:
     """Return `value` as a finite float within the limits, of which `above` and `below` are themselves left out.
 
@@ -110,10 +104,10 @@ def number(
         ...
         metapretrain.errors.InputError: lr is 0; give a number above 0
     """
-    real = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    real = not isinstance(value, bool) and isinstance(value, Real) and isfinite(value)
     if not (real and least <= value <= most and above < value < below):
         limits = {"of at least": least, "above": above, "at most": most, "below": below}
-        said = " and ".join(f"{words} {limit}" for words, limit in limits.items() if math.isfinite(limit))
+        said = " and ".join(f"{words} {limit}" for words, limit in limits.items() if isfinite(limit))
         raise InputError(f"{name} is {brief(value)}; give a {f'number {said}' if said else 'finite number'}")
     return float(value)
 

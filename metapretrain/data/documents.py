@@ -104,17 +104,10 @@ def tokenize_words(rows: Sequence[Sequence[str]], tokenizer: Any) -> tuple[NDArr
     if not tokenizer.is_fast:
         raise InputError(f"{type(tokenizer).__name__} does not tell where tokens stand; take a fast tokenizer")
     parts, sizes = [], []
+    off = dict.fromkeys(("add_special_tokens", "return_attention_mask", "truncation", "padding", "verbose"), False)
     for begin in range(0, len(rows), CHUNK):
         chunk = rows[begin : begin + CHUNK]
-        coded = tokenizer(
-            [" ".join(row) for row in chunk],
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            truncation=False,
-            padding=False,
-            verbose=False,
-        )
+        coded = tokenizer([" ".join(row) for row in chunk], return_offsets_mapping=True, **off)
         found, offsets = coded["input_ids"], coded["offset_mapping"]
         ends = np.cumsum([len(word) + 1 for row in chunk for word in row])  # in the rows one after the other
         first = np.cumsum([0, *map(len, chunk)])

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.random import Generator
 
 from metapretrain.checks import whole
 from metapretrain.data.annotated import Dialogue, Question, RelationRow
@@ -50,7 +51,7 @@ def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
     kinds["sts"] = ("pair-regression", _similar)
     tasks = []
     for number, (name, (kind, make)) in enumerate(kinds.items()):
-        random = np.random.Generator(np.random.Philox(key=[seed, number]))
+        random = Generator(np.random.Philox(key=[seed, number]))
         sizes = {"train": rows, "validation": rows // 4, "dev": rows // 2, "test": rows // 4}
         train, held, dev, test = (_split(name, split, size, make, random) for split, size in sizes.items())
         classes = {"sst": FIVE, "para": ("different", "duplicate"), "sts": ()}[name]
@@ -59,9 +60,7 @@ def made_tasks(seed: int = 0, rows: int = 64) -> list[TextTask]:
     return tasks
 
 
-def _split(
-    name: str, split: str, size: int, make: Callable[[int, np.random.Generator], Row], random: np.random.Generator
-) -> TextSet:
+def _split(name: str, split: str, size: int, make: Callable[[int, Generator], Row], random: Generator) -> TextSet:
     made = [make(row, random) for row in range(size)]
     dtype = torch.float32 if name == "sts" else torch.int64
     return TextSet(
@@ -73,14 +72,14 @@ def _split(
     )
 
 
-def _review(row: int, random: np.random.Generator) -> Row:
+def _review(row: int, random: Generator) -> Row:
     label = row % len(SENTIMENT)
     thing = ("film", "story", "cast", "music", "plot")[random.integers(5)]
     words = random.permutation(SENTIMENT[label])[:2]
     return (f"the {thing} is {words[0]} and {words[1]}", None, label)
 
 
-def _question(row: int, random: np.random.Generator) -> Row:
+def _question(row: int, random: Generator) -> Row:
     label = row % 2
     facts = random.integers(5, size=5)
     other = facts.copy()
@@ -91,7 +90,7 @@ def _question(row: int, random: np.random.Generator) -> Row:
     return (f"why {_sentence(facts, forms[0])} ?", f"why {_sentence(other, forms[1])} ?", label)
 
 
-def _similar(row: int, random: np.random.Generator) -> Row:
+def _similar(row: int, random: Generator) -> Row:
     facts, forms = random.integers(5, size=5), random.integers(2, size=5)
     other, spoken = facts.copy(), forms.copy()
     halves = row % 11
@@ -165,11 +164,7 @@ def made_sentiment(seed: int = 0, pretraining: int = 200) -> dict[str, SentenceD
 
 
 def _reviews(
-    name: str,
-    classes: tuple[str, ...],
-    topics: tuple[tuple[str, ...], ...],
-    sizes: tuple[int, int],
-    random: np.random.Generator,
+    name: str, classes: tuple[str, ...], topics: tuple[tuple[str, ...], ...], sizes: tuple[int, int], random: Generator
 ) -> SentenceData:
     kinds: list[list[str]] = []  # unlike reviews of one class and topic, shuffled
     for words, topic in product(ADJECTIVES[len(classes)], topics):
@@ -184,7 +179,7 @@ def _reviews(
     return SentenceData(name, classes, made[0], made[1], NOTE)
 
 
-def _pairs(name: str, classes: tuple[str, ...], random: np.random.Generator) -> SentenceData:
+def _pairs(name: str, classes: tuple[str, ...], random: Generator) -> SentenceData:
     things = [thing for topic in TOPICS.values() for thing in topic]
     words = [word for group in SENTIMENT for word in group]
     made = []
@@ -219,7 +214,7 @@ def made_documents(seed: int = 0) -> dict[str, Documents]:
 def made_dialogues(seed: int = 0) -> dict[str, Rows[Dialogue]]:
     """Questions about one of six things; right responses name the thing."""
 
-    def row(_: int, random: np.random.Generator) -> Dialogue:
+    def row(_: int, random: Generator) -> Dialogue:
         name, thing, other, act = _pick(NAMES, random), *_two(OBJECTS, random), _pick(ACTS, random)
         context = [f"Have you seen {name} ?", f"Yes , {name} {act} a {thing} ."]
         right, wrong = ([f"Is the {one} old ?", f"I should like a {one} too ."] for one in (thing, other))
@@ -231,7 +226,7 @@ def made_dialogues(seed: int = 0) -> dict[str, Rows[Dialogue]]:
 def made_relations(seed: int = 0) -> dict[str, Rows[RelationRow]]:
     """Sentences about where people live and for whom they work."""
 
-    def row(_: int, random: np.random.Generator) -> RelationRow:
+    def row(_: int, random: Generator) -> RelationRow:
         name, place, firm = _pick(NAMES, random), _pick(TOWNS, random), _pick(FIRMS, random)
         words = f"{name} lives in {place} and works for {firm} .".split()
         return RelationRow(words, [("Peop", 0, 1), ("Loc", 3, 4), ("Org", 7, 8)], dict(LIVES))
@@ -242,7 +237,7 @@ def made_relations(seed: int = 0) -> dict[str, Rows[RelationRow]]:
 def made_pairs(seed: int = 0) -> dict[str, TextSet]:
     """Pairs of sentences: does the second follow from the first (class 1) or does it name another thing (class 0)."""
 
-    def row(number: int, random: np.random.Generator) -> tuple[str, str]:
+    def row(number: int, random: Generator) -> tuple[str, str]:
         name, act, (thing, other) = _pick(NAMES, random), _pick(ACTS, random), _two(OBJECTS, random)
         first = f"{name} {act} a {thing} on {_pick(DAYS, random)} ."
         return first, f"{name} {act} a {thing if number % 2 else other} ."
@@ -257,7 +252,7 @@ def made_pairs(seed: int = 0) -> dict[str, TextSet]:
 def made_questions(seed: int = 0) -> dict[str, Rows[Question]]:
     """Stories with a question about who, what or when; the answer is a word of the story."""
 
-    def row(number: int, random: np.random.Generator) -> Question:
+    def row(number: int, random: Generator) -> Question:
         words = [word for sentence in _story(random) for word in sentence]
         act, thing = next((words[place], words[place + 2]) for place, word in enumerate(words) if word in ACTS)
         asked, answers = (("Who", NAMES), ("What", OBJECTS), ("When", DAYS))[number % 3]
@@ -268,7 +263,7 @@ def made_questions(seed: int = 0) -> dict[str, Rows[Question]]:
     return {split: Rows(rows, split) for split, rows in _rows(seed, 5, row).items()}
 
 
-def _story(random: np.random.Generator) -> list[list[str]]:
+def _story(random: Generator) -> list[list[str]]:
     name, place, thing = _pick(NAMES, random), _pick(TOWNS, random), _pick(OBJECTS, random)
     act, day = _pick(ACTS, random), _pick(DAYS, random)
     text = (
@@ -281,7 +276,7 @@ def _story(random: np.random.Generator) -> list[list[str]]:
     return [sentence.split() for sentence in text]
 
 
-def _rows(seed: int, kind: int, row: Callable[[int, np.random.Generator], Made]) -> dict[str, list[Made]]:
+def _rows(seed: int, kind: int, row: Callable[[int, Generator], Made]) -> dict[str, list[Made]]:
     """The rows of each split, made one after the other by a generator of the split's own."""
     made = {}
     for place, (split, size) in enumerate(SIZES.items()):
@@ -290,10 +285,10 @@ def _rows(seed: int, kind: int, row: Callable[[int, np.random.Generator], Made])
     return made
 
 
-def _pick(words: tuple[str, ...], random: np.random.Generator) -> str:
+def _pick(words: tuple[str, ...], random: Generator) -> str:
     return words[random.integers(len(words))]
 
 
-def _two(words: tuple[str, ...], random: np.random.Generator) -> tuple[str, str]:
+def _two(words: tuple[str, ...], random: Generator) -> tuple[str, str]:
     one, other = random.permutation(len(words))[:2]
     return words[one], words[other]

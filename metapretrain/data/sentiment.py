@@ -53,14 +53,8 @@ def read_sst5(folder: str | Path) -> published.Parts:
     """Read SST in 5 classes; CS224N's ``dev`` is the test part, for its test file has no labels."""
     files = ("ids-sst-train.csv", "ids-sst-dev.csv")
     root = published.find_folder(folder, ("cs224n",), files, LAYOUTS["sst5"])
-    how: dict[str, Any] = {
-        "text": "sentence",
-        "label": "sentiment",
-        "id": "id",
-        "format": "tsv",
-        "classes": SST_CLASSES,
-    }
-    return published.read_parts(root, files, **how)
+    how: dict[str, Any] = {"text": "sentence", "label": "sentiment", "format": "tsv", "classes": SST_CLASSES}
+    return published.read_parts(root, files, id="id", **how)
 
 
 def read_sst2(folder: str | Path) -> published.Parts:

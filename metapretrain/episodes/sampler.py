@@ -401,16 +401,8 @@ class Planner:
             support_y = np.repeat(np.arange(ways), shots)[None]
             query_y = order // queries
             classes = self.pools.label[chosen]
-        return PlanTable(
-            index=index,
-            rows=flat,
-            support_y=support_y,
-            query_y=query_y,
-            classes=classes,
-            class_names=self.labels.names,
-            groups=self.pools.group[group],
-            group_names=self.groups.names,
-        )
+        names, groups = self.labels.names, self.pools.group[group]
+        return PlanTable(index, flat, support_y, query_y, classes, names, groups, self.groups.names)
 
 
 BLOCK = 512
@@ -473,13 +465,8 @@ class EpisodeSampler(Sampler[list[int]]):
         read = read_labels(labels)
         self.rows = len(read.codes)
         self._last: tuple[int, int, PlanBlock] | None = None
-        self._planner = Planner(
-            read,
-            read_groups(groups, self.rows),
-            spec,
-            seed=check_seed(seed),
-            block_size=whole("block_size", block_size, 1),
-        )
+        numbers = {"seed": check_seed(seed), "block_size": whole("block_size", block_size, 1)}
+        self._planner = Planner(read, read_groups(groups, self.rows), spec, **numbers)
 
     @property
     def labels(self) -> list[Any]:

@@ -378,14 +378,9 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
 
     def open(self, name: str, method: Any, seed: int, resume: bool | None = None) -> RunFolder:
         """Open the folder of one run; one of another configuration, not to be resumed or in use is an InputError."""
-        return RunFolder.open(
-            self.path(name, seed),
-            self.whole_config(name, method, seed),
-            resume=self.resume if resume is None else resume,
-            main=self.machine.rank == 0,
-            device=self.machine.device,
-            log_to=self.machine.log_to,
-        )
+        machine, again = self.machine, self.resume if resume is None else resume
+        how: dict[str, Any] = {"main": machine.rank == 0, "device": machine.device, "log_to": machine.log_to}
+        return RunFolder.open(self.path(name, seed), self.whole_config(name, method, seed), resume=again, **how)
 
     def finish(self, context: Context[R, D, Any], outcome: Outcome) -> dict[str, Any]:
         """Write the result of a run, after its model and predictions; return it."""
@@ -396,20 +391,11 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
             return {}
         write_sums(run.path)
         run.hparams({"method": name, "seed": seed, "recipe": self.recipe_name}, outcome.metrics)
-        run.finish(
-            {
-                **self.names,
-                "method": name,
-                "seed": seed,
-                "kind": "pretraining" if context.shared else self._kind,
-                "metrics": dict(outcome.metrics),
-                "counts": data.counts,
-                "budget": dict(outcome.budget),
-                "data": self.files,
-                **outcome.extra,
-                **({"processes": self.machine.world} if self.machine.world > 1 else {}),
-            }
-        )
+        kind = "pretraining" if context.shared else self._kind
+        found: dict[str, Any] = {**self.names, "method": name, "seed": seed, "kind": kind}
+        found |= {"metrics": dict(outcome.metrics), "counts": data.counts, "budget": dict(outcome.budget)}
+        found |= {"data": self.files, **outcome.extra}
+        run.finish(found | ({"processes": self.machine.world} if self.machine.world > 1 else {}))
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # the weights stand beside result.json
         if len(self._test):
             self.save_layout()

@@ -97,21 +97,9 @@ def build(
         check_not_compiled(loss_fn)
     adapted = choose_names(options.only, tuple(named))
     rates = parse_rates(options.lr, {name: named[name].shape for name in adapted}, options.steps)
-    sources = [*named.values(), *rates.tensors(), *tensors(batch)]
-    inner = Inner(
-        loss_fn,
-        params,
-        tuple(named),
-        adapted,
-        rates,
-        options.steps,
-        options.order,
-        graph=any(source.requires_grad for source in sources),
-        allow_unused=options.allow_unused,
-        checkpoint=options.checkpoint,
-        optimizer=options.factory,
-    )
-    return inner, named
+    graph = any(source.requires_grad for source in (*named.values(), *rates.tensors(), *tensors(batch)))
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("steps", "order", "allow_unused", "checkpoint")}
+    return Inner(loss_fn, params, tuple(named), adapted, rates, graph=graph, optimizer=options.factory, **how), named
 
 
 def check_usable(named: Named) -> None:

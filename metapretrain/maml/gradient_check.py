@@ -111,12 +111,7 @@ def _gradients(loss: Tensor, named: Named) -> Named:
 
 
 def _error(
-    mean_loss: Callable[[], Tensor],
-    parameter: Tensor,
-    gradient: Tensor,
-    direction: Tensor,
-    scale: float,
-    tolerance: float,
+    loss: Callable[[], Tensor], parameter: Tensor, gradient: Tensor, direction: Tensor, scale: float, tolerance: float
 ) -> float:
     expected, errors = float((gradient * direction).sum()), []
     start = parameter.detach().clone()
@@ -125,7 +120,7 @@ def _error(
         for sign in (1, -1):
             with torch.no_grad():
                 parameter.copy_(start + sign * step * direction)
-            values.append(float(mean_loss().detach()))
+            values.append(float(loss().detach()))
         with torch.no_grad():
             parameter.copy_(start)
         errors.append(abs((values[0] - values[1]) / (2 * step) - expected) / scale)

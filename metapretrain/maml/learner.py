@@ -258,18 +258,9 @@ class MAML(Learner):
     def _options(self, support: tuple[Any, Tensor]) -> dict[str, Any]:
         if not isinstance(self.first_order, (bool, np.bool_)):
             raise InputError(f"first_order is {self.first_order!r}; give True or False")
-        return {
-            "tasks": len(support[1]),
-            "lr": self._rates(self.steps),
-            "steps": self.steps,
-            "order": 1 if self.first_order else 2,
-            "engine": self.engine,
-            "only": list(self._adapting(self.allow_nograd)),
-            "checkpoint": self.checkpoint,
-            "chunk": self.chunk,
-            "optimizer": self.optimizer,
-            "allow_unused": self.allow_unused,
-        }
+        own = ("steps", "engine", "checkpoint", "chunk", "optimizer", "allow_unused")
+        options = {"tasks": len(support[1]), "lr": self._rates(self.steps), "order": 1 if self.first_order else 2}
+        return options | {name: getattr(self, name) for name in own} | {"only": list(self._adapting(self.allow_nograd))}
 
     def _values(self) -> Named:
         named: Named = dict(self.module.named_parameters())

@@ -79,17 +79,10 @@ def make_learner(choices: Mapping[str, Any], net: Backbone, ways: int) -> Any:
         more = {name: choices[name] for name in names if name in choices}
         return LEARNERS[name](net, ways=ways, **more)
     kind = LEARNERS[name]
-    adapted = {} if choices.get("adapt_norms", True) or kind is ANIL else {"only": without_norms(net)}
-    return kind(
-        net,
-        choices["inner_lr"],
-        steps=choices["inner_steps"],
-        test_steps=choices["test_steps"],
-        batchnorm=choices["batchnorm"],
-        chunk=choices["chunk"],
-        learn_rates=choices.get("learn_rates", False),
-        **adapted,
-    )
+    adapted: dict[str, Any] = {} if choices.get("adapt_norms", True) or kind is ANIL else {"only": without_norms(net)}
+    more = adapted | {name: choices[name] for name in ("test_steps", "batchnorm", "chunk")}
+    more |= {"learn_rates": choices.get("learn_rates", False)}
+    return kind(net, choices["inner_lr"], steps=choices["inner_steps"], **more)
 
 
 def without_norms(net: nn.Module) -> list[str]:
@@ -244,16 +237,9 @@ class SavedLearner(_Images):
         self.ways = min(tested if isinstance(tested, int) else tested[-1], len(self.classes))
         choices = config["choices"]
         self.name = str(choices["learner"])
-        headless = not adapts(choices["learner"])
-        net = build_backbone(
-            config["backbone"],
-            ways=None if headless else self.ways,
-            channels=self.channels,
-            image_size=self.image_size,
-            mean=self.mean,
-            std=self.std,
-            drop=choices.get("drop", 0.0),
-        )
+        ways = self.ways if adapts(choices["learner"]) else None
+        about: dict[str, Any] = {name: getattr(self, name) for name in ("channels", "image_size", "mean", "std")}
+        net = build_backbone(config["backbone"], ways=ways, drop=choices.get("drop", 0.0), **about)
         classes = len(self.classes) if choices["learner"] == "supervised" else self.ways
         self.learner = make_learner(choices, net, classes)
 

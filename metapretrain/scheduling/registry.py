@@ -140,14 +140,9 @@ def build_scheduler(
         >>> [scheduler.choose().source for _ in range(3)]
         ['sst', 'sts', 'sst']
     """
-    given: dict[str, Any] = {
-        "sources": probes or sizes,
-        "sizes": sizes,
-        "targets": probes if targets is None else targets,
-        "params": params,
-        "target_losses": target_losses,
-        "seed": seed,
-    }
+    given: dict[str, Any] = {"sources": probes or sizes, "sizes": sizes}
+    given |= {"targets": probes if targets is None else targets, "target_losses": target_losses}
+    given |= {"params": params, "seed": seed}
     scheduler = SCHEDULERS[one_of("schedule", schedule.name, SCHEDULERS)]
     wanted = inspect.signature(scheduler).parameters
     return scheduler(**{key: value for key, value in given.items() if key in wanted}, **schedule.options)

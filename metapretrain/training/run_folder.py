@@ -235,14 +235,8 @@ class RunFolder:
         file = self.path / _RESULT
         if not self.main:
             return file
-        usual = {
-            "wall_s": round(self.wall_seconds, 3),
-            "peak_memory_bytes": environment.peak_memory_bytes(),
-            "device": self.device,
-            "versions": environment.versions(),
-            "commit": environment.commit(),
-            "command": environment.command(),
-        }
+        usual = {"wall_s": round(self.wall_seconds, 3), "peak_memory_bytes": environment.peak_memory_bytes()}
+        usual |= self._made_by()
         whole = {"schema": 1, "status": "complete", **usual, **result}
         order = ["schema", *(key for key in result if key != "schema"), "status", *usual]
         with self._writing(_RESULT):
@@ -274,6 +268,11 @@ class RunFolder:
     ) -> None:
         self.close()
 
+    def _made_by(self) -> dict[str, Any]:
+        """What a configuration and a result say of where they come from."""
+        found = {"device": self.device, "versions": environment.versions()}
+        return found | {"commit": environment.commit(), "command": environment.command()}
+
     def _start(self, resume: bool) -> None:
         for left_by_kill in self.path.glob(".*.tmp"):
             left_by_kill.unlink(missing_ok=True)
@@ -282,14 +281,8 @@ class RunFolder:
         if stored is None or not (left or resume):  # a run that was refused after it was opened is begun anew
             if left:
                 raise InputError(f"{self.path} holds {left[0]} but no {_CONFIG}; choose another --out")
-            about = {
-                "versions": environment.versions(),
-                "commit": environment.commit(),
-                "device": self.device,
-                "command": environment.command(),
-            }
             with self._writing(_CONFIG):
-                write_whole(self.path / _CONFIG, json_bytes({"config": self.config, **about}))
+                write_whole(self.path / _CONFIG, json_bytes({"config": self.config, **self._made_by()}))
             return
         if not resume:
             raise InputError(f"{self.path} already holds a run; continue it with --resume or choose another --out")

@@ -239,17 +239,10 @@ def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways:
 
     DropBlock grows over the first two thirds of the updates, as MetaOptNet's does.
     """
+    about: dict[str, Any] = {"channels": data.train.channels, "image_size": data.train.image_size}
+    about |= {"mean": data.mean, "std": data.std, "drop": method.drop, "ramp": max(1, method.updates * 2 // 3)}
     with seeded(seed):
-        net = build_backbone(
-            backbone,
-            ways=ways if adapts(method.learner) else None,
-            channels=data.train.channels,
-            image_size=data.train.image_size,
-            mean=data.mean,
-            std=data.std,
-            drop=method.drop,
-            ramp=max(1, method.updates * 2 // 3),
-        )
+        net = build_backbone(backbone, ways=ways if adapts(method.learner) else None, **about)
         classes = len(data.train.classes) if method.learner == SUPERVISED else ways
         return make_learner(asdict(method), net, classes)
 

@@ -94,17 +94,11 @@ class ImageData:
 
 def describe(data: Any, encoder: str, stem: str, head: str | None) -> dict[str, Any]:
     """What a saved model of `data`, which has `train`, `mean` and `std`, is built again from."""
-    polarity = {} if data.train.polarity is None else {"polarity": data.train.polarity}
-    return polarity | {
-        "encoder": encoder,
-        "stem": stem,
-        "head": head,
-        "classes": list(data.train.classes),
-        "channels": data.train.channels,
-        "image_size": data.train.image_size,
-        "mean": list(data.mean),
-        "std": list(data.std),
-    }
+    train = data.train
+    about = {"polarity": train.polarity} if train.polarity is not None else {}
+    about |= {"encoder": encoder, "stem": stem, "head": head, "classes": list(train.classes)}
+    about |= {"channels": train.channels, "image_size": train.image_size}
+    return about | {"mean": list(data.mean), "std": list(data.std)}
 
 
 def images_of(data: ImageData, phase: ImagePhase, machine: Machine, labelled: bool = True) -> Images:

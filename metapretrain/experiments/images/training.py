@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -175,14 +176,9 @@ def _stream(context: ImageContext, name: str, task: Objective, steps: int) -> Ta
     seen = data.seen(task.labelled)
     if batch > len(seen):
         raise InputError(f"batch_size {recipe.batch_size} is more than the {len(seen)} images of {name}; lower it")
-    rows = ShuffledBatches(
-        len(seen),
-        batch,
-        seed=context.seed,
-        rank=machine.rank,
-        world_size=machine.world,
-        labels=seen.labels if recipe.balanced and seen is data.train else None,
-    )
+    labels = seen.labels if recipe.balanced and seen is data.train else None
+    ranks: dict[str, Any] = {"rank": machine.rank, "world_size": machine.world}
+    rows = ShuffledBatches(len(seen), batch, seed=context.seed, labels=labels, **ranks)
     task.check_batch(next(iter(rows)))
     return TaskStream({name: rows}, "longest", seed=context.seed, steps=steps)
 
@@ -240,12 +236,8 @@ def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
     probes = row_probes(drawn, lambda name, some: step({name: some.to(machine.device)})[name], machine)
     schedule = parse_schedule(recipe.scheduler, names)
     scheduler = build_scheduler(schedule, {name: rows for name, (rows, _) in drawn.items()}, probes, step, seed=seed)
-    loaders = {
-        name: ShuffledBatches(
-            rows, size, seed=seed, labels=data.train.labels if recipe.balanced and objectives[name].labelled else None
-        )
-        for name, (rows, size) in drawn.items()
-    }
+    labels = {name: data.train.labels for name, one in objectives.items() if recipe.balanced and one.labelled}
+    loaders = {name: ShuffledBatches(*size, seed=seed, labels=labels.get(name)) for name, size in drawn.items()}
     count, _ = updates(recipe, data, ImageMethod(SCHEDULED))
     stream = TaskStream(loaders, scheduler, seed=seed, steps=count)
     scores = by_prototypes(encoder, data) if len(data.validation) else None

@@ -273,14 +273,7 @@ def train_meta(
         run=run,
         context=context,
     )
-    best, before = report.best, run.seconds_before if run is not None else 0.0
-    return TrainedPrompt(
-        learner.prompt.weight.detach().cpu().clone(),
-        report.steps,
-        best.step,
-        best.value,
-        rows.tasks,
-        before + report.seconds,
-        scheduled.about() if scheduled else {},
-        best.diverged,
-    )
+    prompt, best = learner.prompt.weight.detach().cpu().clone(), report.best
+    seconds = report.seconds + (run.seconds_before if run is not None else 0.0)
+    about = scheduled.about() if scheduled else {}
+    return TrainedPrompt(prompt, report.steps, best.step, best.value, rows.tasks, seconds, about, best.diverged)

@@ -149,19 +149,9 @@ class ScheduledPretraining:
     def training(self) -> Training:
         """What the training loop is called with, once the heads are fitted."""
         recipe, seed = self.recipe, self.context.seed
-        return task_training(
-            self.step,
-            self.machine,
-            self.rows,
-            recipe.batch_size,
-            self.scheduler,
-            f"{self.context.method.name} seed {seed}",
-            self.evaluate,
-            steps=self.updates,
-            seed=seed,
-            evaluations=recipe.evaluations,
-            **recipe.terms,
-        )
+        parts = self.step, self.machine, self.rows, recipe.batch_size, self.scheduler
+        title, how = f"{self.context.method.name} seed {seed}", {**recipe.terms, "evaluations": recipe.evaluations}
+        return task_training(*parts, title, self.evaluate, steps=self.updates, seed=seed, **how)
 
     def evaluate(self, done: int) -> dict[str, float]:
         """Target losses, shares of the sources and cost after `done` updates; with utilities, how Taylor's agree.

@@ -194,15 +194,6 @@ def method_phase(recipe: TextRecipe, method: TextMethod) -> TextPhase:
     return recipe.frozen if method.frozen else recipe.joint if method.pretraining is None else recipe.finetune
 
 
-def epoch_updates(recipe: TextRecipe, tasks: Sequence[TextTask]) -> int:
-    """Return the updates of an epoch: the batches of the longest or the shortest loader, all of one or more."""
-    size, rows = recipe.batch_size, {task.name: len(task.train) for task in tasks}
-    for name, count in rows.items():
-        if count < size:
-            raise InputError(f"batch_size {size} is more than the {count} training rows of {name}; lower it")
-    return (max if recipe.policy == "longest" else min)(rows.values()) // size
-
-
 def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -> tuple[int, int]:
     """Return the updates of pretraining and of the phase with heads: their sum is the same for every trained row.
 
@@ -210,7 +201,11 @@ def updates(recipe: TextRecipe, tasks: Sequence[TextTask], method: TextMethod) -
     """
     if not method.trained:
         return 0, 0
-    each = epoch_updates(recipe, tasks)
+    size, rows = recipe.batch_size, {task.name: len(task.train) for task in tasks}
+    for name, count in rows.items():
+        if count < size:
+            raise InputError(f"batch_size {size} is more than the {count} training rows of {name}; lower it")
+    each = (max if recipe.policy == "longest" else min)(rows.values()) // size  # of an epoch
     total = recipe.epochs * each if recipe.updates is None else recipe.updates
     before = round(recipe.pretrain_share * total) if method.pretraining is not None else 0
     if before >= total or (not before and method.pretraining is not None):
