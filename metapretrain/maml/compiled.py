@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import MOST
 from metapretrain.maml import engines
-from metapretrain.maml.adapt import Options, build, state_of
+from metapretrain.maml.adapt import Options, build, exact_products, state_of
 from metapretrain.maml.inner import Inner, Rates, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import COMPILERS, MAML, RecordedBackward, Reptile, eagerly, learned_by, pair
 from metapretrain.maml.meta import meta_loss
@@ -95,15 +95,17 @@ class CompiledMeta:
             apart = [rate.detach().requires_grad_(rate.requires_grad) for rate in rates[0]]  # one may have several uses
             lr = rebuild(inner.rates.by_step[0], iter(apart))
             one = {**options, "steps": 1, "lr": lr, "query_loss": of_query}
-            losses = meta_loss(inner.loss_fn, learner._values(), support, query, **one)
             asked = [p for p in (*fast.values(), *shared, *apart) if p.requires_grad]
-            expected = list(torch.autograd.grad(losses.mean(), asked, allow_unused=True, materialize_grads=True))
+            with exact_products():
+                losses = meta_loss(inner.loss_fn, learner._values(), support, query, **one)
+                expected = list(torch.autograd.grad(losses.mean(), asked, allow_unused=True, materialize_grads=True))
         state = [_stacked(p.detach(), options["tasks"]) for p in fast.values()]
         with torch.no_grad():
             if expected is not None:
                 last, wanted = replace(inner, loss_fn=of_query), [p.requires_grad for p in others]
                 pieces = self._compile(_Sources(inner, last, wanted, support, query), state, others)
-                _, *found = _meta_step(pieces, state, shared, rates[:1], support, query, steps=1)
+                with exact_products():
+                    _, *found = _meta_step(pieces, state, shared, rates[:1], support, query, steps=1)
                 _check_same(_wanted([*fast.values(), *others], [*_summed(found[0]), *found[1]]), expected)
                 self._pieces[key] = pieces
             losses, by_state, rest = _meta_step(self._pieces[key], state, shared, rates, support, query, inner.steps)

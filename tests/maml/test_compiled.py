@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from metapretrain.errors import InputError
 from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, Reptile, current_step
+from metapretrain.maml import compiled as compiled_module
 from metapretrain.maml.compiled import _pooled
 from metapretrain.nests import tensors
 from metapretrain.protonet.learner import ProtoNet
@@ -78,6 +79,28 @@ def test_losses_and_gradients_are_those_of_backward(name: str) -> None:
                         p.sub_(0.1 * p.grad)
     for piece in itertools.chain(*compiled._pieces.values()):  # an operator that inductor of torch 2.11 cannot compile
         assert not [node for node in piece.graph.nodes if "same_feature_meta" in str(node.target)]
+
+
+def test_the_first_gradient_is_compared_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounding is as large as the error that is looked for: right gradients were refused on a GPU."""
+    within = []
+
+    def watched(function: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            within.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+            return function(*given, **named)
+
+        return call
+
+    for name in ("meta_loss", "_meta_step"):
+        monkeypatch.setattr(compiled_module, name, watched(getattr(compiled_module, name)))
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        CompiledMeta(MAML(plain(), 0.1), backend="eager").backward(batch(0), batch(1))
+        assert within == [(False, False), (False, False), (torch.backends.cuda.matmul.allow_tf32, True)]
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 CASES = [
