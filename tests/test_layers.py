@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "report": LEAVES | {"evaluation", "training"},
     "experiments": DATA_FREE | {"data", "evaluation", "models", "report", "training", "options"},
 }
-MOST_MODULES, MOST_LINES, MOST_BANS = 130, 31_000, 10
+MOST_MODULES, MOST_LINES, MOST_BANS = 130, 30_250, 10
 
 
 def modules() -> dict[str, Path]:

@@ -329,9 +329,8 @@ class BatchAugment(nn.Module):
                 f"augmentation takes uint8 images (B, {self.channels}, H, W), got {images.dtype} {tuple(images.shape)}"
             )
         if images.device != self.scale.device:
-            raise InputError(
-                f"images are on {images.device}, the augmentation on {self.scale.device}: move it with .to(device)"
-            )
+            told = f"images are on {images.device}, the augmentation on {self.scale.device}"
+            raise InputError(f"{told}: move it with .to(device)")
 
 
 _PLAIN: dict[str, Any] = {"crop_scale": (0.4, 1.0), "flip": True}

@@ -65,10 +65,8 @@ def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
         mine = dict.fromkeys(re.sub(r"/rot\d{3}$", "", label) for label in part.classes)
         shared = [label for label in mine if label in owner]
         if shared:
-            raise InputError(
-                f"{owner[shared[0]]} and {name} share {len(shared)} class(es), such as {shared[0]!r}: few-shot "
-                "accuracy is measured on classes that training has not seen"
-            )
+            told = f"{owner[shared[0]]} and {name} share {len(shared)} class(es), such as {shared[0]!r}"
+            raise InputError(f"{told}: few-shot accuracy is measured on classes that training has not seen")
         owner |= dict.fromkeys(mine, name)
 
 

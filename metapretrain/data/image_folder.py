@@ -262,10 +262,8 @@ def _tell(folder: Path, left: str) -> None:
 def check_classes(classes: Sequence[str], where: object) -> None:
     """Refuse a single class: every accuracy would be 100%."""
     if len(classes) == 1:
-        raise InputError(
-            f"{where} has one class, {classes[0]!r}, and with one class every accuracy is 100%: add classes, or name "
-            "the folder right above the class folders"
-        )
+        told = f"{where} has one class, {classes[0]!r}, and with one class every accuracy is 100%: add classes"
+        raise InputError(f"{told}, or name the folder right above the class folders")
 
 
 def _scan(folder: Path) -> tuple[list[str], list[Path], Tensor]:

@@ -172,12 +172,6 @@ def unlike(train: TextSet, test: TextSet | None = None) -> TextSet:
     """Drop training rows that repeat one another (the first stays) or a test row, by normalised text, and count them.
 
     Counts: ``duplicates``, of these ``conflicting`` (with another label than the row that stays), and ``in_test``.
-
-    Example:
-        >>> import torch
-        >>> rows = TextSet(["Good.", "good", "bad"], labels=torch.tensor([1, 0, 0]))
-        >>> unlike(rows, rows.subset([2])).counts
-        {'duplicates': 1, 'conflicting': 1, 'in_test': 1}
     """
     labels = train.require_labels().tolist()
     held = set(pair_keys(test)) if test is not None else set()

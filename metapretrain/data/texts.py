@@ -249,12 +249,7 @@ def hold_out(train: TextSet, count: int, seed: int = 0) -> tuple[TextSet, TextSe
 
 
 def normalise_text(text: str) -> str:
-    """Return `text` as near-duplicates are compared: NFKC, lower case, letters and digits (if any), single spaces.
-
-    Example:
-        >>> normalise_text(" What’s   UP? ") == normalise_text("what's up")
-        True
-    """
+    """Return `text` as near-duplicates are compared: NFKC, lower case, letters and digits (if any), single spaces."""
     lowered = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(re.findall(r"\w+", lowered)) or " ".join(lowered.split())
 
@@ -269,13 +264,7 @@ def pair_keys(rows: TextSet) -> list[tuple[str, ...]]:
 
 
 def overlap(train: TextSet, dev: TextSet) -> dict[str, int]:
-    """Count the training rows that dev has too, by normalised text, as whole ``pairs`` or single ``sentences`` of them.
-
-    Example:
-        >>> train = TextSet(["A b.", "x", "y"], ["c", "a B", "z"])
-        >>> overlap(train, TextSet(["C", "q"], ["a b", "r"]))
-        {'pairs': 1, 'sentences': 2}
-    """
+    """Count the training rows that dev has too, by normalised text: whole ``pairs`` and their single ``sentences``."""
     own, keys = pair_keys(train), set(pair_keys(dev))
     single = {text for key in keys for text in key}
     return {"pairs": sum(key in keys for key in own), "sentences": sum(not single.isdisjoint(key) for key in own)}
@@ -396,13 +385,7 @@ def known_texts(texts: Iterable[str]) -> frozenset[str]:
 
 
 def without_known(rows: TextSet, known: Set[str], what: str = "in_pretraining") -> TextSet:
-    """Drop the rows of which a sentence is known, by normalised text, and count them as `what`.
-
-    Example:
-        >>> rows = without_known(TextSet(["Good food!", "bad"]), known_texts(["good  food"]))
-        >>> rows.first, rows.counts
-        (['bad'], {'in_pretraining': 1})
-    """
+    """Drop the rows of which a sentence is known, by normalised text, and count them as `what`."""
     sentences = [rows.first] if rows.second is None else [rows.first, rows.second]
     kept = [
         row

@@ -176,10 +176,8 @@ def _by_position(dataset: Any) -> Any:
         return dataset.tolist()
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if not indexed or isinstance(dataset, IterableDataset | Mapping) or hasattr(dataset, "iloc"):
-        raise InputError(
-            "episodes need a data set with len() and indexing by the number of a row, not"
-            f" {type(dataset).__name__}: give a list of its rows"
-        )
+        told = f"episodes need a data set with len() and indexing by the number of a row, not {type(dataset).__name__}"
+        raise InputError(f"{told}: give a list of its rows")
     return dataset
 
 

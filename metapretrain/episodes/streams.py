@@ -79,9 +79,8 @@ class ShuffledBatches:
             raise InputError(f"{self.n} rows do not fill one batch of {self._rows}: lower batch_size{other}")
         last = 0 if self.drop_last or widths is not None else self.n % self._rows
         if last % self.world_size:
-            raise InputError(
-                f"the last batch of {last} rows cannot be shared equally by {self.world_size} ranks: use drop_last=True"
-            )
+            told = f"the last batch of {last} rows cannot be shared equally by {self.world_size} ranks"
+            raise InputError(f"{told}: use drop_last=True")
         self._cached: tuple[int, torch.Tensor] | None = None
         self._pooled: tuple[int, list[torch.Tensor]] | None = None
         self.epoch, self.start = whole("epoch", epoch), whole("start", start)

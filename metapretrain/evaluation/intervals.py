@@ -94,11 +94,6 @@ def correlation_interval(r: float, n: int) -> Interval:
 
     It takes the pairs for normal; of fewer than 4 there is no interval. `r` may be a mean over seeds.
     Raises InputError: `r` lies outside -1..1 or `n` is below 1.
-
-    Example:
-        >>> interval = correlation_interval(0.85, 863)
-        >>> f"{interval.mean:.2f} in [{interval.low:.3f}, {interval.high:.3f}]"
-        '0.85 in [0.830, 0.868]'
     """
     if n < 1 or not -1 <= r <= 1:
         raise InputError(f"a correlation needs -1 <= r <= 1 and n >= 1; got r={r}, n={n}")
@@ -115,11 +110,6 @@ def independent_mean_interval(parts: Sequence[Interval]) -> Interval:
     """Plain mean of figures measured on different examples, from the interval of each.
 
     The distances of the parts' limits from their means are added as squares (Zou and Donner 2008).
-
-    Example:
-        >>> interval = independent_mean_interval([proportion_interval(50, 100), proportion_interval(80, 100)])
-        >>> f"{interval.mean:.2f} in [{interval.low:.3f}, {interval.high:.3f}]"
-        '0.65 in [0.585, 0.708]'
     """
     if not parts:
         raise InputError("a mean of intervals needs one or more")

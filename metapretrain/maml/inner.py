@@ -252,10 +252,8 @@ class Inner:
         """The gradients, or an error that names the parameters that have none."""
         unused = [name for name, g in zip(self.adapted, gradients, strict=True) if g is None]
         if unused and not self.allow_unused:
-            raise InputError(
-                f"unused in the inner loop: {', '.join(unused)}; leave them out with only=..., "
-                "or pass allow_unused=True to keep them as they are"
-            )
+            told = f"unused in the inner loop: {', '.join(unused)}; leave them out with only=..."
+            raise InputError(f"{told}, or pass allow_unused=True to keep them as they are")
         return list(gradients)
 
     def update(self, step: int, fast: Named, gradients: Sequence[Tensor | None]) -> Named:

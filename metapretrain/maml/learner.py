@@ -348,10 +348,8 @@ class MAML(Learner):
         found = dict(zip(weights, gradients, strict=True))
         unused = [name for name, g in found.items() if g is None]
         if unused and not allow_unused:
-            raise InputError(
-                f"adapt: the loss does not use {', '.join(unused)}; pass allow_unused=True to keep them, "
-                "and call adapt() on the clone that computed the loss"
-            )
+            told = f"adapt: the loss does not use {', '.join(unused)}; pass allow_unused=True to keep them"
+            raise InputError(f"{told}, and call adapt() on the clone that computed the loss")
         rates = self._rates(self.steps)
         if isinstance(rates, (list, tuple)):
             raise InputError("clone() and adapt() do not count steps; give lr as one rate or by name")

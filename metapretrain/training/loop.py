@@ -395,9 +395,8 @@ class _Loop:
         self.stream.load_state_dict(state["stream"])
         ranks, now = state["random"], self.accelerator.num_processes
         if len(ranks) != now:
-            raise engine.TrainingError(
-                f"the checkpoint is of {len(ranks)} process(es), this run has {now}: resume with as many as before"
-            )
+            told = f"the checkpoint is of {len(ranks)} process(es), this run has {now}"
+            raise engine.TrainingError(f"{told}: resume with as many as before")
         environment.set_random_state(ranks[self.accelerator.process_index])
         self.step = self.resumed_from = self.start = found.step
         folder.cut_back(found.step)

@@ -23,12 +23,7 @@ MOST_KEPT = 1000  # batches of a target
 
 
 def scheduler_names() -> tuple[str, ...]:
-    """The schedulers that rows have: all that are registered, `utility` by both of its utilities, without `fixed`.
-
-    Example:
-        >>> scheduler_names()[:7]
-        ('utility-exact', 'utility-taylor', 'uniform', 'proportional', 'round-robin', 'softmax', 'exp3')
-    """
+    """The schedulers that rows have: all that are registered, `utility` by both of its utilities, without `fixed`."""
     return (*UTILITY, *(name for name in SCHEDULERS if name not in ("utility", FIXED)))
 
 

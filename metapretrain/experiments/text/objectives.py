@@ -70,13 +70,6 @@ def pcgrad(losses: Mapping[str, Tensor], shared: Sequence[Tensor], order: Tensor
 
     All other parameters, the heads, keep their own gradient. Over ranks, whose gradients are averaged afterwards, the
     projections are those of the gradients of the whole batch. `order`: see :func:`projection_weights`; None: random.
-
-    Example:
-        >>> w = torch.zeros(2, requires_grad=True)
-        >>> losses = pcgrad({"a": w[0] + 7, "b": w[1] - w[0]}, [w])
-        >>> sum(losses.values()).backward()
-        >>> losses["a"].item(), w.grad  # (0.5, 0.5) of the first task and (0, 1) of the second
-        (7.0, tensor([0.5000, 1.5000]))
     """
     gradients = [mean_over_ranks(own) for own in task_gradients(list(losses.values()), shared)]
     products = dot_products(gradients)
@@ -161,11 +154,6 @@ def shares_of(scores: Tensor, classes: int) -> Tensor:
     """Return how much of each score 0..C-1, (N,), belongs to each class, (N, C): its expected class is the score.
 
     Tai et al. (2015), "Improved semantic representations from tree-structured LSTM networks", section 4.2.
-
-    Example:
-        >>> shares_of(torch.tensor([0.0, 1.25]), 3)
-        tensor([[1.0000, 0.0000, 0.0000],
-                [0.0000, 0.7500, 0.2500]])
     """
     return (1 - (scores[:, None] - torch.arange(classes, device=scores.device)).abs()).clamp_min(0)
 

@@ -48,12 +48,7 @@ class Sentences(ClassTask):
 
 
 def matthews(found: np.ndarray, true: np.ndarray) -> float:
-    """Matthews' correlation of classes (N,) and (N,); 0 where either is all one class.
-
-    Example:
-        >>> matthews(np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0])).__round__(3)
-        0.577
-    """
+    """Matthews' correlation of classes (N,) and (N,); 0 where either is all one class."""
     classes = max(int(found.max()), int(true.max())) + 1
     a, b = np.eye(classes)[found], np.eye(classes)[true]
     a, b = a - a.mean(0), b - b.mean(0)
