@@ -114,14 +114,14 @@ def speed() -> list[Panel]:
     """Ratios to the best peer, by machine: by default, recorded, compiled and recorded."""
     kinds = {"default": "ours by default", "recorded": "recorded as a CUDA graph", "compiled": "compiled and recorded"}
     titles = {
-        "speed-cpu": "one CPU thread",
-        "speed-h200": "one H200, other peers than JAX",
-        "speed-h200-jax": "one H200, beside JAX",
+        "one CPU thread": ("speed-cpu",),
+        "one H200, other peers than JAX": ("speed-h200",),
+        "one H200, beside JAX": ("speed-h200-jax", "speed-h200-84"),
     }
     panels = []
-    for name, title in titles.items():
+    for title, files in titles.items():
         series: dict[str, dict[str, Point]] = {told: {} for told in kinds.values()}
-        for label, _, _, _, of in speed_ratios(content(source(name))):
+        for label, _, _, _, of in (line for name in files for line in speed_ratios(content(source(name)))):
             for kind, told in kinds.items():
                 if kind in of:
                     series[told][label] = (of[kind][1],) * 3

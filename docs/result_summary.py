@@ -172,6 +172,10 @@ SPEEDS: list[tuple[str, str, str, str, str, str, float | None]] = [
         for kind, ours in ({default: "engine auto"} | GRAPHS).items()
     ),
     *(
+        ("speed-h200-84", "maml-84-5-steps", ours, "jax", f"MAML, 84 x 84, 5 inner steps, {kind}", "JAX", 1.2)
+        for kind, ours in ({"default": "engine auto"} | GRAPHS).items()
+    ),
+    *(
         ("speed-h200", f"decision-{kind}", ours, "Algorithm 1", f"decision by {told}, {kind}", AS_WRITTEN, aim)
         for kind in ("float32", "bfloat16")
         for told, (ours, aim) in UTILITIES.items()
