@@ -23,6 +23,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import MOST
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build, exact_products, state_of
+from metapretrain.maml.ahead import Ahead, by_inductor, forms_of
 from metapretrain.maml.inner import Inner, Rates, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import COMPILERS, MAML, RecordedBackward, Reptile, eagerly, learned_by, pair
 from metapretrain.maml.meta import meta_loss
@@ -35,15 +36,14 @@ BY_STEP = (
     "inner rates by step need tensors alike in shape, dtype and requires_grad to be compiled; or leave compile out"
 )
 ALLOWED = {"optimizer": ("sgd",), "chunk": (None,), "engine": ("auto", "vmap")}
-# Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
-INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
 
 
 class CompiledMeta:
     """A learner's `backward`, made of pieces that are compiled once for each form of batch and learner.
 
     Compiling takes a minute or two, and is done anew for other shapes, steps, rates in numbers, training modes, frozen
-    parameters or autocasts. Gradients agree up to rounding; a parameter that nothing uses gets zeros, not None.
+    parameters or autocasts. On a GPU three processes compile at once, into torch's cache on disk.
+    Gradients agree up to rounding; a parameter that nothing uses gets zeros, not None.
 
     `learner` is :class:`metapretrain.maml.MAML` or its variants, whose tasks can go through one forward pass (vmap);
     `backend` is "inductor", or "eager" to run the pieces as they are traced.
@@ -137,10 +137,12 @@ class CompiledMeta:
     def _compile(self, sources: _Sources, state: Tensors, others: Tensors) -> _Pieces:
         begin, s, q = time.perf_counter(), tensors(sources.support), tensors(sources.query)
         given = [p.detach() for p in others]
-        gradient = _traced(sources.gradient, state, given, s, decompose=True)
-        both = _traced(sources.both(gradient), state, given, s, state, decompose=True, pure=True)
-        first, second = _parted(both, len(state) + len(given) + len(s), len(state))
-        traced = first, second, _traced(sources.outer, state, given, q)
+        with Ahead(len(_Pieces._fields) if self.backend == "inductor" else 0, state[0].device) as ahead:
+            gradient = _traced(sources.gradient, state, given, s, decompose=True)
+            both = _traced(sources.both(gradient), state, given, s, state, decompose=True, pure=True)
+            first, second = _parted(both, len(state) + len(given) + len(s), len(state))
+            traced = first, second, _traced(sources.outer, state, given, q)
+            ahead.compile(traced)
         found: list[Any] = []
 
         def compiled(graph: torch.fx.GraphModule, *parts: Sequence[Tensor]) -> Tensors:
@@ -158,17 +160,7 @@ class CompiledMeta:
         return pieces
 
     def _run(self, graph: torch.fx.GraphModule, given: Tensors) -> Callable[..., Any]:
-        if self.backend == "eager":
-            return graph
-        from torch import _inductor
-        from torch._guards import TracingContext, tracing
-        from torch._subclasses import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        inputs: list[Any] = list(given)
-        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # what torch's cache on disk asks for
-        with tracing(TracingContext(mode)):
-            return _inductor.compile(graph, inputs, options=INDUCTOR)  # type: ignore[no-any-return]
+        return graph if self.backend == "eager" else by_inductor(graph, forms_of(given))
 
 
 class CompiledIfPossible:
@@ -414,7 +406,9 @@ def _parted(
             place = next(node for node in half.graph.nodes if node.op != "placeholder")
             for name in kept:
                 with half.graph.inserting_before(place):
-                    by_name[name].replace_all_uses_with(half.graph.placeholder(f"kept_{name}"))
+                    given = half.graph.placeholder(f"kept_{name}")
+                    given.meta = by_name[name].meta
+                    by_name[name].replace_all_uses_with(given)
         half.graph.eliminate_dead_code()
         for node in [node for node in half.graph.nodes if node.op == "placeholder"][inputs:] * (not second):
             half.graph.erase_node(node)

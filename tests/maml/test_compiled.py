@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from metapretrain.errors import InputError
-from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, Reptile, current_step
+from metapretrain.maml import ANIL, FOMAML, MAML, CompiledMeta, MetaGraph, MetaSGD, Reptile, ahead, current_step
 from metapretrain.maml import compiled as compiled_module
-from metapretrain.maml.compiled import _pooled
+from metapretrain.maml.compiled import _pooled, _traced
 from metapretrain.nests import tensors
 from metapretrain.protonet.learner import ProtoNet
 
@@ -445,6 +447,71 @@ def test_pooling_is_compiled_by_inductor_which_cannot_compile_torchs_own() -> No
     CompiledMeta(learner, backend="inductor").backward(batch(0), batch(1))
     eager.backward(batch(0), batch(1))
     assert_same(eager, learner)
+
+
+def test_a_graph_compiled_ahead_by_a_process_is_found_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from torch._dynamo.utils import counters
+
+    def scaled(given: list[Tensor]) -> list[Tensor]:
+        return [given[0].transpose(0, 1).clone(memory_format=torch.contiguous_format) * given[1]]
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ahead, "_pays", lambda device: True)
+    given = [torch.randn(9, 2).double()[1:], torch.tensor(0.1)]  # a view with an offset, and a single number
+    counters.clear()
+    with ahead.Ahead(1, given[0].device) as processes:
+        graph = _traced(scaled, given)
+        processes.compile([graph])
+    piece = ahead.by_inductor(graph, ahead.forms_of(given))
+    found = [counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass")]
+    assert found == [1, 0, 0]
+    torch.testing.assert_close(piece(*given), scaled(given))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ([sys.executable, "-c", "raise SystemExit(3)"], "exit codes [3, 3, 3]"),
+        ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "exit codes [-9, -9, -9]"),
+        ([sys.executable, "-c", "import time; time.sleep(60)"], "timed out"),
+        (["no such interpreter"], "No such file"),
+    ],
+)
+def test_processes_that_fail_to_compile_ahead_leave_the_gradient_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: list[str], words: str
+) -> None:
+    monkeypatch.setattr(ahead, "COMMAND", command)
+    monkeypatch.setattr(ahead, "LONGEST", 5 if "exit" in words else 0.1)
+    monkeypatch.setattr(ahead, "_pays", lambda device: True)
+    monkeypatch.setattr("metapretrain.maml.compiled.by_inductor", lambda graph, forms: graph)
+    torch.manual_seed(0)
+    eager = MAML(plain(), 0.1)
+    learner = copy.deepcopy(eager)
+    with caplog.at_level("INFO"):
+        CompiledMeta(learner, backend="inductor").backward(batch(0), batch(1))
+    assert words in caplog.text
+    eager.backward(batch(0), batch(1))
+    assert_same(eager, learner)
+
+
+def test_pieces_are_compiled_ahead_for_the_strides_that_they_are_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def compare(graph: Any, forms: list[ahead.Form]) -> Any:
+        traced = ahead.forms_of(node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder")
+        found.extend(a == b for a, b in zip(traced, forms, strict=True))
+        return graph
+
+    monkeypatch.setattr("metapretrain.maml.compiled.by_inductor", compare)
+    CompiledMeta(MAML(net(), 0.1), backend="inductor").backward(batch(0), batch(1))
+    assert len(found) > 30 and all(found)
+
+
+def test_no_process_compiles_ahead_on_a_cpu() -> None:
+    with ahead.Ahead(3, torch.device("cpu")) as processes:
+        assert not processes.processes
 
 
 def test_learners_with_another_gradient_are_not_compiled() -> None:

@@ -1,0 +1,149 @@
+"""Graphs compiled by inductor, side by side in processes of their own, which fill torch's cache on disk."""
+
+from __future__ import annotations
+
+import copyreg
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+# Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
+INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
+LONGEST = 300  # seconds that a process is waited for
+
+
+Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+
+
+def forms_of(given: Iterable[Tensor]) -> list[Form]:
+    """Shapes, strides, types and devices."""
+    return [(tuple(x.shape), x.stride(), x.dtype, x.device) for x in given]
+
+
+def by_inductor(graph: torch.fx.GraphModule, forms: Sequence[Form]) -> Callable[..., Any]:
+    """The graph compiled for inputs of these forms, of which alone its key in torch's cache is then made."""
+    from torch import _inductor
+    from torch._guards import TracingContext, tracing
+
+    inputs: list[Any] = [torch.empty_strided(*form[:2], dtype=form[2], device=form[3]) for form in forms]
+    plain = torch.autocast(inputs[0].device.type, enabled=False)  # the graph holds its casts
+    with tracing(TracingContext(_fake_mode(allow_non_fake_inputs=True))), torch.no_grad(), plain, _formats_by_name():
+        return _inductor.compile(graph, inputs, options=INDUCTOR)  # type: ignore[no-any-return]
+
+
+class Ahead:
+    """Processes that compile graphs, so that :func:`by_inductor` finds them on disk; if one fails, it compiles itself.
+
+    They start before the graphs are known, which hides how long Python and torch need for it; on a CPU none does.
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.count = count if _pays(device) else 0
+
+    def __enter__(self) -> Ahead:
+        quiet, env = subprocess.DEVNULL, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        try:
+            for _ in range(self.count):
+                self.processes.append(subprocess.Popen(COMMAND, stdin=-1, stdout=quiet, stderr=quiet, env=env))
+        except OSError as error:
+            logger.info("no process compiles ahead: %s", error)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            if process.stdin:
+                process.stdin.close()
+
+    def compile(self, graphs: Sequence[torch.fx.GraphModule]) -> None:
+        """Have each graph compiled by a process, for inputs as those of its tracing, and wait for all."""
+        if not self.processes:
+            return
+        pool = ThreadPoolExecutor(len(self.processes))
+        try:
+            handed = pool.map(_hand, self.processes, map(_packed, graphs))
+            if any(codes := list(handed)):
+                logger.info("processes that compile ahead have failed: exit codes %s", codes)
+        except Exception as error:  # of any kind: packing is not part of torch's interface; or one takes too long
+            logger.info("graphs are not compiled ahead: %s", error)
+
+
+COMMAND = [sys.executable, "-c", f"from {__name__} import _compile_given; _compile_given()"]
+
+
+def _pays(device: torch.device) -> bool:
+    """Whether there is a GPU to compile for, cores to spare, and a cache to fill."""
+    if device.type != "cuda" or (os.cpu_count() or 1) < 4:
+        return False
+    from torch._inductor import config
+
+    return config.fx_graph_cache and not config.force_disable_caches
+
+
+def _hand(process: subprocess.Popen[bytes], data: bytes) -> int:
+    process.communicate(data, LONGEST)  # which ignores that a process is gone
+    return process.returncode
+
+
+def _fake_mode(**options: bool) -> Any:
+    """What torch's cache on disk asks for."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), **options)
+
+
+def _packed(graph: torch.fx.GraphModule) -> bytes:
+    """The graph, the form of its inputs, and the settings that are part of a graph's key in the cache."""
+    from torch._inductor import config
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    forms = forms_of(node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder")
+    settings = torch.get_default_dtype(), torch.backends.cuda.matmul.fp32_precision, config.save_config()
+    plain = Options(ops_filter=None, node_metadata_key_filter=lambda key: False)
+    with _formats_by_name():
+        return GraphPickler.dumps((graph, forms, settings), plain)
+
+
+@contextmanager
+def _formats_by_name() -> Iterator[None]:
+    """Pickle a memory format, of a graph or a key, by its name: pickle itself takes any module that holds torch."""
+    copyreg.pickle(torch.memory_format, lambda found: (_of_torch, (str(found).removeprefix("torch."),)))
+    try:
+        yield
+    finally:
+        del copyreg.dispatch_table[torch.memory_format]
+
+
+def _of_torch(name: str) -> Any:
+    return getattr(torch, name)
+
+
+def _compile_given() -> None:
+    """What each process does."""
+    from torch._inductor import config
+    from torch.fx._graph_pickler import GraphPickler  # loads inductor, before the graph is there
+
+    if torch.cuda.is_available():
+        torch.cuda.init()
+    given: Any = GraphPickler.loads(sys.stdin.buffer.read(), _fake_mode())
+    graph, forms, (dtype, precision, saved) = given
+    graph.recompile()
+    torch.set_default_dtype(dtype)
+    torch.backends.cuda.matmul.fp32_precision = precision
+    config.load_config(saved)
+    if (device := forms[0][3]).type == "cuda":
+        torch.cuda.set_device(device)
+    by_inductor(graph, forms)
