@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,8 +75,12 @@ class Ahead:
             return
         pool = ThreadPoolExecutor(len(self.processes))
         try:
+            if (mark := _mark(graphs)).exists():
+                return
             handed = pool.map(_hand, self.processes, map(_packed, graphs))
-            if any(codes := list(handed)):
+            if not any(codes := list(handed)):
+                mark.touch()
+            else:
                 logger.info("processes that compile ahead have failed: exit codes %s", codes)
         except Exception as error:  # of any kind: packing is not part of torch's interface; or one takes too long
             logger.info("graphs are not compiled ahead: %s", error)
@@ -84,8 +90,9 @@ COMMAND = [sys.executable, "-c", f"from {__name__} import _compile_given; _compi
 
 
 def _pays(device: torch.device) -> bool:
-    """Whether there is a GPU to compile for, cores to spare, and a cache to fill."""
-    if device.type != "cuda" or (os.cpu_count() or 1) < 4:
+    """Whether there is a GPU to compile for, cores to spare (not beside many other trainings), and a cache to fill."""
+    cores = os.cpu_count() or 1
+    if device.type != "cuda" or cores < 4 or os.getloadavg()[0] > cores / 2:
         return False
     from torch._inductor import config
 
@@ -103,6 +110,15 @@ def _fake_mode(**options: bool) -> Any:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     return FakeTensorMode(shape_env=ShapeEnv(), **options)
+
+
+def _mark(graphs: Sequence[torch.fx.GraphModule]) -> Path:
+    """A file that is in torch's cache once these graphs are: with it there is nothing to wait for."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    forms = [[node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"] for graph in graphs]
+    told = torch.__version__, [(graph.code, forms_of(of)) for graph, of in zip(graphs, forms, strict=True)]
+    return Path(cache_dir()) / f"metapretrain-{sha256(repr(told).encode()).hexdigest()}"
 
 
 def _packed(graph: torch.fx.GraphModule) -> bytes:
@@ -144,6 +160,7 @@ def _compile_given() -> None:
     torch.set_default_dtype(dtype)
     torch.backends.cuda.matmul.fp32_precision = precision
     config.load_config(saved)
+    config.compile_threads = max(1, (os.cpu_count() or 1) // 4)  # it is no part of the key
     if (device := forms[0][3]).type == "cuda":
         torch.cuda.set_device(device)
     by_inductor(graph, forms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -468,6 +469,18 @@ def test_a_graph_compiled_ahead_by_a_process_is_found_in_the_cache(
     found = [counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass")]
     assert found == [1, 0, 0]
     torch.testing.assert_close(piece(*given), scaled(given))
+    with ahead.Ahead(1, given[0].device) as processes:  # it is known to be there: no process gets it once more
+        processes.compile([graph])
+        assert processes.processes[0].poll() is None
+    changed = _traced(lambda given: [given[0] + given[1]], given)
+    assert ahead._mark([graph]).exists() and not ahead._mark([changed]).exists()
+
+
+def test_no_process_compiles_ahead_where_all_cores_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for load, pays in ((3.0, True), (5.0, False)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert ahead._pays(torch.device("cuda")) is pays
 
 
 @pytest.mark.parametrize(
