@@ -228,7 +228,7 @@ def choose(
     if tasks is None or tasks == 1:
         return EngineChoice("loop", "a single task")
     device = next(iter(named.values())).device.type
-    busiest = max(work(named, part) for part in (batch, query) if part is not None)
+    busiest = max((work(named, part) for part in (batch, query) if part is not None), default=0.0)
     if device == "cpu" and (sum(p.numel() for p in named.values()) > LARGE or busiest > BUSY):
         return EngineChoice("loop", "a task keeps this CPU busy by itself")
     if device == "cpu" and stack_size(inner, named, batch, query) < min(tasks, FEW):

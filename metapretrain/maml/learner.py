@@ -502,9 +502,9 @@ def pair(batch: Any) -> tuple[Any, Any]:
     """(x, y) of a pair or of an object with these attributes; empty ones are refused, whose mean loss is NaN."""
     if hasattr(batch, "x") and hasattr(batch, "y"):
         batch = batch.x, batch.y
-    if not isinstance(batch, (tuple, list)):
+    elif not isinstance(batch, (tuple, list)):
         raise InputError(f"support and query are (x, y) each, not a {type(batch).__name__}")
-    if len(batch) != 2 or hasattr(batch[0], "y"):
+    elif len(batch) != 2 or hasattr(batch[0], "y"):
         told = f"support and query are (x, y) each, not a {type(batch).__name__} of {len(batch)}"
         raise InputError(f"{told}; several episodes become one batch of tasks by metapretrain.stack(episodes)")
     empty = [tuple(tensor.shape) for tensor in tensors(batch) if not tensor.numel()]

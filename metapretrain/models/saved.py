@@ -34,10 +34,11 @@ def as_uint8(images: Tensor, channels: int, image_size: int, polarity: str | Non
         images = (images * 255).round().clamp(0, 255).to(torch.uint8)
     if images.dtype != torch.uint8:
         raise InputError(f"images must be uint8 in 0..255 or float in 0..1, got {images.dtype}")
-    if images.shape[1] != channels:
+    if images.shape[1] == 1:
+        images = images.expand(-1, channels, -1, -1)
+    elif channels == 1:
         weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
-        grey = (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)
-        images = images.expand(-1, 3, -1, -1) if channels == 3 else grey
+        images = (images.float() * weights).sum(1, keepdim=True).round().to(torch.uint8)
     images = resize(images, image_size)
     return images if polarity is None else light_on_dark(images)
 

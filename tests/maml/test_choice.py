@@ -120,6 +120,14 @@ def test_batch_normalisation_that_tracks_falls_back_unless_it_comes_from_functio
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
+def test_a_loss_that_needs_no_data_is_adapted_to() -> None:
+    def loss_fn(w: Tensor, _: Any) -> Tensor:
+        return (w - 1).square()
+
+    adapted = adapt(loss_fn, torch.tensor(3.0, requires_grad=True), None, tasks=3, lr=0.1)
+    torch.testing.assert_close(adapted.detach(), torch.tensor([2.6, 2.6, 2.6]))
+
+
 def test_a_learner_says_at_debug_level_which_engine_it_takes(caplog: pytest.LogCaptureFixture) -> None:
     x, y = torch.randn(3, 4, 7), torch.arange(2).repeat(3, 2)
     with caplog.at_level(logging.DEBUG, logger="metapretrain.maml"):

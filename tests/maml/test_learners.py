@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from metapretrain import ANIL, FOMAML, MAML, Batch, EpisodeSampler, EpisodeSpec, MetaSGD, ProtoNet, evaluate_episodes
 from metapretrain.errors import InputError
+from metapretrain.maml.learner import pair
 from metapretrain.nests import map_tensors
 from tests.maml.nets import TASKS, WAYS, cnn, flat, images, relative, task
 from tests.maml.test_normalisation import Tied
@@ -293,6 +295,11 @@ def test_episodes_that_are_not_stacked_are_refused_with_what_to_do() -> None:
         maml.backward(parts, parts)
     with pytest.raises(InputError, match=r"which is one episode; give tasks of them"):
         maml.backward(*parts)
+
+
+def test_inputs_with_labels_of_their_own_are_no_episode_in_a_batch_with_labels() -> None:
+    x = SimpleNamespace(y=torch.ones(2))
+    assert pair(SimpleNamespace(x=x, y=torch.ones(2)))[0] is x
 
 
 class Adjustable(nn.Module):

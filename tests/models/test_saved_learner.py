@@ -266,6 +266,14 @@ def test_an_older_run_on_omniglot_has_its_polarity(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_one_channel_becomes_three_without_a_copy_in_floating_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", lambda _: pytest.fail("12 bytes for each pixel of one"))
+        assert torch.equal(as_uint8(given, 3, 8), given.expand(1, 3, 8, 8))
+    assert torch.equal(as_uint8(given.expand(1, 3, 8, 8), 1, 8), given)
+
+
 def test_pictures_that_are_no_squares_are_cut_as_files_are(tmp_path: Path) -> None:
     pixels = np.zeros((40, 90, 3), dtype=np.uint8)
     pixels[:, 25:65] = np.random.default_rng(0).integers(0, 255, (40, 40, 3))
