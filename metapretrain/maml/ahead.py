@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import logging
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,13 +52,14 @@ class Ahead:
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.count = count if _pays(device) else 0
+        python = sys.executable and not hasattr(sys, "frozen")  # the program of a frozen one would begin again
+        self.count = count if python and _pays(device) else 0
 
     def __enter__(self) -> Ahead:
-        quiet, env = subprocess.DEVNULL, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        quiet, command = subprocess.DEVNULL, [*COMMAND, *map(str, sys.path)]
         try:
             for _ in range(self.count):
-                self.processes.append(subprocess.Popen(COMMAND, stdin=-1, stdout=quiet, stderr=quiet, env=env))
+                self.processes.append(subprocess.Popen(command, stdin=-1, stdout=quiet, stderr=quiet))
         except OSError as error:
             logger.info("no process compiles ahead: %s", error)
         return self
@@ -86,7 +88,8 @@ class Ahead:
             logger.info("graphs are not compiled ahead: %s", error)
 
 
-COMMAND = [sys.executable, "-c", f"from {__name__} import _compile_given; _compile_given()"]
+PATHS = "import sys; sys.path[:] = sys.argv[1:]"  # in place of the working folder, whose modules may shadow others
+COMMAND = [sys.executable, "-c", f"{PATHS}; from {__name__} import _compile_given; _compile_given()"]
 
 
 def _pays(device: torch.device) -> bool:
@@ -100,7 +103,7 @@ def _pays(device: torch.device) -> bool:
 
 
 def _hand(process: subprocess.Popen[bytes], data: bytes) -> int:
-    process.communicate(data, LONGEST)  # which ignores that a process is gone
+    process.communicate(pickle.dumps(data), LONGEST)  # which ignores that a process is gone
     return process.returncode
 
 
@@ -136,11 +139,14 @@ def _packed(graph: torch.fx.GraphModule) -> bytes:
 @contextmanager
 def _formats_by_name() -> Iterator[None]:
     """Pickle a memory format, of a graph or a key, by its name: pickle itself takes any module that holds torch."""
-    copyreg.pickle(torch.memory_format, lambda found: (_of_torch, (str(found).removeprefix("torch."),)))
+    kind, before = torch.memory_format, copyreg.dispatch_table.get(torch.memory_format)
+    copyreg.pickle(kind, lambda found: (_of_torch, (str(found).removeprefix("torch."),)))
     try:
         yield
     finally:
-        del copyreg.dispatch_table[torch.memory_format]
+        copyreg.dispatch_table.pop(kind, None)  # which another thread may have done
+        if before is not None:
+            copyreg.pickle(kind, before)
 
 
 def _of_torch(name: str) -> Any:
@@ -154,7 +160,7 @@ def _compile_given() -> None:
 
     if torch.cuda.is_available():
         torch.cuda.init()
-    given: Any = GraphPickler.loads(sys.stdin.buffer.read(), _fake_mode())
+    given: Any = GraphPickler.loads(pickle.load(sys.stdin.buffer), _fake_mode())  # not to its end: a fork may hold it
     graph, forms, (dtype, precision, saved) = given
     graph.recompile()
     torch.set_default_dtype(dtype)

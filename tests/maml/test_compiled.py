@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import itertools
 import os
 import sys
@@ -462,9 +463,15 @@ def test_a_graph_compiled_ahead_by_a_process_is_found_in_the_cache(
     monkeypatch.setattr(ahead, "_pays", lambda device: True)
     given = [torch.randn(9, 2).double()[1:], torch.tensor(0.1)]  # a view with an offset, and a single number
     counters.clear()
+    (tmp_path / "queue.py").write_text("raise SystemExit('a module of the working folder in place of Python's')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "a path that is no text"])
     with ahead.Ahead(1, given[0].device) as processes:
-        graph = _traced(scaled, given)
+        graph, pipe = _traced(scaled, given), processes.processes[0].stdin
+        assert pipe is not None
+        held = os.dup(pipe.fileno())  # as in a worker that was forked meanwhile: the pipe does not end
         processes.compile([graph])
+        os.close(held)
     piece = ahead.by_inductor(graph, ahead.forms_of(given))
     found = [counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass")]
     assert found == [1, 0, 0]
@@ -520,6 +527,33 @@ def test_pieces_are_compiled_ahead_for_the_strides_that_they_are_called_with(mon
     monkeypatch.setattr("metapretrain.maml.compiled.by_inductor", compare)
     CompiledMeta(MAML(net(), 0.1), backend="inductor").backward(batch(0), batch(1))
     assert len(found) > 30 and all(found)
+
+
+def test_a_frozen_program_is_not_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_pays", lambda device: True)
+    assert ahead.Ahead(3, torch.device("cpu")).count == 3
+    monkeypatch.setattr(sys, "executable", None)
+    assert ahead.Ahead(3, torch.device("cpu")).count == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(ahead, "_pays", lambda device: True)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert ahead.Ahead(3, torch.device("cpu")).count == 0
+
+
+def test_memory_formats_are_pickled_as_before_once_a_graph_is_compiled() -> None:
+    table, kind = copyreg.dispatch_table, torch.memory_format
+    assert kind not in table
+    for own in (None, lambda found: str(found)):
+        if own is not None:
+            copyreg.pickle(kind, own)
+        try:
+            with ahead._formats_by_name():
+                assert table[kind] is not own
+            assert table.get(kind) is own
+        finally:
+            table.pop(kind, None)
+    with ahead._formats_by_name():
+        del table[kind]  # as a block of another thread does
 
 
 def test_no_process_compiles_ahead_on_a_cpu() -> None:
