@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 # Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
 INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
 LONGEST = 300  # seconds that a process is waited for
-
-
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 
@@ -94,12 +92,12 @@ COMMAND = [sys.executable, "-c", f"{PATHS}; from {__name__} import _compile_give
 
 def _pays(device: torch.device) -> bool:
     """Whether there is a GPU to compile for, cores to spare (not beside many other trainings), and a cache to fill."""
-    cores = os.cpu_count() or 1
-    if device.type != "cuda" or cores < 4 or os.getloadavg()[0] > cores / 2:
+    if device.type != "cuda" or os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
         return False
     from torch._inductor import config
 
-    return config.fx_graph_cache and not config.force_disable_caches
+    cores = config.compile_threads or 1  # that this process may use, unless TORCHINDUCTOR_COMPILE_THREADS says less
+    return cores >= 4 and config.fx_graph_cache and not config.force_disable_caches
 
 
 def _hand(process: subprocess.Popen[bytes], data: bytes) -> int:
@@ -166,7 +164,7 @@ def _compile_given() -> None:
     torch.set_default_dtype(dtype)
     torch.backends.cuda.matmul.fp32_precision = precision
     config.load_config(saved)
-    config.compile_threads = max(1, (os.cpu_count() or 1) // 4)  # it is no part of the key
+    config.compile_threads = max(1, (config.compile_threads or 1) // 4)  # it is no part of the key
     if (device := forms[0][3]).type == "cuda":
         torch.cuda.set_device(device)
     by_inductor(graph, forms)

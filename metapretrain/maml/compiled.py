@@ -42,7 +42,8 @@ class CompiledMeta:
     """A learner's `backward`, made of pieces that are compiled once for each form of batch and learner.
 
     Compiling takes a minute or two, and is done anew for other shapes, steps, rates in numbers, training modes, frozen
-    parameters or autocasts. On a GPU three processes compile at once, into torch's cache on disk.
+    parameters or autocasts. On a GPU three processes compile at once, into torch's cache on disk,
+    unless TORCHINDUCTOR_COMPILE_THREADS is below 4.
     Gradients agree up to rounding; a parameter that nothing uses gets zeros, not None.
 
     `learner` is :class:`metapretrain.maml.MAML` or its variants, whose tasks can go through one forward pass (vmap);
@@ -129,10 +130,8 @@ class CompiledMeta:
             raise InputError("neither the learner's parameters nor lr ask for a gradient; see requires_grad_()")
         own = {id(leaf) for leaf in (*known, *leaves_of(known))}
         if any(id(leaf) not in own for leaf in leaves_of([losses])):
-            raise InputError(
-                "the loss asks for gradients of other tensors than the module's parameters and rates, of a learned "
-                "loss or of inputs; that cannot be compiled: leave compile out"
-            )
+            told = "the loss asks for gradients of other tensors than the module's parameters and rates"
+            raise InputError(f"{told}, of a learned loss or of inputs; that cannot be compiled: leave compile out")
 
     def _compile(self, sources: _Sources, state: Tensors, others: Tensors) -> _Pieces:
         begin, s, q = time.perf_counter(), tensors(sources.support), tensors(sources.query)
@@ -317,10 +316,8 @@ def _check_same(found: list[tuple[Tensor, Tensor]], expected: Tensors) -> None:
     exact = all(p.dtype == torch.float64 for p, _ in found)
     cast = any(torch.is_autocast_enabled(p.device.type) for p, _ in found)
     if not gap <= (1e-8 if exact else 0.5 if cast else 2e-2) * size:
-        raise InputError(
-            f"the compiled gradient differs by {gap / size:.0e} from that of backward, as where a loss cuts gradients "
-            "off by no_grad(); leave compile out"
-        )
+        told = f"the compiled gradient differs by {gap / size:.0e} from that of backward"
+        raise InputError(f"{told}, as where a loss cuts gradients off by no_grad(); leave compile out")
 
 
 def _add(parameters: Tensors, gradients: Tensors) -> None:

@@ -417,10 +417,8 @@ def _check_hidden(moved: list[Tensor], values: list[Tensor]) -> None:
     hidden = [leaf for leaf in leaves_of(moved) if leaf.data_ptr() not in known]
     if hidden:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in hidden[:3])
-        raise InputError(
-            f"checkpoint=True cannot see tensors that loss_fn uses but is not given (shapes {shapes}): "
-            "put them into params and choose what adapts with only=..., or into the batch"
-        )
+        told = f"checkpoint=True cannot see tensors that loss_fn uses but is not given (shapes {shapes})"
+        raise InputError(f"{told}: put them into params and choose what adapts with only=..., or into the batch")
 
 
 class _RandomState:

@@ -535,10 +535,8 @@ def check_tasks(name: str, x: Any, y: Any) -> None:
     scalars = isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point()
     if isinstance(y, Tensor) and (y.ndim < 2 or (scalars and y.shape[1] == 1)):
         given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(
-            f"{name} is x {given} and y {tuple(y.shape)}, which is one episode; give tasks of them, x (T, N, ...) and "
-            "y (T, N, ...): of one episode x[None] and y[None]"
-        )
+        told = f"{name} is x {given} and y {tuple(y.shape)}, which is one episode; give tasks of them"
+        raise InputError(f"{told}, x (T, N, ...) and y (T, N, ...): of one episode x[None] and y[None]")
 
 
 def is_cross_entropy(loss: Loss) -> bool:

@@ -122,10 +122,8 @@ def functional(module: nn.Module, batchnorm: str = "batch") -> Functional:
                 tensors[key] = value
         changed = [name for name, version in versions.items() if _version(buffers[name]) != version]
         if changed:
-            raise InputError(
-                f"the module changes {', '.join(changed)} in place, which adaptation must not: put that part "
-                "into evaluation mode, or keep its state elsewhere"
-            )
+            told = f"the module changes {', '.join(changed)} in place, which adaptation must not"
+            raise InputError(f"{told}: put that part into evaluation mode, or keep its state elsewhere")
         return output
 
     apply.__dict__.update(__wrapped__=module, policy=batchnorm)  # its state, for the choice of an engine

@@ -146,10 +146,8 @@ def proto_logits(
     """
     one_of("distance", distance, DISTANCES)
     if queries.dim() != 2 or centres.dim() != 2 or queries.shape[1] != centres.shape[1] or queries.shape[1] == 0:
-        raise InputError(
-            f"queries {tuple(queries.shape)} and centres {tuple(centres.shape)} do not match: "
-            "give (B, D) and (C, D) with the same D, at least 1"
-        )
+        told = f"queries {tuple(queries.shape)} and centres {tuple(centres.shape)} do not match"
+        raise InputError(f"{told}: give (B, D) and (C, D) with the same D, at least 1")
     check_temperature(temperature)
     if present is not None and (not isinstance(present, Tensor) or present.dtype != torch.bool):
         raise InputError("present says of each class whether it takes part: give a bool tensor (C,)")
@@ -179,10 +177,8 @@ def check_shapes(z: Tensor, y: Tensor) -> None:
         if not isinstance(given, Tensor):
             raise InputError(f"{what} must be a torch tensor, got {type(given).__name__}")
     if z.dim() != 2 or y.dim() != 1 or z.shape[0] != y.shape[0] or z.shape[0] == 0:
-        raise InputError(
-            f"embeddings {tuple(z.shape)} and labels {tuple(y.shape)} do not match: "
-            "give (B, D) and (B,) with the same B, at least 1"
-        )
+        told = f"embeddings {tuple(z.shape)} and labels {tuple(y.shape)} do not match"
+        raise InputError(f"{told}: give (B, D) and (B,) with the same B, at least 1")
     if z.shape[1] == 0:
         raise InputError(f"embeddings {tuple(z.shape)} have no features; give (B, D) with D at least 1")
     if not z.is_floating_point():

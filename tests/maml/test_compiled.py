@@ -484,9 +484,12 @@ def test_a_graph_compiled_ahead_by_a_process_is_found_in_the_cache(
 
 
 def test_no_process_compiles_ahead_where_all_cores_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for load, pays in ((3.0, True), (5.0, False)):
+    for load, threads, pays in ((3.0, 8, True), (5.0, 8, False), (3.0, 2, False)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        monkeypatch.setattr(config, "compile_threads", threads)
         assert ahead._pays(torch.device("cuda")) is pays
 
 
