@@ -569,7 +569,7 @@ def task_values(
             each.append(found)
     except HiddenWeights:
         return task_values(replace(inner, graph=True), named, support, query, tasks, engine, function, weights)
-    return each[0] if stacked else torch.stack(each)
+    return each[0] if stacked else each[0][None] if len(each) == 1 else torch.stack(each)
 
 
 def _values_after(

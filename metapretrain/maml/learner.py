@@ -279,7 +279,7 @@ class MAML(Learner):
             found = logits_of(made)
             if first and len(found) != rows:
                 raise InputError(f'{tuple(found.shape)} are no logits of {rows} rows, as batchnorm="support" needs')
-            return found[first:]
+            return found[first:] if first else found
 
         return outputs
 

@@ -125,7 +125,7 @@ def meta_backward(
         part = task_values(inner, named, support, query, rows, *how)
         if not part.requires_grad:
             raise InputError("meta_backward: neither params nor lr ask for a gradient; see requires_grad_()")
-        (part.sum() / tasks).backward()
+        ((part if len(part) == 1 else part.sum()) / tasks).backward()
         losses.append(part.detach())
     borders.backward()
     return torch.cat(losses)
