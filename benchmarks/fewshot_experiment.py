@@ -247,6 +247,8 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
         self._check_episodes(methods)
         lines = []
         for name, method in methods.items():
+            if isinstance(method, FewShotMethod):
+                self.check_row(name, method)
             if isinstance(method, SavedEncoder):
                 done = f"{method.tuning.steps} steps in each episode" if method.head == FINETUNE else "no training"
                 lines.append(f"{_name(name, method)}: {done}, {self.recipe.test_episodes:,} test episodes")
@@ -280,13 +282,16 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
     def _check_episodes(self, methods: Mapping[str, FewShotRow]) -> None:
         for part in (self.data.validation, self.data.test):
             EpisodeSampler(part.labels, self.recipe.tested, 1, seed=0, groups=self.recipe.groups(part))
-        for method in methods.values():
+        labels, groups = self.data.train.labels, self.recipe.groups(self.data.train)
+        for name, method in methods.items():
             if isinstance(method, FewShotMethod) and method.learner != SUPERVISED:
                 spec = self.recipe.training(method, self.data)
-                groups = self.recipe.groups(self.data.train)
-                EpisodeStacks(
-                    self.data.train.labels, spec, method.tasks, seed=0, world_size=self.machine.world, groups=groups
-                )
+                try:
+                    EpisodeStacks(labels, spec, method.tasks, seed=0, world_size=self.machine.world, groups=groups)
+                except InputError as error:
+                    more = " (--set queries=N is of training episodes, --queries of the scored ones)"
+                    told = f"training episodes of {name}: {error}{more * ('queries' in str(error))}"
+                    raise InputError(told) from None
 
     def context(self, name: str, method: FewShotRow, seed: int, shared: bool = False) -> FewShotContext:
         """The context of one row; that of an encoder is named after it."""

@@ -192,6 +192,8 @@ def ways_shots(text: str) -> list[str]:
     wrong = [part for part in given if re.fullmatch(rf"[1-9]\d*w[1-9]\d*s|{LAKE}", part) is None]
     if wrong or not given:
         raise InputError(f"expected ways and shots such as 5w1s,20w5s, all or lake; given {(wrong or [text])[0]!r}")
+    if single := [part for part in given if part.startswith("1w")]:
+        raise InputError(f"{single[0]}: the only class is always right; give 2 ways or more")
     return list(dict.fromkeys(given))
 
 
@@ -257,7 +259,8 @@ def rows_of(options: Namespace) -> list[str]:
     """The rows that `--methods`, `--encoder` and `--head` ask for.
 
     Raises:
-        InputError: nothing but an encoder's rows, and no encoder; or supervised rows are to be fine-tuned.
+        InputError: nothing but an encoder's rows, and no encoder; supervised rows are to be fine-tuned; or a head
+            that no row has.
     """
     if options.methods is None:
         names = list(DEFAULT) if options.encoder is None else [ENCODER]
@@ -273,6 +276,13 @@ def rows_of(options: Namespace) -> list[str]:
             if not rows.keys() >= set(options.head):
                 raise InputError(f"--head {FINETUNE} is of --encoder alone: give the folder of a supervised run to it")
             names = [name for name in names if name not in rows.values()] + [rows[head] for head in options.head]
+    if (
+        options.head is not None
+        and not options.job
+        and not {*names} & {*SUPERVISED_ROWS.values(), *ENCODER_ROWS.values()}
+    ):
+        told = "is of --encoder and supervised rows; leave it out, or give one of them"
+        raise InputError(f"--head {' '.join(options.head)} {told}")
     return names
 
 

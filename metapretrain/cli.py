@@ -64,10 +64,7 @@ def run_data(options: Namespace) -> int:
         if options.data_dir is None:
             raise InputError("--download needs --data-dir, the folder to download into")
         stl10.download_stl10(options.data_dir)
-    if options.data_dir is None and info.needs_folder:
-        print(_described(info))
-        return 0
-    print(info.check(options.data_dir))
+    print(_described(info) if options.data_dir is None and info.needs_folder else info.check(options.data_dir))
     return 0
 
 
@@ -221,6 +218,10 @@ def run_few_shot(options: Namespace) -> int:
     if options.ways < 2:
         raise InputError("--ways 1: the only class is always right; give 2 or more")
     of_texts, centre = options.texts is not None, None
+    given = {"--label": options.label != "label" and not of_texts, "--table": options.table and not of_texts}
+    given["--data-dir"] = options.data_dir is not None and options.dataset is None
+    if alone := [option for option, unused in given.items() if unused]:
+        raise InputError(f"{alone[0]} is of {'--dataset' if alone[0] == '--data-dir' else '--texts'}: leave it out")
     model: Any = load_encoder(options.encoder, check_device(options.device), texts=of_texts)
     if options.image_size is not None:
         resized(model, options.image_size)
@@ -237,6 +238,9 @@ def run_few_shot(options: Namespace) -> int:
         else:
             images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
         shown, labels = images.images, images.labels
+        if seen := sorted({*getattr(model, "classes", ())} & {*images.classes}):
+            told = "%d of %d classes are of the encoder's training, such as %r: this is no accuracy on new classes"
+            logging.getLogger(__name__).warning(told, len(seen), len(images.classes), seen[0])
     if set(options.head) != {FINETUNE}:
         z = kept_features(model, shown)
         centre = z.mean(0) if centre is None else centre

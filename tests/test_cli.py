@@ -263,6 +263,18 @@ def test_episodes_of_one_class_are_refused(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "error: --ways 1: the only class is always right; give 2 or more\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        (["--image-folder", "d", "--label", "topic"], "--label is of --texts"),
+        (["--dataset", "digits", "--table", "text=x"], "--table is of --texts"),
+        (["--image-folder", "d", "--data-dir", "d"], "--data-dir is of --dataset"),
+    ],
+)
+def test_options_of_other_data_are_refused(words: list[str], whose: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"{whose}: leave it out" in refuse(["few-shot", "run", *words], capsys)
+
+
 def test_fine_tuning_is_a_head_with_settings_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"{word} number {row},{word}" for row in range(8) for word in ("sport", "money", "music")]
     table = tmp_path / "news.csv"

@@ -315,8 +315,10 @@ def _check_same(found: list[tuple[Tensor, Tensor]], expected: Tensors) -> None:
     size = sum(float(own.double().square().sum()) for own in expected) ** 0.5
     exact = all(p.dtype == torch.float64 for p, _ in found)
     cast = any(torch.is_autocast_enabled(p.device.type) for p, _ in found)
+    if not size < float("inf"):
+        raise InputError("the first gradient is not finite, so none is compared with it: see inputs, weights and rates")
     if not gap <= (1e-8 if exact else 0.5 if cast else 2e-2) * size:
-        told = f"the compiled gradient differs by {gap / size:.0e} from that of backward"
+        told = f"the compiled gradient differs by {gap:.0e} from that of backward, of norm {size:.0e}"
         raise InputError(f"{told}, as where a loss cuts gradients off by no_grad(); leave compile out")
 
 

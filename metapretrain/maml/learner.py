@@ -296,6 +296,9 @@ class MAML(Learner):
 
         def task_loss(params: Nest, batch: tuple[Any, Tensor], **first: int) -> Tensor:
             found = outputs(params, batch[0], **first)
+            if is_of_pairs(loss) and found.shape != batch[1].shape:  # torch would broadcast them, and pair others
+                told = f"outputs are {tuple(found.shape)} and labels {tuple(batch[1].shape)} of each task"
+                raise InputError(f"{told}; this loss needs one shape, as by y[..., None] or outputs of another size")
             try:
                 return scalar(loss(found, batch[1]), "loss")
             except (IndexError, RuntimeError) as error:  # of the loop, and of vmap
@@ -402,8 +405,7 @@ def seconds_saved(learner: Any, support: Any, query: Any) -> float:
     """What compiling saves on a GPU of one recorded meta-step, by its arithmetic: a rule and not a timing."""
     named, passes = learner._values(), 3 if learner.first_order else 9
     once = 3 * work(named, query) + passes * learner.steps * work(named, support)
-    saved: float = 2 * once * len(support[1]) / SAVED
-    return saved
+    return float(2 * once * len(support[1]) / SAVED)
 
 
 class RecordedBackward:
@@ -542,6 +544,12 @@ def check_tasks(name: str, x: Any, y: Any) -> None:
 def is_cross_entropy(loss: Loss) -> bool:
     """Whether a loss is the cross entropy of torch, whose labels are known to be classes."""
     return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def is_of_pairs(loss: Loss) -> bool:
+    """Whether a loss is one of torch's for regression, which compare each output with its own label."""
+    modules = nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss
+    return isinstance(loss, modules) or loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 
 
 def check_whole(y: Any) -> None:

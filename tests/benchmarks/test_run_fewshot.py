@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from report_fewshot import LAYOUT, layout_of
 from benchmarks import run_fewshot
 from benchmarks.run_fewshot import METHODS, main, methods_of, options_of
 from metapretrain import EpisodeSampler, EpisodeSpec, load
+from metapretrain.cli import main as metapretrain
 from metapretrain.data.registry import load_few_shot
 from metapretrain.experiments.fewshot import learning
 from metapretrain.report.table import build_table
@@ -106,7 +108,7 @@ def test_a_run_that_was_cut_short_ends_with_the_same_bits(
 
 
 def test_an_encoder_that_knows_a_test_class_is_refused(
-    run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path
+    run: Callable[..., int], refuse: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert run("--methods", "protonet") == 0
     folder = tmp_path / ROOT / "protonet-s0"
@@ -115,6 +117,10 @@ def test_an_encoder_that_knows_a_test_class_is_refused(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "weights.sha256").unlink()
     assert "the encoder's training and test share 1 class(es), such as 'test glyph 7'" in refuse("--encoder", folder)
+    words = ["few-shot", str(folder), "--dataset", "made", "--shots", "1", "--queries", "2", "--episodes", "2"]
+    with caplog.at_level(logging.WARNING):
+        assert metapretrain(words) == 0
+    assert "1 of 25 classes are of the encoder's training, such as 'test glyph 7'" in caplog.text
 
 
 def test_a_dry_run_says_what_it_would_do(run: Callable[..., int], tmp_path: Path, capsys: Any) -> None:
@@ -125,13 +131,28 @@ def test_a_dry_run_says_what_it_would_do(run: Callable[..., int], tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [("--settings", "26w1s"), ("--settings", "5w5s", "--queries", "16")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--settings", "26w1s"),
+        ("--settings", "5w5s", "--queries", "16"),
+        ("--methods", "protonet", "--set", "drop=0.1"),
+    ],
+)
 def test_a_dry_run_refuses_episodes_that_a_run_refuses(
     refuse: Callable[..., str], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     said = refuse("--dry-run", *words)
     assert said == refuse(*words)
     assert not list(tmp_path.iterdir())
+
+
+def test_queries_of_training_and_of_the_test_are_told_apart(refuse: Callable[..., str]) -> None:
+    told = refuse("--methods", "maml", "--set", "queries=40")
+    assert (
+        "training episodes of maml: shots + queries = 41 is above" in told and "--set queries=N is of training" in told
+    )
+    assert "--set queries" not in refuse("--methods", "maml", "--queries", "40")
 
 
 def test_all_settings_are_checked_before_the_first_is_trained(refuse: Callable[..., str], tmp_path: Path) -> None:
@@ -142,6 +163,8 @@ def test_all_settings_are_checked_before_the_first_is_trained(refuse: Callable[.
 
 def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., int], tmp_path: Path) -> None:
     assert "expected ways and shots such as 5w1s,20w5s, all or lake; given '5x1'" in refuse("--settings", "5x1")
+    assert "1w5s: the only class is always right; give 2 ways or more" in refuse("--settings", "5w1s,1w5s")
+    assert "--head logistic is of --encoder and supervised rows; leave it out" in refuse("--head", "logistic")
     assert "did you mean 'maml'" in refuse("--methods", "mamml")
     assert "method encoder needs one to score" in refuse("--methods", "encoder")
     assert "is not a run folder" in refuse("--encoder", tmp_path / "none")

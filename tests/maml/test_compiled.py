@@ -403,6 +403,12 @@ def test_losses_that_cut_their_gradient_off_are_refused(function: Any, words: st
     assert all(p.grad is None for p in maml.parameters())
 
 
+def test_a_first_gradient_that_is_not_finite_is_called_so() -> None:
+    (x, y), query = batch(0), batch(1)
+    with pytest.raises(InputError, match="the first gradient is not finite"):
+        CompiledMeta(MAML(net(), 0.5), backend="eager").backward((x * torch.nan, y), query)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_compiled_for_a_gpu_and_recorded() -> None:
     torch.manual_seed(0)

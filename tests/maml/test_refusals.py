@@ -209,6 +209,20 @@ def test_regression_without_its_loss_is_refused_with_what_to_give(draw: Any, sha
         assert learned.module.weight.grad.abs().sum() > 0
 
 
+PAIRED = [nn.functional.mse_loss, nn.functional.huber_loss, nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss()]
+
+
+@pytest.mark.parametrize("loss", PAIRED)
+@pytest.mark.parametrize("engine", ["loop", "vmap", "compiled"])
+def test_outputs_and_labels_of_other_shapes_are_not_broadcast(loss: Any, engine: str) -> None:
+    x, y = torch.randn(3, 6, 4), torch.randn(3, 6)
+    maml = MAML(nn.Linear(4, 1), lr=0.1, loss=loss, engine="auto" if engine == "compiled" else engine)
+    call = CompiledMeta(maml, backend="eager").backward if engine == "compiled" else maml.backward
+    with pytest.raises(InputError, match=r"outputs are \(6, 1\) and labels \(6,\) of each task; this loss needs one"):
+        call((x, y), (x, y))
+    assert call((x, y[..., None]), (x, y[..., None])).shape == (3,)
+
+
 def test_probabilities_are_labels_of_cross_entropy() -> None:
     x, y = torch.randn(3, 6, 4), torch.rand(3, 6, 5).softmax(-1)
     found = [MAML(nn.Linear(4, 5), lr=0.1, engine=engine) for engine in ("loop", "auto")]

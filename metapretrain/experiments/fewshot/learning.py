@@ -178,10 +178,11 @@ class FewShotMethod:
         number("inner_lr", self.inner_lr, above=0)
         number("fade", self.fade, least=0, most=1)
         number("temperature", self.temperature, above=0)
+        number("drop", self.drop, least=0, below=1)
         for name in "updates tasks queries inner_steps test_steps validations ways chunk shots".split():
             value = getattr(self, name)
             if value is not None:
-                whole(name, value, 1)
+                whole(name, value, 2 if name == "ways" else 1)
         if self.fade and (self.learner == "reptile" or not adapts(self.learner)):
             raise InputError(f"{self.learner} has no loss between its steps: give fade=0, or take maml")
         if self.drop and adapts(self.learner):

@@ -238,6 +238,10 @@ def test_values_that_make_no_sense_are_refused(data: FewShotData) -> None:
         FewShotMethod("protonets", 1, 1)
     with pytest.raises(InputError, match="tasks is 0; give a whole number of at least 1"):
         FewShotMethod("maml", 1, 0)
+    with pytest.raises(InputError, match="ways is 1; give a whole number of at least 2"):
+        FewShotMethod("protonet", 1, 1, ways=1)
+    with pytest.raises(InputError, match=r"drop is 1\.5; give a number of at least 0 and below 1"):
+        FewShotMethod("protonet", 1, 1, drop=1.5)
     machine, recipe = Machine(precision="fp16"), FewShotRecipe(SPEC, TINY, validation_episodes=1)
     with pytest.raises(InputError, match="precision fp16 would lose small inner gradients"):
         meta_training(Context("maml", FewShotMethod("maml", 1, 1), 0, recipe, data, machine))
