@@ -48,8 +48,7 @@ class FewShotData:
     def first(self, classes: int, images: int) -> FewShotData:
         """Return the first images of the first classes of each part, or all that there are: for a quick look."""
         parts = {name: _first_images(getattr(self, name), images) for name in PARTS}
-        few = {name: torch.arange(min(classes, len(part.classes))) for name, part in parts.items()}
-        return FewShotData.of({name: _classes(part, few[name], name) for name, part in parts.items()})
+        return FewShotData.of({n: _classes(p, torch.arange(len(p.classes))[:classes], n) for n, p in parts.items()})
 
     @property
     def counts(self) -> dict[str, int]:

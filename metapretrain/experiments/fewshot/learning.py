@@ -180,8 +180,7 @@ class FewShotMethod:
         number("temperature", self.temperature, above=0)
         number("drop", self.drop, least=0, below=1)
         for name in "updates tasks queries inner_steps test_steps validations ways chunk shots".split():
-            value = getattr(self, name)
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 whole(name, value, 2 if name == "ways" else 1)
         if self.fade and (self.learner == "reptile" or not adapts(self.learner)):
             raise InputError(f"{self.learner} has no loss between its steps: give fade=0, or take maml")
@@ -272,11 +271,8 @@ class EpisodeStacks:
     def iter_from(self, position: int) -> Iterator[dict[str, Tensor]]:
         plans = self.sampler.iter_from(position * self.tasks)
         while group := list(islice(plans, self.tasks)):
-            rows = torch.tensor(group)
-            support_y = torch.stack([plan.support_y for plan in group])
-            query_y = torch.stack([plan.query_y for plan in group])
-            shots = support_y.shape[1]
-            batch = {"support": rows[:, :shots], "query": rows[:, shots:], "support_y": support_y, "query_y": query_y}
+            batch = {name: torch.stack([getattr(plan, name) for plan in group]) for name in ("support_y", "query_y")}
+            batch["support"], batch["query"] = torch.tensor(group).tensor_split([batch["support_y"].shape[1]], 1)
             steps, updates = self.fading
             if position < updates:
                 batch["step_weights"] = fading_weights(steps, position / updates)
