@@ -218,10 +218,10 @@ def run_few_shot(options: Namespace) -> int:
     if options.ways < 2:
         raise InputError("--ways 1: the only class is always right; give 2 or more")
     of_texts, centre = options.texts is not None, None
-    given = {"--label": options.label != "label" and not of_texts, "--table": options.table and not of_texts}
-    given["--data-dir"] = options.data_dir is not None and options.dataset is None
-    if alone := [option for option, unused in given.items() if unused]:
-        raise InputError(f"{alone[0]} is of {'--dataset' if alone[0] == '--data-dir' else '--texts'}: leave it out")
+    if (options.label != "label" or options.table) and not of_texts:
+        raise InputError("--label and --table are of --texts: leave them out")
+    if options.data_dir is not None and options.dataset is None:
+        raise InputError("--data-dir is of --dataset: leave it out")
     model: Any = load_encoder(options.encoder, check_device(options.device), texts=of_texts)
     if options.image_size is not None:
         resized(model, options.image_size)
@@ -327,7 +327,6 @@ push runs/stl10/stl10-strong/simclr-s0 me/simclr-stl10 --private
 push RUN me/my-prompt --dry-run
 doctor
 completion bash
-completion zsh
 """
 
 

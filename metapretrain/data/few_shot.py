@@ -99,11 +99,9 @@ def _first_images(part: ImageSet, most: int) -> ImageSet:
 
 
 def _classes(images: ImageSet, chosen: torch.Tensor, split: str) -> ImageSet:
-    new = torch.full((len(images.classes),), -1)
-    new[chosen] = torch.arange(len(chosen))
     part = images.subset(torch.isin(images.labels, chosen))
-    classes = [images.classes[number] for number in chosen.tolist()]
-    return replace(part, labels=new[part.labels], classes=classes, split=split)
+    classes = [images.classes[number] for number in chosen.tolist()]  # in ascending order, as split and first give them
+    return replace(part, labels=torch.searchsorted(chosen, part.labels), classes=classes, split=split)
 
 
 def made_glyphs(part: str, image_size: int = 28) -> ImageSet:

@@ -196,9 +196,8 @@ def evaluate_finetuning(
     line = ProgressLine(FINETUNE, len(plans), unit="episodes") if bar.disable else None
     for plan in bar:
         shown = rows[list(plan)] if isinstance(rows, Tensor) else [rows[row] for row in plan]
-        support = len(plan.support_y)
-        classifier = finetune(model, shown[:support], plan.support_y, how)
-        values.append(_accuracy(classifier.predict(shown[support:]), plan.query_y))
+        classifier = finetune(model, shown[: len(plan.support_y)], plan.support_y, how)
+        values.append(_accuracy(classifier.predict(shown[len(plan.support_y) :]), plan.query_y))
         if line is not None:
             line.at(len(values))
     return EpisodeResult.of(values)

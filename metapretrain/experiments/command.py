@@ -421,9 +421,8 @@ def tell(results: Iterable[Mapping[str, Any]]) -> None:
 
 def _planned(table: Table, rows: Mapping[str, Any], options: Namespace) -> list[str]:
     experiment = table.experiment
-    lines = experiment.plan(rows)
     counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in experiment.data.counts.items())
-    return [f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}; {counts}", *lines]
+    return [f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}; {counts}", *experiment.plan(rows)]
 
 
 def show(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:

@@ -33,8 +33,7 @@ EPISODES = "episodes"  # the stream's only task
 class MetaStep(nn.Module):
     """One outer update of a learner for :func:`metapretrain.training.train`.
 
-    The learner goes backward itself, chunk by chunk; its gradients, and running statistics, are averaged over the
-    ranks. The loss that is returned only hands these gradients on.
+    The learner goes backward itself; its gradients and running statistics are averaged over the ranks and handed on.
 
     Args:
         learner: MAML and its variants, or ProtoNet; images: uint8 (N, C, H, W), which go where the learner goes.
