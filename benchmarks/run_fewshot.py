@@ -57,13 +57,12 @@ MAML = {
 }
 # Nichol et al. (2018) take ten images per class to learn from, and more steps in the test; the rates are ours.
 REPTILE = FewShotMethod("reptile", updates=30_000, tasks=5, queries=9, inner_lr=0.1, inner_steps=5, test_steps=50)
-# Antoniou et al. (2019), but for their running statistics (docs/maml.md): a rate for each layer and step, losses that
+# Antoniou et al. (2019), without scales and shifts by step: a rate for each layer and step, losses that
 # fade out over the first 10 of 100 epochs (here 15%), one query a class, cosine to 1e-5; 8 tasks at 20 ways, else 16.
 PLUS: dict[str, Any] = {
     "inner_lr": 0.1,
     "inner_steps": 5,
     "test_steps": 5,
-    "batchnorm": "support",
     "learn_rates": True,
     "fade": 0.15,
     "queries": 1,
