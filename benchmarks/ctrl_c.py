@@ -8,9 +8,7 @@ from pathlib import Path
 
 from metapretrain.options import interrupt
 
-script = getattr(sys.modules["__main__"], "__file__", None) or ""
-if (
-    Path(script).resolve().parent == Path(__file__).resolve().parent
-    and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-):
+script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()
+here = Path(__file__).resolve().parent
+if script.parent in (here, here.parent / "docs") and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
     signal.signal(signal.SIGINT, interrupt)

@@ -14,9 +14,9 @@ import pytest
 from metapretrain.options import INTERRUPTED, STOPPED, interrupt, main_guard
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "benchmarks").glob("*.py"))
+FILES = [*sorted((ROOT / "benchmarks").glob("*.py")), ROOT / "docs" / "build_results.py"]
 SCRIPTS = [
-    f"benchmarks/{file.name}"
+    str(file.relative_to(ROOT))
     for file in FILES
     if re.search(r"^@main_guard|script_main\(", file.read_text("utf-8"), re.M)
 ]
