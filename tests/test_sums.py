@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from metapretrain.errors import InputError
-from metapretrain.files import SUMS, check_sums, write_sums
+from metapretrain.files import SUMS, check_sums, tensor_sum, write_sums
 
 LISTED = ("config.json", "head.safetensors", "encoder/model.safetensors", "encoder/tokenizer.json", "encoder/vocab.txt")
 OTHERS = ("checkpoint/step-1/state.safetensors", "notes.txt", "report/table.json", "metrics.jsonl", ".writing/x.json")
@@ -82,3 +83,10 @@ def test_a_flipped_bit_of_the_sums_is_refused_in_one_line(folder: Path) -> None:
 def test_the_usual_tool_reads_it(folder: Path) -> None:
     done = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, sorted(done.stdout.split("\n"))[1:]) == (0, [f"{name}: OK" for name in sorted(LISTED)])
+
+
+def test_the_sum_of_tensors_is_of_names_types_shapes_and_values_in_any_order() -> None:
+    a, b = torch.zeros(2, 3), torch.ones(1)
+    others = [{"a": a, "c": b}, {"a": a.int(), "b": b}, {"a": a.view(3, 2), "b": b}, {"a": a, "b": 2 * b}, {"a": a}]
+    sums = [tensor_sum(tensors) for tensors in ({"a": a, "b": b}, *others)]
+    assert len(set(sums)) == 6 and tensor_sum({"b": b, "a": a}) == sums[0]

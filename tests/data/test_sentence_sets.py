@@ -89,10 +89,10 @@ def test_balanced_sample_takes_all_of_a_small_class() -> None:
 
 
 def test_known_and_repeated_texts_are_dropped_and_counted() -> None:
-    train = TextSet(["A b!", "a  B", "c", "d", "e"], labels=torch.tensor([0, 1, 1, 0, 1]))
+    train = TextSet(["A b!", "a  B", "c", "d", "e", "C"], labels=torch.tensor([0, 1, 1, 0, 1, 1]))
     kept = unlike(train, TextSet(["D."]))
     assert kept.ids == ["0", "2", "4"]
-    assert kept.counts == {"duplicates": 1, "conflicting": 1, "in_test": 1}
+    assert kept.counts == {"duplicates": 2, "conflicting": 1, "in_test": 1}
     left = without_known(kept, known_texts(["E"]))
     assert left.ids == ["0", "2"] and left.counts["in_pretraining"] == 1
     pairs = TextSet(["x", "y"], ["z", "w"], torch.tensor([0, 1]))

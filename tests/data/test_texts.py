@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from metapretrain.data.texts import TextSet, TextTask, check_tasks, hold_out, normalise_text, overlap, pair_keys
+from metapretrain.data.texts import (
+    Rows,
+    TextSet,
+    TextTask,
+    check_tasks,
+    hold_out,
+    join_rows,
+    normalise_text,
+    overlap,
+    pair_keys,
+)
 from metapretrain.errors import InputError
 
 ROWS = TextSet(["a", "b", "c", "d"], labels=torch.tensor([0, 1, 0, 1]), ids=["w", "x", "y", "z"])
@@ -25,6 +35,11 @@ def make(**changes: Any) -> TextTask:
         "classes": ("no", "yes"),
     }
     return TextTask(**{**given, **changes})
+
+
+def test_the_rows_and_files_of_all_parts_are_joined() -> None:
+    joined = join_rows([Rows(["a"], files={"1": {}}), Rows(["b", "c"], files={"2": {}})], "dev")
+    assert (joined.rows, joined.split, list(joined.files)) == (["a", "b", "c"], "dev", ["1", "2"])
 
 
 def test_rows_are_chosen_in_order_with_their_labels_and_ids() -> None:

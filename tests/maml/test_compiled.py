@@ -7,6 +7,7 @@ import copyreg
 import itertools
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -470,9 +471,11 @@ def test_a_graph_compiled_ahead_by_a_process_is_found_in_the_cache(
     given = [torch.randn(9, 2).double()[1:], torch.tensor(0.1)]  # a view with an offset, and a single number
     counters.clear()
     (tmp_path / "queue.py").write_text("raise SystemExit('a module of the working folder in place of Python's')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path / "a path that is no text"])
-    with ahead.Ahead(1, given[0].device) as processes:
+    with ExitStack() as stack:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "path", [*sys.path, tmp_path / "a path that is no text"])
+            processes = stack.enter_context(ahead.Ahead(1, given[0].device))
         graph, pipe = _traced(scaled, given), processes.processes[0].stdin
         assert pipe is not None
         held = os.dup(pipe.fileno())  # as in a worker that was forked meanwhile: the pipe does not end
@@ -495,8 +498,8 @@ def test_no_process_compiles_ahead_where_all_cores_are_busy(monkeypatch: pytest.
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     for load, threads, pays in ((3.0, 8, True), (5.0, 8, False), (3.0, 2, False)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        monkeypatch.setattr(config, "compile_threads", threads)
-        assert ahead._pays(torch.device("cuda")) is pays
+        with config.patch(compile_threads=threads):
+            assert ahead._pays(torch.device("cuda")) is pays
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,9 @@ def test_compiling_pays_sooner_the_more_there_is_to_compute() -> None:
 
     assert saved(4, 1) == pytest.approx(2 * saved(2, 1))
     assert saved(2, 5) > saved(2, 1) > saved(2, 1, first_order=True) > 0
+    linear, x = MAML(nn.Linear(4, 2), 0.1), torch.zeros(32, 75, 4)  # 12 passes of 32 x 75 x 8 products
+    y = torch.zeros(32, 75, dtype=torch.long)
+    assert learner.seconds_saved(linear, (x, y), (x, y)) == pytest.approx(2 * 12 * 32 * 75 * 8 / 2.5e13, rel=0.5)
 
 
 def test_users_of_clone_and_adapt_are_told_once_what_is_faster(caplog: pytest.LogCaptureFixture) -> None:
