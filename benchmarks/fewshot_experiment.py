@@ -261,9 +261,12 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
                     f"{self.recipe.test_episodes:,} test episodes"
                 )
                 continue
+            start = self.recipe.pretraining(method)
+            before = f"after a supervised training of {start.updates:,} updates of {start.tasks} images, " if start else ""
+            passes = method.updates * method.encoder_passes(spec) + (start.updates * start.tasks if start else 0)
             lines.append(
-                f"{name}: {method.updates:,} updates of {method.tasks} episodes ({ways}-way {shots}-shot, {queries} "
-                f"queries per class), {method.updates * method.encoder_passes(spec):,} encoder passes; "
+                f"{name}: {before}{method.updates:,} updates of {method.tasks} episodes ({ways}-way {shots}-shot, "
+                f"{queries} queries per class), {passes:,} encoder passes{' in all' if start else ''}; "
                 f"{self.recipe.validation_episodes:,} validation and {self.recipe.test_episodes:,} test episodes"
             )
         return lines

@@ -128,6 +128,10 @@ def test_a_dry_run_says_what_it_would_do(run: Callable[..., int], tmp_path: Path
     said = capsys.readouterr().out
     assert "protonet: 4 updates of 2 episodes (5-way 1-shot, 5 queries per class), 240 encoder passes" in said
     assert "maml: 4 updates of 2 episodes (20-way 1-shot, 5 queries per class), 1,600 encoder passes" in said
+    assert run("--dry-run", "--methods", "r2d2", "--set", "pretrained=true") == 0
+    said = capsys.readouterr().out
+    assert "r2d2: after a supervised training of 4 updates of 20 images, 4 updates of 2 episodes" in said
+    assert f"{4 * 20 + 240} encoder passes in all" in said
     assert not list(tmp_path.iterdir())
 
 
