@@ -262,7 +262,8 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
                 )
                 continue
             start = self.recipe.pretraining(method)
-            before = f"after a supervised training of {start.updates:,} updates of {start.tasks} images, " if start else ""
+            told = f"{start.updates:,} updates of {start.tasks} images" if start else ""
+            before = f"after a supervised training of {told}, " * bool(told)
             passes = method.updates * method.encoder_passes(spec) + (start.updates * start.tasks if start else 0)
             lines.append(
                 f"{name}: {before}{method.updates:,} updates of {method.tasks} episodes ({ways}-way {shots}-shot, "
