@@ -45,8 +45,8 @@ def _all_rows(x: Tensor) -> Tensor:
 def gather_rows(x: Tensor) -> Tensor:
     """Concatenate every rank's rows (B, ...), in rank order; without a process group, return `x` as it is.
 
-    Every rank gives the same shape and dtype. The gradient, of any order, is that of the sum of all ranks' losses:
-    averaged over ranks, as DDP does, it is that of one process with the whole batch.
+    Every rank gives the same shape and dtype. The gradient, of any order, is that of the sum of all ranks' losses: if
+    each has the whole batch's loss and gradients are averaged, as by DDP, it is that of one process with the batch.
     """
     if not _several_ranks():
         return x

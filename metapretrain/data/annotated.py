@@ -148,7 +148,7 @@ class Question:
 
 
 def load_squad(folder: str | Path, *, every: int = 10) -> dict[str, Rows[Question]]:
-    """Read the questions of both folders for training, and XQuAD's, whose passages the folders have not, as the test.
+    """Read the questions of both folders for training, and XQuAD's as the test; no passage of it is in the folders.
 
     Questions of each `every`-th passage of ``all_val`` are for validation, the same in every run. Counts:
     ``unaligned``, answers left out, since they do not begin and end with a word.

@@ -1,7 +1,7 @@
 """Random augmentation of a whole batch on its device, with parameters of each image's own.
 
 Every function takes float32 images (B, C, H, W) in 0..255 and parameters (B,) on the same device, and does to each
-image what torchvision's function of the same meaning does, without a wait: a CUDA graph can hold it.
+image what torchvision's function does, without waiting for the device and in fixed shapes, as CUDA graphs need it.
 
 Order: crop, mirror, rotate and shift in one bilinear sampling; then brightness, contrast, saturation, hue; grey; blur;
 normalisation; cutout. Differences to torchvision: this order is fixed; crop boxes are not rounded to pixels, and one

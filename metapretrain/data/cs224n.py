@@ -37,8 +37,8 @@ def load_cs224n(folder: str | Path, *, qqp: str | Path | None = None, validation
     `folder` holds the files, or the folder ``cs224n``. Of training pairs that occur twice (by normalised text, in
     either order) the first is kept; those that are in dev stay. `validation` training rows are held out, the same with
     and without `qqp`, a folder of more Quora pairs to train PARA on, without those in quora-dev or held out. Counts of
-    training: ``unlabelled``, ``duplicates``, ``overlap_pairs``, ``overlap_sentences`` with dev; of `qqp` ``qqp`` pairs
-    read, ``qqp_undecodable``, ``qqp_in_dev``, ``qqp_in_validation``, ``qqp_duplicates``.
+    training: ``unlabelled``, ``duplicates``, ``overlap_pairs``, ``overlap_sentences`` with dev; with `qqp` also ``qqp``
+    (pairs read), ``qqp_undecodable``, ``qqp_in_dev``, ``qqp_in_validation``, ``qqp_duplicates``.
     Raises InputError: a folder or file is missing, or a row cannot be used (named by file and line).
     """
     files = [f"{stem}-{split}.csv" for stem in STEMS.values() for split in ("train", "dev")]

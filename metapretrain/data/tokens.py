@@ -90,7 +90,8 @@ class Tokens:
     def gather(self, rows: Tensor, width: int | Tensor) -> dict[str, Tensor]:
         """Return a padded batch of `rows` int64 (B,), made on the device without waiting for it.
 
-        `width` is L, or ``arange(L)`` on the device; ``input_ids`` and the others are int64 (B, L).
+        `width` is L, or ``arange(L)`` on the device. ``input_ids``, ``attention_mask`` and, where the tokenizer gives
+        them, ``token_type_ids`` are int64 (B, L).
         Raises InputError: a row is longer than `width` (checked on the CPU only).
         """
         columns = width if isinstance(width, Tensor) else torch.arange(width, device=self.ids.device)

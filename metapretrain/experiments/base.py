@@ -108,7 +108,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run adds to its `result.json`: metrics, what it has cost, and other fields, in place of the skeleton's."""
+    """What a run adds to its `result.json`: metrics, its cost in passes and updates, and fields that replace others."""
 
     metrics: Mapping[str, float]
     budget: Mapping[str, int]

@@ -28,7 +28,7 @@ def meta_loss(
 
     `support` and `query` are nests of tensors (T, ...), T is `tasks`; `chunk` of them are computed at a time (None:
     all, see :func:`meta_backward`). `query_loss` is another function for the query part. `step_weights` (steps,): sum
-    the losses after each inner step, see :func:`fading_weights`. `options` and errors as for :func:`adapt`.
+    the weighted losses after each inner step, see :func:`fading_weights`. `options` and errors as for :func:`adapt`.
 
     >>> w, x = torch.tensor(3.0, requires_grad=True), torch.tensor([0.0, 1.0])
     >>> meta_loss(lambda w, x: (w - x) ** 2, w, x, x, tasks=2, lr=0.25).tolist()

@@ -115,7 +115,7 @@ class PRL(Objective):
 class SimCLR(Objective):
     """Contrast of two views of each image by the normalised temperature-scaled cross entropy.
 
-    Chen et al. (2020), equation 1 and algorithm 1. Labels are not read; the negatives are those of all ranks.
+    Chen et al. (2020), equation 1, algorithm 1. Labels are not read; negatives are those of all ranks, with gradients.
     """
 
     views = 2

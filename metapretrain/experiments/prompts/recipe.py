@@ -17,7 +17,7 @@ OBJECTIVES = {"mixed": "ppt", "multitask": "multitask", "meta": "metapt", "repti
 
 @dataclass(frozen=True)
 class PromptMethod:
-    """A row: what the prompt starts from and what is tuned on the few examples.
+    """A row: what the prompt starts from and what is tuned on few examples; InputError: an unknown name or grouping.
 
     Args:
         start: of the prompt: "random", "vocabulary" (embeddings of tokens), or "none" (no soft prompt).
