@@ -135,8 +135,9 @@ def check_step_weights(weights: Tensor | None, chosen: Options) -> None:
     """Raise InputError unless there is a weight for each step, and the inner loop can be stopped after each."""
     if weights is None:
         return
-    if tuple(weights.shape) != (chosen.steps,) or not chosen.steps:
-        raise InputError(f"step_weights are {tuple(weights.shape)} for steps={chosen.steps}; give one for each step")
+    given = tuple(weights.shape) if isinstance(weights, Tensor) else f"a {type(weights).__name__}"
+    if given != (chosen.steps,) or not chosen.steps:
+        raise InputError(f"step_weights are {given} for steps={chosen.steps}; give one for each step, in a tensor")
     if chosen.checkpoint or chosen.asked in ("higher", "learn2learn"):
         raise InputError("step_weights need engine 'loop', 'vmap' or 'mixed', without checkpoint: leave them out")
 

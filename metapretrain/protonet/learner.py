@@ -75,13 +75,12 @@ class EmbeddingLearner(Learner):
         return self.apply_fitted(self._embed(x)[None], self.fitted[None])[0]
 
     def _embed(self, x: Any) -> Tensor:
-        z = self.module(**x) if isinstance(x, dict) else self.module(x)
-        return torch.flatten(z, 1)
+        return torch.flatten(self.module(**x) if isinstance(x, dict) else self.module(x), 1)
 
     def _task_logits(self, support: Any, query: Any) -> Tensor:
         (sx, sy), (qx, qy) = pair(support), pair(query)
         _check_rows("support", sx, sy, self.ways)
-        _check_rows("query", qx, qy, self.ways, len(sy))
+        _check_rows("query", qx, qy, int(sy.max()) + 1 if self.ways is None and sy.is_cpu else self.ways, len(sy))
         tasks, shots = sy.shape
         z = self._embed(map_tensors(lambda x: x.flatten(0, 1), joined(sx, qx)))
         z = (z if torch.is_grad_enabled() else _finite(z)).view(tasks, shots + qy.shape[1], -1)
@@ -122,8 +121,7 @@ class ProtoNet(EmbeddingLearner):
         super().__init__(model, ways)
         self.temperature = number("temperature", temperature, above=0)
         self.distance = one_of("distance", distance, DISTANCES)
-        start = torch.tensor(math.log(temperature))
-        self.log_temperature = nn.Parameter(start) if learn_temperature else None
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature))) if learn_temperature else None
 
     def fit(self, z: Tensor, y: Tensor) -> Tensor:
         """Mean embedding of each class of each task, (T, W, D)."""
@@ -180,7 +178,7 @@ class R2D2(EmbeddingLearner):
 
     def fit(self, z: Tensor, y: Tensor) -> Tensor:
         """Weights of each task, (T, D + 1, W)."""
-        ways = int(y.max()) + 1 if self.ways is None else self.ways
+        ways = _ways_of(y, self.ways)
         with torch.autocast(z.device.type, enabled=False):  # solving has no half precision
             z = _with_ones(z.to(self.scale.dtype))
             targets = F.one_hot(y, ways).to(z.dtype)
@@ -265,7 +263,7 @@ class Classifier(EmbeddingLearner):
         """Class means (T, W, D), or weights of logistic regression (T, W, D + 1)."""
         z = self._shown(z)
         if self.head == "logistic":
-            return logistic(z, y, int(y.max()) + 1 if self.ways is None else self.ways)
+            return logistic(z, y, _ways_of(y, self.ways))
         return _centres(z, y, self.ways)
 
     def apply_fitted(self, z: Tensor, fitted: Tensor) -> Tensor:
@@ -291,21 +289,24 @@ def _with_ones(z: Tensor) -> Tensor:
 
 def _centres(z: Tensor, y: Tensor, ways: int | None) -> Tensor:
     """Mean embedding of each class of each task, (T, W, D), of z (T, N, D) and y (T, N)."""
-    known, tasks = ways is not None, len(z)
-    ways = int(y.max()) + 1 if ways is None else ways
+    tasks, ways = len(z), _ways_of(y, ways)
     ids, inside = class_ids(y, ways)
     ids = torch.where(inside, ids + ways * torch.arange(tasks, device=y.device)[:, None], -1)
-    centres, present = prototypes(z.flatten(0, 1), ids.flatten(), tasks * ways)
-    if not known and not bool(present.all()):
-        raise InputError(f"a class of 0..{ways - 1} has no support example in some task; number them 0..W-1")
-    return centres.view(tasks, ways, -1)
+    return prototypes(z.flatten(0, 1), ids.flatten(), tasks * ways)[0].view(tasks, ways, -1)
+
+
+def _ways_of(y: Tensor, ways: int | None) -> int:
+    """How many classes each task has, by its support labels (T, S) unless it is known, which waits for no device."""
+    found = int(y.max()) + 1 if ways is None else ways
+    if (ways is None or y.is_cpu) and not bool(F.one_hot(y, found).any(1).all()):
+        raise InputError(f"a class of 0..{found - 1} has no support example in some task; number them 0..W-1")
+    return found
 
 
 def _check_rows(name: str, x: Any, y: Any, ways: int | None, tasks: int | None = None) -> None:
     first = next(iter(x.values())) if isinstance(x, dict) else x
     shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in (first, y)]
-    if tasks is None:
-        tasks = len(y) if isinstance(y, Tensor) and y.dim() else 1
+    tasks = tasks if tasks is not None else len(y) if isinstance(y, Tensor) and y.dim() else 1
     if not isinstance(y, Tensor) or y.dim() != 2 or shapes[0][:2] != shapes[1] or len(y) != tasks:
         raise InputError(f"{name} is x {shapes[0]} and y {shapes[1]}; give ({tasks}, N, ...) and ({tasks}, N)")
     _check_labels(y, ways)

@@ -128,6 +128,8 @@ def test_bad_step_weights_and_rates_are_refused() -> None:
     maml = MAML(cnn(), LR, steps=STEPS)
     with pytest.raises(InputError, match=r"step_weights are \(2,\) for steps=3; give one for each step"):
         maml.losses(support, query, WEIGHTS[:2])
+    with pytest.raises(InputError, match="step_weights are a list for steps=3; give one for each step, in a tensor"):
+        maml.backward(support, query, WEIGHTS.tolist())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="need engine 'loop', 'vmap' or 'mixed', without checkpoint"):
         MAML(cnn(), LR, steps=STEPS, checkpoint=True).backward(support, query, WEIGHTS)
     with pytest.raises(InputError, match="leave step_weights out"):

@@ -36,9 +36,14 @@ def test_protonet_is_nearest_class_mean_and_takes_one_task_or_many() -> None:
     assert cosine.abs().max() <= 2
 
 
-def test_protonet_refuses_a_class_without_support() -> None:
+@pytest.mark.parametrize("learner", [ProtoNet, R2D2])
+@pytest.mark.parametrize("ways", [None, 3])
+def test_a_class_without_support_is_refused(learner: Any, ways: int | None) -> None:
     with pytest.raises(InputError, match=r"a class of 0\.\.2 has no support example"):
-        ProtoNet(nn.Identity()).logits((rows(6), Y * 2 % 4), (rows(6), Y))
+        learner(nn.Identity(), ways=ways).losses((rows(6), Y * 2 % 4), (rows(6), Y * 0))
+    told = "labels are 0 to 1; give whole numbers 0..0" if ways is None else "a class of 0..2 has no support example"
+    with pytest.raises(InputError, match=told):
+        learner(nn.Identity(), ways=ways).losses((rows(6), Y * 0), (rows(6), Y.clamp(max=1)))
     with pytest.raises(InputError, match="is not adapted yet"):
         ProtoNet(nn.Identity())(torch.ones(2, 2))
 
