@@ -239,8 +239,8 @@ def run_few_shot(options: Namespace) -> int:
             images = load_image_folder(options.image_folder, "all", model.image_size, channels=model.channels)
         shown, labels = images.images, images.labels
         if seen := sorted({*getattr(model, "classes", ())} & {*images.classes}):
-            told = f"{len(seen)} of {len(images.classes)} classes are of the encoder's training, such as {seen[0]!r}"
-            logging.getLogger(__name__).warning("%s: this is no accuracy on new classes", told)
+            told = "%d classes are of the encoder's training, such as %r: this is no accuracy on new ones"
+            logging.getLogger(__name__).warning(told, len(seen), seen[0])
     if set(options.head) != {FINETUNE}:
         z = kept_features(model, shown)
         centre = z.mean(0) if centre is None else centre

@@ -206,10 +206,8 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     described = config.get("config")
     model = described.get("model") if isinstance(described, dict) else None
     if not isinstance(model, dict) or model.get("kind") != "text":
-        raise InputError(
-            f"{folder} is no run of texts by its config.json; give one of run_text.py, or one of run_prompts.py that"
-            " tuned a prompt, or images to a run of images"
-        )
+        told = f"{folder} is no run of texts by its config.json; give one of run_text.py, or one of run_prompts.py that"
+        raise InputError(f"{told} tuned a prompt, or images to a run of images")
     if not (folder / PROTOTYPES).is_file():
         raise InputError(f"{folder} has not finished: it has no {PROTOTYPES}; continue it with --resume")
     encoder = load_text_encoder(folder / ENCODER)
@@ -338,15 +336,20 @@ def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None =
     """Read texts of the classes that the column `label` names, in sorted order; rows that name none are left out.
 
     `table`: options of :func:`metapretrain.data.tables.read_texts`; the column of the texts is `sentence` otherwise.
-    InputError: as there, or no row names a class.
+    InputError: as there, or no row names a class, or the classes are a text or named in `table`.
     """
+    how = {"text": "sentence", **(table or {})}
+    if wrong := sorted({"id", "label"} & how.keys()) or [name for name in ("text", "pair") if how.get(name) == label]:
+        raise InputError(
+            f"--table {wrong[0]}={how[wrong[0]]}: --label alone names the classes' column, which is no text"
+        )
     try:
-        rows = read_texts(file, **{"text": "sentence", **(table or {}), "id": label})
+        rows = read_texts(file, **how, id=label)
     except InputError as error:
         if "unknown column" not in str(error):
             raise
-        how = "--table text=COLUMN names the texts' column (default: sentence), --label the classes' (default: label)"
-        raise InputError(f"{str(error).replace('allowed:', 'the table has')}; {how}") from None
+        told = "--table text=COLUMN names the texts' column (default: sentence), --label the classes' (default: label)"
+        raise InputError(f"{str(error).replace('allowed:', 'the table has')}; {told}") from None
     kept = [row for row, name in enumerate(rows.ids) if name.strip()]
     if not kept:
         raise InputError(f"{file}: no row names a class in column {label!r}")
