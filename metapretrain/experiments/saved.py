@@ -340,9 +340,7 @@ def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None =
     """
     how = {"text": "sentence", **(table or {})}
     if wrong := sorted({"id", "label"} & how.keys()) or [name for name in ("text", "pair") if how.get(name) == label]:
-        raise InputError(
-            f"--table {wrong[0]}={how[wrong[0]]}: --label alone names the classes' column, which is no text"
-        )
+        raise InputError(f"--table {wrong[0]}={how[wrong[0]]}: the classes' column is given by --label alone")
     try:
         rows = read_texts(file, **how, id=label)
     except InputError as error:

@@ -240,9 +240,7 @@ class MAML(Learner):
         if not self.learn_rates:
             return self.lr
         if whole("steps", self.steps, 0) > (kept := len(self.rates[0])):
-            raise InputError(
-                f"steps is {self.steps}, but rates are learned for {kept}; make a learner of as many steps"
-            )
+            raise InputError(f"steps is {self.steps}, but rates are learned for {kept}; make a learner of as many")
         named = dict(zip(self.rated, self.rates, strict=True))
         places = [min(step, self.steps - 1) for step in range(steps)]
         return [{name: rate[place] for name, rate in named.items()} for place in places]

@@ -150,8 +150,11 @@ def test_the_command_tells_the_accuracy_on_a_table_of_texts(
             "'label'; the table has headline, topic; --table",
         ),
         ([*common, "--texts", str(table), "--label", "topic"], "; the table has headline, topic; --table text=COLUMN"),
-        ([*common, *texts, "--table", "label=topic"], "--table label=topic: --label alone names the classes' column"),
-        ([*common, *texts[:-1], "text=topic"], "--table text=topic: --label alone names the classes' column, which is"),
+        (
+            [*common, *texts, "--table", "label=topic"],
+            "--table label=topic: the classes' column is given by --label alone",
+        ),
+        ([*common, *texts[:-1], "text=topic"], "--table text=topic: the classes' column is given by --label alone"),
     ):
         assert main(wrong) == 2
         assert said in (shown := capsys.readouterr().err) and "Traceback" not in shown
