@@ -24,6 +24,7 @@ import torch
 from fewshot_experiment import WITHIN, FewShotExperiment, FewShotRecipe, SavedEncoder
 from report_fewshot import layout_of
 from score_lake import LAKE_LAYOUT, lake_plans, load_lake
+from script_options import take_image_folder
 
 from metapretrain.data.few_shot import FewShotData
 from metapretrain.data.images import ImageSet
@@ -250,8 +251,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
         parser.error(str(error))
     options.all_rows = not (options.job or options.beside)  # else what `--set` says may be of rows that others run
     options.beside |= not _shared_alone(options.methods)
-    if options.image_folder is not None:
-        options.dataset, options.data_dir = "image-folder", options.image_folder
+    take_image_folder(options, "omniglot")
     if options.smoke and options.data_dir is None and DATASETS[options.dataset].needs_folder:
         options.dataset = "made"
     return options

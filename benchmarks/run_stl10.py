@@ -17,7 +17,7 @@ from dataclasses import replace
 import ctrl_c  # noqa: F401
 import torch
 from report_stl10 import LAYOUT, plot_reliability
-from script_options import refuse_two_schedules, schedule_names
+from script_options import refuse_two_schedules, schedule_names, take_image_folder
 
 from metapretrain.data.image_folder import UNLABELED, load_image_folder
 from metapretrain.data.images import ImageSet, resized
@@ -144,8 +144,7 @@ def data_of(options: Namespace, recipe: ImageRecipe) -> ImageData:
         raise InputError("--validate scores the images that --train-on-all would train on: give one of them")
     if options.validate and options.corrupt:
         raise InputError("--corrupt is of the test images, which --validate leaves alone: give one of them")
-    if options.image_folder:
-        options.dataset, options.data_dir = "image-folder", options.image_folder
+    take_image_folder(options, "stl10")
     if options.download:
         if options.dataset != "stl10" or options.data_dir is None:
             raise InputError("--download needs --dataset stl10 and --data-dir, the folder to download into")

@@ -25,6 +25,16 @@ log = logging.getLogger("metapretrain.script_options")
 OWN = ("label", "classes", "kind", "low", "high", "words")  # what `--table` says beside how a file is read
 
 
+def take_image_folder(options: Namespace, default: str) -> None:
+    """Make of `--image-folder DIR` what it stands for; InputError: `--dataset` or `--data-dir` says something else."""
+    folder = options.image_folder
+    if not folder:
+        return
+    if options.dataset not in (default, "image-folder") or options.data_dir not in (None, Path(folder)):
+        raise InputError("--image-folder DIR stands for --dataset image-folder --data-dir DIR: leave these two out")
+    options.dataset, options.data_dir = "image-folder", Path(folder)
+
+
 def add_table_options(parser: Parser, held: str, more: str) -> None:
     """Add `--train`, `--HELD` and `--table`, for tables of one's own; `more`: further keys of the last one."""
     add, options = parser.add_argument, {"type": named_file, "action": "append", "default": [], "metavar": "NAME=FILE"}

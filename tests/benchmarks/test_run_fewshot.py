@@ -171,6 +171,8 @@ def test_bad_input_is_one_line(refuse: Callable[..., str], run: Callable[..., in
     assert "--head logistic is of --encoder and supervised rows; leave it out" in refuse("--head", "logistic")
     assert "did you mean 'maml'" in refuse("--methods", "mamml")
     assert "method encoder needs one to score" in refuse("--methods", "encoder")
+    for other in (("--dataset", "cub"), ("--data-dir", tmp_path)):
+        assert "stands for --dataset image-folder --data-dir DIR" in refuse("--image-folder", "mine", *other)
     assert "is not a run folder" in refuse("--encoder", tmp_path / "none")
     assert "did you mean 'inner_lr'" in refuse("--set", "iner_lr=1")
     assert "inner_lr is -1.0; give a number above 0" in refuse("--methods", "maml", "--set", "inner_lr=-1")

@@ -196,6 +196,7 @@ def test_an_image_folder(run: Callable[..., int], tmp_path: Path, capsys: pytest
         ([], "stl10 needs a data folder (--data-dir, with --download to fetch it)"),
         ([], "--dataset digits needs none"),
         (["--image-folder", "nowhere"], "no folder nowhere"),
+        (["--image-folder", "nowhere", "--dataset", "digits"], "stands for --dataset image-folder"),
         (["--methods", "prl-qery-frozen-linear"], "did you mean 'prl-query-frozen-linear'"),
         (["--methods", ","], "expected names"),
         (["--recipe", "papr"], "did you mean 'paper'"),
