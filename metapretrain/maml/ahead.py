@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Of inductor: what reads few tensors is computed again where it is needed, instead of written and read.
 INDUCTOR = {"realize_reads_threshold": 8, "realize_opcount_threshold": 200}
-LONGEST = 300  # seconds that a process is waited for
+LONGEST = 150  # seconds that a process is waited for
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 
