@@ -2,7 +2,7 @@
 
 Every launch is one of a benchmark's own script, by torchrun where it has several processes. Those that fit beside each
 other on the machine's GPUs run at the same time. On a GPU updates are recorded as CUDA graphs; without, each number of
-processes runs for the first seed alone, to measure its speed.
+processes runs for the first seed alone, to measure its speed, unless --recorded-only leaves these launches out.
 
     python benchmarks/run_scale.py --stl10 DIR --omniglot DIR --cs224n DIR --precision bf16 --results FILE
     python benchmarks/run_scale.py --smoke --device cpu
@@ -112,6 +112,7 @@ def options_of(argv: Sequence[str] | None) -> Namespace:
     add("--encoder", metavar="NAME", help="of run_text.py")
     add_run_options(parser, "scale", (0, 1, 2))
     add_int_list(parser, "--processes", (1, 2, 4), "(default: 1 2 4)")
+    add("--recorded-only", action="store_true", help="on GPUs, leave out the launches without CUDA graphs")
     add("--results", type=Path, metavar="FILE", help="write what was measured there, as JSON, after each launch")
     options: Namespace = parser.parse_args(argv)
     return options
@@ -132,12 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_writable(options.results)
     cuda = check_device(options.device).startswith("cuda")
     places = slots(options.device, 1) if cuda else [{"OMP_NUM_THREADS": "1"}] * (os.cpu_count() or 1)
-    wanted = [
-        Launch(name, count, graph, tuple(options.seeds if graph or not cuda else options.seeds[:1]))
-        for count in sorted(set(options.processes))
-        for graph in ((True, False) if cuda else (False,))
-        for name in options.work
-    ]
+    if options.recorded_only and not cuda:
+        raise InputError("--recorded-only needs a GPU: no updates are recorded on a CPU; leave it out")
+    wanted = wanted_launches(options, cuda)
     for launch in wanted:
         if launch.processes > len(places):
             print(f"{launch.name} left out: {len(places)} {'GPUs' if cuda else 'cores'} here", file=sys.stderr)
@@ -146,6 +144,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError(f"nothing was run; --processes takes 1 to {len(places)} here")
     run_all(fitting, places, options)
     return 0
+
+
+def wanted_launches(options: Namespace, cuda: bool) -> list[Launch]:
+    """The launches that are asked for; recorded ones come first among those of as many processes."""
+    graphs = ((True,) if options.recorded_only else (True, False)) if cuda else (False,)
+    return [
+        Launch(name, count, graph, tuple(options.seeds if graph or not cuda else options.seeds[:1]))
+        for count in sorted(set(options.processes))
+        for graph in graphs
+        for name in options.work
+    ]
 
 
 def check_writable(file: Path) -> None:
@@ -338,6 +347,9 @@ def start(
     except InputError as failed:
         told = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error:")]
         return None, f"{told[0]} (log in {log})" if told else str(failed)
+    told = [line for line in log.read_text(errors="replace").splitlines() if "not recorded as CUDA graphs" in line]
+    if launch.graph and told:  # they ran, but as a launch without graphs would
+        return None, f"{told[0].strip()} (log in {log}); run it again without --resume"
     took = time.monotonic() - began
     batch = int(re.findall(r"\b(?:batch_size|tasks)=(\d+)", " ".join(command))[-1])
     about: dict[str, Any] = {"precision": options.precision if WORK[launch.work].mixed else "fp32"}

@@ -1,6 +1,7 @@
 """Rows of run_speed.py about several processes: updates of one global batch, shared by 1, 2 or 4 of them.
 
-On a GPU their updates are recorded as CUDA graphs; one process is measured without as well.
+On a GPU their updates are recorded as CUDA graphs; one process is measured without as well. One process with half the
+batch does what each of two does, but for the communication: twice its speed is the most that two processes reach.
 
 Each group of processes stays where it is while the others are timed, and does as many updates as it is told on stdin.
 """
@@ -19,6 +20,8 @@ import torch
 from speed_contenders import Contender, Missing, wait
 
 WORLDS = (1, 2, 4)
+HALF_BATCH = "1 process, half the batch"
+BOUND = "2 processes reach at most twice this"
 
 
 def here(on_cpu: Any, on_cuda: Any) -> Any:
@@ -94,15 +97,17 @@ def scaling(kind: str) -> list[Contender]:
     """Updates by groups of processes; the peer is one process. Wall time: the work is in other processes."""
     _, _, each = WORK[kind](0, 1)
 
-    def contender(world: int, eager: bool = False) -> Contender:
-        name = f"{world} processes" if world > 1 else "1 process, no CUDA graph" if eager else "1 process"
-        return Contender(name, lambda: group(kind, world, eager), world > 1, time.perf_counter, each=each)
+    def contender(name: str, world: int, *how: str, share: int = 1, **more: Any) -> Contender:
+        make, clock = (lambda: group(kind, world, *how)), time.perf_counter
+        return Contender(name, make, world > 1 or share > 1, clock, each=each // share, **more)
 
-    return [*[contender(1, eager=True)] * torch.cuda.is_available(), *map(contender, WORLDS)]
+    found = [contender("1 process, no CUDA graph", 1, "eager")] * torch.cuda.is_available()
+    found += [contender(f"{world} processes" if world > 1 else "1 process", world) for world in WORLDS]
+    return [*found, contender(HALF_BATCH, 1, "half", share=2, note=lambda: BOUND)]
 
 
-def group(kind: str, world: int, eager: bool = False) -> Callable[[int], None]:
-    """Start the processes; they end with this one, whose end closes their stdin."""
+def group(kind: str, world: int, *how: str) -> Callable[[int], None]:
+    """Start the processes, with `how` as of :func:`serve`; they end with this one, whose end closes their stdin."""
     places = here(os.cpu_count(), torch.cuda.device_count())
     if world > places:
         raise Missing(f"{world} {here('cores', 'GPUs')}")
@@ -120,7 +125,7 @@ def group(kind: str, world: int, eager: bool = False) -> Callable[[int], None]:
             "MASTER_ADDR": "127.0.0.1",
             **here({"OMP_NUM_THREADS": "1"}, {}),
         }
-        command = [sys.executable, __file__, kind, *["eager"] * eager]
+        command = [sys.executable, __file__, kind, *how]
         running.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
     def calls(n: int) -> None:
@@ -135,26 +140,33 @@ def group(kind: str, world: int, eager: bool = False) -> Callable[[int], None]:
     return calls
 
 
-def serve(kind: str, eager: bool = False) -> None:
-    """One process of a group."""
-    from metapretrain.training.engine import Engine, build_optimizer, over_ranks
+def serve(kind: str, *how: str) -> None:
+    """One process of a group. `how`: "eager", without CUDA graphs; "half", with the batch of the first of two.
+
+    Raises:
+        RuntimeError: updates that were to be recorded as CUDA graphs were not.
+    """
+    from metapretrain.training.engine import Engine, build_optimizer, over_ranks, records
     from metapretrain.training.environment import make_accelerator
     from metapretrain.training.settings import TrainSettings
 
     precision = here("fp32", "bf16") if kind != "tasks" else "fp32"
     accelerator = make_accelerator("auto", precision)
     torch.manual_seed(0)
-    step, batch, _ = WORK[kind](accelerator.process_index, accelerator.num_processes)
+    rank, world = (0, 2) if "half" in how else (accelerator.process_index, accelerator.num_processes)
+    step, batch, _ = WORK[kind](rank, world)
     step.to(accelerator.device).train()
-    settings = TrainSettings(steps=1, lr=1e-5, precision=precision, cuda_graph=False if eager else None)
+    settings = TrainSettings(steps=1, lr=1e-5, precision=precision, cuda_graph=False if "eager" in how else None)
     optimizer = accelerator.prepare_optimizer(build_optimizer(step, settings, accelerator.device))
     engine = Engine(over_ranks(step, accelerator, settings), optimizer, accelerator, settings)
     for line in sys.stdin:
         for _ in range(int(line)):
             engine.update([batch])
         wait()
+        if records(accelerator, settings) and not engine.recorder.graphs:
+            raise RuntimeError(f"updates of {kind} are not recorded as a CUDA graph")
         print("done", flush=True)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], "eager" in sys.argv[2:])
+    serve(*sys.argv[1:])

@@ -28,6 +28,7 @@ import report_prompts  # noqa: E402
 import report_schedule  # noqa: E402
 import report_stl10  # noqa: E402
 import report_text  # noqa: E402
+from speed_scale import HALF_BATCH  # noqa: E402
 
 TRANSFER = ("transfer-labels", "transfer-encoders")  # results of one question, in tables of their own
 
@@ -160,7 +161,7 @@ def speed_ratios(measured: Mapping[str, Any]) -> Iterator[tuple[str, str, float,
             found.setdefault((row["row"], bool(HALF.search(row["name"]))), []).append(row)
     for (name, half), rows in found.items():
         peers = [row for row in rows if not row["ours"]]
-        ours = [row for row in rows if row["ours"]]
+        ours = [row for row in rows if row["ours"] and row["name"] != HALF_BATCH]
         if not peers or not ours:
             continue
         peer = max(peers, key=lambda row: row["median"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import table_transfer
 from result_files import best_fewshot_rows, content, group_of, runs_of, shots, source, speed_ratios
+from speed_scale import HALF_BATCH
 
 from metapretrain.evaluation.intervals import Interval
 from metapretrain.files import write_file
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float, float]  # the value and the ends of its interval
 INTERVAL = "ours, 95% interval over seeds"
+FREE = "1 process, half the batch, times 2"
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,15 @@ def speed() -> list[Panel]:
 
 
 def several_gpus() -> list[Panel]:
-    """Speed of one process and of two, each on a GPU of its own."""
+    """Speed of one process and of several, each on a GPU of its own; one with half the batch counts twice."""
     rows = [row for row in content(source("speed-h200-x2"))["rows"] if not row["missing"]]
     series: dict[str, dict[str, Point]] = {}
     for row in rows:
         base = next(one["median"] for one in rows if (one["row"], one["name"]) == (row["row"], "1 process"))
         label = row["row"].removeprefix("scale-")
-        series.setdefault(row["name"], {})[label] = (row["median"] / base, row["low"] / base, row["high"] / base)
+        name, times = (FREE, 2) if row["name"] == HALF_BATCH else (row["name"], 1)
+        points = tuple(times * row[value] / base for value in ("median", "low", "high"))
+        series.setdefault(name, {})[label] = points
     return [Panel("training, H200s", "times one recorded process; bars: range of five timings", series, True)]
 
 
@@ -194,8 +198,8 @@ def figure_of(panels: Sequence[Panel]) -> Figure:
                 [at[label] for label in points],
                 xerr=ends,
                 fmt=MARKERS[style],
-                color=(COLOURS[0], COLOURS[3], COLOURS[2])[style],
-                markerfacecolor=(COLOURS[0], "white", "white")[style],
+                color=COLOURS[(0, 3, 2, 5, 6)[style]],
+                markerfacecolor=COLOURS[0] if style == 0 else "white",
                 markersize=5,
                 capsize=2,
                 linewidth=1.2,
@@ -215,7 +219,7 @@ def figure_of(panels: Sequence[Panel]) -> Figure:
         axes.tick_params(labelsize=8)
         plain(axes)
     drawn: list[Any] = list(handles.values())
-    figure.legend(drawn, list(handles), loc="outside lower center", ncols=len(handles), fontsize=8)
+    figure.legend(drawn, list(handles), loc="outside lower center", ncols=len(told) if len(told) < 4 else 2, fontsize=8)
     return literal(figure)
 
 

@@ -198,6 +198,27 @@ def test_a_new_result_file_is_shown_without_a_line_elsewhere(
     }
 
 
+def test_one_process_with_half_the_batch_is_shown_as_a_limit_of_two(
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = copied_results(builder, tmp_path, monkeypatch)
+    file = docs / "results/speed-h200-x2.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    for row in [row for row in found["rows"] if row["name"] == "1 process"]:
+        half = {"name": "1 process, half the batch", "ours": True, "note": "2 processes reach at most twice this"}
+        speeds = {name: 5 * row[name] for name in ("median", "low", "high", "ratio")}
+        found["rows"].append({**row, **half, **speeds})
+    file.write_text(json.dumps(found))
+    (panel,) = builder.result_plots.several_gpus()
+    assert panel.series["1 process, half the batch, times 2"]["tokens"][0] == pytest.approx(10)
+    assert all(of["fastest"][0] == "2 processes" for *_, of in builder.speed_ratios(found))
+    assert builder.main([]) == 0
+    page = (docs / "results/several-gpus.md").read_text(encoding="utf-8")
+    assert page.count("| 1 process, half the batch (2 processes reach at most twice this) | ") == 3
+    assert "| scale-tokens | 2 processes | 1,160,705 tokens | 1,159,738 to 1,161,232 | 1.14 |" in page
+    assert "times 2</text>" in (docs / "figures/results-several-gpus.svg").read_text(encoding="utf-8")
+
+
 def test_runs_on_transfer_fill_their_page_and_no_other(
     builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

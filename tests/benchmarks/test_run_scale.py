@@ -66,6 +66,7 @@ def test_several_processes_are_started_by_torchrun() -> None:
         ([*SMOKE, "--device", "cuda:1"], "cuda:1"),
         ([*SMOKE, "--results", "no/such/file"], "--results"),
         ([*SMOKE, "--results", "."], "is a folder"),
+        ([*SMOKE, "--recorded-only"], "--recorded-only needs a GPU"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,3 +170,35 @@ def test_a_row_stays_until_it_is_measured_again(tmp_path: Path, monkeypatch: pyt
     assert seen[0] == [5.0, 5.0]
     rows = json.loads(file.read_text())["rows"]
     assert [(row["processes"], row["rates"]) for row in rows] == [(2, [5.0]), (1, [9.0])]
+
+
+def test_on_gpus_every_seed_is_recorded_and_the_rest_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    chosen: list[list[Launch]] = []
+    monkeypatch.setattr(run_scale, "check_device", lambda _: "cuda")
+    monkeypatch.setattr(run_scale, "slots", lambda *_: [{"CUDA_VISIBLE_DEVICES": name} for name in "01"])
+    monkeypatch.setattr(run_scale, "run_all", lambda launches, *_: chosen.append(list(launches)))
+    words = ["--smoke", "--work", "tasks,tokens", "--processes", "1", "2", "--seeds", "0", "1", "2"]
+    assert main(words) == main([*words, "--recorded-only"]) == 0
+    recorded = [Launch(work, count, True, (0, 1, 2)) for count in (1, 2) for work in ("tasks", "tokens")]
+    eager = [Launch(work, count, False, (0,)) for count in (1, 2) for work in ("tasks", "tokens")]
+    assert chosen == [[*recorded[:2], *eager[:2], *recorded[2:], *eager[2:]], recorded]
+    two = run_scale.command_of(recorded[2], options_of(words))
+    assert two[two.index("--seeds") :][:4] == ["--seeds", "0", "1", "2"] and "--no-cuda-graph" not in two
+
+
+def test_a_launch_whose_updates_were_not_recorded_is_not_kept_as_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = options_of([*SMOKE, "--out", str(tmp_path)])
+    monkeypatch.setattr(run_scale, "read", lambda *_: [dict(ROW)])
+
+    def run(_: object, places: object, folder: Path) -> None:
+        (folder / "launch.log").write_text("WARNING: steps are not recorded as CUDA graphs: no memory\n")
+
+    monkeypatch.setattr(run_scale, "run_jobs", run)
+    rows, reason = run_scale.start(Launch("tasks", 2, True, (0,)), [{}, {}], options)
+    assert rows is None and reason is not None and "no memory" in reason and "--resume" in reason
+    rows, reason = run_scale.start(Launch("tasks", 2, False, (0,)), [{}, {}], options)
+    assert rows is not None and reason is None
