@@ -10,7 +10,7 @@ The first three take only raw bits from NumPy, fixed across its versions, and ar
 
 import hashlib
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
@@ -67,11 +67,11 @@ def distinct(bits: Bits, sizes: Ints, count: int) -> Ints:
     """
     large = count * (count - 1) <= sizes
     if large.all():
-        return _by_rejection(bits, sizes, count)
+        return _until_good(_with_replacement, bits, sizes, count)
     if not large.any():
         return _by_sorting(bits, sizes, count)
     result = np.empty((len(sizes), count), dtype=np.int64)
-    result[large] = _by_rejection(bits, sizes[large], count)
+    result[large] = _until_good(_with_replacement, bits, sizes[large], count)
     result[~large] = _by_sorting(bits, sizes[~large], count)
     return result
 
@@ -81,12 +81,13 @@ def permutations(bits: Bits, sizes: Ints) -> Ints:
     return _by_sorting(bits, sizes, int(sizes.max()))
 
 
-def _by_rejection(bits: Bits, sizes: Ints, count: int) -> Ints:
-    drawn, good = _with_replacement(bits, sizes, count)
+def _until_good(draw: Callable[..., tuple[Ints, Bools]], bits: Bits, sizes: Ints, count: int) -> Ints:
+    """What `draw` gives, where the lanes that are not good are drawn again; a part of the lanes may be narrower."""
+    drawn, good = draw(bits, sizes, count)
     todo = np.flatnonzero(~good)
     while todo.size:
-        again, good = _with_replacement(bits, sizes[todo], count)
-        drawn[todo[good]] = again[good]
+        again, good = draw(bits, sizes[todo], count)
+        drawn[todo[good], : again.shape[1]] = again[good]
         todo = todo[~good]
     return drawn
 
@@ -107,19 +108,8 @@ def _with_replacement(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]
 
 def _by_sorting(bits: Bits, sizes: Ints, count: int) -> Ints:
     step = max(1, CHUNK // int(sizes.max()))
-    parts = [_sorted_part(bits, sizes[i : i + step], count) for i in range(0, len(sizes), step)]
+    parts = [_until_good(_by_keys, bits, sizes[i : i + step], count) for i in range(0, len(sizes), step)]
     return np.concatenate([np.pad(part, ((0, 0), (0, count - part.shape[1]))) for part in parts])
-
-
-def _sorted_part(bits: Bits, sizes: Ints, count: int) -> Ints:
-    drawn, good = _by_keys(bits, sizes, count)
-    todo = np.flatnonzero(~good)
-    while todo.size:
-        again, good = _by_keys(bits, sizes[todo], count)
-        done = todo[good]
-        drawn[done, : again.shape[1]] = again[good]
-        todo = todo[~good]
-    return drawn
 
 
 def _by_keys(bits: Bits, sizes: Ints, count: int) -> tuple[Ints, Bools]:

@@ -236,8 +236,9 @@ class BatchAugment(nn.Module):
         self.crops, self.flips, self.turns = crop_scale is not None, flip, bool(rotate or shift)
         color = self.channels == 3
         jitter = color_jitter or (0.0, 0.0, 0.0, 0.0)
-        strengths = dict(zip(JITTER, jitter, strict=True))
-        self.jitters = tuple(name for name, s in strengths.items() if s and (color or name in JITTER[:2]))
+        strengths = zip(JITTER, jitter, strict=True)
+        jitters = {name: s for name, s in strengths if s and (color or name in JITTER[:2])}
+        self.jitters = tuple(jitters)
         self.jitter_prob = jitter_prob if self.jitters else 0.0
         self.grayscale_prob = grayscale_prob if color else 0.0
         self.blur_prob = blur_prob
@@ -251,7 +252,7 @@ class BatchAugment(nn.Module):
             "flip": [UNIT] * self.flips,
             "angle": [(-math.radians(rotate), math.radians(rotate))] * self.turns,
             "shift": [(-shift, shift)] * 2 * self.turns,
-            "jitter": [_jitter_range(name, strengths[name]) for name in self.jitters],
+            "jitter": [(-s, s) if name == "hue" else (max(0.0, 1 - s), 1 + s) for name, s in jitters.items()],
             "jittered": [UNIT] * bool(self.jitters),
             "grey": [UNIT] * bool(self.grayscale_prob),
             "blurred": [UNIT] * bool(self.blur_prob),
@@ -356,10 +357,6 @@ def make_augmentation(
     for key in changes:
         one_of("augmentation setting", key, allowed)
     return BatchAugment(size, mean=mean, std=std, **(settings | changes))
-
-
-def _jitter_range(name: str, strength: float) -> Range:
-    return (-strength, strength) if name == "hue" else (max(0.0, 1 - strength), 1 + strength)
 
 
 def _check(shares: Mapping[str, float], ranges: Mapping[str, Range], color_jitter: Sequence[float] | None) -> None:

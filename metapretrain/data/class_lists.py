@@ -7,7 +7,8 @@ import torch
 from metapretrain.checks import user_path
 from metapretrain.data.image_folder import decode, find_parts, list_images
 from metapretrain.data.images import ImageSet
-from metapretrain.data.tables import TableError, read_texts, read_utf8
+from metapretrain.data.published import read_file
+from metapretrain.data.tables import read_utf8
 from metapretrain.errors import InputError
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}  # and what their lists are called
@@ -70,10 +71,7 @@ Rows = list[tuple[Path, str]]  # image and class
 
 def _by_rows(root: Path, part: str) -> Rows:
     file = root / f"{PARTS[part]}.csv"
-    try:
-        found = read_texts(file, text="filename", id="label", format="csv")
-    except TableError as error:
-        raise InputError(error.plain) from None
+    found = read_file(file, text="filename", id="label", format="csv")
     rows = [(root / "images" / name, label) for name, label in zip(found.first, found.ids, strict=True)]
     seen: set[Path] = set()
     for number, (path, _) in enumerate(rows, start=2):

@@ -16,6 +16,7 @@ import torch
 from metapretrain.checks import check_names, number, whole
 from metapretrain.draws import generator, pick, pick_by_size, take_turns
 from metapretrain.errors import InputError, one_of
+from metapretrain.files import plain
 from metapretrain.scheduling.probes import Params, Probe, Weights, check_probes, mean_losses
 
 MOST_SAMPLES = 100  # all batches of a decision are held at once
@@ -159,7 +160,7 @@ class BlockScheduler(ABC):
             "last": {
                 "source": self._last.source,
                 "explored": self._last.explored,
-                "utilities": numbers_or_none(self._last.utilities),
+                "utilities": plain(self._last.utilities),
             },
         }
 
@@ -190,13 +191,8 @@ class BlockScheduler(ABC):
         """The next decision; `self.decisions` is its number, from 0."""
 
 
-def numbers_or_none(values: Mapping[str, float]) -> dict[str, float | None]:
-    """The values with None for what is not finite, which JSON cannot hold."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
 def none_to_nan(values: Mapping[str, float | None]) -> dict[str, float]:
-    """The opposite of :func:`numbers_or_none`."""
+    """Numbers as they were before :func:`metapretrain.files.plain` put None for what is not finite."""
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from metapretrain.checks import number, whole
 from metapretrain.draws import generator, key, pick, uniform
 from metapretrain.errors import InputError, one_of
+from metapretrain.files import plain
 from metapretrain.scheduling.probes import Params, Probe, Weights, check_probes, loss_of, losses_of
-from metapretrain.scheduling.schedulers import MOST_SAMPLES, BlockScheduler, Choice, Cost, none_to_nan, numbers_or_none
+from metapretrain.scheduling.schedulers import MOST_SAMPLES, BlockScheduler, Choice, Cost, none_to_nan
 
 
 class Agreement(NamedTuple):
@@ -403,7 +404,7 @@ class UtilityScheduler(BlockScheduler):
         return {utility: self._prober.score(draw, utility).utilities for utility in UTILITIES[:2]}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "smoothed": numbers_or_none(self._smoothed), "positions": self._positions()}
+        return {**super().state_dict(), "smoothed": plain(self._smoothed), "positions": self._positions()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
