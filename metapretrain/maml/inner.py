@@ -388,7 +388,8 @@ class _Segment(torch.autograd.Function):
     def forward(ctx: Any, run: Run, moving: int, *values: Tensor) -> tuple[Tensor, ...]:
         device = values[0].device.type  # the backward pass runs outside of a block of autocast, in another thread
         ctx.cast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        ctx.run, ctx.random = run, _RandomState(values)
+        ctx.run, ctx.gpus = run, sorted({v.device.index for v in values if v.is_cuda})
+        ctx.random = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in ctx.gpus]
         ctx.save_for_backward(*values)
         with torch.enable_grad():
             moved = run([value.detach() for value in values], False)
@@ -401,7 +402,10 @@ class _Segment(torch.autograd.Function):
         values = [v.detach().requires_grad_(need) for v, need in zip(ctx.saved_tensors, needed, strict=True)]
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(ctx.random.restored())
+            stack.enter_context(torch.random.fork_rng(devices=ctx.gpus))
+            torch.set_rng_state(ctx.random[0])  # dropout drops the same units again
+            for gpu, state in zip(ctx.gpus, ctx.random[1], strict=True):
+                torch.cuda.set_rng_state(state, gpu)
             stack.enter_context(torch.autocast(*ctx.cast))
             moved = ctx.run(values, True)
         _check_hidden(moved, values)
@@ -419,19 +423,3 @@ def _check_hidden(moved: list[Tensor], values: list[Tensor]) -> None:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in hidden[:3])
         told = f"checkpoint=True cannot see tensors that loss_fn uses but is not given (shapes {shapes})"
         raise InputError(f"{told}: put them into params and choose what adapts with only=..., or into the batch")
-
-
-class _RandomState:
-    """Random numbers as they were, so that dropout drops the same units again."""
-
-    def __init__(self, values: tuple[Tensor, ...]) -> None:
-        self.cpu = torch.get_rng_state()
-        self.cuda = {v.device.index: torch.cuda.get_rng_state(v.device) for v in values if v.is_cuda}
-
-    def restored(self) -> Any:
-        stack = ExitStack()
-        stack.enter_context(torch.random.fork_rng(devices=list(self.cuda)))
-        torch.set_rng_state(self.cpu)
-        for index, state in self.cuda.items():
-            torch.cuda.set_rng_state(state, index)
-        return stack

@@ -43,13 +43,6 @@ def as_uint8(images: Tensor, channels: int, image_size: int, polarity: str | Non
     return images if polarity is None else light_on_dark(images)
 
 
-def _polarity(model: Mapping[str, Any], dataset: Any = None) -> str | None:
-    """How a model sees drawings; runs on Omniglot of older versions do not say so."""
-    older = str(dataset).startswith("omniglot") and model["channels"] == 1
-    found = model.get("polarity", LIGHT_ON_DARK if older else None)
-    return None if found is None else one_of("polarity", found, [LIGHT_ON_DARK])
-
-
 LEARNER = "learner.safetensors"
 LEARNERS: dict[str, Any] = {  # classes; add your own: its only option is `ways=`, or it is a variant of MAML
     "protonet": ProtoNet,
@@ -192,7 +185,9 @@ class _Images(Saved):
             raise InputError(f"classes must be a list of names, got {model['classes']!r}")
         self.classes: list[str] = list(model["classes"])
         self.channels, self.image_size = int(model["channels"]), int(model["image_size"])
-        self.polarity = _polarity(model, dataset)
+        older = str(dataset).startswith("omniglot") and self.channels == 1  # such runs do not say so
+        found = model.get("polarity", LIGHT_ON_DARK if older else None)
+        self.polarity = None if found is None else one_of("polarity", found, [LIGHT_ON_DARK])
         self.mean, self.std = tuple(model["mean"]), tuple(model["std"])
         normalisation(self.mean, self.std)
         if len(self.mean) != self.channels:

@@ -189,7 +189,7 @@ class Engine:
         self.counts: dict[str, int] = {}
         self.window: dict[str, tuple[float, int]] = {}  # sum and number of the losses that were read last
         self.done = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+        self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)  # update with a bad loss, from 0
         self.recorder = Recorder(
             self._update, plain=WARMUP_UPDATES, aside=True, warmups=0, prepare=optimizer.zero_grad, most=MAX_GRAPHS
         )
@@ -279,11 +279,6 @@ class Engine:
         """Go on from :meth:`state_dict`."""
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self.counts, self.window = dict(state["counts"]), dict(state.get("window", {}))
-
-    def bad_step(self) -> int | None:
-        """Return the first update (counted from 0 in this process) with a NaN or infinite loss, or None."""
-        step = int(self.first_bad.item())
-        return None if step < 0 else step
 
 
 def with_gradients(loss: Tensor, gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:

@@ -322,8 +322,8 @@ class _Loop:
             self.folder.log(self.step, "train", {**values, "learning_rate": self._rate(self.settings.lr)})
 
     def _refuse_bad_loss(self) -> None:
-        bad = self.engine.bad_step()
-        if bad is not None and not self._forgiving():
+        bad = int(self.engine.first_bad)
+        if bad >= 0 and not self._forgiving():
             raise engine.TrainingError(
                 f"the loss became NaN or infinite at step {self.start + bad + 1}; {self._last_good()}; "
                 "lower the learning rate, clip gradients (clip=1.0) or use precision fp32"
