@@ -339,8 +339,11 @@ def _read_frame(path: Path, kind: str, header: Sequence[str] | None) -> Any:
         import pandas
 
         if kind == "parquet":
+            from pyarrow.parquet import read_schema
+
             frame = pandas.read_parquet(path, engine="pyarrow")
-            frame.attrs["features"] = _parquet_features(path)
+            about = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))  # as `datasets` writes it
+            frame.attrs["features"] = about.get("info", {}).get("features", {})
             return frame
         with pandas.ExcelFile(path, engine="openpyxl") as book:
             if len(book.sheet_names) > 1:
@@ -352,15 +355,6 @@ def _read_frame(path: Path, kind: str, header: Sequence[str] | None) -> Any:
         raise InputError(f"{path}: reading .{kind} needs {needed}") from error
     except Exception as error:  # whatever these libraries raise on a damaged file
         raise InputError(f"{path} cannot be read as .{kind}: {' '.join(str(error).split())}") from error
-
-
-def _parquet_features(path: Path) -> dict[str, Any]:
-    """What `datasets` wrote about the columns, such as the names of classes in label order."""
-    from pyarrow.parquet import read_schema
-
-    about = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
-    features: dict[str, Any] = about.get("info", {}).get("features", {})
-    return features
 
 
 @dataclass(frozen=True)

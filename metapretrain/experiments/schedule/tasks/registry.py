@@ -154,23 +154,18 @@ def load_schedule_tasks(
     return {info.name: info.task(info.texts(library), frame, **info.options) for info in infos}
 
 
-def _register_all() -> None:
-    documents = ("ptb", "wikitext-2", "gutenberg")
-    register(MaskedLM, Library.documents, data=documents, made=made_documents)
-    register(Reordering, Library.documents, data=documents, made=made_documents)
-    spoken = ("dailydialog-pp", "mutual")
-    register(ResponseSelection, Library.dialogues, data=spoken, made=made_dialogues, name="response-selection")
-
-    def target(
-        task: type[PretrainingTask], data: str, load: Callable[[Path], Any], made: Any = None, **options: Any
-    ) -> None:
-        register(task, lambda library: load(library.folder), data=(data,), made=made, kind="target", **options)
-
-    for name in ("rte", "mrpc", "cola", "qnli"):
-        target(Sentences, name, partial(load_glue, name), made_pairs if name == "rte" else None, name=name)
-    target(Sentences, "wic", load_wic, name="wic")
-    target(Sentences, "cb", partial(load_glue, "cb"), name="cb", classes=3)
-    target(ResponseSelection, "copa", load_copa, name="copa", choices=2)
+def _target(
+    task: type[PretrainingTask], data: str, load: Callable[[Path], Any], made: Any = None, **options: Any
+) -> None:
+    register(task, lambda library: load(library.folder), data=(data,), made=made, kind="target", **options)
 
 
-_register_all()
+_PROSE, _SPOKEN = ("ptb", "wikitext-2", "gutenberg"), ("dailydialog-pp", "mutual")
+register(MaskedLM, Library.documents, data=_PROSE, made=made_documents)
+register(Reordering, Library.documents, data=_PROSE, made=made_documents)
+register(ResponseSelection, Library.dialogues, data=_SPOKEN, made=made_dialogues, name="response-selection")
+for _name in ("rte", "mrpc", "cola", "qnli"):
+    _target(Sentences, _name, partial(load_glue, _name), made_pairs if _name == "rte" else None, name=_name)
+_target(Sentences, "wic", load_wic, name="wic")
+_target(Sentences, "cb", partial(load_glue, "cb"), name="cb", classes=3)
+_target(ResponseSelection, "copa", load_copa, name="copa", choices=2)
