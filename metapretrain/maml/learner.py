@@ -24,6 +24,7 @@ from metapretrain.maml.inner import (
     at_step,
     check_finite,
     check_operators,
+    current_step,
     differentiable_twice,
     first_rate,
     leaves_of,
@@ -609,6 +610,7 @@ class Reptile(FOMAML):
     The outer gradient is the mean over tasks of the weights minus the adapted ones (their section 2), so that plain
     SGD of rate `r` interpolates by `r`. Support and query examples are joined for the inner steps in training; at
     evaluation the inner steps see the support examples. The losses are those of the adapted weights on the queries.
+    `batches`: inner steps in training take these parts of the joined examples in turn, each with all labels alike.
 
     >>> w, x, y = nn.Linear(1, 1, bias=False), torch.ones(1, 1, 1), torch.zeros(1, 1, 1)  # one task: w to 0
     >>> _ = nn.init.ones_(w.weight), Reptile(w, lr=0.25, loss=F.mse_loss).backward((x, y), (x, y))
@@ -616,8 +618,9 @@ class Reptile(FOMAML):
     0.5
     """
 
-    def __init__(self, model: nn.Module, lr: Any, **options: Any) -> None:
+    def __init__(self, model: nn.Module, lr: Any, *, batches: int = 1, **options: Any) -> None:
         super().__init__(model, lr, **options)
+        self.batches = whole("batches", batches, 1)
         if self.learn_rates:
             raise InputError("Reptile's gradient reaches no rates: leave learn_rates out")
 
@@ -630,12 +633,20 @@ class Reptile(FOMAML):
         of_query, after = self._of_query(loss, support), self._after(support, query)
         both = joined(support[0], query[0]), joined(support[1], query[1])
         options["lr"] = map_tensors(Tensor.detach, options["lr"])
+        if (parts := self.batches) > (rows := both[1].shape[1]):
+            raise InputError(f"batches is {parts}, but a task has {rows} examples; give at most as many")
+        if parts > 1 and both[1].ndim == 2:  # examples of a label side by side, so that each part has as many of it
+            order = both[1].argsort(dim=1, stable=True)
+            both = map_tensors(lambda t: t[torch.arange(len(t), device=t.device)[:, None], order], both)
+
+        def part_loss(params: Nest, data: tuple[Any, Tensor]) -> Tensor:
+            return loss(params, map_tensors(lambda t: t[current_step() % parts :: parts], data))
 
         def ends(params: Nest, data: tuple[Any, Tensor]) -> Tensor:
             return torch.cat([of_query(params, data)[None], *(p.flatten() for p in params.values())])
 
         constant = {name: p.detach() for name, p in values.items()}
-        found = meta_outputs(loss, constant, both, after, ends, **options).detach()
+        found = meta_outputs(part_loss, constant, both, after, ends, **options).detach()
         start = torch.cat([p.flatten() for p in values.values()])
         return found[:, 0] + ((start.detach() - found[:, 1:]) * (start - start.detach())).sum(1)  # its value is 0
 

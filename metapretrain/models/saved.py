@@ -76,6 +76,7 @@ def make_learner(choices: Mapping[str, Any], net: Backbone, ways: int) -> Any:
     adapted: dict[str, Any] = {} if choices.get("adapt_norms", True) or kind is ANIL else {"only": without_norms(net)}
     more = adapted | {name: choices[name] for name in ("test_steps", "batchnorm", "chunk")}
     more |= {"learn_rates": choices.get("learn_rates", False)}
+    more |= {"batches": choices.get("batches", 1)} if kind is Reptile else {}
     return kind(net, choices["inner_lr"], steps=choices["inner_steps"], **more)
 
 

@@ -138,6 +138,8 @@ def test_bad_step_weights_and_rates_are_refused() -> None:
         MetaSGD(cnn(), LR, learn_rates=True)
     with pytest.raises(InputError, match="leave learn_rates out"):
         Reptile(cnn(), LR, learn_rates=True)
+    with pytest.raises(InputError, match="batches is 99, but a task has .* examples; give at most as many"):
+        Reptile(cnn(), LR, batches=99).backward(support, query)
     with pytest.raises(InputError, match="lr is -1"):
         MAML(cnn(), -1, learn_rates=True)
     learner = learner_of(cnn()).clone()
@@ -146,17 +148,21 @@ def test_bad_step_weights_and_rates_are_refused() -> None:
         learner.adapt(loss)
 
 
+@pytest.mark.parametrize("batches", [1, 3])
 @pytest.mark.parametrize("engine", [*ENGINES, "auto"])
-def test_reptiles_gradient_is_the_weights_minus_the_adapted_ones(engine: str) -> None:
+def test_reptiles_gradient_is_the_weights_minus_the_adapted_ones(engine: str, batches: int) -> None:
     net, support, query = untracked(cnn()), images(2, 0), images(1, 1)
-    learner = Reptile(net, LR, steps=STEPS, engine=engine)
+    learner = Reptile(net, LR, steps=STEPS + 1, engine=engine, batches=batches)
     losses = learner.backward(support, query)
     both = torch.cat([support[0], query[0]], 1), torch.cat([support[1], query[1]], 1)
     for t in range(TASKS):
         fast = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
         x, y = task(both, t)
-        for _ in range(STEPS):  # plain gradient descent of one network
-            loss = F.cross_entropy(functional_call(net, fast, (x,)), y)
+        rows = [row for _, row in sorted((int(label), row) for row, label in enumerate(y))]
+        for step in range(STEPS + 1):  # plain gradient descent of one network
+            part = rows[step % batches :: batches]
+            assert len(y[part].unique()) == len(y.unique())
+            loss = F.cross_entropy(functional_call(net, fast, (x[part],)), y[part])
             gradients = torch.autograd.grad(loss, list(fast.values()))
             fast = {
                 n: (p - LR * g).detach().requires_grad_() for (n, p), g in zip(fast.items(), gradients, strict=True)

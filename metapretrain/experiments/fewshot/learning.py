@@ -116,6 +116,7 @@ class FewShotMethod:
         ways: classes of a training episode of `protonet` and `r2d2`, at most all; None, and the others: as in the test.
         shots, queries: support (None: as in the test) and query images per class in training.
         inner_lr, inner_steps, test_steps, batchnorm, chunk, learn_rates: as for :class:`metapretrain.maml.MAML`.
+        batches: as for :class:`metapretrain.maml.Reptile`.
         fade: share of the updates over which the losses after each inner step fade out; 0: the last alone counts.
         adapt_norms: whether the inner loop moves scales and shifts of normalisation too; `anil` moves the head alone.
         pretrained: start from the encoder of the recipe's supervised training.
@@ -164,6 +165,7 @@ class FewShotMethod:
     distance: str = "sqeuclidean"
     learn_temperature: bool = False
     turns: bool = False
+    batches: int = 1
 
     def __post_init__(self) -> None:
         one_of("learner", self.learner, LEARNERS)
@@ -178,7 +180,7 @@ class FewShotMethod:
         number("fade", self.fade, least=0, most=1)
         number("temperature", self.temperature, above=0)
         number("drop", self.drop, least=0, below=1)
-        for name in "updates tasks queries inner_steps test_steps validations ways chunk shots".split():
+        for name in "updates tasks queries inner_steps test_steps validations ways chunk shots batches".split():
             if (value := getattr(self, name)) is not None:
                 whole(name, value, 2 if name == "ways" else 1)
         if self.fade and (self.learner == "reptile" or not adapts(self.learner)):
@@ -187,6 +189,8 @@ class FewShotMethod:
             raise InputError(f"{self.learner} adapts weights, which takes no DropBlock: give drop=0 or take protonet")
         if self.learn_rates and self.learner in ("metasgd", "reptile"):
             raise InputError(f"{self.learner} learns no rates by step: give learn_rates=false, or take maml")
+        if self.batches > 1 and self.learner != "reptile":
+            raise InputError(f"{self.learner} takes the whole support in each step: give batches=1, or take reptile")
         self.settings()
         self.distortion(size=1, channels=1)
 
@@ -230,7 +234,7 @@ class FewShotMethod:
             return self.tasks * ways * (shots + queries)
         learned = shots + queries * (self.learner == "reptile")
         looks = 1 + self.fade * (self.inner_steps - 1)
-        return round(self.tasks * ways * (learned * self.inner_steps + queries * looks))
+        return round(self.tasks * ways * (learned * self.inner_steps / self.batches + queries * looks))
 
 
 def build_learner(method: FewShotMethod, backbone: str, data: FewShotData, ways: int, seed: int) -> Any:
