@@ -56,10 +56,19 @@ MAML = {
     False: FewShotMethod("maml", updates=30_000, tasks=32, inner_lr=0.4, inner_steps=1, test_steps=3),
     True: FewShotMethod("maml", updates=30_000, tasks=16, inner_lr=0.1, inner_steps=5, test_steps=5, clip=1.0),
 }
-# Nichol et al. (2018) take ten images per class to learn from, and more steps in the test; the rates are ours
-# (docs/results/maml.md).
+# Nichol et al. (2018) learn from ten images per class, a fifth of them at each of five steps, and take more steps in
+# the test; the rates, plain SGD inside and AdamW outside are ours (docs/results/maml.md).
 REPTILE = FewShotMethod(
-    "reptile", updates=30_000, tasks=5, queries=9, lr=0.01, inner_lr=0.3, inner_steps=5, test_steps=50
+    "reptile",
+    updates=30_000,
+    tasks=5,
+    shots=9,
+    queries=1,
+    lr=0.01,
+    inner_lr=0.3,
+    inner_steps=5,
+    test_steps=50,
+    batches=5,
 )
 # Antoniou et al. (2019), without scales and shifts by step: a rate for each layer and step, losses that
 # fade out over the first 10 of 100 epochs (here 15%), one query a class, cosine to 1e-5; 8 tasks at 20 ways, else 16.

@@ -44,11 +44,7 @@ def checked_module(module: Any) -> nn.Module:
 
 
 def last_module(module: nn.Module) -> str:
-    """Name of the module that holds the last parameter; raises InputError if no part has parameters.
-
-    >>> last_module(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
-    '1'
-    """
+    """Name of the module that holds the last parameter; raises InputError if no part has parameters."""
     names = [name.rpartition(".")[0] for name, _ in checked_module(module).named_parameters()]
     if not names or not names[-1]:
         raise InputError(f"{type(module).__name__} has no named head; say which parameters with head=...")
@@ -101,8 +97,6 @@ class MAML(Learner):
         >>> x, y = torch.randn(3, 6, 4), torch.tensor([[0, 1] * 3] * 3)  # three tasks
         >>> maml.backward((x, y), (x, y)).shape, maml.module.weight.grad.shape
         (torch.Size([3]), torch.Size([2, 4]))
-        >>> learner = maml.clone()  # as in learn2learn
-        >>> learner.adapt(F.cross_entropy(learner(x[0]), y[0]))
     """
 
     _clone = False
@@ -581,11 +575,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 class FOMAML(MAML):
-    """First-order MAML (Finn et al., 2017, section 5.2): inner gradients are taken as constants.
-
-    >>> FOMAML(nn.Linear(2, 2), lr=0.1).first_order
-    True
-    """
+    """First-order MAML (Finn et al., 2017, section 5.2): inner gradients are taken as constants."""
 
     def __init__(self, model: nn.Module, lr: Any, **options: Any) -> None:
         super().__init__(model, lr, **{**options, "first_order": True})
@@ -610,7 +600,7 @@ class Reptile(FOMAML):
     The outer gradient is the mean over tasks of the weights minus the adapted ones (their section 2), so that plain
     SGD of rate `r` interpolates by `r`. Support and query examples are joined for the inner steps in training; at
     evaluation the inner steps see the support examples. The losses are those of the adapted weights on the queries.
-    `batches`: inner steps in training take these parts of the joined examples in turn, each with all labels alike.
+    `batches` parts of the joined examples, each with every label as often, are taken in turn, one per inner step.
 
     >>> w, x, y = nn.Linear(1, 1, bias=False), torch.ones(1, 1, 1), torch.zeros(1, 1, 1)  # one task: w to 0
     >>> _ = nn.init.ones_(w.weight), Reptile(w, lr=0.25, loss=F.mse_loss).backward((x, y), (x, y))
@@ -629,12 +619,11 @@ class Reptile(FOMAML):
         if step_weights is not None:
             raise InputError("Reptile has no loss between its steps: leave step_weights out")
         support, query = self._stacked(support, query)
-        values, loss, options = self._values(), self._task_loss(), self._options(support)
+        values, loss = self._values(), self._task_loss()
+        options = self._options(support) | {"lr": map_tensors(Tensor.detach, self.lr)}
         of_query, after = self._of_query(loss, support), self._after(support, query)
         both = joined(support[0], query[0]), joined(support[1], query[1])
-        options["lr"] = map_tensors(Tensor.detach, options["lr"])
-        if (parts := self.batches) > (rows := both[1].shape[1]):
-            raise InputError(f"batches is {parts}, but a task has {rows} examples; give at most as many")
+        parts = whole("batches", self.batches, 1, both[1].shape[1])  # each example in one, so no more than examples
         if parts > 1 and both[1].ndim == 2:  # examples of a label side by side, so that each part has as many of it
             order = both[1].argsort(dim=1, stable=True)
             both = map_tensors(lambda t: t[torch.arange(len(t), device=t.device)[:, None], order], both)
@@ -660,10 +649,7 @@ class Reptile(FOMAML):
 class MetaSGD(MAML):
     """Meta-SGD (Li et al., 2017): every parameter has an inner rate of its own, which is learned.
 
-    All rates start at `lr`, above 0, or at `lrs`, one tensor a parameter; raises InputError if either does not fit.
-
-    >>> [tuple(rate.shape) for rate in MetaSGD(nn.Linear(4, 2), lr=0.1).lrs]
-    [(2, 4), (2,)]
+    All rates start at `lr`, above 0, or at `lrs`, one tensor per parameter; raises InputError if either does not fit.
     """
 
     def __init__(

@@ -75,8 +75,8 @@ def make_learner(choices: Mapping[str, Any], net: Backbone, ways: int) -> Any:
     kind = LEARNERS[name]
     adapted: dict[str, Any] = {} if choices.get("adapt_norms", True) or kind is ANIL else {"only": without_norms(net)}
     more = adapted | {name: choices[name] for name in ("test_steps", "batchnorm", "chunk")}
-    more |= {"learn_rates": choices.get("learn_rates", False)}
-    more |= {"batches": choices.get("batches", 1)} if kind is Reptile else {}
+    newer: dict[str, Any] = {"learn_rates": False} | ({"batches": 1} if issubclass(kind, Reptile) else {})
+    more |= {name: choices.get(name, default) for name, default in newer.items()}
     return kind(net, choices["inner_lr"], steps=choices["inner_steps"], **more)
 
 

@@ -168,9 +168,8 @@ class FewShotMethod:
     batches: int = 1
 
     def __post_init__(self) -> None:
-        one_of("learner", self.learner, LEARNERS)
-        one_of("batchnorm", self.batchnorm, POLICIES)
-        one_of("distance", self.distance, DISTANCES)
+        for name, allowed in {"learner": LEARNERS, "batchnorm": POLICIES, "distance": DISTANCES}.items():
+            one_of(name, getattr(self, name), allowed)
         if self.turns and self.learner != SUPERVISED:
             told = "leave turns out, or give supervised.turns=true for the shared training"
             raise InputError(f"{self.learner} tells no turns: {told}")

@@ -359,6 +359,12 @@ def test_a_step_with_fading_losses_has_the_learners_gradient(data: FewShotData) 
     assert sum("rates" in name for name in found) == 6  # three layers with a bias each
 
 
+def test_reptile_takes_its_examples_in_batches(data: FewShotData) -> None:
+    method = FewShotMethod("reptile", updates=2, tasks=2, shots=3, queries=1, inner_steps=4, batches=2)
+    assert build_learner(method, TINY, data, 3, seed=0).batches == 2 and method.stored()["batches"] == 2
+    assert method.encoder_passes(method.spec(SPEC, 3)) == 2 * 3 * (4 * 4 / 2 + 1)
+
+
 def test_a_compiled_step_takes_fading_losses_as_they_are(data: FewShotData) -> None:
     method = FewShotMethod("maml", updates=2, tasks=2, inner_steps=2, fade=1.0)
     batch = next(iter(batches(data, tasks=2, fading=(2, 2))))
@@ -420,6 +426,8 @@ def test_what_a_learner_cannot_do_is_refused() -> None:
         FewShotMethod("protonet", 1, 1, fade=0.5)
     with pytest.raises(InputError, match="metasgd learns no rates by step"):
         FewShotMethod("metasgd", 1, 1, learn_rates=True)
+    with pytest.raises(InputError, match="fomaml takes the whole support in each step: give batches=1, or take"):
+        FewShotMethod("fomaml", 1, 1, batches=2)
     with pytest.raises(InputError, match="no supervised training to start from: give pretrained=false"):
         FewShotRecipe(SPEC, TINY).pretraining(FewShotMethod("protonet", 1, 1, pretrained=True))
     with pytest.raises(InputError, match="did you mean 'logistic'"):
