@@ -17,7 +17,7 @@ from metapretrain.episodes import EpisodeSampler, EpisodeSpec
 from metapretrain.errors import InputError
 from metapretrain.evaluation.episodes import evaluate_embeddings, evaluate_episodes
 from metapretrain.evaluation.representation import knn_predict, nearest_prototype, silhouette
-from metapretrain.experiments.images.training import classify
+from metapretrain.experiments.images.experiment import score as score_images
 from metapretrain.experiments.schedule.tasks.base import ClassTask
 from metapretrain.experiments.schedule.tasks.tokens import MaskedLM
 from metapretrain.experiments.text.objectives import head_predictions
@@ -73,9 +73,10 @@ def test_heads_of_texts(kind: str, shape: tuple[int, ...], bad: float) -> None:
 @pytest.mark.parametrize("bad", BAD)
 def test_heads_of_images(bad: float) -> None:
     encoder: Any = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    data: Any = SimpleNamespace(mean=(0.5,), std=(0.5,))
+    digits = load_digits_images("test")
+    data: Any = SimpleNamespace(train=digits, validation=digits, test=digits, mean=(0.5,), std=(0.5,))
     with REFUSED:
-        classify(encoder, Constant(10, value=bad), data)(load_digits_images("test"))
+        score_images(encoder, Constant(10, value=bad), data)
 
 
 @pytest.mark.parametrize("bad", BAD)

@@ -122,8 +122,9 @@ def finetuning(context: ImageContext, encoder: Encoder) -> tuple[nn.Module, Trai
     model = Frozen(encoder) if method.frozen else encoder
 
     def evaluate(step: int) -> Mapping[str, float]:
-        predict = classify(encoder, head, data)
-        return {"accuracy": accuracy(predict(data.validation), data.validation.labels)}
+        with evaluation_mode(head), torch.inference_mode():
+            predicted = decisive(head(encode(encoder, data)(data.validation))).argmax(1)
+        return {"accuracy": accuracy(predicted, data.validation.labels)}
 
     _, steps = updates(recipe, data, method)
     held = evaluate if len(data.validation) else None
@@ -140,18 +141,6 @@ def encode(encoder: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
             return embed(lambda x: encoder(normalize(x.to(device), data.mean, data.std)), images.images, device=device)
 
     return features
-
-
-def classify(encoder: nn.Module, head: nn.Module, data: ImageData) -> Callable[[ImageSet], Tensor]:
-    """Return a function from an image set to predicted classes int64 (N,)."""
-    features = encode(encoder, data)
-
-    def predict(images: ImageSet) -> Tensor:
-        with evaluation_mode(head), torch.inference_mode():
-            predicted: Tensor = decisive(head(features(images))).argmax(1)
-        return predicted
-
-    return predict
 
 
 def by_prototypes(encoder: Encoder, data: ImageData) -> Callable[[int], Mapping[str, float]]:
