@@ -328,7 +328,8 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
         if plan is not None and (done := self.finished(*plan, seed)) is not None:
             # Read even where it was just written, so that a run that goes on later starts from the very same weights.
             before = {**done["budget"], "wall_s": done["wall_s"]}
-            context = replace(context, start=self.written(plan[0], seed), before=before)
+            context = replace(context, start=self.path(plan[0], seed), before=before)
+            check_sums(self.path(plan[0], seed))
         run = opened.enter_context(self.open(name, method, seed))
         if self.resume and not run.checkpoints.is_dir():  # it begins anew, perhaps without a training that cuts back
             run.cut_back(-1)
@@ -362,12 +363,6 @@ class Experiment(ABC, Generic[R, D, M, T, S]):
     def _test(self) -> Any:
         data: Any = self.data
         return data.test
-
-    def written(self, name: str, seed: int) -> Path:
-        """Return the folder of a finished pretraining; weights that are not those that it wrote are an InputError."""
-        folder = self.path(name, seed)
-        check_sums(folder)
-        return folder
 
     def kept(self, context: Context[R, D, Any]) -> dict[str, Any] | None:
         """Return the result of a run that is done and may be kept, by `resume`, or None."""

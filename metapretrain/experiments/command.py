@@ -380,7 +380,11 @@ def due(
     if getattr(options, "corrupt", False):
         require("PIL.Image", "--corrupt", "; or leave it out")
     if options.dry_run:
-        print("\n".join(line for table, rows in chosen for line in _planned(table, rows, options)))
+        lines: list[str] = []
+        for (experiment, *_), rows in chosen:
+            counts = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in experiment.data.counts.items())
+            lines += [f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}; {counts}", *experiment.plan(rows)]
+        print("\n".join(lines))
         missing = [table.experiment.lacking(rows, options.seeds, load=False) for table, rows in chosen]
         for told in filter(None, dict.fromkeys(missing)):
             log.warning("%s", told)
@@ -417,12 +421,6 @@ def tell(results: Iterable[Mapping[str, Any]]) -> None:
     for result in results:
         if result.get("kind") == "tuning":
             print(f"{result['method']} seed {result['seed']}, validation only: {result['metrics']}")
-
-
-def _planned(table: Table, rows: Mapping[str, Any], options: Namespace) -> list[str]:
-    experiment = table.experiment
-    counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in experiment.data.counts.items())
-    return [f"{experiment.root}: seeds {' '.join(map(str, options.seeds))}; {counts}", *experiment.plan(rows)]
 
 
 def show(experiment: Experiment[Any, Any, Any, Any, Any]) -> None:

@@ -215,14 +215,6 @@ def load_text_model(run: str | Path, device: str | torch.device = "cpu") -> Save
     return saved.to(check_device(str(device))).eval().requires_grad_(False)
 
 
-def _check_same_rows(path: Path, rows: TextSet) -> None:
-    """Refuse to replace predictions for other rows: a run keeps those for its own test files."""
-    if path.is_file():
-        with path.open(newline="", encoding="utf-8") as stream:
-            if [row.get("id") for row in csv.DictReader(stream)] != rows.ids:
-                raise InputError(f"{path} has predictions for other rows; name another folder for these (--out)")
-
-
 def content_of(run: str | Path) -> str:
     """Return what a run folder holds: `prompts` (or one prompt), a model of `texts`, or one of `images`.
 
@@ -324,8 +316,11 @@ def predict_files(
     known = {task: saved.outputs[one_of("task of the run", task, saved.outputs)] for task in tables}
     read = {task: _rows(known[task], file, table) for task, file in tables.items()}
     folder = Path(run) / "predictions" if out is None else Path(out)
-    for task, rows in read.items() if out is None else ():
-        _check_same_rows(folder / f"{task}.csv", rows)
+    for task, rows in read.items() if out is None else ():  # a run keeps those for its own test files
+        if (path := folder / f"{task}.csv").is_file():
+            with path.open(newline="", encoding="utf-8") as stream:
+                if [row.get("id") for row in csv.DictReader(stream)] != rows.ids:
+                    raise InputError(f"{path} has predictions for other rows; name another folder for these (--out)")
     return [
         _write(folder / f"{task}.csv", known[task], rows, partial(saved.logits, task), table, held)
         for task, rows in read.items()

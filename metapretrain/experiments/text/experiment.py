@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from metapretrain.data.texts import TextTask
 from metapretrain.draws import seeded
 from metapretrain.errors import InputError
 from metapretrain.evaluation.metrics import METRICS, majorities
@@ -236,7 +235,8 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
         for task in self.data.tasks:
             if task.name not in before:
                 continue
-            words = class_names(task)
+            scores = [f"{task.low + number:g}" for number in range(task.num_classes)]
+            words = scores if task.regression else list(task.classes)
             panels = {"before pretraining": before[task.name], "after pretraining": after[task.name]}
             titled = {f"{task.name}, {when}": panel for when, panel in panels.items()}
             figure = tsne_figure(titled, words, reducer=self.reducer, max_points=self.map_points)
@@ -244,10 +244,3 @@ class TextExperiment(Experiment[TextRecipe, TextData, TextMethod, TrainedText, T
             for when, (z, classes) in panels.items():
                 labels = [words[label] for label in classes.tolist()]
                 run.embedding(f"{task.name}-{when.replace(' ', '-')}", z, labels, step=step)
-
-
-def class_names(task: TextTask) -> list[str]:
-    """Return the names of a task's classes; those of scores are the whole scores."""
-    if not task.regression:
-        return list(task.classes)
-    return [f"{task.low + number:g}" for number in range(task.num_classes)]
