@@ -110,7 +110,8 @@ def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence
     """The rows that `--methods` and `--settings` name, such as `uniform`, `uniform-aware`, `fixed` or `fixed:SOURCE`.
 
     `uniform-block50` is `uniform` with a decision every 50 updates, `uniform-updates8000` has as many updates, and
-    `softmax:temperature=0.3,smoothing=0.8` options of its own.
+    `softmax:temperature=0.3,smoothing=0.8` options of its own. The name of each row that is found is taken too, as
+    rows side by side and `--config` give it.
 
     Raises:
         InputError: a name that is no row in these settings.
@@ -122,15 +123,17 @@ def rows_named(text: str, rows: Mapping[str, ScheduleMethod], settings: Sequence
     for name in fixed:
         groups.setdefault(f"{FIXED}:{rows[name].source}", []).append(name)
     groups |= {FIXED: fixed, "all": within}
-    given = [part.strip() for part in re.split(r",(?![a-z0-9_]+=)", text) if part.strip()]
+    key = "[a-z0-9_]+"
+    given = [part.strip() for part in re.split(rf",(?!{key}=)", text) if part.strip()]
     found = {}
     for part in given:
         name, _, own = part.partition(":") if "=" in part else (part, "", "")
-        parts = re.fullmatch(r"(.+?)(?:-block(\d+))?(?:-updates(\d+))?((?:-aware|-agnostic)?)", name)
+        parts = re.fullmatch(rf"(.+?)((?:-{key}=.+?)*)(?:-block(\d+))?(?:-updates(\d+))?((?:-aware|-agnostic)?)", name)
         assert parts is not None
+        own = ",".join(filter(None, [re.sub(rf"-(?={key}=)", ",", parts[2])[1:], own]))  # a row's own name has dashes
         changes: dict[str, Any] = {"options": own} if own else {}
-        changes |= {what: int(of) for what, of in zip(("block", "updates"), parts.groups()[1:3], strict=True) if of}
-        plain = f"{parts[1]}{parts[4]}" if changes else name
+        changes |= {what: int(of) for what, of in zip(("block", "updates"), parts.groups()[2:4], strict=True) if of}
+        plain = f"{parts[1]}{parts[5]}" if changes else name
         for row in groups[one_of("method", plain, groups)]:
             method = replace(rows[row], **changes)
             found[method.name] = method

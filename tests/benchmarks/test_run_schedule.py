@@ -75,6 +75,20 @@ def test_names_of_rows() -> None:
     assert rows_named("all", rows, SETTINGS) == rows
 
 
+def test_a_row_is_found_by_its_name_again() -> None:
+    """Rows side by side and `--config` are run by these names."""
+    rows = rows_of(["mlm", "order"], ["squad"])
+    given = (
+        "softmax:temperature=0.3,smoothing=0.8,exp3:updates=1,turn=8,reward=1e-2,pike:zeta1=1,"
+        "softmax-updates2000-agnostic:utility=taylor,exp3-block50-updates80:turn=8,fixed:mlm,utility-exact-block50"
+    )
+    found = rows_named(given, rows, SETTINGS)
+    assert "softmax-temperature=0.3-smoothing=0.8-aware" in found and len(found) == 2 * 6 + 1
+    for name, method in found.items():
+        assert rows_named(name, rows, SETTINGS) == {name: method}
+    assert rows_named(",".join(found), rows, SETTINGS) == found
+
+
 def test_a_row_may_have_a_block_of_its_own() -> None:
     rows = rows_of(["mlm", "order"], ["squad"])
     found = rows_named("utility-exact-block50,uniform", rows, ["aware"])
