@@ -26,7 +26,7 @@ from metapretrain.maml.adapt import Options, build, exact_products, state_of
 from metapretrain.maml.ahead import Ahead, by_inductor, forms_of
 from metapretrain.maml.inner import Inner, Rates, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import COMPILERS, MAML, RecordedBackward, Reptile, eagerly, learned_by, pair
-from metapretrain.maml.meta import meta_loss
+from metapretrain.maml.meta import check_step_weights, meta_loss
 from metapretrain.nests import Nest, layout, map_tensors, named_leaves, rebuild, tensors
 
 logger = logging.getLogger(__name__)
@@ -71,19 +71,21 @@ class CompiledMeta:
         self.learner, self.backend = learner, one_of("backend", backend, ("inductor", "eager"))
         self._pieces: dict[Any, _Pieces] = {}
 
-    def backward(self, support: Any, query: Any) -> Tensor:
+    def backward(self, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached.
 
-        `support` and `query` are (inputs, labels) of T tasks, each tensor (T, ...). Raises InputError for what the
-        learner's `backward` refuses, random numbers, a module that asks for `current_step`, or gradients of other
-        tensors than the module's parameters and rates.
+        `support`, `query` and `step_weights` are as for :meth:`metapretrain.maml.MAML.backward`. Raises InputError for
+        what that refuses, random numbers, a module that asks for `current_step`, or gradients of other tensors than
+        the module's parameters and rates.
         """
         learner = self.learner
         support, plain = map_tensors(Tensor.contiguous, learner._stacked(support, query))  # pieces keep the strides
         query = learner._after(support, plain)
         options = {**learner._options(support), "checkpoint": False}
         options.pop("chunk")
-        inner, named = build(learner._task_loss(), learner._values(), support, Options(**options))
+        chosen = Options(**options)
+        check_step_weights(step_weights, chosen)
+        inner, named = build(learner._task_loss(), learner._values(), support, chosen)
         of_query = learner._of_query(inner.loss_fn, support)
         fast, frozen = inner.split(named)
         inner, rates = _by_step(inner)
@@ -106,10 +108,11 @@ class CompiledMeta:
                 last, wanted = replace(inner, loss_fn=of_query), [p.requires_grad for p in others]
                 pieces = self._compile(_Sources(inner, last, wanted, support, query), state, others)
                 with exact_products():
-                    _, *found = _meta_step(pieces, state, shared, rates[:1], support, query, steps=1)
+                    _, *found = _meta_step(pieces, state, shared, rates[:1], support, query, 1)
                 _check_same(_wanted([*fast.values(), *others], [*_summed(found[0]), *found[1]]), expected)
                 self._pieces[key] = pieces
-            losses, by_state, rest = _meta_step(self._pieces[key], state, shared, rates, support, query, inner.steps)
+            how = support, query, inner.steps, step_weights
+            losses, by_state, rest = _meta_step(self._pieces[key], state, shared, rates, *how)
             asked = [*fast.values(), *shared, *(rate for step in rates for rate in step)]
             _add(asked, [*_summed(by_state), *rest])
         return losses
@@ -169,18 +172,18 @@ class CompiledIfPossible:
         self.step: CompiledMeta | None = None
         self.possible = True
 
-    def __call__(self, learner: Any, support: Any, query: Any) -> Tensor:
+    def __call__(self, learner: Any, support: Any, query: Any, step_weights: Tensor | None = None) -> Tensor:
         """Add the gradient of the mean query loss to ``.grad``; return the losses (T,), detached."""
         if self.possible:
             try:
                 if self.step is None:
                     self.step = CompiledMeta(proxy(learner))
                     logger.warning("compiling the meta-step, once; this takes about a minute and pays in long runs")
-                return self.step.backward(support, query)
+                return self.step.backward(support, query, step_weights)
             except Exception as error:  # of any kind: it comes from the learner, the compiler or what the latter calls
                 self.possible, self.step = False, None
                 logger.info("the meta-step is not compiled: %s", str(error).strip().partition("\n")[0])
-        return eagerly(learner, support, query)
+        return eagerly(learner, support, query, step_weights)
 
 
 COMPILERS[:] = [CompiledIfPossible]
@@ -256,7 +259,14 @@ def _by_step(inner: Inner) -> tuple[Inner, list[Tensors]]:
 
 
 def _meta_step(
-    pieces: _Pieces, state: Tensors, frozen: Tensors, rates: list[Tensors], support: Nest, query: Nest, steps: int
+    pieces: _Pieces,
+    state: Tensors,
+    frozen: Tensors,
+    rates: list[Tensors],
+    support: Nest,
+    query: Nest,
+    steps: int,
+    step_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensors, Tensors]:
     """Losses (T,), and the gradients of their mean by the weights of each task, and by what they share and ask for.
 
@@ -264,12 +274,18 @@ def _meta_step(
     """
     given, s, count = [[p.detach() for p in (*frozen, *step)] for step in rates], tensors(support), len(state)
     passed: list[tuple[Tensors, Tensors]] = []
+
+    def looked(state: Tensors) -> Tensors:
+        """The losses of the queries, and gradients, times the weight of the step that led there."""
+        found = _call(pieces.outer, state, given[-1], tensors(query))
+        return found if step_weights is None else [step_weights[len(passed) - 1].to(found[0]) * x for x in found]
+
     with torch.autocast(state[0].device.type, enabled=False):  # the traced pieces hold their casts
         for step in range(steps):
             found = _call(pieces.advance, state, given[step % len(given)], s)
             passed.append((state, found[count:]))
             state = found[:count]
-        losses, *found = _call(pieces.outer, state, given[-1], tensors(query))
+        losses, *found = looked(state)
         end = len(found) - sum(rate.requires_grad for rate in rates[-1])  # of the gradients by what is frozen
         by_state, by_frozen, by_rates = found[:count], found[count:end], [found[end:] for _ in rates]
         while passed:
@@ -277,9 +293,16 @@ def _meta_step(
             step = len(passed) % len(given)
             found = _call(pieces.pull, before, given[step], s, by_state, kept)
             by_state = found[:count]
-            by_frozen = [a + b for a, b in zip(by_frozen, found[count:end], strict=True)]
-            by_rates[step] = [a + b for a, b in zip(by_rates[step], found[end:], strict=True)]
+            by_frozen, by_rates[step] = _sums(by_frozen, found[count:end]), _sums(by_rates[step], found[end:])
+            if step_weights is not None and passed:
+                more, *found = looked(before)
+                losses = losses + more
+                by_state, by_frozen = _sums(by_state, found[:count]), _sums(by_frozen, found[count:end])
     return losses, by_state, [*by_frozen, *(grad for step in by_rates for grad in step)]
+
+
+def _sums(first: Tensors, second: Tensors) -> Tensors:
+    return [a + b for a, b in zip(first, second, strict=True)]
 
 
 LAST = 0, 3, 4, 2, 1  # filters (T, O, C, h, w) lie as (T, h, w, C, O), as products of patches want them
@@ -523,7 +546,7 @@ def _cut(*_: Any, **__: Any) -> None:
 def _of_patches(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    if torch.is_autocast_enabled(x.device.type):
+    if _casts(x):
         x, weight = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (x, weight))
         bias = None if bias is None else bias.to(weight.dtype)
     out, _, height, width = weight.shape
@@ -539,15 +562,18 @@ def _of_patches(
 
 
 FEW, SHORT = 32, 4096  # inputs of a filter, and positions, up to which sums are as fast as products
-LONG, PART = 1300, 600  # rows of a product that is taken in parts, and of a part at least
+LONG, PART, MOST_PARTS = 1300, 600, 64  # rows of a product that is taken in parts, and of a part at least
+LARGEST = 128 * 128  # pixels of images whose patches are written
+SMALL, OUTPUTS = 400_000, 32  # multiplications and outputs of a product that is a sum
 
 
 def _many(x: Tensor, w: Tensor) -> Tensor:
     images, positions, inputs = x.shape
     if spare := -inputs % 4:  # kernels read four numbers at a time
         x, w = F.pad(x, (0, spare)), F.pad(w, (0, 0, 0, spare))
-    parts = [n for n in range(1, images + 1) if images % n == 0 and images * positions // n >= PART]
-    count = max(parts, default=1) if images * positions > LONG else 1
+    rows = images * positions
+    parts = [n for n in range(1, MOST_PARTS + 1) if rows % n == 0 and rows // n >= PART]
+    count = max(parts, default=1) if rows > LONG else 1
     found: Tensor = _Product.apply(x.flatten(0, 1), w, count)
     return found.reshape(images, positions, -1)
 
@@ -573,6 +599,17 @@ def _normalised(
     return y.reshape(images, height, width, channels).permute(0, 3, 1, 2)
 
 
+def _small_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    if x.ndim != 2 or len(weight) > OUTPUTS or len(x) * weight.numel() > SMALL or _casts(x):
+        return None
+    y = (x[:, None] * weight).sum(-1)
+    return y if bias is None else y + bias
+
+
+def _casts(x: Tensor) -> bool:
+    return torch.is_autocast_enabled(x.device.type)
+
+
 def _rectified(x: Tensor, inplace: bool = False) -> Tensor | None:
     return None if inplace or x.ndim != 4 else torch.relu(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
@@ -587,7 +624,8 @@ def _pooled(
 
 
 WRITTEN: dict[Any, Callable[..., Tensor | None]] = {  # for images that lie channels last
-    **dict.fromkeys((F.conv2d, torch.conv2d), partial(engines.convolution, _of_patches, engines.LARGEST)),
+    **dict.fromkeys((F.conv2d, torch.conv2d), partial(engines.convolution, _of_patches, LARGEST)),
+    F.linear: _small_product,
     F.batch_norm: _normalised,
     F.relu: _rectified,
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _pooled),

@@ -383,9 +383,9 @@ def learned_by(learner: Any) -> list[Tensor]:
     return list({id(p): p for p in (*learner.parameters(), *rates) if p.requires_grad}.values())
 
 
-def eagerly(learner: Any, support: Any, query: Any) -> Tensor:
+def eagerly(learner: Any, *batch: Any) -> Tensor:
     """A learner's `eager_backward`."""
-    losses: Tensor = learner.eager_backward(support, query)
+    losses: Tensor = learner.eager_backward(*batch)
     return losses
 
 

@@ -86,6 +86,55 @@ def test_losses_and_gradients_are_those_of_backward(name: str) -> None:
         assert not [node for node in piece.graph.nodes if "same_feature_meta" in str(node.target)]
 
 
+@pytest.mark.parametrize("name", LEARNERS)
+def test_losses_after_each_step_count_by_their_weights(name: str) -> None:
+    torch.manual_seed(0)
+    eager = LEARNERS[name]()
+    learner, weights = copy.deepcopy(eager), torch.tensor([0.5, 0.3, 0.2][: eager.steps])
+    compiled, parts = CompiledMeta(learner, backend="eager"), (batch(0), batch(10))
+    strides: dict[int, set[Any]] = {}  # of what a piece is given: it is compiled for one form
+
+    def watched(number: int, piece: Any) -> Any:
+        def call(*given: torch.Tensor) -> Any:
+            strides.setdefault(number, set()).add(tuple(x.stride() for x in given))
+            return piece(*given)
+
+        return call
+
+    compiled.backward(*parts)
+    learner.zero_grad()
+    for key, pieces in compiled._pieces.items():
+        compiled._pieces[key] = type(pieces)(*(watched(*numbered) for numbered in enumerate(pieces)))
+    expected = eager.backward(*parts, step_weights=weights)
+    torch.testing.assert_close(compiled.backward(*parts, step_weights=weights), expected, rtol=1e-10, atol=1e-13)
+    assert_same(eager, learner)
+    compiled.backward(*parts)
+    assert len(compiled._pieces) == 1 and all(len(forms) == 1 for forms in strides.values()) and len(strides) == 3
+
+
+def test_step_weights_that_do_not_fit_are_refused_when_compiled() -> None:
+    compiled = CompiledMeta(MAML(net(), 0.1, steps=3), backend="eager")
+    with pytest.raises(InputError, match=r"step_weights are \(2,\) for steps=3"):
+        compiled.backward(batch(0), batch(1), step_weights=torch.ones(2))
+
+
+@pytest.mark.parametrize("size", [40, 130])  # products of parts of their rows; and grouped convolutions
+def test_large_images_and_small_heads(size: int) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(size // 2), nn.Flatten(), nn.Linear(8, 3)
+    eager = MAML(nn.Sequential(*layers).double(), 0.1, steps=2)
+    learner = copy.deepcopy(eager)
+    x, y = torch.randn(2, 2, 6, 1, size, size, dtype=torch.float64), torch.arange(6).remainder(3).expand(2, 6)
+    compiled = CompiledMeta(learner, backend="eager")
+    losses = compiled.backward((x[0], y), (x[1], y))
+    torch.testing.assert_close(losses, eager.eager_backward((x[0], y), (x[1], y)), rtol=1e-10, atol=1e-13)
+    assert_same(eager, learner)
+    (pieces,) = compiled._pieces.values()
+    named = [str(node.target) for piece in pieces for node in piece.graph.nodes]
+    assert any("convolution" in name for name in named) == (size == 130)
+    assert not any("mm" in name for name in named) if size == 130 else any("bmm" in name for name in named)
+
+
 def test_the_first_gradient_is_compared_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rounding is as large as the error that is looked for: right gradients were refused on a GPU."""
     within = []

@@ -71,12 +71,11 @@ class MetaStep(nn.Module):
             parts = [quarter_turns(x, y, self.turned) for x, y in parts]
         more = {name: batch[name] for name in ("step_weights",) if name in batch}
         backward: Any = getattr(self.learner, "eager_backward", self.learner.backward)  # training records the update
-        if self._compile is None and not more:  # by the first batch
+        if self._compile is None:  # by the first batch
             saved = self.updates * seconds_saved(self.learner, *parts) if self.images.is_cuda else 0.0
             self._compile = saved > COMPILING
             self._compiled = partial(CompiledIfPossible(), self.learner) if self._compile else None
-        if self._compiled is not None and not more:
-            backward = self._compiled
+        backward = self._compiled or backward
         with own_gradients(parameters) as found:
             loss = backward(*parts, **more).mean()
         gradients = [grad for grad in found if grad is not None]
