@@ -164,7 +164,7 @@ def _compile_given() -> None:
     torch.set_default_dtype(dtype)
     torch.backends.cuda.matmul.fp32_precision = precision
     config.load_config(saved)
-    config.compile_threads = max(1, (config.compile_threads or 1) // 4)  # it is no part of the key
+    config.compile_threads = max(1, (config.compile_threads or 1) // 3)  # of three processes; it is no part of the key
     if (device := forms[0][3]).type == "cuda":
         torch.cuda.set_device(device)
     by_inductor(graph, forms)
