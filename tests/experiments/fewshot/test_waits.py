@@ -55,8 +55,8 @@ def watched() -> Iterator[list[str]]:
 
 def data(channels: int) -> FewShotData:
     random = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (60, channels, 16, 16), dtype=torch.uint8, generator=random)
-    labels = torch.arange(6).repeat_interleave(10)
+    images = torch.randint(0, 256, (72, channels, 16, 16), dtype=torch.uint8, generator=random)
+    labels = torch.arange(6).repeat_interleave(12)
     return FewShotData.of({p: ImageSet(images, labels, [f"{p} {n}" for n in range(6)], "made", p) for p in PARTS})
 
 
