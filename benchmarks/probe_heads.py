@@ -113,7 +113,7 @@ def scattered(classes: int = 10, features: int = 512, signal: float = 1.45) -> t
 
 def features_of(run: Path, data_dir: Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features and labels of the training and the test part by a finished pretraining's encoder."""
-    model = metapretrain.load(run)
+    model = metapretrain.load(run, "auto")
     if not isinstance(model, SavedModel):
         raise InputError(f"{run} holds no encoder of images; name a run's folder of run_stl10.py")
     dataset = (read_json(run / "result.json") or {})["dataset"]
