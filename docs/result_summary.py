@@ -196,6 +196,15 @@ SPEEDS: list[tuple[str, str, str, str, str, str, float | None]] = [
         for half, kind in ((", bf16", "bf16"), ("", "float32"))
         for told in ((f"prompt MAML, shape of {name}, {kind}, recorded", "a loop over tasks"),)
     ),
+    (
+        "speed-h200-t5-jax",
+        "prompts-t5-base",
+        "one pass as a CUDA graph",
+        "jax",
+        "prompt MAML, shape of t5-base, float32, recorded",
+        "JAX",
+        1.2,
+    ),
     *(
         ("speed-h200-x2", f"scale-{what}", "2 processes", "1 process", f"two GPUs, {what}", "one process", 1.7)
         for what in ("tasks", "images", "tokens")
@@ -206,7 +215,8 @@ SPEEDS: list[tuple[str, str, str, str, str, str, float | None]] = [
 def _speed() -> Iterator[Line]:
     for name, row, begin, peer_begin, told, other, aim in SPEEDS:
         question = f"{told}: times the speed of {other}"
-        topic = "[Several GPUs](several-gpus.md)" if name.endswith("-x2") else "[Speed](speed-gpu.md)"
+        page = "several-gpus" if name.endswith("-x2") else "speed-prompts" if row.startswith("prompts") else "speed-gpu"
+        topic = f"[{'Several GPUs' if name.endswith('-x2') else 'Speed'}]({page}.md)"
         ours, peer = median(name, row, begin, True), median(name, row, peer_begin, False)
         reference = "-" if aim is None else f"{aim:g} (aim)"
         if ours is None or peer is None:

@@ -391,7 +391,7 @@ def eagerly(learner: Any, *batch: Any) -> Tensor:
 
 Step = Callable[..., Tensor]  # of a learner, support and query: adds gradients, returns the losses
 COMPILERS: list[Callable[[], Step]] = []  # filled by metapretrain.maml.compiled, which imports this module
-COMPILING = 90.0  # seconds, without a cache
+COMPILING = 60.0  # seconds, without a cache (49 on an idle machine with an H200)
 SAVED = 2.5e13  # operations as counted below for each second that compiling saves (docs/results/speed-h200-jax.json)
 
 
