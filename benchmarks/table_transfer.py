@@ -37,6 +37,7 @@ BASE = "supervised-resnet18"
 METHODS = (BASE, "prl-query-unfrozen-linear", "simclr")
 ENCODERS = (*METHODS, "pretrain-prl-query", "pretrain-simclr")
 RECIPES, COUNTS, SEEDS = ("paper", "strong"), (10, 25, 50, 100, 250, 450), (0, 1, 2)
+AGAINST_SIMCLR = (METHODS[1:], ENCODERS[3:])  # prototypes and SimCLR: fine-tuned, and not
 SHOTS, HEADS = ("5w1s", "5w5s"), ("nearest", "centred", "logistic")
 TEST, MISSING = "test_accuracy", "not run yet"
 ENCODER = re.compile(rf"encoder-(?:({'|'.join(ENCODER_HEADS)})-)?(.+)-s(\d+)")
@@ -269,15 +270,15 @@ def label_lines(results: Sequence[Result]) -> list[str]:
         cells = dict(sorted(tables[dataset, recipe].items()))
         names = methods_of(cells, METHODS)
         others = [name for name in names if name != BASE]
-        gaps = {name: gaps_of(cells, name, BASE) for name in others}
+        gaps = {(one, two): gaps_of(cells, one, two) for one, two in [(n, BASE) for n in others] + [*pairwise(others)]}
         rows, seeds = [], most_seeds(cells)
         for n in sorted({*cells, *COUNTS}):
             means = [cell(mean_of(cells.get(n, {}).get(name, {})), seeds) for name in names]
-            rows.append([str(n), *means, *(cell(gaps[name].get(n), seeds, "+") for name in others)])
-        header = ["labels per class", *names, *(f"{name} minus supervised" for name in others)]
+            rows.append([str(n), *means, *(cell(found.get(n), seeds, "+") for found in gaps.values())])
+        header = ["labels per class", *names, *map(minus, gaps)]
         lines += [f"**{dataset}, recipe {recipe}**", "", *markdown_table(header, rows)]
-        for one, two in [(name, BASE) for name in others] + list(pairwise(others)):
-            if found := gaps_of(cells, one, two):
+        for (one, two), found in gaps.items():
+            if found:
                 lines.append(f"- `{one}` against `{two}`: {compared(found, ' labels')}. {crossing(found)}".rstrip())
         lines += [f"- {budgets(passes_of(results, recipe), names)}", ""]
     return [*told(lines, tables, "seeds"), *missing(tables, COUNTS, METHODS)] if keys else ["Not run yet."]
@@ -291,22 +292,28 @@ def encoder_lines(results: Sequence[Result]) -> list[str]:
         recipes = {recipe: tables[dataset, recipe] for one, recipe in keys if one == dataset}
         places = places_of({place: {} for cells in recipes.values() for place in cells})
         rows: list[list[str]] = []
-        verdicts: dict[str, list[str]] = {}
+        differences: list[list[str]] = []
+        verdicts: dict[tuple[str, str], list[str]] = {}
         for recipe, cells in recipes.items():
             passes, seeds = passes_of(results, recipe), most_seeds(cells)
             most = {labels for counts in passes.values() for labels in counts if labels == max(counts)}
             trained = trained_on(cells) or most  # where no command tells it, encoders of all labels
-            for name in methods_of(cells, ENCODERS):
+            names = methods_of(cells, ENCODERS)
+            for name in names:
                 spent = {n for labels, found in passes.get(name, {}).items() if labels in trained for n in found}
                 about = [f"{recipe}: {name}", " or ".join(f"{n:,}" for n in sorted(spent)) or "not told"]
                 rows.append(about + [cell(mean_of(cells.get(at, {}).get(name, {})), seeds) for at in places])
-                gaps = gaps_of({place: cells.get(place, {}) for place in places}, name, BASE) if name != BASE else {}
-                if gaps:
+            for pair in [(name, BASE) for name in names if name != BASE] + list(AGAINST_SIMCLR):
+                if gaps := gaps_of({place: cells.get(place, {}) for place in places}, *pair):
                     told_of = compared({place_name(place): gap for place, gap in gaps.items()})
-                    verdicts.setdefault(name, []).append(f"recipe {recipe}, {told_of}")
+                    verdicts.setdefault(pair, []).append(f"recipe {recipe}, {told_of}")
+                    found = [cell(gaps.get(at), seeds, "+") for at in places]
+                    differences.append([f"{recipe}: {minus(pair)}", *found])
         lines += [f"**{dataset}**", ""]
         lines += markdown_table(["recipe: encoder", "encoder passes", *map(place_name, places)], rows)
-        lines += [f"- `{name}` against `{BASE}`: {'; '.join(found)}." for name, found in verdicts.items()] + [""]
+        if differences:
+            lines += markdown_table(["recipe: difference", *map(place_name, places)], differences)
+        lines += [f"- `{one}` against `{two}`: {'; '.join(found)}." for (one, two), found in verdicts.items()] + [""]
     every = [(shots, head) for shots in SHOTS for head in HEADS]
     return [*told(lines, tables, "encoders"), *missing(tables, every, ENCODERS)] if keys else ["Not run yet."]
 
@@ -352,6 +359,16 @@ def told(lines: Sequence[str], tables: Tables, what: str) -> list[str]:
     """The lines of tables and what their numbers are."""
     size = {tested(run)[1] for cells in tables.values() for run in runs_in(cells)}
     return [*lines, LEGEND.format(what, f"{listed(sorted(size))} per run")]
+
+
+def minus(pair: tuple[str, str]) -> str:
+    """A difference of two methods in words.
+
+    Example:
+        >>> minus(("simclr", BASE)), minus(("prl-query-unfrozen-linear", "simclr"))
+        ('simclr minus supervised', 'prl-query-unfrozen-linear minus simclr')
+    """
+    return f"{pair[0]} minus {'supervised' if pair[1] == BASE else pair[1]}"
 
 
 def places_of(cells: Cells) -> list[tuple[str, str]]:

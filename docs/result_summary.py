@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import table_transfer
 from result_files import TRANSFER, best_fewshot_rows, content, group_of, less, pairs_of, runs_of, score, shots, source
@@ -86,18 +87,20 @@ def _few_shot() -> Iterator[Line]:
 
 def _transfer() -> Iterator[Line]:
     runs = [run for name in TRANSFER if source(name).is_file() for run in runs_of(source(name)).results]
-    base, query = table_transfer.METHODS[:2]
+    supervised, query, simclr = table_transfer.METHODS
+    names = {supervised: "supervised", query: "query mode", simclr: "SimCLR"}
     labels, encoders = table_transfer.by_labels(runs), table_transfer.by_encoder(runs)
-    for key in table_transfer.table_order(labels):
-        recipe, gaps = key[1], table_transfer.gaps_of(labels[key], query, base)
+    pairs = [(query, supervised), (simclr, supervised), (query, simclr)]
+    for key, (one, two) in product(table_transfer.table_order(labels), pairs):
+        recipe, gaps = key[1], table_transfer.gaps_of(labels[key], one, two)
         asked = {f"Recipe {recipe}, {n} labels per class": gaps[n] for n in sorted(gaps) if n in (min(gaps), max(gaps))}
-        for place, gap in table_transfer.gaps_of(encoders.get(("cifar-fs", recipe), {}), query, base).items():
+        for place, gap in table_transfer.gaps_of(encoders.get(("cifar-fs", recipe), {}), one, two).items():
             if place == ("5w5s", "centred"):
                 asked[f"Recipe {recipe}, encoders on CIFAR-FS, 5-way 5-shot, head centred"] = gap
         for question, gap in asked.items():
             told = compared(gap) if gap.known else "one seed only"
-            what = f"{question}: query mode minus supervised, points"
-            yield "[Transfer](transfer.md)", what, shown(gap, sign="+"), "0 (supervised)", told
+            what = f"{question}: {names[one]} minus {names[two]}, points"
+            yield "[Transfer](transfer.md)", what, shown(gap, sign="+"), f"0 ({names[two]})", told
 
 
 def _text() -> Iterator[Line]:

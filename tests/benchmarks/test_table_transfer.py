@@ -61,6 +61,7 @@ def test_means_and_paired_differences_are_those_of_a_hand_calculation(tmp_path: 
     gaps = (1.0, -2.0, 4.0)  # points: mean 1, standard deviation 3
     cells = [f"63.00 ± {3 * HALF:.2f}", f"72.00 ± {2 * HALF:.2f}", "64.00 ± 12.91"]  # sqrt(27) HALF = 12.908
     cells += [f"+9.00 ± {1 * HALF:.2f}", f"+{sum(gaps) / 3:.2f} ± {3 * HALF:.2f}"]
+    cells += [f"+8.00 ± {math.sqrt(13) * HALF:.2f}"]  # of 9, 11 and 4 points
     assert line_of(text, "| 50 |") == f"| 50 | {' | '.join(cells)} |"
     assert f"- `{QUERY}` against `{SUPERVISED}`: above at 50 labels.\n" in text
     assert f"- `{SIMCLR}` against `{SUPERVISED}`: no difference shown at 50 labels.\n" in text
@@ -149,9 +150,26 @@ def test_encoders_are_rows_and_heads_columns(tmp_path: Path, command: str) -> No
     assert line_of(text, "| paper: pretrain-simclr |") == (
         f"| paper: pretrain-simclr | 359,936 | 29.00 ± {lower} | 51.00 ± {one} | 49.00 ± {lower} | 71.00 ± {one} |"
     )
+    (line,) = (line for line in text.splitlines() if line.startswith("| paper: pretrain-simclr minus"))
+    gaps = [f"{mean} ± {half}" for mean, half in (("-2.00", one), ("+10.00", "0.00")) * 2]  # nearest: -2, -3 and -1
+    assert line == f"| paper: pretrain-simclr minus supervised | {' | '.join(gaps)} |"
     told = "above at 1-shot logistic and 5-shot logistic, no difference shown at 1-shot nearest and 5-shot nearest."
     assert f"- `pretrain-simclr` against `{SUPERVISED}`: recipe paper, {told}\n" in text
     assert "2,000 episodes per run" in text and "all methods at 1-shot centred and 5-shot centred" in text
+
+
+def test_encoders_by_prototypes_are_compared_with_those_by_simclr(tmp_path: Path) -> None:
+    for name, scores in ((QUERY, (0.40, 0.42, 0.44)), (SIMCLR, (0.50, 0.51, 0.55)), ("pretrain-simclr", (0.6,))):
+        encoders(tmp_path, "5w1s", "", name, scores)
+    encoders(tmp_path, "5w1s", "", "pretrain-prl-query", (0.61,))
+    text = page(gathered([tmp_path])).partition("## The encoders")[2]
+    assert (
+        line_of(text, f"| paper: {QUERY} minus") == f"| paper: {QUERY} minus {SIMCLR} | -10.00 ± {HALF:.2f} |"
+    )  # of -10, -9 and -11
+    assert line_of(text, "| paper: pretrain-prl-query minus") == (
+        "| paper: pretrain-prl-query minus pretrain-simclr | +1.00 (1 seed) |"
+    )
+    assert f"- `{QUERY}` against `{SIMCLR}`: recipe paper, below at 1-shot nearest.\n" in text
 
 
 def test_panels_show_means_with_their_intervals(tmp_path: Path) -> None:
