@@ -75,6 +75,11 @@ ROWS = {
     "memory-omniglot-1-step": Row(BYTES, "speed_memory.omniglot", {"steps": 1}),
     "memory-omniglot-5-steps": Row(BYTES, "speed_memory.omniglot", {"steps": 5}),
     "memory-84-5-steps": Row(BYTES, "speed_memory.colour"),
+    # CIFAR-FS's shape, 32 pixels: the recipes of run_fewshot.py; 2,000 episodes of kept features, 5-way.
+    "fewshot-train-conv4": Row("images", "speed_fewshot.training", {"backbone": "conv4"}),
+    "fewshot-train-resnet12": Row("images", "speed_fewshot.training", {"backbone": "resnet12"}),
+    "fewshot-score-1-shot": Row("episodes", "speed_fewshot.scoring", {"shots": 1}),
+    "fewshot-score-5-shots": Row("episodes", "speed_fewshot.scoring", {"shots": 5}),
     # Three tasks of rows as long as CS224N's: three times 64 rows an update (16 on a CPU); embedding all of them.
     "text-train": Row("tokens", "speed_text.training"),
     "text-embed": Row("tokens", "speed_text.embedding"),

@@ -64,12 +64,27 @@ def count_kernels(call: Callable[[], object]) -> tuple[int, int | None]:
     return sum(name.startswith("aten::") for name in names), None
 
 
+def engine_of(step: Any, accelerator: Any, settings: Any) -> Any:
+    """What runs updates of a step as training does: recorded on a GPU, unless `settings.cuda_graph` is False."""
+    from metapretrain.training.engine import Engine, build_optimizer, over_ranks
+
+    step.to(accelerator.device).train()
+    optimizer = accelerator.prepare_optimizer(build_optimizer(step, settings, accelerator.device))
+    return Engine(over_ranks(step, accelerator, settings), optimizer, accelerator, settings)
+
+
 def device_clock() -> Callable[[], float]:
     """Wall time if work runs elsewhere than in this thread, else the thread's own time."""
     import torch
 
     alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
     return time.thread_time if alone else time.perf_counter
+
+
+def here(on_cpu: Any, on_cuda: Any) -> Any:
+    import torch
+
+    return on_cuda if torch.cuda.is_available() else on_cpu
 
 
 def wait() -> None:

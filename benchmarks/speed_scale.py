@@ -17,15 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from speed_contenders import Contender, Missing, wait
+from speed_contenders import Contender, Missing, engine_of, here, wait
 
 WORLDS = (1, 2, 4)
 HALF_BATCH = "1 process, half the batch"
 BOUND = "2 processes reach at most twice this"
-
-
-def here(on_cpu: Any, on_cuda: Any) -> Any:
-    return on_cuda if torch.cuda.is_available() else on_cpu
 
 
 def images(rank: int, world: int) -> tuple[Any, Any, int]:
@@ -146,7 +142,7 @@ def serve(kind: str, *how: str) -> None:
     Raises:
         RuntimeError: updates that were to be recorded as CUDA graphs were not.
     """
-    from metapretrain.training.engine import Engine, build_optimizer, over_ranks, records
+    from metapretrain.training.engine import records
     from metapretrain.training.environment import make_accelerator
     from metapretrain.training.settings import TrainSettings
 
@@ -155,10 +151,8 @@ def serve(kind: str, *how: str) -> None:
     torch.manual_seed(0)
     rank, world = (0, 2) if "half" in how else (accelerator.process_index, accelerator.num_processes)
     step, batch, _ = WORK[kind](rank, world)
-    step.to(accelerator.device).train()
     settings = TrainSettings(steps=1, lr=1e-5, precision=precision, cuda_graph=False if "eager" in how else None)
-    optimizer = accelerator.prepare_optimizer(build_optimizer(step, settings, accelerator.device))
-    engine = Engine(over_ranks(step, accelerator, settings), optimizer, accelerator, settings)
+    engine = engine_of(step, accelerator, settings)
     for line in sys.stdin:
         for _ in range(int(line)):
             engine.update([batch])
