@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
+from metapretrain.checks import PRECISIONS
 from metapretrain.report.layout import Column, Layout, Published
 
 SHOTS = ("5w1s", "5w5s", "20w1s", "20w5s")
@@ -54,12 +56,17 @@ LAYOUT = Layout(
 )
 
 
+def without_precision(recipe: str) -> str:
+    """A recipe's name without the precision that it ends with: `conv4-bf16` (`--tag bf16`) has the backbone `conv4`."""
+    return re.sub(rf"-({'|'.join(PRECISIONS)})$", "", recipe)
+
+
 def layout_of(dataset: str, backbone: str) -> Layout:
     """The layout with the numbers that were published for a data set and a backbone, if there are any."""
     if dataset == "omniglot-lake":  # Lake et al. (2019), table 1: an error of 13.7%
         lake = {"omniglot-lake-lake": {"protonet": Published({"test": 0.863})}}
         return replace(LAYOUT, published=lake, published_counts={"test_classes": 400, "test_images": 800})
-    family = "resnet12" if backbone.startswith("resnet12") else backbone
+    family = "resnet12" if backbone.startswith("resnet12") else without_precision(backbone)
     rows = PHOTOS.get((dataset, family))
     if rows is None:
         return LAYOUT

@@ -150,7 +150,7 @@ def methods_of(
         more = {**PHOTOS, "pad": image_size // 8}
         embedding = replace(RESNET_EPISODES if deep else CONV4_EPISODES, **more, drop=0.1 * deep)
         maml = replace(PHOTO_MAML, **more, batchnorm="support")
-        reptile = replace(REPTILE, **more, batchnorm="support", inner_lr=0.1)
+        reptile = replace(REPTILE, **more, batchnorm="support", inner_lr=0.1, lr=0.003)
         supervised = replace(PHOTO_SUPERVISED, **more, drop=0.1 * deep)
         plus = {**plus, "tasks": 4, "queries": 15}
     rows = {

@@ -1,6 +1,8 @@
 """Fill the table of docs/fewshot.md: python benchmarks/table_fewshot.py RESULTS ... [--page docs/fewshot.md].
 
 RESULTS are folders of runs or files such as docs/results/fewshot-fc100.json; of a method in several, the last counts.
+A recipe that ends with a precision (`--tag bf16`) is a row of the same backbone; of several in a folder the last by
+name counts.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ctrl_c  # noqa: F401
-from report_fewshot import PHOTOS, SHOTS
+from report_fewshot import PHOTOS, SHOTS, without_precision
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval
@@ -38,9 +40,11 @@ def scores_of(paths: Sequence[Path]) -> Scores:
             if not (result.get("recipe") and result.get("dataset")) or result["metrics"].get("test_accuracy") is None:
                 continue  # of another kind
             training = next(name for name in reversed(TRAININGS) if name in result.get("command", ""))
-            backbone = result["recipe"].partition("-pre")[0]
-            read[result["dataset"], backbone, training, result["method"]].append(result["metrics"]["test_accuracy"])
-        found |= read
+            key = result["recipe"], result["dataset"], training, result["method"]
+            read[key].append(result["metrics"]["test_accuracy"])
+        for (recipe, dataset, training, method), accuracies in sorted(read.items()):  # conv4-bf16 after conv4
+            backbone = without_precision(recipe.partition("-pre")[0])
+            found[dataset, backbone, training, method] = accuracies
     if not found:
         raise InputError(f"no complete few-shot run in {', '.join(map(str, paths))}; the page is left as it is")
     return found

@@ -194,6 +194,7 @@ def test_omniglot_needs_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_papers_choices_and_figures_stand_beside() -> None:
+    assert layout_of("cifar-fs", "conv4-bf16").published["cifar-fs-5w1s"]["r2d2"].scores == {"test": 0.6}
     assert options_of([]).settings == ["5w1s", "5w5s", "20w1s", "20w5s"]
     five, twenty = methods_of(5), methods_of(20)
     assert (five["maml"].inner_lr, five["maml"].inner_steps, five["maml"].tasks) == (0.4, 1, 32)
@@ -204,6 +205,8 @@ def test_the_papers_choices_and_figures_stand_beside() -> None:
     for name in ("maml", "maml++"):
         assert methods_of(5, photos=True)[name].batchnorm == "support"  # inductive unless named transductive
     assert methods_of(5, photos=True)["maml-transductive"].batchnorm == "batch"
+    rates = [(reptile.inner_lr, reptile.lr) for reptile in (five["reptile"], methods_of(5, photos=True)["reptile"])]
+    assert rates == [(0.3, 0.01), (0.1, 0.003)]  # docs/results/maml.md
     runs = [
         {
             "schema": 1,

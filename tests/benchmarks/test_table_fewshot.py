@@ -55,6 +55,21 @@ def test_a_start_from_the_supervised_encoder_stands_apart_and_is_no_missing_run(
     assert "| CIFAR-FS, conv4 | `protonet` | not run yet |" in written  # r2d2 of random weights is not missing
 
 
+def test_precisions_are_rows_of_one_backbone_and_are_not_mixed(tmp_path: Path, page: Path) -> None:
+    put(tmp_path / "runs", "maml", (0.5, 0.52), "run_fewshot.py --tag bf16", "conv4-bf16")
+    put(tmp_path / "runs", "maml", (0.1,), "run_fewshot.py", "conv4")
+    put(tmp_path / "runs", "protonet", (0.4,), "run_fewshot.py", "conv4")
+    put(tmp_path / "runs", "r2d2", (0.6,), "run_fewshot.py --set pretrained=true", "conv4-pre-bf16")
+    put(tmp_path / "runs", "supervised-centroid", (0.3,), "run_fewshot.py", "conv4-bf16-wide")  # not the same backbone
+    assert main([str(tmp_path / "runs"), "--page", str(page)]) == 0
+    written = page.read_text()
+    assert "|  | `maml` | 51.0 ± 12.7 |" in written and "| `protonet` | 40.0 | 55.5 |" in written
+    assert "| CIFAR-FS, conv4, from supervised | `r2d2` | 60.0 |" in written and "centroid" not in written
+    again = put(tmp_path / "again", "maml", (0.7,), "run_fewshot.py", "conv4")
+    assert main([str(tmp_path / "runs"), str(again), "--page", str(page)]) == 0
+    assert "|  | `maml` | 70.0 |" in page.read_text()  # the later argument
+
+
 def test_a_page_without_marks_and_results_that_are_not_there_are_one_line(
     tmp_path: Path, page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
