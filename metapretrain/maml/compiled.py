@@ -85,6 +85,8 @@ class CompiledMeta:
         options.pop("chunk")
         chosen = Options(**options)
         check_step_weights(step_weights, chosen)
+        if step_weights is not None and step_weights.requires_grad:
+            raise InputError("step_weights that ask for a gradient cannot be compiled: detach() them")
         inner, named = build(learner._task_loss(), learner._values(), support, chosen)
         of_query = learner._of_query(inner.loss_fn, support)
         fast, frozen = inner.split(named)
@@ -545,12 +547,14 @@ def _cut(*_: Any, **__: Any) -> None:
 
 def _of_patches(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
-) -> Tensor:
+) -> Tensor | None:
     if _casts(x):
         x, weight = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (x, weight))
         bias = None if bias is None else bias.to(weight.dtype)
     out, _, height, width = weight.shape
     patches = _Patches.apply(x.permute(0, 2, 3, 1), (height, width), stride, padding)
+    if patches.numel() > PATCHES:
+        return None
     images, rows, columns = patches.shape[:3]
     inputs = patches.reshape(images, rows * columns, -1)
     filters = weight.permute(2, 3, 1, 0).reshape(-1, out)
@@ -564,6 +568,7 @@ def _of_patches(
 FEW, SHORT = 32, 4096  # inputs of a filter, and positions, up to which sums are as fast as products
 LONG, PART, MOST_PARTS = 1300, 600, 64  # rows of a product that is taken in parts, and of a part at least
 LARGEST = 128 * 128  # pixels of images whose patches are written
+PATCHES = 2**27  # numbers in a task's patches up to which they are written: 512 MiB in float32, kept for the way back
 SMALL, OUTPUTS = 400_000, 32  # multiplications and outputs of a product that is a sum
 
 
@@ -599,10 +604,12 @@ def _normalised(
     return y.reshape(images, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _small_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if x.ndim != 2 or len(weight) > OUTPUTS or len(x) * weight.numel() > SMALL or _casts(x):
+def _small_product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    if input.ndim != 2 or weight.ndim != 2 or len(weight) > OUTPUTS or _casts(input):
         return None
-    y = (x[:, None] * weight).sum(-1)
+    if len(input) * weight.numel() > SMALL:
+        return None
+    y = (input[:, None] * weight).sum(-1)
     return y if bias is None else y + bias
 
 
@@ -615,12 +622,12 @@ def _rectified(x: Tensor, inplace: bool = False) -> Tensor | None:
 
 
 def _pooled(
-    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *a: Any, **b: Any
+    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *a: Any, **b: Any
 ) -> Any:
     kernel = engines.pair_of(kernel_size)
     apart = [engines.pair_of(n) for n in (stride or kernel, padding, dilation)] == [kernel, (0, 0), (1, 1)]
-    plain = x.ndim == 4 and apart and not any(a) and not any(b.values()) and kernel[0] * kernel[1] <= 9
-    return _Pooled.apply(x.permute(0, 2, 3, 1), kernel)[0].permute(0, 3, 1, 2) if plain else None
+    plain = input.ndim == 4 and apart and not any(a) and not any(b.values()) and kernel[0] * kernel[1] <= 9
+    return _Pooled.apply(input.permute(0, 2, 3, 1), kernel)[0].permute(0, 3, 1, 2) if plain else None
 
 
 WRITTEN: dict[Any, Callable[..., Tensor | None]] = {  # for images that lie channels last

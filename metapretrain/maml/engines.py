@@ -92,7 +92,7 @@ class MatmulConvolutions(Written):
 
 
 def convolution(
-    product: Callable[..., Tensor],
+    product: Callable[..., Tensor | None],
     largest: int,
     input: Tensor,
     weight: Tensor,

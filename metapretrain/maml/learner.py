@@ -600,7 +600,8 @@ class Reptile(FOMAML):
     The outer gradient is the mean over tasks of the weights minus the adapted ones (their section 2), so that plain
     SGD of rate `r` interpolates by `r`. Support and query examples are joined for the inner steps in training; at
     evaluation the inner steps see the support examples. The losses are those of the adapted weights on the queries.
-    `batches` parts of the joined examples, each with every label as often, are taken in turn, one per inner step.
+    `batches` parts of the joined examples, with as many of each label (or most probable one) where the numbers divide,
+    are taken in turn, one per inner step.
 
     >>> w, x, y = nn.Linear(1, 1, bias=False), torch.ones(1, 1, 1), torch.zeros(1, 1, 1)  # one task: w to 0
     >>> _ = nn.init.ones_(w.weight), Reptile(w, lr=0.25, loss=F.mse_loss).backward((x, y), (x, y))
@@ -624,8 +625,9 @@ class Reptile(FOMAML):
         of_query, after = self._of_query(loss, support), self._after(support, query)
         both = joined(support[0], query[0]), joined(support[1], query[1])
         parts = whole("batches", self.batches, 1, both[1].shape[1])  # each example in one, so no more than examples
-        if parts > 1 and both[1].ndim == 2:  # examples of a label side by side, so that each part has as many of it
-            order = both[1].argsort(dim=1, stable=True)
+        label = both[1].argmax(2) if both[1].ndim == 3 else both[1]  # of probabilities
+        if parts > 1 and label.ndim == 2:  # examples of a label side by side, so that each part has as many of it
+            order = label.argsort(dim=1, stable=True)
             both = map_tensors(lambda t: t[torch.arange(len(t), device=t.device)[:, None], order], both)
 
         def part_loss(params: Nest, data: tuple[Any, Tensor]) -> Tensor:

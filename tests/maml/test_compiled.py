@@ -114,13 +114,20 @@ def test_losses_after_each_step_count_by_their_weights(name: str) -> None:
 
 def test_step_weights_that_do_not_fit_are_refused_when_compiled() -> None:
     compiled = CompiledMeta(MAML(net(), 0.1, steps=3), backend="eager")
+    with pytest.raises(InputError, match="step_weights that ask for a gradient cannot be compiled"):
+        compiled.backward(batch(0), batch(1), step_weights=torch.ones(3, requires_grad=True))
     with pytest.raises(InputError, match=r"step_weights are \(2,\) for steps=3"):
         compiled.backward(batch(0), batch(1), step_weights=torch.ones(2))
 
 
-@pytest.mark.parametrize("size", [40, 130])  # products of parts of their rows; and grouped convolutions
-def test_large_images_and_small_heads(size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "most", "grouped"),
+    [(40, 6 * 40 * 40 * 9, False), (40, 6 * 40 * 40 * 9 - 1, True), (130, compiled_module.PATCHES, True)],
+    ids=["products of parts of the rows", "patches of too much memory", "images too large"],
+)
+def test_large_images_and_small_heads(size: int, most: int, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(compiled_module, "PATCHES", most)
     layers = nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(size // 2), nn.Flatten(), nn.Linear(8, 3)
     eager = MAML(nn.Sequential(*layers).double(), 0.1, steps=2)
     learner = copy.deepcopy(eager)
@@ -131,8 +138,33 @@ def test_large_images_and_small_heads(size: int) -> None:
     assert_same(eager, learner)
     (pieces,) = compiled._pieces.values()
     named = [str(node.target) for piece in pieces for node in piece.graph.nodes]
-    assert any("convolution" in name for name in named) == (size == 130)
-    assert not any("mm" in name for name in named) if size == 130 else any("bmm" in name for name in named)
+    assert any("convolution" in name for name in named) == grouped
+    assert not any("mm" in name for name in named) if grouped else any("bmm" in name for name in named)
+
+
+class Functional(nn.Module):
+    """Calls that torch takes too: arguments by name, and weights of one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.mix, self.head = nn.Conv2d(1, 3, 3), nn.Linear(12, 4), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.max_pool2d(input=nn.functional.conv2d(input=x, weight=self.body.weight), kernel_size=2).flatten(1)
+        z = nn.functional.linear(input=z, weight=self.mix.weight, bias=self.mix.bias).tanh()
+        return nn.functional.linear(z, self.head)
+
+
+def test_arguments_by_name_and_weights_of_one_dimension() -> None:
+    torch.manual_seed(0)
+    eager = MAML(Functional().double(), 0.1, steps=2, loss=nn.functional.mse_loss, allow_unused=True)
+    learner, (x, y) = copy.deepcopy(eager), batch(0)
+    part = x, y.double()
+    losses = CompiledMeta(learner, backend="eager").backward(part, part)
+    torch.testing.assert_close(losses, eager.eager_backward(part, part), rtol=1e-10, atol=1e-13)
+    for p, own in zip(learner.parameters(), eager.parameters(), strict=True):
+        unused = torch.zeros_like(own)
+        torch.testing.assert_close(p.grad, unused if own.grad is None else own.grad, rtol=1e-10, atol=1e-13)
 
 
 def test_the_first_gradient_is_compared_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -337,6 +337,8 @@ def test_what_cannot_be_compiled_goes_on_as_it_was(monkeypatch: pytest.MonkeyPat
             torch.manual_seed(0)
             torch.testing.assert_close(found, maml.eager_backward(part, part))
         assert not step.possible
+        with pytest.raises(InputError, match=r"step_weights are \(3,\) for steps=1"):  # they are not left out
+            step(maml, part, part, torch.ones(3))
 
 
 def test_compiling_pays_sooner_the_more_there_is_to_compute() -> None:

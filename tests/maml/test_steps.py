@@ -174,6 +174,18 @@ def test_reptiles_gradient_is_the_weights_minus_the_adapted_ones(engine: str, ba
     assert max(float(p.grad.abs().max()) for p in net.parameters()) < 1e-12
 
 
+def test_reptiles_batches_of_probabilities_are_those_of_their_labels() -> None:
+    found = []
+    for form in (lambda y: y, lambda y: F.one_hot(y).double()):
+        torch.manual_seed(0)
+        learner = Reptile(nn.Linear(2, 3).double(), LR, steps=2, batches=2)
+        x, y = torch.randn(2, 12, 2).double(), torch.arange(12).remainder(2).expand(2, 12).contiguous()
+        y[:, 1] = 2  # so that every other row is not one part
+        learner.backward((x, form(y)), (x, form(y)))
+        found.append(learner.module.weight.grad)
+    torch.testing.assert_close(*found)
+
+
 def test_reptile_joins_inputs_by_their_names() -> None:
     class Difference(nn.Module):
         def __init__(self) -> None:

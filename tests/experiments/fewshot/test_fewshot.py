@@ -158,11 +158,17 @@ def test_the_steps_gradient_is_that_of_the_losses(
 def test_meta_steps_are_compiled_by_themselves_where_that_pays(
     data: FewShotData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "CompiledIfPossible", lambda: lambda learner, *parts: learner.eager_backward(*parts))
+    calls: list[int] = []  # of what would be compiled, with so many arguments
+
+    def compiled(learner: Any, *parts: Any, **more: Any) -> Any:
+        calls.append(len(parts) + len(more))
+        return learner.eager_backward(*parts, **more)
+
+    monkeypatch.setattr(learning, "CompiledIfPossible", lambda: compiled)
     learner = build_learner(FewShotMethod("maml", updates=1, tasks=4), TINY, data, 3, seed=0)
-    batch = next(iter(batches(data)))
     found = {}
-    for updates, on_gpu in ((10, True), (10**9, True), (10**9, False)):
+    for updates, on_gpu, fading in ((10, True, 0), (10**9, True, 0), (10**9, False, 0), (10**9, True, 2)):
+        batch = next(iter(batches(data, fading=(1, fading))))
         step = MetaStep(
             learner,
             data.train.images.as_subclass(OnGpu) if on_gpu else data.train.images,
@@ -170,8 +176,8 @@ def test_meta_steps_are_compiled_by_themselves_where_that_pays(
             updates=updates,
         )
         step({EPISODES: batch})
-        found[updates, on_gpu] = step._compiled is not None
-    assert found == {(10, True): False, (10**9, True): True, (10**9, False): False}
+        found[updates, on_gpu, fading > 0] = len(calls) and calls.pop()
+    assert found == {(10, True, False): 0, (10**9, True, False): 2, (10**9, False, False): 0, (10**9, True, True): 3}
 
 
 class OnGpu(torch.Tensor):
@@ -365,7 +371,7 @@ def test_reptile_takes_its_examples_in_batches(data: FewShotData) -> None:
     assert method.encoder_passes(method.spec(SPEC, 3)) == 2 * 3 * (4 * 4 / 2 + 1)
 
 
-def test_a_compiled_step_takes_fading_losses_as_they_are(data: FewShotData) -> None:
+def test_a_compiled_step_takes_fading_losses(data: FewShotData) -> None:
     method = FewShotMethod("maml", updates=2, tasks=2, inner_steps=2, fade=1.0)
     batch = next(iter(batches(data, tasks=2, fading=(2, 2))))
     learner = build_learner(method, TINY, data, 3, 0)
