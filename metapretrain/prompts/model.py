@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,12 +43,6 @@ def shared_prompt(model: Any, length: int, width: int) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def positions(length: int, width: int, rows: int, device: torch.device) -> Tensor:
-    """The place of each token behind the prompt of its own row, int64 (1, L + m N)."""
-    inside = torch.arange(width, device=device) + length
-    return torch.cat([torch.arange(length, device=device), inside.repeat(rows)])[None]
-
-
 class _Attention:
     def __init__(self, length: int, width: int) -> None:
         self.length, self.width = length, width
@@ -60,26 +55,20 @@ class _Attention:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         tasks, count = len(query), (query.shape[2] - self.length) // self.width
         options: dict[str, Any] = {"scale": given.get("scaling"), "dropout_p": given.get("dropout", 0.0)}
-        own = self._rows(query, count).flatten(0, 1)
-        keys, values = (self._with_prompt(states, count).flatten(0, 1) for states in (key, value))
+        own, *rows = (
+            states[:, :, self.length :].unflatten(2, (count, self.width)).transpose(1, 2)
+            for states in (query, key, value)
+        )  # (K, m, H, N, d)
+        prompts = (states[:, None, :, : self.length].expand(-1, count, -1, -1, -1) for states in (key, value))
+        keys, values = (torch.cat(pair, 3).flatten(0, 1) for pair in zip(prompts, rows, strict=True))
         mask = self._mask(query.device, query.dtype)
-        found = scaled_dot_product_attention(own, keys, values, attn_mask=mask, **options)
+        found = scaled_dot_product_attention(own.flatten(0, 1), keys, values, attn_mask=mask, **options)
         out: Tensor = found.unflatten(0, (tasks, count)).transpose(2, 3).flatten(1, 2)  # (K, m N, H, d)
         if not self.length:
             return out, None
         q, k, v = (states[:, :, : self.length] for states in (query, key, value))
         first = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
         return torch.cat([first.transpose(1, 2), out], 1), None
-
-    def _rows(self, states: Tensor, count: int) -> Tensor:
-        """States of the rows (K, m, H, N, d)."""
-        rows: Tensor = states[:, :, self.length :].unflatten(2, (count, self.width))
-        return rows.transpose(1, 2)
-
-    def _with_prompt(self, states: Tensor, count: int) -> Tensor:
-        """States of the rows with those of their prompt in front, (K, m, H, L + N, d)."""
-        prompt = states[:, None, :, : self.length].expand(-1, count, -1, -1, -1)
-        return torch.cat([prompt, self._rows(states, count)], 3)
 
     def _mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """What is added to the scores (N, L + N): a token sees the prompt and its row up to itself."""
@@ -119,11 +108,11 @@ def shared(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -
     embeds = torch.cat([prompts.to(embeds.dtype), embeds], 1)
     places = batch.answer + length + width * torch.arange(rows, device=ids.device)
     places = torch.where(batch.answer < 0, length - 1, places)  # an empty row is answered behind the prompt itself
-    where = positions(length, width, rows, ids.device)
-    with shared_prompt(model, length, width), _only_at(model, places) as cut:
-        logits = model(inputs_embeds=embeds, position_ids=where, use_cache=False).logits
-    at_answers = logits if cut else _gathered(logits, places)
-    scores = _of_single(at_answers.flatten(0, 1)[:, None], ids)
+    inside = torch.arange(length + width, device=ids.device)
+    where = torch.cat([inside[:length], inside[length:].repeat(rows)])[None]  # each row's behind its prompt
+    with shared_prompt(model, length, width):
+        logits = _logits_at(model, places, inputs_embeds=embeds, position_ids=where, use_cache=False)
+    scores = _of_single(logits.flatten(0, 1)[:, None], ids)
     return scores.reshape(tasks, rows, -1)
 
 
@@ -139,10 +128,39 @@ def encoder_decoder(model: Any, prompts: Tensor, batch: PromptBatch, words: Verb
         states, mask, begin = (t.repeat_interleave(classes, 0) for t in (encoded.last_hidden_state, mask, begin))
         begin = torch.cat([begin, ids[:, :-1].repeat(rows, 1)], 1)
         encoded.last_hidden_state = states
-    logits = model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=begin, use_cache=False).logits[:, 1:]
+    given = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": begin}
+    with _without_keys(model):
+        logits = model(**given, use_cache=False).logits[:, 1:]
     if longest == 1:
         return _of_single(logits, ids)
     return _of_several(logits, ids.repeat(rows, 1), real.repeat(rows, 1)).reshape(rows, classes)
+
+
+@contextmanager
+def _without_keys(model: Any) -> Iterator[None]:
+    """Within it, T5's decoder attends to the encoder's states by :func:`_attended`, where its layers are plain."""
+    parts = model.get_decoder().modules() if model.config.model_type in ("mt5", "t5") else ()
+    crossing = [part.EncDecAttention for part in parts if hasattr(part, "EncDecAttention")]
+    plain = [of for of in crossing if type(of.k) is type(of.v) is nn.Linear and "forward" not in vars(of)]
+    try:
+        for attention in plain:
+            attention.forward = partial(_attended, attention)
+        yield
+    finally:
+        for attention in plain:
+            vars(attention).pop("forward", None)
+
+
+def _attended(of: Any, x: Tensor, mask: Tensor, key_value_states: Tensor, **_: Any) -> tuple[Tensor, None, None]:
+    """Attention of x (B, T, D) to states (B, S, D), with a mask (B, 1, 1, S) that is added to the scores.
+
+    T is small: to move each head's query into the states' D features costs less than a key and a value of each state.
+    """
+    keys, values = (part.weight.unflatten(0, (of.n_heads, -1)) for part in (of.k, of.v))  # (H, d, D)
+    queries = torch.einsum("bthd,hdf->bthf", of.q(x).unflatten(2, (of.n_heads, -1)), keys)
+    shares = (queries.flatten(1, 2) @ key_value_states.mT + mask[:, 0]).softmax(-1)  # (B, T H, S)
+    seen = (shares @ key_value_states).view_as(queries)
+    return of.o(torch.einsum("bthf,hdf->bthd", seen, values).flatten(2)), None, None
 
 
 def _start_of(model: Any) -> int:
@@ -163,21 +181,15 @@ def masked(model: Any, prompts: Tensor, batch: PromptBatch, words: Verbalizer) -
     lengths = [len(tokens) for tokens in words.tokens]
     found: dict[int, Tensor] = {}
     for length in sorted(set(lengths)):
-        wider = _more_masks(batch, length)
-        places = batch.answer[:, None] + torch.arange(length, device=ids.device)
+        place, to = batch.answer[:, None], torch.arange(batch.input_ids.shape[-1] + length - 1, device=ids.device)
+        source = torch.where(to <= place, to, torch.where(to < place + length, place, to - length + 1))
+        wider = PromptBatch(batch.input_ids.gather(1, source), batch.attention_mask.gather(1, source), batch.answer)
+        places = place + torch.arange(length, device=ids.device)
         log_p = _normalised(_answer_logits(model, prompts, wider, places))
         for label in (label for label, own in enumerate(lengths) if own == length):
             index = ids[label, :length].expand(len(batch), length)[..., None]
             found[label] = log_p.gather(2, index)[..., 0].sum(1)
     return torch.stack([found[label] for label in range(len(words))], 1)
-
-
-def _more_masks(batch: PromptBatch, length: int) -> PromptBatch:
-    extra = length - 1
-    to = torch.arange(batch.input_ids.shape[-1] + extra, device=batch.answer.device)
-    place = batch.answer[:, None]
-    source = torch.where(to <= place, to, torch.where(to <= place + extra, place, to - extra))
-    return PromptBatch(batch.input_ids.gather(1, source), batch.attention_mask.gather(1, source), batch.answer)
 
 
 def _inputs(model: Any, prompts: Tensor, batch: PromptBatch) -> tuple[Tensor, Tensor]:
@@ -200,15 +212,11 @@ def _answer_logits(model: Any, prompts: Tensor, batch: PromptBatch, places: Tens
     # Behind the answer of a decoder-only model stands padding alone, which it does not look at: no mask is needed.
     masked_model = "ForMaskedLM" in type(model).__name__
     options: dict[str, Any] = {"attention_mask": mask} if masked_model else {"use_cache": False}
-    places = places + prompts.shape[1]
-    with _only_at(model, places) as cut:
-        logits: Tensor = model(inputs_embeds=embeds, **options).logits
-    return logits if cut else _gathered(logits, places)
+    return _logits_at(model, places + prompts.shape[1], inputs_embeds=embeds, **options)
 
 
-@contextmanager
-def _only_at(model: Any, places: Tensor) -> Iterator[list[bool]]:
-    """Let the model's head see only the hidden states at `places`: its vocabulary is the larger part of memory."""
+def _logits_at(model: Any, places: Tensor, **inputs: Any) -> Tensor:
+    """Logits (B, T, V) at `places`. The head sees no other hidden states: its vocabulary is most of the memory."""
     cut: list[bool] = []
 
     def hook(_module: Any, _inputs: Any, output: Any) -> Any:
@@ -221,10 +229,11 @@ def _only_at(model: Any, places: Tensor) -> Iterator[list[bool]]:
     body = getattr(model, model.base_model_prefix, None) if model.base_model_prefix else None
     handle = body.register_forward_hook(hook) if body is not None else None
     try:
-        yield cut
+        logits: Tensor = model(**inputs).logits
     finally:
         if handle is not None:
             handle.remove()
+    return logits if cut else _gathered(logits, places)
 
 
 def _gathered(states: Tensor, places: Tensor) -> Tensor:

@@ -126,7 +126,8 @@ class SoftPrompt(nn.Module):
         whole("length of a soft prompt", length, 1)
         whole("features of a soft prompt", features, 1)
         number("spread of a soft prompt", spread, above=0)
-        return cls((torch.rand(length, features, generator=_generator(seed)) * 2 - 1) * spread)
+        generator = torch_generator(whole("seed", seed, 0, 2**63 - 1))
+        return cls((torch.rand(length, features, generator=generator) * 2 - 1) * spread)
 
     @classmethod
     def from_vocabulary(
@@ -144,7 +145,7 @@ class SoftPrompt(nn.Module):
         ids = torch.arange(count) if among is None else _token_ids(among)
         if ids.ndim != 1 or not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= count:
             raise InputError(f"among must hold token ids in 0..{count - 1}, at least one")
-        generator = _generator(seed)
+        generator = torch_generator(whole("seed", seed, 0, 2**63 - 1))
         rounds = -(-length // len(ids))
         drawn = torch.cat([torch.randperm(len(ids), generator=generator) for _ in range(rounds)])[:length]
         return cls(_embedded(table, ids[drawn]))
@@ -186,7 +187,3 @@ def _embedded(table: Any, ids: Tensor) -> Tensor:
     """The embeddings (L, D) on the CPU as the model sees them: some families scale those of the table."""
     found: Tensor = table(ids.to(table.weight.device)).detach().cpu()
     return found
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch_generator(whole("seed", seed, 0, 2**63 - 1))

@@ -261,7 +261,11 @@ class PromptTemplate:
         pieces = self.pieces(second is not None)
         before, after = special_ids(tokenizer)
         if kind == "decoder-only":
-            pieces, after = _before_answer(pieces, self.text), []
+            place = [piece.text for piece in pieces].index(ANSWER)
+            if late := [piece.text for piece in pieces[place:] if piece.slot]:
+                told = f"template {self.text!r} has {late[0]} behind {ANSWER}"
+                raise InputError(f"{told}: a decoder-only model cannot see it there")
+            pieces, after = pieces[:place], []
         marker = _marker(tokenizer, kind)
         fixed: dict[int, Ids] = {}
         slots: dict[int, list[Ids]] = {}
@@ -295,9 +299,7 @@ class PromptTemplate:
 
 
 def _check_texts(first: Sequence[str], second: Sequence[str] | None) -> None:
-    for name, texts in (("first", first), ("second", second)):
-        if texts is None and name == "second":
-            continue
+    for name, texts in (("first", first), ("second", [] if second is None else second)):
         if isinstance(texts, str) or not isinstance(texts, Sized) or not all(isinstance(text, str) for text in texts):
             raise InputError(f"{name} must be a list of strings, one a row")
     if second is not None and len(first) != len(second):
@@ -314,14 +316,6 @@ def _marker(tokenizer: Any, kind: str) -> Ids:
         what = "a mask token" if kind == "masked" else f"the sentinel token {SENTINEL}"
         raise InputError(f"a model of kind {kind} needs {what}, which {type(tokenizer).__name__} does not have")
     return [int(found)]
-
-
-def _before_answer(pieces: list[Piece], text: str) -> list[Piece]:
-    place = [piece.text for piece in pieces].index(ANSWER)
-    late = [piece.text for piece in pieces[place:] if piece.slot]
-    if late:
-        raise InputError(f"template {text!r} has {late[0]} behind {ANSWER}: a decoder-only model cannot see it there")
-    return pieces[:place]
 
 
 def _piece_ids(tokenizer: Any, texts: list[str], piece: Piece, start: bool) -> list[Ids]:
