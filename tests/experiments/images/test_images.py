@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from metapretrain.data.images import ImageSet
 from metapretrain.errors import InputError
-from metapretrain.experiments.base import Machine
+from metapretrain.experiments.base import Context, Machine
 from metapretrain.experiments.images.data import ImageData
 from metapretrain.experiments.images.recipe import ImagePhase, ImageRecipe
-from metapretrain.experiments.images.training import ImageMethod, new_encoder, updates
+from metapretrain.experiments.images.training import ImageMethod, finetuning, new_encoder, updates
 from metapretrain.models import Encoder
 from metapretrain.training import loop
 from tests.experiments.conftest import RECIPE, finetune, make_images, pretrain
@@ -168,6 +168,19 @@ def test_frozen_fine_tuning_leaves_the_encoder_and_unfrozen_changes_it(recipe: I
         assert all(same) if frozen else not any(same)
         assert report.steps == 10 and report.batches == {"supervised": 10}
         assert head.weight.shape == (3, encoder.features)
+
+
+def test_a_head_in_training_is_validated_and_bad_outputs_are_refused(recipe: ImageRecipe, data: ImageData) -> None:
+    about = Context("row", ImageMethod("supervised"), 0, recipe, data, Machine())
+    head, job = finetuning(about, new_encoder(data, recipe, 0))
+    assert job.evaluate is not None
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+    assert job.evaluate(1) == {"accuracy": float((data.validation.labels == 1).double().mean())}
+    torch.nn.init.constant_(head.bias, float("nan"))
+    with pytest.raises(InputError, match="outputs of 12 of 12 inputs are NaN or infinite"):
+        job.evaluate(1)
 
 
 @pytest.fixture
