@@ -342,19 +342,27 @@ def start(
     folder, command = folder_of(launch, options), command_of(launch, options)
     folder.mkdir(parents=True, exist_ok=True)
     log, began = folder / "launch.log", time.monotonic()
-    try:
-        run_jobs({"launch": command}, [environment], folder)
-    except InputError as failed:
-        told = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error:")]
-        return None, f"{told[0]} (log in {log})" if told else str(failed)
-    told = [line for line in log.read_text(errors="replace").splitlines() if "not recorded as CUDA graphs" in line]
-    if launch.graph and told:  # they ran, but as a launch without graphs would
-        return None, f"{told[0].strip()} (log in {log}); run it again without --resume"
+    bare = not_recorded(launch, log) if options.resume else None  # in an earlier call, whose runs would be kept
+    if bare is None:
+        try:
+            run_jobs({"launch": command}, [environment], folder)
+        except InputError as failed:
+            told = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error:")]
+            return None, f"{told[0]} (log in {log})" if told else str(failed)
+        bare = not_recorded(launch, log)
+    if bare is not None:
+        return None, f"{bare} (log in {log}); to measure it again, remove {folder} and add --resume"
     took = time.monotonic() - began
     batch = int(re.findall(r"\b(?:batch_size|tasks)=(\d+)", " ".join(command))[-1])
     about: dict[str, Any] = {"precision": options.precision if WORK[launch.work].mixed else "fp32"}
     about |= {} if options.resume else {"launch_s": round(took, 1)}  # finished runs take no time
     return [{**row, **about} for row in read(launch, batch, folder)], None
+
+
+def not_recorded(launch: Launch, log: Path) -> str | None:
+    """Return the line by which a launch with CUDA graphs said that it ran without them, if it did."""
+    lines = log.read_text(errors="replace").splitlines() if launch.graph and log.is_file() else []
+    return next((line.strip() for line in lines if "not recorded as CUDA graphs" in line), None)
 
 
 def read(launch: Launch, batch: int, folder: Path) -> list[dict[str, Any]]:

@@ -199,6 +199,10 @@ def test_a_launch_whose_updates_were_not_recorded_is_not_kept_as_recorded(
 
     monkeypatch.setattr(run_scale, "run_jobs", run)
     rows, reason = run_scale.start(Launch("tasks", 2, True, (0,)), [{}, {}], options)
-    assert rows is None and reason is not None and "no memory" in reason and "--resume" in reason
+    assert rows is None and reason is not None and "no memory" in reason and f"remove {tmp_path}" in reason
+    monkeypatch.setattr(run_scale, "run_jobs", lambda *_: pytest.fail("its runs are done: nothing would be said again"))
+    resumed = options_of([*SMOKE, "--out", str(tmp_path), "--resume"])
+    assert run_scale.start(Launch("tasks", 2, True, (0,)), [{}, {}], resumed) == (None, reason)
+    monkeypatch.setattr(run_scale, "run_jobs", run)
     rows, reason = run_scale.start(Launch("tasks", 2, False, (0,)), [{}, {}], options)
     assert rows is not None and reason is None
