@@ -241,10 +241,12 @@ class MAML(Learner):
         return [{name: rate[place] for name, rate in named.items()} for place in places]
 
     def _adapting(self, allow_nograd: bool = True) -> Named:
-        """The parameters that adapt, by name; raises InputError if some take no gradient, unless `allow_nograd`."""
+        """The parameters that adapt, by name; raises InputError if some, unless `allow_nograd`, or all are frozen."""
         named = dict(self.module.named_parameters())
         chosen = {name: named[name] for name in choose_names(self.only, tuple(named))}
         frozen = [name for name, p in chosen.items() if not p.requires_grad]
+        if len(frozen) == len(chosen):
+            raise InputError(f"nothing adapts: all of {', '.join(frozen)} are frozen; see requires_grad_() or only=")
         if frozen and not allow_nograd:
             raise InputError(f"{', '.join(frozen)}: requires_grad is False; pass allow_nograd=True to leave them")
         return {name: p for name, p in chosen.items() if p.requires_grad}

@@ -236,6 +236,9 @@ def test_unused_and_frozen_parameters_are_named() -> None:
     frozen = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, WAYS))
     with pytest.raises(InputError, match=r"0\.weight, 0\.bias: requires_grad is False; pass allow_nograd"):
         MAML(frozen, lr=0.1).losses((x, y), (x, y))
+    for rates in (False, True):
+        with pytest.raises(InputError, match=r"nothing adapts: all of 0\.weight, 0\.bias are frozen; see"):
+            MAML(frozen, lr=0.1, only="0", allow_nograd=True, learn_rates=rates).losses((x, y), (x, y))
     learner = MAML(frozen, lr=0.1, allow_nograd=True).clone()
     learner.adapt(F.cross_entropy(learner(x[0]), y[0]))
     assert learner.module[0].weight is frozen[0].weight
