@@ -74,7 +74,9 @@ def _by_rows(root: Path, part: str) -> Rows:
     found = read_file(file, text="filename", id="label", format="csv")
     rows = [(root / "images" / name, label) for name, label in zip(found.first, found.ids, strict=True)]
     seen: set[Path] = set()
-    for number, (path, _) in enumerate(rows, start=2):
+    for number, (path, label) in enumerate(rows, start=2):
+        if not label:
+            raise InputError(f"{file}, line {number}: label is empty; give the image's class")
         if not path.is_file():
             raise InputError(f"{file}, line {number}: there is no image {path}")
         if path in seen:

@@ -343,7 +343,7 @@ def _read_frame(path: Path, kind: str, header: Sequence[str] | None) -> Any:
 
             frame = pandas.read_parquet(path, engine="pyarrow")
             about = json.loads((read_schema(path).metadata or {}).get(b"huggingface", b"{}"))  # as `datasets` writes it
-            frame.attrs["features"] = about.get("info", {}).get("features", {})
+            frame.attrs["features"] = (about.get("info") or {}).get("features") or {}
             return frame
         with pandas.ExcelFile(path, engine="openpyxl") as book:
             if len(book.sheet_names) > 1:

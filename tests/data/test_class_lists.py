@@ -64,7 +64,12 @@ def test_a_missing_part_or_folder_is_told(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("none.jpg,a", "line 8: there is no image"), ("a0.jpg", ".*line 8: 1 field for 2 columns"), ("", "")],
+    [
+        ("none.jpg,a", "line 8: there is no image"),
+        ("a0.jpg", ".*line 8: 1 field for 2 columns"),
+        ("a0.jpg,", "line 8: label is empty"),
+        ("", ""),
+    ],
 )
 def test_rows_of_mini_imagenet_are_told_by_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, told: str

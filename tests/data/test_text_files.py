@@ -280,6 +280,15 @@ def test_a_real_dataset_reads_as_the_file(tmp_path: Path) -> None:
     assert from_dataset(classes, text="text", label="label").require_labels().tolist() == [1]
 
 
+@pytest.mark.parametrize("about", [{}, {"info": None}, {"info": {"features": None}}])
+def test_a_parquet_file_may_say_nothing_of_its_columns(tmp_path: Path, about: dict[str, Any]) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"text": ["x", "y"], "label": ["bad", "good"]})
+    parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(about)}), tmp_path / "rows.parquet")
+    rows = read_texts(tmp_path / "rows.parquet", text="text", label="label", classes=["bad", "good"])
+    assert rows.require_labels().tolist() == [0, 1]
+
+
 def test_columns_of_numpy_and_of_a_file_are_the_same(tmp_path: Path) -> None:
     scores = np.array([1.5, np.nan], dtype=np.float32)
     table = {"a": np.array(["x", "y"], dtype=object), "b": ["p", "q"], "score": scores}
