@@ -46,37 +46,35 @@ def shared_prompt(model: Any, length: int, width: int) -> Iterator[None]:
 class _Attention:
     def __init__(self, length: int, width: int) -> None:
         self.length, self.width = length, width
-        self.masks: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self.masks: dict[Any, Tensor] = {}
 
     def __call__(self, _module: Any, query: Tensor, key: Tensor, value: Tensor, *_mask: Any, **given: Any) -> Any:
         """Attention of query (K, H, S, d) to key and value (K, G, S, d) of G groups of heads: (K, S, H, d), None."""
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1:  # the fused kernels that take a mask know no groups
-            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        tasks, count = len(query), (query.shape[2] - self.length) // self.width
+        tasks, rest = len(query), query.shape[2] - self.length
         options: dict[str, Any] = {"scale": given.get("scaling"), "dropout_p": given.get("dropout", 0.0)}
-        own, *rows = (
-            states[:, :, self.length :].unflatten(2, (count, self.width)).transpose(1, 2)
-            for states in (query, key, value)
-        )  # (K, m, H, N, d)
-        prompts = (states[:, None, :, : self.length].expand(-1, count, -1, -1, -1) for states in (key, value))
-        keys, values = (torch.cat(pair, 3).flatten(0, 1) for pair in zip(prompts, rows, strict=True))
-        mask = self._mask(query.device, query.dtype)
-        found = scaled_dot_product_attention(own.flatten(0, 1), keys, values, attn_mask=mask, **options)
-        out: Tensor = found.unflatten(0, (tasks, count)).transpose(2, 3).flatten(1, 2)  # (K, m N, H, d)
+        (q, k, v), parts = zip(*(x.split([self.length, rest], 2) for x in (query, key, value)), strict=True)
+        own, *rows = (part.unflatten(2, (-1, self.width)).transpose(1, 2) for part in parts)  # (K, m, H, N, d)
+        before = (part[:, None].expand(-1, own.shape[1], -1, -1, -1) for part in (k, v))
+        keys, values = (torch.cat(pair, 3).flatten(0, 1) for pair in zip(before, rows, strict=True))
+        found = self._causal(own.flatten(0, 1), keys, values, options)
+        out: Tensor = found.unflatten(0, (tasks, -1)).transpose(2, 3).flatten(1, 2)  # (K, m N, H, d)
         if not self.length:
             return out, None
-        q, k, v = (states[:, :, : self.length] for states in (query, key, value))
-        first = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-        return torch.cat([first.transpose(1, 2), out], 1), None
+        return torch.cat([self._causal(q, k, v, options).transpose(1, 2), out], 1), None
 
-    def _mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores (N, L + N): a token sees the prompt and its row up to itself."""
-        if (device, dtype) not in self.masks:
-            seen = torch.ones(self.width, self.length + self.width, dtype=torch.bool, device=device).tril(self.length)
-            added = torch.zeros(seen.shape, dtype=dtype, device=device)
-            self.masks[device, dtype] = added.masked_fill(~seen, -torch.inf)
-        return self.masks[device, dtype]
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        """Attention of query (B, H, N, d) at the end of key and value (B, G, M, d): each token up to itself.
+
+        The r heads of a group are queries (r N, d) of one head, so that its keys are not copied for each.
+        """
+        (heads, width), (groups, seen) = query.shape[1:3], key.shape[1:3]
+        form = heads // groups, width, seen, query.device, query.dtype
+        if form not in self.masks:
+            added = query.new_full((width, seen), -torch.inf).triu(seen - width + 1)
+            self.masks[form] = added.repeat(heads // groups, 1)
+        together = query.unflatten(1, (groups, -1)).flatten(2, 3)
+        found = scaled_dot_product_attention(together, key, value, attn_mask=self.masks[form], **options)
+        return found.reshape(query.shape)
 
 
 TAKE_READY_MASKS = ("bert", "camembert", "mt5", "roberta", "t5", "xlm-roberta")

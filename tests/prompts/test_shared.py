@@ -93,3 +93,16 @@ def test_no_value_is_asked_for_while_it_computes() -> None:
     batch, prompts = rows_of(model, 2, 2).to("meta"), torch.zeros(2, 4, 16, dtype=torch.float64, device="meta")
     model.model.to("meta")
     assert model(prompts, batch).shape == (2, 2, 5)
+
+
+def test_keys_of_a_group_are_not_copied_for_its_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen, attention = prompted("llama"), set(), paths.scaled_dot_product_attention
+    model.model, batch = grouped(), rows_of(model, 2, 3)
+
+    def recorded(query: Tensor, key: Tensor, *given: Any, **options: Any) -> Tensor:
+        seen.add((query.shape[1], query.shape[2] % 2, key.shape[1]))  # both heads behind each other
+        return attention(query, key, *given, **options)
+
+    monkeypatch.setattr(paths, "scaled_dot_product_attention", recorded)
+    model(torch.zeros(2, 5, 16, dtype=torch.float64), batch)
+    assert seen == {(1, 0, 1)}
