@@ -113,8 +113,8 @@ class CompiledMeta:
                     _, *found = _meta_step(pieces, state, shared, rates[:1], support, query, 1)
                 _check_same(_wanted([*fast.values(), *others], [*_summed(found[0]), *found[1]]), expected)
                 self._pieces[key] = pieces
-            how = support, query, inner.steps, step_weights
-            losses, by_state, rest = _meta_step(self._pieces[key], state, shared, rates, *how)
+            pieces = self._pieces[key]
+            losses, by_state, rest = _meta_step(pieces, state, shared, rates, support, query, inner.steps, step_weights)
             asked = [*fast.values(), *shared, *(rate for step in rates for rate in step)]
             _add(asked, [*_summed(by_state), *rest])
         return losses
@@ -277,7 +277,7 @@ def _meta_step(
     given, s, count = [[p.detach() for p in (*frozen, *step)] for step in rates], tensors(support), len(state)
     passed: list[tuple[Tensors, Tensors]] = []
 
-    def looked(state: Tensors) -> Tensors:
+    def weighted(state: Tensors) -> Tensors:
         """The losses of the queries, and gradients, times the weight of the step that led there."""
         found = _call(pieces.outer, state, given[-1], tensors(query))
         return found if step_weights is None else [step_weights[len(passed) - 1].to(found[0]) * x for x in found]
@@ -287,7 +287,7 @@ def _meta_step(
             found = _call(pieces.advance, state, given[step % len(given)], s)
             passed.append((state, found[count:]))
             state = found[:count]
-        losses, *found = looked(state)
+        losses, *found = weighted(state)
         end = len(found) - sum(rate.requires_grad for rate in rates[-1])  # of the gradients by what is frozen
         by_state, by_frozen, by_rates = found[:count], found[count:end], [found[end:] for _ in rates]
         while passed:
@@ -297,7 +297,7 @@ def _meta_step(
             by_state = found[:count]
             by_frozen, by_rates[step] = _sums(by_frozen, found[count:end]), _sums(by_rates[step], found[end:])
             if step_weights is not None and passed:
-                more, *found = looked(before)
+                more, *found = weighted(before)
                 losses = losses + more
                 by_state, by_frozen = _sums(by_state, found[:count]), _sums(by_frozen, found[count:end])
     return losses, by_state, [*by_frozen, *(grad for step in by_rates for grad in step)]
