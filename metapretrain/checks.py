@@ -143,6 +143,14 @@ def check_names(what: str, given: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def tell_alike(where: object, classes: Iterable[str]) -> None:
+    """Say which classes differ by capitals alone: they may be one, written in two ways."""
+    known: dict[str, str] = {}
+    for name in classes:
+        if (other := known.setdefault(name.casefold(), name)) != name:
+            log.warning("%s: %r and %r are two classes; write them alike if they are one", where, other, name)
+
+
 def parse_value(text: str, kind: Any) -> Any:
     """The value that a text gives for a setting of this type: bool, int, float or str, or one of them or None.
 

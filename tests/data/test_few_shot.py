@@ -74,6 +74,15 @@ def test_a_class_in_two_parts_is_refused(tmp_path: Path) -> None:
         load_few_shot("image-folder", tmp_path, 16)
 
 
+def test_classes_of_two_parts_that_differ_by_capitals_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for place, names in (("train", ["Dog", "cat"]), ("val", ["c", "e"]), ("test", ["dog", "d"])):
+        write_classes(tmp_path / place, names)
+    assert load_few_shot("image-folder", tmp_path, 16).test.classes == ["d", "dog"]
+    assert "the parts: 'Dog' and 'dog' are two classes" in caplog.text and caplog.text.count("two classes") == 1
+
+
 def test_a_turned_character_in_another_part_is_refused() -> None:
     parts = {part: made_glyphs(part) for part in ("train", "validation", "test")}
     train, test = parts["train"], parts["test"]

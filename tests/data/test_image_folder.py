@@ -49,6 +49,15 @@ def test_train_and_test_folders_share_the_class_order(tmp_path: Path) -> None:
     assert check_image_folder(tmp_path) == "image-folder: 3 classes, 6 train images, 3 test images, 9 images in all"
 
 
+def test_classes_that_differ_by_capitals_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _fill(tmp_path, {"red": 3, "blue": 3})
+    load_image_folder(tmp_path, "train", 8)
+    assert not caplog.text
+    (tmp_path / "red").rename(tmp_path / "Blue")
+    assert load_images("image-folder", tmp_path, "train", 8).classes == ["Blue", "blue"]
+    assert caplog.text.count("'Blue' and 'blue' are two classes; write them alike if they are one") == 1
+
+
 def test_without_split_folders_a_fifth_is_the_test_part(tmp_path: Path) -> None:
     _fill(tmp_path, {"red": 10, "blue": 20})
     parts = {split: list_images(tmp_path, split) for split in ("train", "test")}

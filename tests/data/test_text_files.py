@@ -542,3 +542,19 @@ def test_a_table_of_a_header_alone_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("sentence,label\n")
     with pytest.raises(InputError, match="has no rows"):
         read_texts(tmp_path / "texts.csv", text="sentence", label="label", classes=None)
+
+
+def test_labels_that_are_one_number_are_refused_and_those_that_differ_by_capitals_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "t.csv"
+    for one, other in (("1", "1.0"), ("-2", "-2.00"), ("10", "1e1")):
+        file.write_text(f"text,label\nx,{one}\ny,0\nz,{other}\n")
+        with pytest.raises(InputError, match=rf"{one}.*{other}.* are one number, as labels two classes; write them"):
+            read_texts(file, text="text", label="label", classes=None)
+    file.write_text("text,label\nx,good\ny,Good\nz,1\nw,one\n")
+    assert read_texts(file, text="text", label="label", classes=None).classes == ("1", "Good", "good", "one")
+    assert "'Good' and 'good' are two classes; write them alike if they are one" in caplog.text
+    caplog.clear()
+    read_texts(file, text="text", label="label", classes=("1", "Good", "good", "one"))
+    assert not caplog.text  # they are meant so
