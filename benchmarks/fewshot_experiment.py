@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from metapretrain.checks import whole
 from metapretrain.data.few_shot import FewShotData, check_disjoint
 from metapretrain.data.images import ImageSet
 from metapretrain.episodes import EpisodePlan, EpisodeSampler, EpisodeSpec, ShuffledBatches, TaskStream
@@ -307,7 +308,9 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
             self._encoder(method)
             return
         spec = self.recipe.training(method, self.data)
-        learner = build_learner(method, self.recipe.backbone, self.data, spec.ranges[0][1], 0)
+        (_, ways), (shots, _), (queries, _) = spec.ranges
+        whole(f"batches of {name}, of images of a task,", method.batches, 1, ways * (shots + queries))
+        learner = build_learner(method, self.recipe.backbone, self.data, ways, 0)
         if method.learner == SUPERVISED:
             ImageBatches(self.data.train.labels, method.tasks // self.machine.world, seed=0)
         MetaStep(learner, self.data.train.images, compile=self.machine.compile)

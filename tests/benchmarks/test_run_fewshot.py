@@ -159,6 +159,11 @@ def test_queries_of_training_and_of_the_test_are_told_apart(refuse: Callable[...
     assert "--set queries" not in refuse("--methods", "maml", "--queries", "40")
 
 
+def test_more_batches_than_images_are_refused_before_a_run(refuse: Callable[..., str]) -> None:
+    told = refuse("--methods", "reptile", "--set", "batches=51")
+    assert "batches of reptile, of images of a task, is 51; give a whole number from 1 to 50" in told
+
+
 def test_all_settings_are_checked_before_the_first_is_trained(refuse: Callable[..., str], tmp_path: Path) -> None:
     words = ("--settings", "5w1s,40w1s", "--methods", "protonet")
     assert refuse(*words) == refuse(*words, "--dry-run") == refuse(*words[2:], "--settings", "40w1s")
