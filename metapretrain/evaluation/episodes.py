@@ -18,7 +18,7 @@ from metapretrain.evaluation.intervals import mean_interval
 from metapretrain.evaluation.representation import Encode, check_embeddings, embed
 from metapretrain.models.pretrained import FINETUNE, TUNING, FineTuning, finetune
 from metapretrain.nests import evaluation_mode
-from metapretrain.protonet.learner import HEADS, Classifier
+from metapretrain.protonet.learner import HEADS, Classifier, shown_to
 from metapretrain.protonet.prototypes import DISTANCES
 from metapretrain.training.logs import ProgressLine
 
@@ -176,11 +176,11 @@ def evaluate_embeddings(
         raise InputError("head centred needs a centre: the mean of features of other classes")
     check_embeddings(z)
     whole("batch", batch, 1)
-    z = z.detach().float()
+    z, distance = shown_to(head, z.detach().float(), centre), distance if head == "nearest" else "euclidean"
     values: list[float] = []
     with torch.inference_mode():
         for plans in _chunks(_finite(sampler), batch):
-            values += _by_head(z, plans, head, centre) if head != "nearest" else _score(z, plans, distance).tolist()
+            values += _by_regression(z, plans) if head == "logistic" else _score(z, plans, distance).tolist()
     return EpisodeResult.of(values)
 
 
@@ -240,7 +240,7 @@ def _score(z: Tensor, plans: Sequence[EpisodePlan], distance: str) -> Tensor:
     return right.sum(dim=1).double() / (query_y >= 0).sum(dim=1)
 
 
-def _by_head(z: Tensor, plans: Sequence[EpisodePlan], head: str, centre: Tensor | None) -> list[float]:
+def _by_regression(z: Tensor, plans: Sequence[EpisodePlan]) -> list[float]:
     """Accuracy of each episode; those of one shape that follow each other are scored together."""
     found: list[float] = []
     for (ways, _, _), group in groupby(plans, lambda plan: (len(plan.classes), len(plan.support_y), len(plan))):
@@ -248,9 +248,7 @@ def _by_head(z: Tensor, plans: Sequence[EpisodePlan], head: str, centre: Tensor 
         rows = torch.tensor([list(plan) for plan in same])
         support_y, query_y = (torch.stack([getattr(plan, name) for plan in same]).to(z.device) for name in LABELS)
         parts = z[rows.to(z.device)].split([support_y.shape[1], query_y.shape[1]], 1)
-        classifier = Classifier(torch.nn.Identity(), z.shape[1], 1, head=head, ways=ways).to(z.device)
-        if centre is not None:
-            classifier.find_centre(centre[None])
+        classifier = Classifier(torch.nn.Identity(), z.shape[1], 1, head="logistic", ways=ways).to(z.device)
         scores = classifier.logits((parts[0], support_y), (parts[1], query_y))
         found += (decisive(scores).argmax(2) == query_y).double().mean(1).tolist()
     return found

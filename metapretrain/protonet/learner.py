@@ -272,8 +272,13 @@ class Classifier(EmbeddingLearner):
         return _with_ones(z) @ fitted.mT if self.head == "logistic" else -torch.cdist(z, fitted).square()
 
     def _shown(self, z: Tensor) -> Tensor:
-        z = z - self.centre if self.head == "centred" else z
-        return z if self.head == "nearest" else F.normalize(z, dim=-1)
+        return shown_to(self.head, z, self.centre)
+
+
+def shown_to(head: str, z: Tensor, centre: Tensor | None) -> Tensor:
+    """What a head of :class:`Classifier` sees of features (..., D): as they are, of length 1, or less `centre` (D,)."""
+    z = z - centre if head == "centred" and centre is not None else z
+    return z if head == "nearest" else F.normalize(z, dim=-1)
 
 
 def _finite(z: Tensor) -> Tensor:

@@ -92,3 +92,16 @@ def test_evaluation_in_batches_is_that_of_single_episodes(head: str) -> None:
         for batch in (1, 16)
     )
     assert one == many and 0.4 < np.mean(one) < 1
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_evaluation_classifies_as_the_head_does(head: str) -> None:
+    y = torch.arange(80) % 8
+    z = (torch.eye(8)[y] + torch.randn(80, 8, generator=torch.Generator().manual_seed(2))) * (1 + y[:, None]) + 3
+    plans, centre = EpisodeSampler(y, EpisodeSpec(5, 2, 4), 40, seed=0), z.mean(0)
+    expected = []
+    for plan in plans:
+        scores = head_scores(head, z[plan.support][None], plan.support_y[None], z[plan.query][None], 5, centre)[0]
+        expected.append(float((scores.argmax(1) == plan.query_y).double().mean()))
+    found = evaluate_embeddings(z, plans, head=head, centre=centre).values
+    assert list(found) == expected and 0.3 < np.mean(expected) < 1
