@@ -626,7 +626,8 @@ class Reptile(FOMAML):
         options = self._options(support) | {"lr": map_tensors(Tensor.detach, self.lr)}
         of_query, after = self._of_query(loss, support), self._after(support, query)
         both = joined(support[0], query[0]), joined(support[1], query[1])
-        parts = whole("batches", self.batches, 1, both[1].shape[1])  # each example in one, so no more than examples
+        most = min(both[1].shape[1], max(1, self.steps))  # each part has an example and a step, else some are unused
+        parts = whole("batches", self.batches, 1, most)
         label = both[1].argmax(2) if both[1].ndim == 3 else both[1]  # of probabilities
         if parts > 1 and label.ndim == 2:  # examples of a label side by side, so that each part has as many of it
             order = label.argsort(dim=1, stable=True)

@@ -160,7 +160,7 @@ def test_queries_of_training_and_of_the_test_are_told_apart(refuse: Callable[...
 
 
 def test_more_batches_than_images_are_refused_before_a_run(refuse: Callable[..., str]) -> None:
-    told = refuse("--methods", "reptile", "--set", "batches=51")
+    told = refuse("--methods", "reptile", "--set", "batches=51", "inner_steps=60")
     assert "batches of reptile, of images of a task, is 51; give a whole number from 1 to 50" in told
 
 

@@ -138,8 +138,9 @@ def test_bad_step_weights_and_rates_are_refused() -> None:
         MetaSGD(cnn(), LR, learn_rates=True)
     with pytest.raises(InputError, match="leave learn_rates out"):
         Reptile(cnn(), LR, learn_rates=True)
-    with pytest.raises(InputError, match="batches is 99; give a whole number from 1 to 15"):
-        Reptile(cnn(), LR, batches=99).backward(support, query)
+    for steps, most in ((99, 15), (4, 4), (0, 1)):  # as many as a task has examples, or as there are inner steps
+        with pytest.raises(InputError, match=f"batches is 99; give a whole number from 1 to {most}"):
+            Reptile(cnn(), LR, steps=steps, batches=99).backward(support, query)
     with pytest.raises(InputError, match="lr is -1"):
         MAML(cnn(), -1, learn_rates=True)
     learner = learner_of(cnn()).clone()
