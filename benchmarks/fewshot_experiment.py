@@ -309,7 +309,8 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
             return
         spec = self.recipe.training(method, self.data)
         (_, ways), (shots, _), (queries, _) = spec.ranges
-        whole(f"batches of {name}, of images of a task,", method.batches, 1, ways * (shots + queries))
+        most = min(method.inner_steps, ways * (shots + queries)) if method.batches > 1 else 1
+        whole(f"batches of {name}, one for an inner step,", method.batches, 1, most)
         learner = build_learner(method, self.recipe.backbone, self.data, ways, 0)
         if method.learner == SUPERVISED:
             ImageBatches(self.data.train.labels, method.tasks // self.machine.world, seed=0)

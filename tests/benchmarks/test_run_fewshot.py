@@ -159,9 +159,10 @@ def test_queries_of_training_and_of_the_test_are_told_apart(refuse: Callable[...
     assert "--set queries" not in refuse("--methods", "maml", "--queries", "40")
 
 
-def test_more_batches_than_images_are_refused_before_a_run(refuse: Callable[..., str]) -> None:
-    told = refuse("--methods", "reptile", "--set", "batches=51", "inner_steps=60")
-    assert "batches of reptile, of images of a task, is 51; give a whole number from 1 to 50" in told
+def test_more_batches_than_steps_or_images_are_refused_before_a_run(refuse: Callable[..., str]) -> None:
+    for steps, most in ((60, 50), (3, 3)):
+        told = refuse("--methods", "reptile", "--set", "batches=51", f"inner_steps={steps}")
+        assert f"batches of reptile, one for an inner step, is 51; give a whole number from 1 to {most}" in told
 
 
 def test_all_settings_are_checked_before_the_first_is_trained(refuse: Callable[..., str], tmp_path: Path) -> None:

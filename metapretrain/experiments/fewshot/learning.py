@@ -189,7 +189,6 @@ class FewShotMethod:
             raise InputError(f"{self.learner} learns no rates by step: give learn_rates=false, or take maml")
         if self.batches > 1 and self.learner != "reptile":
             raise InputError(f"{self.learner} takes the whole support in each step: give batches=1, or take reptile")
-        whole("batches", self.batches, 1, self.inner_steps)  # a part without a step would be left out
         self.settings()
         self.distortion(size=1, channels=1)
 

@@ -434,8 +434,6 @@ def test_what_a_learner_cannot_do_is_refused() -> None:
         FewShotMethod("metasgd", 1, 1, learn_rates=True)
     with pytest.raises(InputError, match="fomaml takes the whole support in each step: give batches=1, or take"):
         FewShotMethod("fomaml", 1, 1, batches=2)
-    with pytest.raises(InputError, match="batches is 4; give a whole number from 1 to 3"):
-        FewShotMethod("reptile", 1, 1, batches=4, inner_steps=3)
     with pytest.raises(InputError, match="no supervised training to start from: give pretrained=false"):
         FewShotRecipe(SPEC, TINY).pretraining(FewShotMethod("protonet", 1, 1, pretrained=True))
     with pytest.raises(InputError, match="did you mean 'logistic'"):
