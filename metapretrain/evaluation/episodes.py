@@ -169,14 +169,17 @@ def evaluate_embeddings(
     Prototypical classification (Snell et al., 2017, equations 1 and 2) with the embedding `z` (N, D) of every row of
     the data set; `batch` episodes of any shapes in one go. A query whose class has no support counts as wrong. `head`
     is one of :class:`metapretrain.protonet.learner.Classifier`'s, `centre` (D,) what `centred` takes off.
-    Raises InputError: embeddings with NaN, a plan that names a row outside 0..N-1, an endless or empty sampler.
+    Raises InputError: embeddings with NaN, a plan with a row outside 0..N-1, an endless or empty sampler, a `distance`
+    for another head than `nearest`.
     """
     one_of("distance", distance, DISTANCES)
     if one_of("head", head, HEADS) == "centred" and centre is None:
         raise InputError("head centred needs a centre: the mean of features of other classes")
     check_embeddings(z)
     whole("batch", batch, 1)
-    z, distance = shown_to(head, z.detach().float(), centre), distance if head == "nearest" else "euclidean"
+    if head != "nearest" and distance != "euclidean":
+        raise InputError(f"head {head} has a measure of its own: leave distance={distance!r} out, or take nearest")
+    z = shown_to(head, z.detach().float(), centre)
     values: list[float] = []
     with torch.inference_mode():
         for plans in _chunks(_finite(sampler), batch):

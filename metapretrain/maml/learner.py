@@ -97,6 +97,8 @@ class MAML(Learner):
         >>> x, y = torch.randn(3, 6, 4), torch.tensor([[0, 1] * 3] * 3)  # three tasks
         >>> maml.backward((x, y), (x, y)).shape, maml.module.weight.grad.shape
         (torch.Size([3]), torch.Size([2, 4]))
+        >>> learner = maml.clone()  # as in learn2learn
+        >>> learner.adapt(F.cross_entropy(learner(x[0]), y[0]))
     """
 
     _clone = False
@@ -577,7 +579,11 @@ def logits_of(output: Any) -> Tensor:
 
 
 class FOMAML(MAML):
-    """First-order MAML (Finn et al., 2017, section 5.2): inner gradients are taken as constants."""
+    """First-order MAML (Finn et al., 2017, section 5.2): inner gradients are taken as constants.
+
+    >>> FOMAML(nn.Linear(2, 2), lr=0.1).first_order
+    True
+    """
 
     def __init__(self, model: nn.Module, lr: Any, **options: Any) -> None:
         super().__init__(model, lr, **{**options, "first_order": True})
@@ -655,6 +661,9 @@ class MetaSGD(MAML):
     """Meta-SGD (Li et al., 2017): every parameter has an inner rate of its own, which is learned.
 
     All rates start at `lr`, above 0, or at `lrs`, one tensor per parameter; raises InputError if either does not fit.
+
+    >>> [tuple(rate.shape) for rate in MetaSGD(nn.Linear(4, 2), lr=0.1).lrs]
+    [(2, 4), (2,)]
     """
 
     def __init__(

@@ -77,7 +77,12 @@ def test_only_the_scale_free_heads_ignore_lengths() -> None:
 
 def test_what_is_missing_is_told() -> None:
     y = torch.arange(80) % 8
-    for words, told in (({"head": "centred"}, "centred needs a centre"), ({"head": "svm"}, "unknown head 'svm'")):
+    cosine = {"head": "normalised", "distance": "cosine"}
+    for words, told in (
+        ({"head": "centred"}, "centred needs a centre"),
+        ({"head": "svm"}, "unknown head 'svm'"),
+        (cosine, "head normalised has a measure of its own: leave distance='cosine' out"),
+    ):
         with pytest.raises(InputError, match=told):
             evaluate_embeddings(torch.eye(8)[y], EpisodeSampler(y, EpisodeSpec(5, 1, 2), 4, seed=0), **words)
 
