@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from math import inf, isfinite
 from numbers import Real
 from pathlib import Path
@@ -143,11 +144,16 @@ def check_names(what: str, given: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def tell_alike(where: object, classes: Iterable[str]) -> None:
-    """Say which classes differ by capitals alone: they may be one, written in two ways."""
-    known: dict[str, str] = {}
+def check_alike(where: object, classes: Iterable[str]) -> None:
+    """Refuse classes that are one number, as 1 and 1.0 are; say which differ by capitals alone: they may be one."""
+    known: dict[Any, str] = {}
     for name in classes:
-        if (other := known.setdefault(name.casefold(), name)) != name:
+        key: Any = name.casefold()
+        with suppress(ValueError):
+            key = float(name)
+        if (other := known.setdefault(key, name)) != name:
+            if isinstance(key, float):
+                raise InputError(f"{where}: {other!r} and {name!r} are two classes, but one number; write them alike")
             log.warning("%s: %r and %r are two classes; write them alike if they are one", where, other, name)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from metapretrain.checks import tell_alike, user_path
+from metapretrain.checks import check_alike, user_path
 from metapretrain.data.image_folder import find_parts, load_image_folder
 from metapretrain.data.images import LIGHT_ON_DARK, ImageSet
 from metapretrain.draws import torch_generator
@@ -67,7 +67,7 @@ def check_disjoint(parts: Mapping[str, ImageSet]) -> None:
             told = f"{owner[shared[0]]} and {name} share {len(shared)} class(es), such as {shared[0]!r}"
             raise InputError(f"{told}: few-shot accuracy is measured on classes that training has not seen")
         owner |= dict.fromkeys(mine, name)
-    tell_alike("the parts", owner)
+    check_alike("the parts", owner)
 
 
 def folder_parts(folder: str | Path, image_size: int | None = None) -> dict[str, ImageSet]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from metapretrain.checks import tell_alike, user_path, whole
+from metapretrain.checks import check_alike, user_path, whole
 from metapretrain.data.images import UNLABELLED, ImageSet, validation_split
 from metapretrain.errors import InputError, one_of
 from metapretrain.files import kept
@@ -63,7 +63,7 @@ def load_image_folder(
     classes, paths, labels = list_images(data_dir, split)
     root = user_path(data_dir)
     check_classes(classes, root)
-    tell_alike(root, classes)
+    check_alike(root, classes)
     images, files = decode(paths, split, image_size, channels, workers)
     names = tuple(path.relative_to(root).as_posix() for path in paths)
     return ImageSet(images, labels, classes, root.resolve().name, split, files, names=names)

@@ -9,14 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from metapretrain.checks import parse_value, tell_alike, user_path
+from metapretrain.checks import check_alike, parse_value, user_path
 from metapretrain.data.images import file_record
 from metapretrain.data.texts import KINDS, TextSet, check_outputs
 from metapretrain.errors import InputError, one_of
@@ -420,11 +419,7 @@ class Columns:
             records = list(records)
             every = [record[self.label] for _, record in records if isinstance(record, dict)]
             if names := sorted({_label(value) for value in every if not self._is_missing(value)}, key=_by_number):
-                for one, other in pairwise(names):
-                    if _float(one) == _float(other):
-                        told = f"{self.where}: {one!r} and {other!r} are one number, as labels two classes"
-                        raise InputError(f"{told}; write them alike in the column {self.label!r}")
-                tell_alike(self.where, names)
+                check_alike(f"{self.where}, column {self.label!r}", names)
                 known = replace(self, classes=tuple(names))
                 return known.collect(records, split, counts, files, unusable)
         rows: list[tuple[list[str], float, str]] = []

@@ -169,8 +169,7 @@ def evaluate_embeddings(
     Prototypical classification (Snell et al., 2017, equations 1 and 2) with the embedding `z` (N, D) of every row of
     the data set; `batch` episodes of any shapes in one go. A query whose class has no support counts as wrong. `head`
     is one of :class:`metapretrain.protonet.learner.Classifier`'s, `centre` (D,) what `centred` takes off.
-    Raises InputError: embeddings with NaN, a plan with a row outside 0..N-1, an endless or empty sampler, a `distance`
-    for another head than `nearest`.
+    Raises InputError: NaN in `z`, a row outside 0..N-1, an endless or empty sampler, `distance` for another head.
     """
     one_of("distance", distance, DISTANCES)
     if one_of("head", head, HEADS) == "centred" and centre is None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metapretrain.checks import check_device, decisive
+from metapretrain.checks import check_alike, check_device, decisive
 from metapretrain.data.tables import read_texts
 from metapretrain.data.texts import TextSet, TextTask
 from metapretrain.data.tokens import tokenize
@@ -350,5 +350,6 @@ def read_classes(file: str | Path, label: str, table: Mapping[str, Any] | None =
         logger.warning("%s: %d rows name no class and are left out", file, len(rows) - len(kept))
     rows = rows.subset(kept)
     classes = tuple(sorted({name.strip() for name in rows.ids}))
+    check_alike(f"{file}, column {label!r}", classes)
     codes = torch.tensor([classes.index(name.strip()) for name in rows.ids])
     return replace(rows, labels=codes, classes=classes)

@@ -56,6 +56,10 @@ def test_classes_that_differ_by_capitals_are_told(tmp_path: Path, caplog: pytest
     (tmp_path / "red").rename(tmp_path / "Blue")
     assert load_images("image-folder", tmp_path, "train", 8).classes == ["Blue", "blue"]
     assert caplog.text.count("'Blue' and 'blue' are two classes; write them alike if they are one") == 1
+    (tmp_path / "Blue").rename(tmp_path / "7")
+    (tmp_path / "blue").rename(tmp_path / "07")
+    with pytest.raises(InputError, match="'07' and '7' are two classes, but one number; write them alike"):
+        load_image_folder(tmp_path, "train", 8)
 
 
 def test_without_split_folders_a_fifth_is_the_test_part(tmp_path: Path) -> None:

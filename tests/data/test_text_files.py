@@ -550,7 +550,7 @@ def test_labels_that_are_one_number_are_refused_and_those_that_differ_by_capital
     file = tmp_path / "t.csv"
     for one, other in (("1", "1.0"), ("-2", "-2.00"), ("10", "1e1")):
         file.write_text(f"text,label\nx,{one}\ny,0\nz,{other}\n")
-        with pytest.raises(InputError, match=rf"{one}.*{other}.* are one number, as labels two classes; write them"):
+        with pytest.raises(InputError, match=rf"{one}.*{other}.* are two classes, but one number; write them"):
             read_texts(file, text="text", label="label", classes=None)
     file.write_text("text,label\nx,good\ny,Good\nz,1\nw,one\n")
     assert read_texts(file, text="text", label="label", classes=None).classes == ("1", "Good", "good", "one")

@@ -143,7 +143,10 @@ def test_the_command_tells_the_accuracy_on_a_table_of_texts(
     rows = read_classes(table, "topic", {"text": "headline"})
     assert rows.classes == ("money", "music", "sport") and rows.labels is not None
     assert [rows.classes[label] for label in rows.labels.tolist()[:3]] == ["sport", "money", "music"]
+    alike = tmp_path / "alike.csv"
+    alike.write_text("sentence,label\na,1\nb,1.0\nc,2\n")
     for wrong, said in (
+        ([*common, "--texts", str(alike)], "column 'label': '1' and '1.0' are two classes, but one number; write them"),
         ([*common, "--image-folder", str(tmp_path)], "is a run of texts: give --texts FILE"),
         (
             [*common, "--texts", str(table), "--table", "text=headline"],
