@@ -112,10 +112,8 @@ def check_stacked(what: str, batch: Nest, tasks: int) -> None:
     if bad:
         good = [f"{name} {tuple(s)}" for name, s in shapes.items() if s and s[0] == tasks]
         beside = f" (beside {', '.join(good)})" if good else ""
-        raise InputError(
-            f"tasks={tasks}, but {what} has {', '.join(bad)}{beside}; "
-            f"every tensor needs a leading dimension of {tasks}, one entry a task (episodes: metapretrain.stack)"
-        )
+        told = f"tasks={tasks}, but {what} has {', '.join(bad)}{beside}; every tensor needs a"
+        raise InputError(f"{told} leading dimension of {tasks}, one entry a task (episodes: metapretrain.stack)")
 
 
 def module_of(function: Any) -> nn.Module | None:

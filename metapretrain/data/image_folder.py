@@ -151,10 +151,8 @@ def find_parts(root: Path) -> dict[str, Path]:
     if flat and len(parts) == 1 < len(folders):  # a class with the name of a part, such as trains among vehicles
         return {}
     if flat:
-        raise InputError(
-            f"{flat[0]} has no class folders: put the images of each class in a subfolder of its name, or, if it is a "
-            "class itself, rename it"
-        )
+        told = f"{flat[0]} has no class folders: put the images of each class in a subfolder of its name"
+        raise InputError(f"{told}, or, if it is a class itself, rename it")
     beside = sorted(path.name for path in root.iterdir() if path not in parts.values())
     if parts and beside:
         more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
@@ -179,10 +177,8 @@ def list_images(data_dir: str | Path, split: str) -> tuple[list[str], list[Path]
         test = max(round(TEST_SHARE * len(paths)), 1)
         sizes = torch.bincount(labels)
         if int(sizes.min()) < 2:
-            raise InputError(
-                f"{root / classes[int(sizes.argmin())]} has one image, and a fifth of all is the test split: add "
-                "images, or make the folders train and test yourself"
-            )
+            told = f"{root / classes[int(sizes.argmin())]} has one image, and a fifth of all is the test split"
+            raise InputError(f"{told}: add images, or make the folders train and test yourself")
         rows = validation_split(labels, test)[SPLITS.index(split)]
         return classes, [paths[row] for row in rows.tolist()], labels[rows]
     wanted = list(parts) if split == ALL else [split]

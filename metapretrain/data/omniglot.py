@@ -38,10 +38,8 @@ def load_omniglot(data_dir: str | Path, split: str, image_size: int = 28, *, wor
     names = list(dict.fromkeys(character for character, _ in lines))
     missing = [name for name in names if name not in characters]
     if missing:
-        raise InputError(
-            f"omniglot {split}: {len(missing)} characters of {SPLIT_FILES[split]} are not in {data_dir}, the first is "
-            f"{missing[0]!r}; unpack both images_background and images_evaluation"
-        )
+        told = f"omniglot {split}: {len(missing)} characters of {SPLIT_FILES[split]} are not in {data_dir}"
+        raise InputError(f"{told}, the first is {missing[0]!r}; unpack both images_background and images_evaluation")
     paths = [path for name in names for path in characters[name]]
     drawings, files = decode(paths, f"omniglot {split}", image_size, 1, workers)
     ink = (255 - drawings).view(len(names), DRAWINGS, 1, image_size, image_size)

@@ -390,10 +390,8 @@ class Columns:
             what = lacks if self.pair is None else f"has no second column, {self.pair!r} given"
             raise InputError(f"{self.kind} {what}")
         if self.own and set(self.own) != set(self.classes):
-            raise InputError(
-                f"{self.where}: its own classes are {', '.join(self.own)}, but the classes {', '.join(self.classes)} "
-                "are given; give its own names, in any order, or none"
-            )
+            told = f"{self.where}: its own classes are {', '.join(self.own)}, but the classes"
+            raise InputError(f"{told} {', '.join(self.classes)} are given; give its own names, in any order, or none")
         if self.label is not None and (self.regression or self.classes):
             check_outputs(self.where, self.kind, self.classes, self.low, self.high)
 

@@ -204,10 +204,8 @@ class TextTask:
 
 def _check_class_order(where: str, classes: tuple[str, ...], rows: TextSet) -> None:
     if rows.classes and rows.classes != classes:
-        raise InputError(
-            f"{where}: its rows were read with the classes {', '.join(rows.classes)}, but the classes are "
-            f"{', '.join(classes)}; give both the same names in the same order"
-        )
+        told = f"{where}: its rows were read with the classes {', '.join(rows.classes)}, but the"
+        raise InputError(f"{told} classes are {', '.join(classes)}; give both the same names in the same order")
 
 
 def check_outputs(name: str, kind: str, classes: Sequence[str], low: float, high: float) -> None:
@@ -303,10 +301,8 @@ class SentenceData:
             if not len(rows):
                 raise InputError(f"{self.name}: the {part} part has no rows")
             if labels.dtype != torch.int64 or labels.min() < 0 or labels.max() >= len(self.classes):
-                raise InputError(
-                    f"{self.name}: labels of the {part} part must be int64 in 0..{len(self.classes) - 1}, got "
-                    f"{labels.dtype} in {labels.min().item()}..{labels.max().item()}"
-                )
+                told = f"{self.name}: labels of the {part} part must be int64 in 0..{len(self.classes) - 1}"
+                raise InputError(f"{told}, got {labels.dtype} in {labels.min().item()}..{labels.max().item()}")
         unseen = set(self.test.require_labels().tolist()) - set(self.train.require_labels().tolist())
         if unseen:
             raise InputError(f"{self.name}: no training row has class {self.classes[min(unseen)]!r} of the test part")

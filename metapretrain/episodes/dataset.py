@@ -164,10 +164,8 @@ class EpisodeDataset(Dataset[Episode]):
         try:
             return default_collate([_without_label(item) for item in items])
         except (TypeError, RuntimeError) as error:
-            raise InputError(
-                f"the items of an episode cannot be put side by side ({' '.join(str(error).split())}): give numbers,"
-                " texts, arrays or tensors of one shape, or dicts of them"
-            ) from None
+            told = f"the items of an episode cannot be put side by side ({' '.join(str(error).split())})"
+            raise InputError(f"{told}: give numbers, texts, arrays or tensors of one shape, or dicts of them") from None
 
 
 def _by_position(dataset: Any) -> Any:
@@ -192,10 +190,8 @@ def _without_label(item: Any) -> Any:
         return {key: value for key, value in item.items() if key not in ("label", "labels")}
     if isinstance(item, (tuple, list)):
         if len(item) > 2:
-            raise InputError(
-                f"an item of the data set must be (x, label), (x,), x or a dict, not {len(item)} values:"
-                " return a dict, or ((x1, x2), label)"
-            )
+            told = f"an item of the data set must be (x, label), (x,), x or a dict, not {len(item)} values"
+            raise InputError(f"{told}: return a dict, or ((x1, x2), label)")
         return item[0]
     return item
 

@@ -15,7 +15,7 @@ from torch.utils.data import Sampler, Subset, TensorDataset
 
 from metapretrain.checks import check_rank, check_seed, whole
 from metapretrain.draws import Bits, Ints, Use, distinct, integers, permutations
-from metapretrain.errors import InputError
+from metapretrain.errors import InputError, brief
 
 Count = int | tuple[int, int]
 
@@ -135,10 +135,8 @@ def _column(source: Any, what: str) -> Any:
                     f"{what} must be one a row: {type(source).__name__} has {len(source)} rows and {len(column)} {name}"
                 )
             return column
-    raise InputError(
-        f"{what} must be a list, an array, a tensor, a column of a table, or a data set with .targets or .labels,"
-        f" not {type(source).__name__}"
-    )
+    told = f"{what} must be a list, an array, a tensor, a column of a table"
+    raise InputError(f"{told}, or a data set with .targets or .labels, not {type(source).__name__}")
 
 
 def _as_array(column: Any, what: str) -> Any:
@@ -216,10 +214,11 @@ class EpisodePlan(list[int]):
     ) -> EpisodePlan:
         """A plan from its parts, with one label per row."""
         if len(rows) != len(support_y) + len(query_y):
-            raise InputError(
-                f"a plan needs one label a row: got {len(rows)} rows, {len(support_y)} support labels"
-                f" and {len(query_y)} query labels"
-            )
+            told = f"a plan needs one label a row: got {len(rows)} rows"
+            raise InputError(f"{told}, {len(support_y)} support labels and {len(query_y)} query labels")
+        labels = np.asarray([*support_y, *query_y])
+        if labels.ndim != 1 or (labels < 0).any():
+            raise InputError(f"labels of a plan are {brief(labels.tolist())}; give one class index 0..W-1 per row")
         one = np.zeros(1, dtype=np.int64)
         table = PlanTable(
             index=one + index,
@@ -458,10 +457,8 @@ class EpisodeSampler(Sampler[list[int]]):
         self.rank, self.world_size = check_rank(rank, world_size)
         self.set_epoch(epoch, start)
         if self.episodes is not None and self.episodes % self.world_size and not uneven:
-            raise InputError(
-                f"episodes must divide by world_size so that all ranks take the same number of steps, not"
-                f" {self.episodes} over {self.world_size}; for evaluation pass uneven=True"
-            )
+            told = "episodes must divide by world_size so that all ranks take the same number of steps"
+            raise InputError(f"{told}, not {self.episodes} over {self.world_size}; for evaluation pass uneven=True")
         read = read_labels(labels)
         self.rows = len(read.codes)
         self._last: tuple[int, int, PlanBlock] | None = None

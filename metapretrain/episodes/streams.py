@@ -232,10 +232,8 @@ class TaskStream:
         self.loaders, self.seed = dict(loaders), check_seed(seed)
         self.policy = policy if not isinstance(policy, str) else one_of("policy", policy, POLICIES)
         if not isinstance(policy, str) and (not isinstance(policy, Scheduler) or isinstance(policy, type)):
-            raise InputError(
-                f"policy must be one of {', '.join(POLICIES)}, or have choose, state_dict and"
-                f" load_state_dict, not {type(policy).__name__}"
-            )
+            told = f"policy must be one of {', '.join(POLICIES)}, or have choose"
+            raise InputError(f"{told}, state_dict and load_state_dict, not {type(policy).__name__}")
         self.steps = None if steps is None else whole("steps", steps, 1)
         self.choice: Any = None
         self.done = self.step = 0
@@ -327,10 +325,8 @@ class TaskStream:
                 self._open[name] = self._begin(name)
                 batch = next(self._open[name], _END)
             if batch is _END:
-                raise InputError(
-                    f"loader {name!r} gave no batch in pass {self._epoch[name]}: a loader must not be empty"
-                    " and must give its batches again at each iteration"
-                )
+                told = f"loader {name!r} gave no batch in pass {self._epoch[name]}: a loader"
+                raise InputError(f"{told} must not be empty and must give its batches again at each iteration")
         self._position[name] += 1
         self.counts[name] += 1
         return batch

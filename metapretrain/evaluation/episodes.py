@@ -146,6 +146,9 @@ def _finite(sampler: Iterable[Plan]) -> Iterable[Plan]:
 def _accuracy(answer: Tensor, y: Tensor) -> float:
     if not isinstance(answer, Tensor):
         raise InputError(f"predict must return a torch tensor, of logits or labels; got {type(answer).__name__}")
+    if y.ndim != 1 or bool((y < 0).any()):
+        told = f"labels of queries are {y.dtype} {tuple(y.shape)}, the least {y.min()}"
+        raise InputError(f"{told}; give class indices 0..W-1 (queries,), and leave out queries without one")
     answer = answer.detach()
     if answer.ndim == 2 and answer.shape[0] == len(y) and answer.shape[1]:
         answer = decisive(answer).argmax(dim=1)

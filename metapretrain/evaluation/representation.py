@@ -120,8 +120,9 @@ def subsample(n: int, most: int, seed: int = 0) -> Tensor:
 
 def accuracy(predicted: Tensor, y: Tensor) -> float:
     """Share of predictions that are right, 0..1."""
-    if predicted.shape != y.shape or len(y) == 0:
-        raise InputError(f"{tuple(predicted.shape)} predictions for {tuple(y.shape)} labels: both must be (N,), N >= 1")
+    if predicted.shape != y.shape or len(y) == 0 or bool((y < 0).any()):
+        told = f"{tuple(predicted.shape)} predictions for {tuple(y.shape)} labels"
+        raise InputError(f"{told}: both must be (N,), N >= 1, and no label below 0, which marks rows without one")
     return int((predicted.cpu() == y.cpu()).sum()) / len(y)
 
 

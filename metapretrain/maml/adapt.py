@@ -106,10 +106,8 @@ def check_usable(named: Named) -> None:
     """Raise InputError where gradients cannot be taken: switched off, or tensors made in inference mode."""
     if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
         mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
-        raise InputError(
-            f"the inner loop needs gradients but runs under torch.{mode}(); take it out of that block. "
-            "To keep no graph at evaluation, give detached params: the result is then detached as well"
-        )
+        told = f"the inner loop needs gradients but runs under torch.{mode}(); take it out of that block. To keep"
+        raise InputError(f"{told} no graph at evaluation, give detached params: the result is then detached as well")
     made = [name for name, tensor in named.items() if tensor.is_inference()]
     if made:
         raise InputError(f"{', '.join(made)}: made under torch.inference_mode(); .clone() it outside of it")
@@ -482,8 +480,8 @@ def adapt(
         optimizer: "sgd", or with engine "higher" also "momentum" (0.9), "adam", or a function from parameter groups to
             a torch optimizer; its rate is `lr`.
 
-    Raises InputError: a bad value, a loss that is not a scalar, unused parameters, gradients switched off, a compiled
-    function in second order, an engine that is not installed.
+    Raises InputError: a bad value, a loss that is not a scalar, or (on a CPU) NaN with a finite gradient, unused
+    parameters, gradients switched off, a compiled function in second order, an engine that is not installed.
 
     Example:
         >>> w = torch.tensor(3.0, requires_grad=True)

@@ -154,7 +154,7 @@ def descend(
                 loss = loss_of(inner, fast, frozen, batch)
             inner.check_loss(step, loss, fast)
             found = torch.autograd.grad(loss, list(fast.values()), create_graph=inner.twice, allow_unused=True)
-            fast = inner.update(step, fast, inner.checked(found))
+            fast = inner.update(step, fast, inner.checked(found, loss))
     return inner.finish(fast), frozen
 
 
@@ -205,7 +205,7 @@ def descend_by_higher(inner: Inner, params: Named, batch: Nest, tasks: None = No
     optimizer, weights = _differentiable(inner, fast), list(fast.values())
 
     def checked(gradients: Any) -> Any:
-        gradients = inner.checked(gradients)
+        gradients = inner.checked(gradients, loss)
         if inner.order == 2:
             return gradients
         return [None if g is None else g.detach() for g in gradients]
@@ -244,7 +244,7 @@ def descend_by_learn2learn(inner: Inner, params: Named, batch: Nest, tasks: None
         inner.check_loss(step, loss, fast)
         found = torch.autograd.grad(loss, list(fast.values()), create_graph=inner.twice, allow_unused=True)
         # Given through its attribute: its `updates` argument matches by order and ignores what is left over.
-        for (name, weight), g in zip(fast.items(), inner.checked(found), strict=True):
+        for (name, weight), g in zip(fast.items(), inner.checked(found, loss), strict=True):
             weight.update = None if g is None else -inner.rates.at(step, name) * g  # type: ignore[attr-defined]
         holder = utils.update_module(holder)
         if not inner.graph:

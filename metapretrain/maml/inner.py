@@ -237,10 +237,8 @@ class Inner:
         not given, and no graph was planned for.
         """
         if not loss.requires_grad:
-            raise InputError(
-                "the loss of the inner loop has no gradient: it does not depend on params, or loss_fn works "
-                "under torch.no_grad() or on detached tensors; use the params that loss_fn is given"
-            )
+            told = "the loss of the inner loop has no gradient: it does not depend on params, or loss_fn works under"
+            raise InputError(f"{told} torch.no_grad() or on detached tensors; use the params that loss_fn is given")
         if step == 0:
             check_operators(loss, fast.values(), twice=self.twice)
         if self.order == 2 and not self.graph and step == 0:
@@ -248,8 +246,9 @@ class Inner:
             if any(id(leaf) not in known for leaf in leaves_of([loss])):
                 raise HiddenWeights
 
-    def checked(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients, or an error that names the parameters that have none."""
+    def checked(self, gradients: Sequence[Tensor | None], loss: Tensor) -> list[Tensor | None]:
+        """The gradients of the loss, or an error that names the parameters that have none; as :func:`check_moves`."""
+        check_moves(loss, gradients)
         unused = [name for name, g in zip(self.adapted, gradients, strict=True) if g is None]
         if unused and not self.allow_unused:
             told = f"unused in the inner loop: {', '.join(unused)}; leave them out with only=..."
@@ -289,6 +288,15 @@ def scalar(loss: Any, what: str) -> Tensor:
     if loss.ndim:
         raise InputError(f"{what} returned shape {tuple(loss.shape)}; it must return a scalar: take its mean or sum")
     return loss
+
+
+def check_moves(loss: Tensor, gradients: Iterable[Tensor | None]) -> None:
+    """Raise InputError for a loss that is NaN and its gradients are not, on a CPU: it would adapt nothing."""
+    plain = torch._C._functorch.maybe_current_level() is None  # in torch.func's vmap there is no value to read
+    nan = loss.is_cpu and plain and math.isnan(loss.item())
+    if nan and all(g is None or bool(g.isfinite().all()) for g in gradients):
+        told = "the loss is NaN but its gradient is not, as where all labels of a task are ignored (-100)"
+        raise InputError(f"{told}: that would adapt nothing; leave such tasks out")
 
 
 @contextmanager

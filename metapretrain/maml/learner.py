@@ -23,6 +23,7 @@ from metapretrain.maml.inner import (
     Named,
     at_step,
     check_finite,
+    check_moves,
     check_operators,
     current_step,
     differentiable_twice,
@@ -164,7 +165,8 @@ class MAML(Learner):
 
         `support` and `query` are pairs (x, y), or objects with `.x` and `.y`, of tensors (T, N, ...); `step_weights`
         (steps,) as for :func:`metapretrain.maml.meta_loss`. Labels of cross entropy are int64, or probabilities. Raises
-        InputError for other ones, for one episode in place of tasks, and for what `meta_loss` refuses.
+        InputError for other ones, for a task whose labels are all ignored (a GPU's are not read: a support adapts
+        nothing, a query's loss is NaN), for one episode in place of tasks, and for what `meta_loss` refuses.
         """
         return self._by(meta_loss, support, query, step_weights)()
 
@@ -205,6 +207,7 @@ class MAML(Learner):
     def adapted(self, support: Any) -> Callable[[Any], Tensor]:
         """Adapt to one task's support rows, and return what then maps x (Q, ...) to logits (Q, W)."""
         s = pair(support)
+        check_classes("support", self.loss, s[1][None] if isinstance(s[1], Tensor) else s[1])
         options, values = self._at_evaluation(s)
         options = {name: value for name, value in options.items() if name not in ("tasks", "chunk")}
         with evaluation_mode(self), torch.enable_grad():
@@ -229,8 +232,8 @@ class MAML(Learner):
         parts = pair(support), pair(query)
         for name, (x, y) in zip(("support", "query"), parts, strict=True):
             check_tasks(name, x, y)
-            if is_cross_entropy(self.loss) and (scored or name == "support"):
-                check_classes(y)
+            if scored or name == "support":
+                check_classes(name, self.loss, y)
         return parts
 
     def _rates(self, steps: int) -> Any:
@@ -294,9 +297,7 @@ class MAML(Learner):
 
         def task_loss(params: Nest, batch: tuple[Any, Tensor], **first: int) -> Tensor:
             found = outputs(params, batch[0], **first)
-            if is_of_pairs(loss) and found.shape != batch[1].shape:  # torch would broadcast them, and pair others
-                told = f"outputs are {tuple(found.shape)} and labels {tuple(batch[1].shape)} of each task"
-                raise InputError(f"{told}; this loss needs one shape, as by y[..., None] or outputs of another size")
+            check_fits(loss, found, batch[1])
             try:
                 return scalar(loss(found, batch[1]), "loss")
             except (IndexError, RuntimeError) as error:  # of the loop, and of vmap
@@ -346,6 +347,7 @@ class MAML(Learner):
             raise InputError("adapt: the loss has no gradient; compute it from this clone's output")
         check_operators(loss, weights.values(), twice=not first_order)
         gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=not first_order, allow_unused=True)
+        check_moves(loss, gradients)
         found = dict(zip(weights, gradients, strict=True))
         unused = [name for name, g in found.items() if g is None]
         if unused and not allow_unused:
@@ -544,10 +546,18 @@ def is_cross_entropy(loss: Loss) -> bool:
     return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
-def is_of_pairs(loss: Loss) -> bool:
-    """Whether a loss is one of torch's for regression, which compare each output with its own label."""
-    modules = nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss
-    return isinstance(loss, modules) or loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+def check_fits(loss: Loss, outputs: Tensor, y: Any) -> None:
+    """Raise InputError for labels of a shape that a loss of torch refuses, or broadcasts and so pairs with others."""
+    modules, shape = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss), tuple(outputs.shape)
+    if isinstance(loss, modules) or loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss):
+        fits, told = y.shape == shape, "this loss needs one shape, as by y[..., None] or outputs of another size"
+    elif is_cross_entropy(loss):
+        fits = len(shape) > 1 and y.shape == (shape if y.is_floating_point() else shape[:1] + shape[2:])
+        told = "give class indices (N,), of one-hot rows y.argmax(-1), or float probabilities (N, W)"
+    else:
+        return
+    if not fits:
+        raise InputError(f"outputs are {shape} and labels {y.dtype} {tuple(y.shape)} of each task; {told}")
 
 
 def check_whole(y: Any) -> None:
@@ -557,10 +567,19 @@ def check_whole(y: Any) -> None:
         raise InputError(f"labels are {given}; give whole numbers 0..W-1 as an int64 tensor, for example y.long()")
 
 
-def check_classes(y: Any) -> None:
-    """Raise InputError for labels that are neither whole numbers nor probabilities."""
+def check_classes(name: str, loss: Loss, y: Any) -> None:
+    """Raise InputError for labels (T, ...) of cross entropy that are neither whole numbers nor probabilities.
+
+    And for a task all of whose labels the loss ignores, on a CPU: reading them on a GPU would wait for it.
+    """
+    if not is_cross_entropy(loss):
+        return
     if not isinstance(y, Tensor) or not y.is_floating_point():
         check_whole(y)
+        ignored = getattr(loss, "ignore_index", -100)
+        if y.is_cpu and bool((y == ignored).flatten(1).all(1).any()):
+            told = f"all {name} labels of a task are {ignored}, which the loss ignores"
+            raise InputError(f"{told}; leave that task out, or give it a label")
     elif y.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # the calls before the recording were looked at
     elif y.ndim < 3 or y.shape[-1] == 1 or bool((y < 0).any()) or not bool(((y.sum(-1) - 1).abs() < 1e-2).all()):

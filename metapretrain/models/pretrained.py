@@ -193,7 +193,7 @@ def finetune(model: Any, rows: Any, labels: Any, how: FineTuning = TUNING) -> Fe
     nothing is dropped, so the result is a function of the rows. `model` is left as it is.
 
     `model`: of :func:`metapretrain.experiments.saved.load_encoder`; `rows`: images uint8 (S, C, H, W) or a list of
-    texts; `labels`: any integers (S,). Raises InputError: an encoder without gradients, or training that diverges.
+    texts; `labels`: integers (S,) but -1 and -100. Raises InputError: an encoder without gradients, or a divergence.
 
     Example:
         >>> model = PretrainedModel(nn.Sequential(nn.Flatten(), nn.Linear(48, 7)), 4)

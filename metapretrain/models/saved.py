@@ -18,7 +18,7 @@ from metapretrain.maml import ANIL, FOMAML, MAML, MetaSGD, Reptile, functional
 from metapretrain.models.encoders import Backbone, build_backbone, build_encoder, build_head
 from metapretrain.nests import evaluation_mode
 from metapretrain.protonet.learner import R2D2, Classifier, EmbeddingLearner, ProtoNet
-from metapretrain.protonet.prototypes import proto_logits, prototypes
+from metapretrain.protonet.prototypes import proto_logits, prototypes, unlabelled
 
 
 def as_uint8(images: Tensor, channels: int, image_size: int, polarity: str | None = None) -> Tensor:
@@ -128,8 +128,10 @@ def support_classes(labels: Any, rows: int, device: torch.device) -> tuple[Tenso
         y = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):
         y = torch.zeros(())
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.ndim != 1 or not len(y):
-        raise InputError("labels must be a tensor or list of integers (S,), one for each support row")
+    whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+    if not whole or y.ndim != 1 or not len(y) or unlabelled(y).any():
+        told = "one for each support row, but not -1 or -100, which mark rows without one"
+        raise InputError(f"labels must be a tensor or list of integers (S,), {told}")
     if rows != len(y):
         raise InputError(f"got {rows} support rows and {len(y)} labels; give one label for each row")
     classes, codes = y.to(device).unique(return_inverse=True)
@@ -260,7 +262,7 @@ class SavedLearner(_Images):
         return z.flatten(1).float()
 
     def adapt(self, images: Any, labels: Any) -> FewShotClassifier:
-        """Learn new classes, once, from support images and their labels, any integers (S,).
+        """Learn new classes, once, from support images and their labels, integers (S,) but -1 and -100.
 
         Where :func:`is_transductive`, the predictions of all images of a call depend on each other.
         """

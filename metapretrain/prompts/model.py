@@ -319,8 +319,7 @@ class PromptedModel(nn.Module):
             raise InputError(f"labels must be integers in 0..{last}, one a row") from None
         if y.shape != batch.answer.shape or y.dtype not in (torch.uint8, torch.int8, torch.int16, *WHOLE):
             raise InputError(f"give one integer label for each of {len(batch)} rows, not {y.dtype} {tuple(y.shape)}")
-        if int(y.min()) < 0 or int(y.max()) > last:
-            raise InputError(f"labels lie in {int(y.min())}..{int(y.max())}, but there are words for 0..{last}")
+        _check_labels(y.cpu(), last)
         return replace(batch, labels=y.long())
 
     def forward(self, prompt: Tensor, batch: PromptBatch) -> Tensor:
@@ -354,6 +353,7 @@ class PromptedModel(nn.Module):
         if batch.labels is None:
             raise InputError("the batch has no labels; give them to encode")
         scores: Tensor = self(prompt, batch)
+        _check_labels(batch.labels, scores.shape[-1] - 1)
         return -scores.gather(-1, batch.labels[..., None])[..., 0]
 
     @torch.no_grad()
@@ -461,6 +461,11 @@ def _unfit(model: Any, what: str) -> InputError:
     if not getattr(model.config, "is_decoder", True) and kind in MASKED and MASKED[kind] != name:
         advice = "load it with is_decoder=True, or with AutoModelForMaskedLM"
     return InputError(f"{name} {what}; {advice}")
+
+
+def _check_labels(y: Tensor, last: int) -> None:
+    if y.is_cpu and not 0 <= int(y.min()) <= int(y.max()) <= last:  # reading them on a GPU would wait for it
+        raise InputError(f"labels lie in {int(y.min())}..{int(y.max())}, but there are words for 0..{last}")
 
 
 def _check_finite(prompt: Tensor) -> None:

@@ -12,7 +12,7 @@ from metapretrain.checks import LARGEST, number, out_of_range, whole
 from metapretrain.errors import InputError, one_of
 from metapretrain.maml.learner import Learner, check_whole, checked_module, joined, pair
 from metapretrain.nests import evaluation_mode, map_tensors
-from metapretrain.protonet.prototypes import DISTANCES, class_ids, proto_logits, prototypes
+from metapretrain.protonet.prototypes import DISTANCES, check_shapes, class_ids, proto_logits, prototypes
 
 
 class EmbeddingLearner(Learner):
@@ -66,7 +66,9 @@ class EmbeddingLearner(Learner):
     def adapt(self, x: Any, y: Tensor) -> None:
         """Fit to one task's support examples x (N, ...) and labels y (N,), 0..W-1."""
         _check_labels(y, self.ways)
-        self.fitted = self.fit(_finite(self._embed(x))[None], y[None])[0]
+        z = _finite(self._embed(x))
+        check_shapes(z, y)
+        self.fitted = self.fit(z[None], y[None])[0]
 
     def forward(self, x: Any) -> Tensor:
         """Logits (Q, W) by what :meth:`adapt` has fitted."""

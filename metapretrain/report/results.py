@@ -168,15 +168,11 @@ def unfold(lines: Sequence[Any]) -> list[Any]:
     for number, line in enumerate(lines if shared is None else lines[1:], start=1 + (shared is not None)):
         line = (shared or {}) | line if isinstance(line, dict) else line
         if isinstance(line, dict) and SHARED in line and "schema" not in lines[number - 1]:
-            raise InputError(
-                f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}; '
-                "to join bundles, put their files into one folder"
-            )
+            told = f'entry {number} has "{SHARED}", which is for the first entry alone, as {{"{SHARED}": {{...}}}}'
+            raise InputError(f"{told}; to join bundles, put their files into one folder")
         if isinstance(line, dict) and "commit" in line and "versions" not in line:
-            raise InputError(
-                f'entry {number} has a commit but no versions: the first entry, {{"{SHARED}": {{...}}}}, with what '
-                "most results share was lost or changed; restore the file"
-            )
+            told = f'entry {number} has a commit but no versions: the first entry, {{"{SHARED}": {{...}}}}, with what'
+            raise InputError(f"{told} most results share was lost or changed; restore the file")
         results.append(line)
     return results
 

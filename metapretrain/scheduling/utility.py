@@ -171,10 +171,8 @@ class Prober:
             values, targets = self._exact(draw) if utility == "exact" else self._first_order(draw, utility)
             utilities = dict(zip(draw.sources, values.tolist(), strict=True))
         if draw.sources and self._unmoved >= draw.sources.keys():
-            raise InputError(
-                f"no loss of the sources {', '.join(draw.sources)} has a gradient by params: give the module (or the "
-                "parameters) that these losses use, and do not compute them under torch.no_grad()"
-            )
+            told = f"no loss of the sources {', '.join(draw.sources)} has a gradient by params: give the module (or the"
+            raise InputError(f"{told} parameters) that these losses use, and do not compute them under torch.no_grad()")
         finite = targets.isfinite().tolist()
         bad = tuple(name for name, good in zip(self.targets, finite, strict=True) if not good)
         unmoved = tuple(source for source in draw.sources if source in self._unmoved)

@@ -146,10 +146,8 @@ def check_same(run: Path, before: Any, given: Mapping[str, Any]) -> None:
     if not isinstance(before, dict):
         raise InputError(f"{run} has no configuration in its config.json; choose another --out")
     if before.get("method") != given.get("method"):
-        raise InputError(
-            f"the checkpoint in {run} is from another method: {before.get('method')!r}, given "
-            f"{given.get('method')!r}; choose another --out"
-        )
+        told = f"the checkpoint in {run} is from another method"
+        raise InputError(f"{told}: {before.get('method')!r}, given {given.get('method')!r}; choose another --out")
     unknown = [key for key, value in given.items() if isinstance(value, Mapping) and key not in before]
     old, new = flatten(before), flatten({key: value for key, value in given.items() if key not in unknown})
     changed = [f"{key} was not kept (by an older version?)" for key in unknown]

@@ -7,6 +7,7 @@ import pickle
 from collections import Counter
 from itertools import combinations, islice
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,6 +220,10 @@ def test_labels_of_a_plan_are_copies() -> None:
 def test_a_plan_needs_one_label_a_row() -> None:
     with pytest.raises(InputError, match="3 rows, 1 support labels and 1 query labels"):
         EpisodePlan.of([1, 2, 3], index=0, support_y=[0], query_y=[0], classes=(0,))
+    wrong: list[Any] = [[-100], [-1], [[0, 1]]]
+    for y in wrong:
+        with pytest.raises(InputError, match=r"labels of a plan are .*; give one class index 0..W-1 per row"):
+            EpisodePlan.of([1, 2], index=0, support_y=y, query_y=y, classes=(0,))
 
 
 @pytest.mark.parametrize(

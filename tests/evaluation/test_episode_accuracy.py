@@ -135,6 +135,23 @@ def test_a_class_without_support_counts_as_wrong() -> None:
     assert evaluate_embeddings(torch.tensor([[0.0], [9.0]]), [plan]).values == [0.5]
 
 
+@pytest.mark.parametrize(
+    ("y", "given"),
+    [
+        (torch.tensor([0, -100]), r"torch.int64 \(2,\), the least -100"),
+        (torch.tensor([-1, -1]), r"torch.int64 \(2,\), the least -1"),
+        (torch.eye(2).long(), r"torch.int64 \(2, 2\), the least 0"),
+    ],
+)
+def test_queries_without_a_class_index_are_not_counted_as_wrong(y: Tensor, given: str) -> None:
+    episode = Episode(Batch(torch.eye(2), torch.arange(2)), Batch(torch.eye(2), y), (0, 1), 0)
+    for predict in (lambda one: one.query.x, lambda _: torch.arange(2)):
+        with pytest.raises(
+            InputError, match=rf"^labels of queries are {given}; give class indices 0..W-1 \(queries,\)"
+        ):
+            evaluate_episodes(predict, None, [episode])
+
+
 def with_nan() -> Tensor:
     z = features()
     z[7] = math.nan

@@ -48,8 +48,9 @@ def test_f1_is_that_of_its_equation(count: int, n: int) -> None:
 def test_f1_is_of_class_1() -> None:
     assert f1([0, 0, 1], [0, 0, 0]) == 0
     assert f1([1, 1, 0], [1, 1, 1]) == pytest.approx(0.8)
-    with pytest.raises(InputError, match="whole numbers"):
-        f1([0.5, 1], [0, 1])
+    for wrong in ([0.5, 1], [-100, 1], [-1, 1]):
+        with pytest.raises(InputError, match="classes, which are whole numbers from 0 on"):
+            f1(wrong, [0, 1])
 
 
 @pytest.mark.parametrize("n", [2, 3, 50, 1000])
@@ -176,6 +177,7 @@ def test_a_temperature_of_rows_that_are_all_right_stays_in_its_range() -> None:
     [
         (lambda: calibration_error([[0.5, 0.2]], [0]), "each row of sum 1"),
         (lambda: calibration_error([[0.5, 0.5]], [0, 1]), r"got \(1, 2\)"),
+        (lambda: calibration_error([[0.5, 0.5]], [-100]), r"classes 0..C-1 \(N,\)"),
         (lambda: calibration_error(np.zeros((0, 2)), []), r"got \(0, 2\)"),
         (lambda: temperature([[0.0, 1.0]], [2]), "classes 0..C-1"),
         (lambda: temperature([0.0, 1.0], [1]), r"got \(2,\)"),

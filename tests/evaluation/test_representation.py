@@ -170,6 +170,7 @@ LABELS = torch.tensor([0, 0, 1, 1])
         (lambda: knn_predict(torch.zeros(4, 2), LABELS, torch.zeros(1, 2), k=1.5), "k is 1.5; give a whole number"),
         (lambda: silhouette(torch.randn(4, 2), torch.zeros(4, dtype=torch.int64)), "2 or more classes"),
         (lambda: accuracy(LABELS, LABELS[:2]), r"\(4,\) predictions"),
+        (lambda: accuracy(LABELS, LABELS * 0 - 100), "no label below 0, which marks rows without one"),
         (lambda: knn_leave_one_out(torch.zeros(1, 2), LABELS[:1]), "2 rows or more"),
     ],
 )

@@ -326,3 +326,12 @@ def test_a_tensor_that_the_loss_holds_as_well_is_constant_in_the_inner_gradient(
         w.grad = None
         meta_backward(loss, w, x, x, tasks=2, lr=0.1, engine=engine)
         torch.testing.assert_close(w.grad, expected, rtol=0, atol=1e-12)
+
+
+def test_adaptation_can_be_mapped_and_differentiated_by_torch_func() -> None:
+    def end(w: Tensor) -> Tensor:
+        found: Tensor = adapt(lambda w, x: (w - x).square().sum(), w, torch.zeros(3), lr=0.1)
+        return found.sum()
+
+    found = torch.vmap(torch.func.grad(end))(torch.ones(2, 3))
+    torch.testing.assert_close(found, torch.full((2, 3), 0.8))  # 1 - 2 lr

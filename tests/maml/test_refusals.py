@@ -186,6 +186,70 @@ def test_protonet_names_the_part_that_does_not_fit(support: Any, query: Any, mes
         ProtoNet(nn.Linear(4, 2)).losses(support, query)
 
 
+def without_labels(one: bool, mark: int = -100) -> Tensor:
+    """Labels of three tasks, all of one or of all of them not to be counted."""
+    return torch.where(torch.arange(3)[:, None] < (1 if one else 3), mark, Y)
+
+
+@pytest.mark.parametrize("learner", [MAML, FOMAML, ANIL, Reptile, MetaSGD])
+@pytest.mark.parametrize("one", [True, False])
+@pytest.mark.parametrize("mark", [-100, 1])
+def test_tasks_whose_labels_are_all_ignored_are_refused(learner: Any, one: bool, mark: int) -> None:
+    loss = F.cross_entropy if mark == -100 else nn.CrossEntropyLoss(ignore_index=mark)
+    net, none = learner(nn.Sequential(nn.Linear(4, 2)), 0.1, loss=loss), without_labels(one, mark)
+    for call in (net.losses, net.backward):
+        for name, parts in (("support", ((X, none), (X, Y))), ("query", ((X, Y), (X, none)))):
+            with pytest.raises(InputError, match=rf"^all {name} labels of a task are {mark}, which the loss ignores;"):
+                call(*parts)
+    for predict in (lambda: net.logits((X, none), (X, Y)), lambda: net.adapted((X[0], none[0]))):
+        with pytest.raises(InputError, match=f"^all support labels of a task are {mark}, which the loss ignores;"):
+            predict()
+
+
+def test_examples_whose_labels_are_ignored_are_as_if_they_were_not_there() -> None:
+    net = MAML(nn.Linear(4, 2), lr=0.1)
+    some = Y.clone()
+    some[:, 4:] = -100
+    found, expected = net.losses((X, some), (X, some)), net.losses((X[:, :4], Y[:, :4]), (X[:, :4], Y[:, :4]))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "higher", "learn2learn"])
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_loss_of_ignored_labels_alone_adapts_nothing_and_is_refused(engine: str, order: int) -> None:
+    if engine in ("higher", "learn2learn"):
+        pytest.importorskip(engine)
+    start = {"w": torch.randn(2, 4, requires_grad=True)}
+    call = partial(adapt, lambda p, b: F.cross_entropy(b[0] @ p["w"].T, b[1]), start, lr=0.1, order=order, tasks=3)
+    for y in (without_labels(one=True), without_labels(one=False)):
+        with pytest.raises(InputError, match=r"^the loss is NaN but its gradient is not, .* would adapt nothing"):
+            call((X, y), engine=engine)
+    learner = MAML(nn.Linear(4, 2), lr=0.1, first_order=order == 1).clone()
+    with pytest.raises(InputError, match=r"^the loss is NaN but its gradient is not, .* would adapt nothing"):
+        learner.adapt(F.cross_entropy(learner(X[0]), torch.full((6,), -100)))
+    assert call((X * torch.nan, Y), engine=engine)["w"].isnan().all()  # what has diverged is seen in the weights
+
+
+@pytest.mark.parametrize("learner", [MAML, FOMAML, ANIL, Reptile, MetaSGD])
+@pytest.mark.parametrize("y", [F.one_hot(Y), F.one_hot(Y, 3), F.one_hot(Y, 3).float(), Y[..., None], Y[:, :4]])
+def test_labels_that_do_not_fit_the_outputs_are_told_what_to_be(learner: Any, y: Tensor) -> None:
+    net = learner(nn.Sequential(nn.Linear(4, 2)), 0.1)
+    told = rf"outputs are \(\d+, 2\) and labels {y.dtype} \(\d.*\) of each task; give class indices \(N,\)"
+    for call in (net.losses, net.backward, net.logits):
+        with pytest.raises(InputError, match=told):
+            call((X, y), (X, y))
+    with pytest.raises(InputError, match=told):
+        net.adapted((X[0], y[0]))
+
+
+def test_labels_of_each_place_are_classes_too() -> None:
+    y = torch.randint(0, 2, (3, 6, 5))
+    losses = [MAML(nn.Conv1d(4, 2, 1), lr=0.1, engine=way) for way in ("loop", "vmap")]
+    losses[1].load_state_dict(losses[0].state_dict())
+    x = torch.randn(3, 6, 4, 5)
+    torch.testing.assert_close(*(maml.losses((x, y), (x, y)) for maml in losses))
+
+
 REGRESSION: list[tuple[Any, tuple[int, ...]]] = [
     (torch.randn, (3, 6, 1)),
     (torch.randn, (3, 6, 2)),
@@ -218,7 +282,9 @@ def test_outputs_and_labels_of_other_shapes_are_not_broadcast(loss: Any, engine:
     x, y = torch.randn(3, 6, 4), torch.randn(3, 6)
     maml = MAML(nn.Linear(4, 1), lr=0.1, loss=loss, engine="auto" if engine == "compiled" else engine)
     call = CompiledMeta(maml, backend="eager").backward if engine == "compiled" else maml.backward
-    with pytest.raises(InputError, match=r"outputs are \(6, 1\) and labels \(6,\) of each task; this loss needs one"):
+    with pytest.raises(
+        InputError, match=r"outputs are \(6, 1\) and labels torch.float32 \(6,\) of each task; this loss"
+    ):
         call((x, y), (x, y))
     assert call((x, y[..., None]), (x, y[..., None])).shape == (3,)
 

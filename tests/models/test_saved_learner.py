@@ -153,8 +153,9 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
         model.predict(x)
     with pytest.raises(InputError, match="got 4 support rows and 3 labels"):
         model.adapt(x, torch.tensor([0, 1, 2]))
-    with pytest.raises(InputError, match="labels must be a tensor or list of integers"):
-        model.adapt(x, torch.ones(4))
+    for wrong in (torch.ones(4), torch.eye(4).long(), torch.tensor([0, 1, -1, 1]), [0, 1, -100, 1]):
+        with pytest.raises(InputError, match=r"labels must be a tensor or list of integers .* but not -1 or -100"):
+            model.adapt(x, wrong)
     with pytest.raises(InputError, match="labels have 4 classes; this run has learned 3-way tasks"):
         model.adapt(x, torch.arange(4))
     whole = (tmp_path / "config.json").read_text()

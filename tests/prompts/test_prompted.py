@@ -190,6 +190,10 @@ def test_errors_are_clear() -> None:
         (lambda: model.encode(["a"], labels=["good"]), r"labels must be integers in 0\.\.4"),  # type: ignore[list-item]
         (lambda: model.classify(prompts(1)[0], ["a"], batch_size=0), "batch_size is .*; give a whole number"),
         (lambda: model.losses(prompts(1)[0], batch), "no labels"),
+        (
+            lambda: model.losses(prompts(1)[0], replace(batch, labels=batch.answer * 0 - 100)),
+            "labels lie in -100..-100",
+        ),
         (lambda: model.classify(prompts(1)[0] * torch.nan, ["a"]), "the prompt holds NaN or infinity"),
         (lambda: model(prompts(1)[0].to("meta"), batch), "prompt is on meta and the rows on cpu, but the model on cpu"),
         (lambda: model(torch.zeros(6, 16, dtype=torch.int64), batch), "floating point numbers, not torch.int64"),

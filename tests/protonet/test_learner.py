@@ -60,6 +60,17 @@ def test_labels_outside_the_ways_are_refused(learner: Any, given: list[int], way
         net.adapt(x, y)
 
 
+@pytest.mark.parametrize("head", [ProtoNet, R2D2, *HEADS])
+@pytest.mark.parametrize("ways", [None, 3])
+def test_one_hot_labels_are_refused_by_name(head: Any, ways: int | None) -> None:
+    net = Classifier(nn.Linear(4, 3), 3, 5, head=head, ways=ways) if head in HEADS else head(nn.Linear(4, 3), ways=ways)
+    x, y = torch.randn(6, 4), F.one_hot(torch.arange(6) % 3)
+    with pytest.raises(InputError, match=r"embeddings \(6, 3\) and labels \(6, 3\) do not match: give .* \(B,\)"):
+        net.adapt(x, y)
+    with pytest.raises(InputError, match=r"support is x \(1, 6, 4\) and y \(1, 6, 3\); give .* \(1, N\)"):
+        net.losses((x[None], y[None]), (x[None], y[None]))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e20])
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize(

@@ -66,10 +66,8 @@ class ImageData:
         train.require_labels()
         test.require_labels()
         if train.images.shape[1:] != test.images.shape[1:] or train.classes != test.classes:
-            raise InputError(
-                f"training images {tuple(train.images.shape[1:])} with {len(train.classes)} classes, but test images "
-                f"{tuple(test.images.shape[1:])} with {len(test.classes)}: they must agree"
-            )
+            told = f"training images {tuple(train.images.shape[1:])} with {len(train.classes)} classes, but test"
+            raise InputError(f"{told} images {tuple(test.images.shape[1:])} with {len(test.classes)}: they must agree")
         if unlabelled is not None and unlabelled.images.shape[1:] != train.images.shape[1:]:
             raise InputError(
                 f"training images {tuple(train.images.shape[1:])}, but unlabelled ones "

@@ -84,10 +84,8 @@ def updates(recipe: ImageRecipe, data: ImageData, method: ImageMethod) -> tuple[
         before = round(recipe.pretrain_share * total) // passes
         total -= before * passes
     if total < 1 or (before < 1 and method.pretraining is not None):
-        raise InputError(
-            f"{recipe.epochs} epochs of {len(data.train)} images at batch_size {recipe.batch_size} are too few for "
-            f"pretrain_share {recipe.pretrain_share}: give more epochs or smaller batches"
-        )
+        told = f"{recipe.epochs} epochs of {len(data.train)} images at batch_size {recipe.batch_size} are too"
+        raise InputError(f"{told} few for pretrain_share {recipe.pretrain_share}: give more epochs or smaller batches")
     return before, total
 
 
@@ -199,10 +197,8 @@ def check_scheduled(recipe: ImageRecipe, machine: Machine) -> None:
     for objective in sources().values():
         passes = views(objective)
         if recipe.batch_size % passes or recipe.batch_size < 2 * passes:
-            raise InputError(
-                f"batch_size must be a multiple of {passes} and at least {2 * passes}, since {objective} has "
-                f"1/{passes} of it in {passes} views, got {recipe.batch_size}"
-            )
+            told = f"batch_size must be a multiple of {passes} and at least {2 * passes}, since"
+            raise InputError(f"{told} {objective} has 1/{passes} of it in {passes} views, got {recipe.batch_size}")
 
 
 def _scheduled(context: ImageContext) -> tuple[Encoder, Training]:
