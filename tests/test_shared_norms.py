@@ -1,4 +1,4 @@
-"""BatchNorm over two ranks against torch's over the whole batch: values, gradients, what is tracked."""
+"""BatchNorm over two ranks against torch's over the whole batch: values, gradients, tracking; and in learners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from metapretrain import MAML
 from metapretrain.distributed import SharedBatchNorm2d, share_norms
 
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -49,6 +51,28 @@ def outcome(norm: nn.Module, shape: tuple[int, ...], rows: slice, device: str = 
     return {name: value.cpu() for name, value in found.items()}
 
 
+NORMS = {"shared": lambda: share_norms(nn.BatchNorm1d(3)), "sync": lambda: nn.SyncBatchNorm(3)}
+
+
+def adapted_losses(norm: nn.Module, tasks: slice) -> dict[str, Tensor]:
+    """Query losses of these tasks after inner steps through a norm, by several ways."""
+    generator = torch.Generator().manual_seed(2)
+    net = nn.Sequential(nn.Linear(4, 3), norm, nn.Linear(3, 2)).double()
+    for value in net.parameters():
+        nn.init.normal_(value, generator=generator)
+    x, y = (
+        torch.randn(4, 6, 4, dtype=torch.float64, generator=generator)[tasks],
+        torch.arange(6).repeat(4, 1)[tasks] % 2,
+    )
+    found = {way: MAML(net, 0.3, steps=2, engine=way).losses((x, y), (x, y)).detach() for way in ("loop", "vmap")}
+    each = []
+    for task in range(len(x)):
+        learner = MAML(net, 0.3).clone()
+        learner.adapt(F.cross_entropy(learner(x[task]), y[task]))
+        each.append(F.cross_entropy(learner(x[task]), y[task]).detach())
+    return {**found, "clone": torch.stack(each)}
+
+
 def worker(rank: int, folder: str, device: str) -> None:
     torch.set_num_threads(1)
     if device == "cuda":
@@ -62,6 +86,8 @@ def worker(rank: int, folder: str, device: str) -> None:
         found[name] = outcome(norm, shape, slice(first, None) if rank else slice(first), device)
         norm.cpu().eval()
         found[f"{name} evaluated"] = {"y": norm(torch.ones(shape, dtype=torch.float64)).detach()}
+    for name, make_norm in NORMS.items() if device == "cpu" else ():
+        found[name] = adapted_losses(make_norm(), slice(2, None) if rank else slice(2))
     wrong = share_norms(nn.BatchNorm2d(3))
     for shape in ((4, 3), (4, 1, 2, 2)) if device == "cpu" else ():
         with pytest.raises(ValueError, match="expected"):
@@ -100,6 +126,14 @@ def test_two_ranks_are_one_batch(ranks: list[dict[str, Any]], name: str) -> None
     norm.eval()
     expected = norm(torch.ones(shape, dtype=torch.float64))
     torch.testing.assert_close(ranks[0][f"{name} evaluated"]["y"], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_learner_adapts_each_task_by_its_own_statistics(ranks: list[dict[str, Any]], name: str) -> None:
+    if name not in ranks[0]:
+        pytest.skip("looked at on a CPU")
+    for way, expected in adapted_losses(nn.BatchNorm1d(3), slice(None)).items():
+        torch.testing.assert_close(torch.cat([rank[name][way] for rank in ranks]), expected)
 
 
 def test_names_values_and_types_stay() -> None:

@@ -75,9 +75,9 @@ def functional(module: nn.Module, batchnorm: str = "batch") -> Functional:
     """The module as a pure function, for :func:`metapretrain.maml.adapt`.
 
     ``"batch"``: batch and instance normalisation by the statistics of the batch at hand, in training and evaluation
-    mode, and without tracking them. ``"frozen"``: by the running statistics that the module has, in both modes.
-    ``"support"``: as "batch", and inside :func:`first_rows` by the statistics of these rows, the support, so that no
-    query depends on another (MetaBN of Bronskill et al., 2020).
+    mode, untracked and of this process alone, for `SyncBatchNorm` too. ``"frozen"``: by the running statistics that the
+    module has, in both modes. ``"support"``: as "batch", and inside :func:`first_rows` by the statistics of these rows,
+    the support, so that no query depends on another (MetaBN of Bronskill et al., 2020).
 
     The module itself is not changed. `params` are its own tensors, by name, without those tied to another; whatever is
     left out of a call is taken from the module. Training and evaluation mode follow the module; its other attributes
@@ -184,7 +184,7 @@ def adaptable(module: nn.Module, policy: str) -> nn.Module:
     if isinstance(module, _NormBase):
         if policy != "frozen":
             module.__dict__["track_running_stats"] = False
-            if isinstance(module, nn.SyncBatchNorm):  # other processes have other tasks
+            if hasattr(module, "process_group"):  # it synchronises processes, which have other tasks
                 module.__dict__["forward"] = MethodType(_BatchNorm.forward, module)
             for name in STATISTICS:
                 module._buffers[name] = None
