@@ -56,9 +56,9 @@ LAYOUT = Layout(
 )
 
 
-def without_precision(recipe: str) -> str:
-    """A recipe's name without the precision that it ends with: `conv4-bf16` (`--tag bf16`) has the backbone `conv4`."""
-    return re.sub(rf"-({'|'.join(PRECISIONS)})$", "", recipe)
+def without_tag(recipe: str) -> str:
+    """A recipe's name without the tag of a precision or of chosen settings: `conv4-bf16` has the backbone `conv4`."""
+    return re.sub(rf"-({'|'.join([*PRECISIONS, 'chosen', 'long'])})$", "", recipe)
 
 
 def layout_of(dataset: str, backbone: str) -> Layout:
@@ -66,7 +66,7 @@ def layout_of(dataset: str, backbone: str) -> Layout:
     if dataset == "omniglot-lake":  # Lake et al. (2019), table 1: an error of 13.7%
         lake = {"omniglot-lake-lake": {"protonet": Published({"test": 0.863})}}
         return replace(LAYOUT, published=lake, published_counts={"test_classes": 400, "test_images": 800})
-    family = "resnet12" if backbone.startswith("resnet12") else without_precision(backbone)
+    family = "resnet12" if backbone.startswith("resnet12") else without_tag(backbone)
     rows = PHOTOS.get((dataset, family))
     if rows is None:
         return LAYOUT

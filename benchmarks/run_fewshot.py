@@ -92,6 +92,8 @@ PHOTOS: dict[str, Any] = {"flip": True, "jitter": 0.4}
 # 4 episodes an update of the test's ways by SGD, cosines times a learned scale that starts at 10, as Chen et al. (2021,
 # Meta-Baseline) do; their rate is 1e-3 for 4,000 updates.
 CONV4_EPISODES = FewShotMethod("protonet", updates=10_000, tasks=1, ways=20, queries=15)
+# R2-D2 with conv4, chosen on CIFAR-FS's validation classes (docs/results/conv4.md): no jitter, always 5 shots.
+CONV4_RIDGE: dict[str, Any] = {"jitter": 0.0, "shots": 5, "lr": 3e-3}
 RESNET_EPISODES = FewShotMethod(
     "protonet",
     updates=1_000,
@@ -144,6 +146,7 @@ def methods_of(
     """
     deep = backbone.startswith("resnet")
     plus = {**PLUS, "updates": 40_000, "tasks": 8 if ways >= 20 else 16}
+    ridge: dict[str, Any] = {"learner": "r2d2"} | (CONV4_RIDGE if photos and not deep else {})
     if not photos:
         embedding, maml, reptile, supervised = PROTONET, MAML[ways >= 20], REPTILE, DRAWN_SUPERVISED
     else:
@@ -155,7 +158,7 @@ def methods_of(
         plus = {**plus, "tasks": 4, "queries": 15}
     rows = {
         "protonet": embedding,
-        "r2d2": replace(embedding, learner="r2d2", temperature=1.0, distance="sqeuclidean", learn_temperature=False),
+        "r2d2": replace(embedding, **ridge, temperature=1.0, distance="sqeuclidean", learn_temperature=False),
         "maml-transductive": replace(maml, batchnorm="batch"),
         "maml++": replace(maml, **plus),
         "reptile": reptile,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ctrl_c  # noqa: F401
-from report_fewshot import PHOTOS, SHOTS, without_precision
+from report_fewshot import PHOTOS, SHOTS, without_tag
 
 from metapretrain.errors import InputError
 from metapretrain.evaluation.intervals import mean_interval
@@ -43,7 +43,7 @@ def scores_of(paths: Sequence[Path]) -> Scores:
             key = result["recipe"], result["dataset"], training, result["method"]
             read[key].append(result["metrics"]["test_accuracy"])
         for (recipe, dataset, training, method), accuracies in sorted(read.items()):  # conv4-bf16 after conv4
-            backbone = without_precision(recipe.partition("-pre")[0])
+            backbone = without_tag(recipe.partition("-pre")[0])
             found[dataset, backbone, training, method] = accuracies
     if not found:
         raise InputError(f"no complete few-shot run in {', '.join(map(str, paths))}; the page is left as it is")

@@ -274,7 +274,7 @@ def best_fewshot_rows() -> dict[tuple[str, str, str], Row]:
         for group in table_of(source(name)).groups if benchmark_of(name) == "fewshot" and name not in TRANSFER else ():
             for row in group.rows:
                 value = row.scores["validation"].mean if "validation" in row.scores else 0.0
-                key = (group.dataset, report_fewshot.without_precision(group.recipe), row.method)
+                key = (group.dataset, report_fewshot.without_tag(group.recipe), row.method)
                 found[key] = max(found.get(key, (value, row)), (value, row), key=lambda pair: pair[0])
     order = {setting: place for place, setting in enumerate(report_fewshot.SHOTS)}
 
