@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from fewshot_learning import EPISODES, FROZEN_SEED, SUPERVISED, EpisodeStacks, FewShotMethod, MetaStep, build_learner
 from torch import Tensor
 
 from metapretrain.checks import whole
@@ -24,15 +25,6 @@ from metapretrain.evaluation.episodes import (
 )
 from metapretrain.evaluation.representation import embed
 from metapretrain.experiments.base import Context, Experiment, Machine, Outcome, Training, check_seeds
-from metapretrain.experiments.fewshot.learning import (
-    EPISODES,
-    FROZEN_SEED,
-    SUPERVISED,
-    EpisodeStacks,
-    FewShotMethod,
-    MetaStep,
-    build_learner,
-)
 from metapretrain.experiments.images.data import describe
 from metapretrain.experiments.saved import load_encoder
 from metapretrain.files import load_tensors, one_line_errors, write_whole

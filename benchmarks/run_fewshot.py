@@ -22,6 +22,7 @@ from typing import Any
 import ctrl_c  # noqa: F401
 import torch
 from fewshot_experiment import WITHIN, FewShotExperiment, FewShotRecipe, SavedEncoder
+from fewshot_learning import SUPERVISED, FewShotMethod
 from report_fewshot import layout_of
 from score_lake import LAKE_LAYOUT, lake_plans, load_lake
 from script_options import take_image_folder
@@ -33,7 +34,6 @@ from metapretrain.episodes import EpisodeSpec, to_metadataset
 from metapretrain.errors import InputError, one_of
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.command import Table, machine_of, script_main, table_arguments, table_parser
-from metapretrain.experiments.fewshot.learning import SUPERVISED, FewShotMethod
 from metapretrain.experiments.recipe import override
 from metapretrain.experiments.saved import load_encoder
 from metapretrain.models.encoders import ENCODERS, LEARN2LEARN

@@ -36,13 +36,13 @@ def training(backbone: str) -> list[Contender]:
 def updates(backbone: str, name: str) -> tuple[Callable[[], Callable[[int], None]], int]:
     """What makes a function of n, which does n updates of a row of run_fewshot.py; and the images of one update."""
     from fewshot_experiment import FewShotRecipe, ImageBatches
+    from fewshot_learning import EPISODES as STREAM
+    from fewshot_learning import SUPERVISED, EpisodeStacks, MetaStep, build_learner
     from run_fewshot import methods_of
 
     from metapretrain.data.few_shot import PARTS, FewShotData
     from metapretrain.data.images import ImageSet
     from metapretrain.episodes import TaskStream
-    from metapretrain.experiments.fewshot.learning import EPISODES as STREAM
-    from metapretrain.experiments.fewshot.learning import SUPERVISED, EpisodeStacks, MetaStep, build_learner
     from metapretrain.training.environment import make_accelerator
 
     method = methods_of(5, True, backbone, SIZE)[name]

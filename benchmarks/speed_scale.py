@@ -49,15 +49,10 @@ def images(rank: int, world: int) -> tuple[Any, Any, int]:
 
 def tasks(rank: int, world: int) -> tuple[Any, Any, int]:
     """Second-order MAML: conv4 on 28 x 28, 5-way 1-shot, one inner step."""
+    from fewshot_learning import EPISODES, EpisodeStacks, FewShotMethod, MetaStep, build_learner
+
     from metapretrain.data.registry import load_few_shot
     from metapretrain.episodes import EpisodeSpec
-    from metapretrain.experiments.fewshot.learning import (
-        EPISODES,
-        EpisodeStacks,
-        FewShotMethod,
-        MetaStep,
-        build_learner,
-    )
 
     data, spec, number = load_few_shot("made", None, 28), EpisodeSpec(5, 1, 5), here(8, 64)
     learner = build_learner(FewShotMethod("maml", updates=1, tasks=number), "conv4", data, 5, 0)

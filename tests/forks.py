@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WARM = """
 import accelerate, sklearn.datasets, sklearn.discriminant_analysis, torchvision
 import torch._dynamo, torch.nn.parallel, torch.utils.tensorboard, transformers.models.bert.modeling_bert
-import metapretrain.experiments.fewshot.learning, metapretrain.experiments.images.training
+import metapretrain.data.few_shot, metapretrain.models.saved, metapretrain.experiments.images.training
 import metapretrain.experiments.text.experiment
 """
 _LARGEST = 1 << 20  # bytes of a question

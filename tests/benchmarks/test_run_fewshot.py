@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fewshot_experiment
+import fewshot_learning as learning
 import pytest
 import torch
 from report_fewshot import LAYOUT, layout_of
@@ -18,7 +19,6 @@ from benchmarks.run_fewshot import METHODS, main, methods_of, options_of
 from metapretrain import EpisodeSampler, EpisodeSpec, load
 from metapretrain.cli import main as metapretrain
 from metapretrain.data.registry import load_few_shot
-from metapretrain.experiments.fewshot import learning
 from metapretrain.report.table import build_table
 from metapretrain.training import loop
 

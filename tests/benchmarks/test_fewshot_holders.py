@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
+from fewshot_learning import EpisodeStacks
 from run_fewshot import held_by
 
 from metapretrain.data.registry import load_few_shot
 from metapretrain.episodes import EpisodeSpec
 from metapretrain.errors import InputError
-from metapretrain.experiments.fewshot.learning import EpisodeStacks
 
 
 def test_classes_held_by_learn2learn_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from fewshot_experiment import FewShotRecipe, ImageBatches
+from fewshot_learning import EPISODES, EpisodeStacks, FewShotMethod, MetaStep, build_learner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.run_fewshot import methods_of
 from metapretrain.data.few_shot import PARTS, FewShotData
 from metapretrain.data.images import ImageSet
 from metapretrain.episodes import EpisodeSpec
-from metapretrain.experiments.fewshot.learning import EPISODES, EpisodeStacks, FewShotMethod, MetaStep, build_learner
 from metapretrain.models.saved import adapts
 
 WAITS = {  # operations that a GPU has to be waited for: their result's values or size are needed at once
@@ -25,6 +25,7 @@ WAITS = {  # operations that a GPU has to be waited for: their result's values o
     *("_linalg_check_errors", "linalg_cholesky", "linalg_inv", "is_nonzero"),
 }
 ON_CPU = ("is_cpu", "one_hot")  # lines that look at values on a CPU alone
+WATCHED = ("metapretrain/", "/fewshot_learning.py", "/test_fewshot_waits.py")  # whose lines are told
 ROWS = methods_of(5)
 
 
@@ -42,7 +43,7 @@ class Watch(TorchDispatchMode):
         masks = name == "index" and any(t is not None and t.dtype == torch.bool for t in args[1])
         if name in WAITS or masks:
             own = [f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in traceback.extract_stack()]
-            line = [place for place in own if "metapretrain/" in place or "test_waits" in place][-2]
+            line = [place for place in own if any(part in place for part in WATCHED)][-2]
             self.found += [f"{name} {line}"] * (not any(word in line for word in ON_CPU))
         return function(*args, **(kwargs or {}))
 

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fewshot_learning as learning
 import pytest
 import torch
 from fewshot_experiment import (
@@ -19,17 +20,7 @@ from fewshot_experiment import (
     meta_training,
     score_episodes,
 )
-from safetensors.torch import load_file
-from torch import Tensor, nn
-
-from metapretrain.data.few_shot import FewShotData
-from metapretrain.data.registry import load_few_shot
-from metapretrain.episodes import EpisodeSampler, EpisodeSpec
-from metapretrain.errors import InputError
-from metapretrain.evaluation.episodes import evaluate_episodes
-from metapretrain.experiments.base import Context, Machine
-from metapretrain.experiments.fewshot import learning
-from metapretrain.experiments.fewshot.learning import (
+from fewshot_learning import (
     EPISODES,
     FROZEN_SEED,
     LEARNERS,
@@ -39,10 +30,19 @@ from metapretrain.experiments.fewshot.learning import (
     MetaStep,
     build_learner,
 )
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from metapretrain.data.few_shot import FewShotData
+from metapretrain.data.registry import load_few_shot
+from metapretrain.episodes import EpisodeSampler, EpisodeSpec
+from metapretrain.errors import InputError
+from metapretrain.evaluation.episodes import evaluate_episodes
+from metapretrain.experiments.base import Context, Machine
 from metapretrain.maml import CompiledMeta
 from metapretrain.models.saved import is_transductive, load
 from metapretrain.training import train
-from tests.forks import ended
+from tests.forks import ROOT, ended
 
 SPEC = EpisodeSpec(3, 1, 2)
 TINY = "mlp"
@@ -260,18 +260,21 @@ def test_ways_of_training_are_protonets_alone_and_no_more_than_there_are() -> No
     assert FewShotMethod("maml", 1, 4, inner_steps=5).encoder_passes(EpisodeSpec(5, 1, 5)) == 4 * 5 * (5 + 5)
 
 
-SCRIPT = """
+SCRIPT = f"""
 import sys
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+"""
+SCRIPT += """
 from argparse import Namespace
 import torch
 from safetensors.torch import save_file
 from metapretrain.data.registry import load_few_shot
 from metapretrain.episodes import EpisodeSpec
-from metapretrain.experiments.fewshot.learning import FewShotMethod, EpisodeStacks, build_learner
-from benchmarks.fewshot_experiment import FewShotRecipe, meta_training
+from fewshot_learning import FewShotMethod, EpisodeStacks, build_learner
+from fewshot_experiment import FewShotRecipe, meta_training
 from metapretrain.experiments.base import Context
 from metapretrain.training import train
-from metapretrain.experiments.fewshot.learning import EPISODES, MetaStep
+from fewshot_learning import EPISODES, MetaStep
 from metapretrain.experiments.command import machine_of
 
 machine = machine_of(Namespace(device="cpu", precision="fp32"))
