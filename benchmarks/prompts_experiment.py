@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from prompts_pretraining import MetaTasks, TrainedPrompt, train_meta
 from torch import Tensor, nn
 
 from metapretrain.checks import decisive
@@ -30,7 +31,6 @@ from metapretrain.experiments.prompts.data import (
     allowed_words,
     word_scores,
 )
-from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, train_meta
 from metapretrain.experiments.prompts.recipe import SENTIMENT, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Progress, Stack, tune_model
 from metapretrain.models.language_models import language_source, stored_bits

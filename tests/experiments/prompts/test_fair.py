@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from prompts_pretraining import MetaTasks
 from torch import Tensor
 
 from benchmarks.run_prompts import ROWS, TRIAL, main, options_of, recipe_of
@@ -19,7 +20,6 @@ from metapretrain.data.made import made_sentiment
 from metapretrain.errors import InputError
 from metapretrain.experiments.base import Machine
 from metapretrain.experiments.prompts.data import ALL_WORDS, Pool, PromptData, PromptInputs, encode_rows, fewer_labels
-from metapretrain.experiments.prompts.pretraining import MetaTasks
 from metapretrain.experiments.prompts.recipe import Fair, Meta, PromptMethod, PromptRecipe, Tuning, passes_per_step
 from metapretrain.experiments.prompts.tuning import Job, Stack
 from metapretrain.models.language_models import load_language_model

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from prompts_experiment import mixed_stack, run_stack
+from prompts_pretraining import MetaTasks, TrainedPrompt, crossed, train_meta
 from torch import Tensor, nn
 
 from metapretrain.data.made import made_sentiment
 from metapretrain.errors import InputError
 from metapretrain.experiments.prompts.data import ALL_WORDS, Pool, encode_rows
-from metapretrain.experiments.prompts.pretraining import MetaTasks, TrainedPrompt, crossed, train_meta
 from metapretrain.experiments.prompts.recipe import (
     SENTIMENT,
     Fair,

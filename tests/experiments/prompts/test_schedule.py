@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from prompts_pretraining import ScheduledTasks, TrainedPrompt, train_meta
 from torch import Tensor
 
 from metapretrain.errors import InputError
-from metapretrain.experiments.prompts.pretraining import ScheduledTasks, TrainedPrompt, train_meta
 from metapretrain.prompts import PromptMAML
 from metapretrain.scheduling import parse_schedule, probe_units
 from metapretrain.training import RunFolder
