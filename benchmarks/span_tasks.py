@@ -125,11 +125,10 @@ class Reading(SpanTask):
     def make(self, split: str, rows: Sequence[int], random: np.random.Generator) -> Tensors:
         return span_batch(self.frame, self._windows(split, rows))
 
-    def scored_rows(self, split: str, rows: int | None) -> Sequence[int]:
-        """All windows of a split's questions, or of the first `rows` questions."""
-        count = len(self.texts[split].rows) if rows is None else rows
+    def scored_rows(self, split: str) -> Sequence[int]:
+        """All windows of a split's questions."""
         row = {place: row for row, place in enumerate(self.order[split])}
-        return [row[place] for place, window in enumerate(self.windows[split]) if window.question < count]
+        return [row[place] for place in range(len(self.windows[split]))]
 
     def measure_rows(self, split: str, rows: Sequence[int], outcomes: list[Tensors]) -> dict[str, float]:
         """SQuAD's F1 and exact matches of the best span of all windows of a question."""

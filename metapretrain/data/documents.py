@@ -126,7 +126,7 @@ def _starts(sizes: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]).astype(np.int64)
 
 
-PTB_PARTS = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
+PTB = "ptb.train.txt"
 BLOCK = 20  # sentences of PTB that count as a document: its articles are not marked
 WIKITEXT = ("train.txt", "valid.txt", "test.txt")
 STOPS = frozenset(".!?")
@@ -145,31 +145,31 @@ _WORD = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
 _END = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(]*[A-Z])")
 
 
-def read_ptb_documents(folder: str | Path, split: str = "train") -> Documents:
-    """Read the Penn Treebank as prepared by Mikolov et al. (2010): lower case, ``N`` for numbers, ``<unk>``.
+def read_ptb_documents(folder: str | Path) -> Documents:
+    """Read the Penn Treebank's training part of Mikolov et al. (2010): lower case, ``N`` for numbers, ``<unk>``.
 
     Every 20 sentences in a row count as a document. `folder`, or its ``ptb``, holds ``ptb.zip`` or its text files.
     """
-    sentences, file = _ptb(folder, split)
+    sentences, file = _ptb(folder)
     blocks = [sentences[begin : begin + BLOCK] for begin in range(0, len(sentences), BLOCK)]
-    return Documents(blocks, split, {}, {file.name: file_record(file, None)})
+    return Documents(blocks, "train", {}, {file.name: file_record(file, None)})
 
 
 def ptb_sentences(folder: str | Path) -> TextSet:
     """Return the plain sentences of the Penn Treebank's training part: see :func:`plain_sentences`."""
-    sentences, file = _ptb(folder, "train")
+    sentences, file = _ptb(folder)
     return plain_sentences("ptb", map(" ".join, sentences), [file])
 
 
-def _ptb(folder: str | Path, split: str) -> tuple[list[list[str]], Path]:
+def _ptb(folder: str | Path) -> tuple[list[list[str]], Path]:
     root = inside(folder, "ptb")
-    name, archive = PTB_PARTS[split], root / "ptb.zip"
-    if (root / name).is_file():
-        file, text = root / name, read_utf8(root / name)
+    file, archive = root / PTB, root / "ptb.zip"
+    if file.is_file():
+        text = read_utf8(file)
     elif archive.is_file():
-        file, text = archive, unzip_text(archive, name)
+        file, text = archive, unzip_text(archive, PTB)
     else:
-        raise InputError(f"{root} must hold ptb.zip or {name}")
+        raise InputError(f"{root} must hold ptb.zip or {PTB}")
     return [line.split() for line in text.split("\n") if line.strip()], file
 
 

@@ -87,17 +87,16 @@ class Tokens:
             second=None if self.second is None else self.second.to(device),
         )
 
-    def gather(self, rows: Tensor, width: int | Tensor) -> dict[str, Tensor]:
-        """Return a padded batch of `rows` int64 (B,), made on the device without waiting for it.
+    def gather(self, rows: Tensor, width: int) -> dict[str, Tensor]:
+        """Return a padded batch of `rows` int64 (B,) and the width L, made on the device without waiting for it.
 
-        `width` is L, or ``arange(L)`` on the device. ``input_ids``, ``attention_mask`` and, where the tokenizer gives
-        them, ``token_type_ids`` are int64 (B, L).
+        ``input_ids``, ``attention_mask`` and, where the tokenizer gives them, ``token_type_ids`` are int64 (B, L).
         Raises InputError: a row is longer than `width` (checked on the CPU only).
         """
-        columns = width if isinstance(width, Tensor) else torch.arange(width, device=self.ids.device)
+        columns = torch.arange(width, device=self.ids.device)
         sizes = self.sizes[rows].unsqueeze(1)
-        if sizes.device.type == "cpu" and len(sizes) and int(sizes.max()) > len(columns):
-            raise InputError(f"a row of {int(sizes.max())} tokens does not fit a batch of width {len(columns)}")
+        if sizes.device.type == "cpu" and len(sizes) and int(sizes.max()) > width:
+            raise InputError(f"a row of {int(sizes.max())} tokens does not fit a batch of width {width}")
         real = columns < sizes
         places = (self.starts[rows].unsqueeze(1) + columns).clamp_(max=len(self.ids) - 1)
         batch = {"input_ids": torch.where(real, self.ids[places].long(), self.pad_id), "attention_mask": real.long()}

@@ -29,10 +29,12 @@ def test_ptb_in_blocks(tmp_path: Path) -> None:
     found = read_ptb_documents(tmp_path)
     assert [len(document) for document in found.rows] == [20, 20, 5]
     assert found.rows[2][4] == ["mr.", "<unk>", "has", "N", "44"]
-    with pytest.raises(InputError, match=r"it must hold ptb\.valid\.txt"):
-        read_ptb_documents(tmp_path, "validation")
-    (tmp_path / "ptb.valid.txt").write_text("one line\n")
-    assert read_ptb_documents(tmp_path, "validation").rows == [[["one", "line"]]]
+    with zipfile.ZipFile(tmp_path / "ptb.zip", "w") as archive:
+        archive.writestr("ptb.valid.txt", "one line\n")
+    with pytest.raises(InputError, match=r"it must hold ptb\.train\.txt"):
+        read_ptb_documents(tmp_path)
+    (tmp_path / "ptb.train.txt").write_text("one line\n")
+    assert read_ptb_documents(tmp_path).rows == [[["one", "line"]]]
 
 
 def test_damages_of_a_zip_are_told_in_one_line(tmp_path: Path) -> None:

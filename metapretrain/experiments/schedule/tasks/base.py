@@ -214,16 +214,10 @@ class PretrainingTask(ABC):
         return self.make(split, found.tolist(), random)
 
     def score(
-        self,
-        encoder: TextEncoder,
-        head: nn.Module,
-        split: str = "test",
-        *,
-        batch_size: int = 64,
-        rows: int | None = None,
+        self, encoder: TextEncoder, head: nn.Module, split: str = "test", *, batch_size: int = 64
     ) -> dict[str, float]:
-        """The metrics on a split (of its first `rows`, if given), without dropout; modes stay as they are."""
-        chosen, outcomes = self.scored_rows(self._split(split), rows), []
+        """The metrics on a split, without dropout; modes stay as they are."""
+        chosen, outcomes = self.scored_rows(self._split(split)), []
         with evaluation_mode(encoder, head), torch.no_grad():
             for begin in range(0, len(chosen), batch_size):
                 group = list(chosen[begin : begin + batch_size])
@@ -232,10 +226,9 @@ class PretrainingTask(ABC):
                 outcomes.append({name: value.detach().cpu() for name, value in found.items()})
         return self.measure_rows(split, chosen, outcomes)
 
-    def scored_rows(self, split: str, rows: int | None) -> Sequence[int]:
-        """What :meth:`score` makes batches of: the rows of a split, or the first of them."""
-        size = self.sizes[split]
-        return range(size if rows is None else min(rows, size))
+    def scored_rows(self, split: str) -> Sequence[int]:
+        """What :meth:`score` makes batches of."""
+        return range(self.sizes[split])
 
     def measure_rows(self, split: str, rows: Sequence[int], outcomes: list[Tensors]) -> dict[str, float]:
         return self.measure(outcomes)

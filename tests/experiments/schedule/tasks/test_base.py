@@ -48,9 +48,9 @@ def test_score_names_its_metric_and_keeps_modes(name: str) -> None:
     encoder, task = build_text_encoder("tiny"), ALL[name]  # with dropout, which a score must not use
     head = task.head(encoder.features).train()
     encoder.train()
-    scores = task.score(encoder, head, "validation", rows=10)
+    scores = task.score(encoder, head, "validation")
     assert 0 <= scores[task.metric] <= 1
-    assert scores == task.score(encoder, head, "validation", rows=10)
+    assert scores == task.score(encoder, head, "validation")
     assert encoder.training and head.training
 
 

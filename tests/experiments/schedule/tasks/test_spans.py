@@ -131,6 +131,9 @@ def test_windows_hold_long_passages_and_the_best_one_answers(frame: Frame, encod
     covered = {int(word) for window in windows for word in window.words}
     assert covered == set(range(101)) and all(len(window.ids) <= 64 for window in windows)
 
+    scored = [task.order["test"][row] for row in task.scored_rows("test")]
+    assert scored == list(range(len(task.windows["test"])))
+
     rome = frame.ids("Rome")
 
     def logits(head: torch.nn.Module, states: torch.Tensor, batch: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
