@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metapretrain.models.language_models import tiny_word_tokenizer
 from metapretrain.prompts import OuterStep, PromptBatch, PromptMAML, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.prompts.fused import FusedLayers
 
 WORDS = ("terrible", "bad", "maybe", "good", "great")
 RATE = 0.08
@@ -113,15 +114,22 @@ def task_by_task(maml: PromptMAML, context: Context) -> Step:
     return step
 
 
+def compiled(maml: PromptMAML, context: Context) -> Step:
+    """Ours with the model's layers fused, each with its two derivatives."""
+    maml.prompted.fused = FusedLayers(maml.prompted.model)
+    return OuterStep(maml, context)
+
+
 def by_jax(maml: PromptMAML, context: Context) -> Step:
-    """One jitted function of JAX, in which all tasks are mapped (vmap)."""
+    """One jitted function of JAX, in which all tasks are mapped (vmap); products in bf16 if there is a context."""
     from speed_prompts_jax import outer_step_of_jax
 
-    return outer_step_of_jax(maml)
+    return outer_step_of_jax(maml, bf16=context is not nullcontext)
 
 
 PEERS = (task_by_task, by_jax)
 Way = Callable[[PromptMAML, Context], Step]
+RECORDED: tuple[Way, ...] = (OuterStep, compiled)
 
 
 def gradient_of(work: PromptWork, device: str, way: Way, chunk: int | None) -> Any:
@@ -130,7 +138,7 @@ def gradient_of(work: PromptWork, device: str, way: Way, chunk: int | None) -> A
     torch.cuda.empty_cache()
     maml = work.learner(device, torch.float64, chunk)
     step = way(maml, nullcontext)
-    for _ in range(BEFORE_REPLAY + 1 if way is OuterStep else 1):
+    for _ in range(BEFORE_REPLAY + 1 if way in RECORDED else 1):
         maml.zero_grad()
         found = step(work.rows(1, device), work.rows(2, device))
     if isinstance(found, tuple):  # of JAX
@@ -145,7 +153,7 @@ def outer_steps(work: PromptWork) -> list[Contender]:
     peaks: dict[str, float] = {}
 
     def timed(name: str, way: Way, chunk: int | None, context: Context) -> Callable[[int], None]:
-        if device == "cpu" and (way is OuterStep or context is not nullcontext):
+        if device == "cpu" and (way in RECORDED or context is not nullcontext):
             raise Missing("a GPU")
         others = torch.cuda.memory_allocated() if device == "cuda" else 0  # what the contenders before this one hold
         maml = work.learner(device, torch.float32, chunk)
@@ -162,7 +170,7 @@ def outer_steps(work: PromptWork) -> list[Contender]:
 
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        steps(BEFORE_REPLAY if way is OuterStep else 1)
+        steps(BEFORE_REPLAY if way in RECORDED else 1)
         if device == "cuda" and way is not by_jax:  # now, since what a graph needs is not counted when it is replayed
             peaks[name] = (torch.cuda.max_memory_allocated() - others) / 2**30
         return steps
@@ -188,11 +196,14 @@ def outer_steps(work: PromptWork) -> list[Contender]:
 
     bf16 = functools.partial(torch.autocast, "cuda", dtype=torch.bfloat16)
     return [
+        contender("one pass as a CUDA graph, compiled, bf16", compiled, context=bf16),
+        contender("one pass as a CUDA graph, compiled", compiled),
         contender("one pass as a CUDA graph, bf16", OuterStep, context=bf16),
         contender("one pass as a CUDA graph", OuterStep),
         contender("all tasks in one pass, bf16", in_one_pass, context=bf16),
         contender("all tasks in one pass", in_one_pass),
         contender(f"{work.tasks // 2} tasks a pass", in_one_pass, chunk=work.tasks // 2),
+        *[contender("jax, one jitted function, bf16", by_jax, context=bf16)] * (device == "cuda"),
         *[contender("jax, one jitted function", by_jax)] * (device == "cuda"),
         contender("task by task, bf16", task_by_task, context=bf16),
         contender("task by task", task_by_task),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,11 +69,13 @@ class _Attention:
         """
         (heads, width), (groups, seen) = query.shape[1:3], key.shape[1:3]
         form = heads // groups, width, seen, query.device, query.dtype
-        if form not in self.masks:
+        if (mask := self.masks.get(form)) is None:
             added = query.new_full((width, seen), -torch.inf).triu(seen - width + 1)
-            self.masks[form] = added.repeat(heads // groups, 1)
+            mask = added.repeat(heads // groups, 1)
+            if type(mask) is Tensor:  # not while a graph is traced
+                self.masks[form] = mask
         together = query.unflatten(1, (groups, -1)).flatten(2, 3)
-        found = scaled_dot_product_attention(together, key, value, attn_mask=self.masks[form], **options)
+        found = scaled_dot_product_attention(together, key, value, attn_mask=mask, **options)
         return found.reshape(query.shape)
 
 
@@ -261,7 +263,7 @@ class PromptedModel(nn.Module):
 
     `model`, a causal, sequence-to-sequence or masked one of transformers, is put into evaluation mode and frozen.
     `max_length`: tokens of a row at most, without the soft prompt. `normalise`: log-probabilities among all tokens
-    ("vocabulary", section 3.2) or among the label words ("labels").
+    ("vocabulary", section 3.2) or among the label words ("labels"). `compile` fuses the layers of T5 and Llama.
     Raises InputError: the model is of no such kind, its answers change with padding or are not those of a plain pass
     over the tokens, or a value is not allowed.
 
@@ -281,6 +283,7 @@ class PromptedModel(nn.Module):
         *,
         max_length: int = 128,
         normalise: str = "vocabulary",
+        compile: bool = False,
     ) -> None:
         super().__init__()
         self.kind = kind_of(model)
@@ -293,7 +296,12 @@ class PromptedModel(nn.Module):
         self.normalise = one_of("normalise", normalise, ["labels", "vocabulary"])
         self.tokens, self.features = (int(size) for size in model.get_input_embeddings().weight.shape)
         self.max_length = max_length
+        self.fused: Any = nullcontext
         self._check_answers()
+        if compile:
+            from metapretrain.prompts.fused import FusedLayers
+
+            self.fused = FusedLayers(self.model)
 
     def train(self, mode: bool = True) -> PromptedModel:
         """Set the mode of this wrapper; the model inside stays in evaluation mode."""
@@ -332,7 +340,8 @@ class PromptedModel(nn.Module):
         if not prompt.device == batch.answer.device == device:
             told = f"the prompt is on {prompt.device} and the rows on {batch.answer.device}, but the model on {device}"
             raise InputError(f"{told}; move them with .to(device)")
-        scores = self._scores(prompt, batch, self.verbalizer)
+        with self.fused():
+            scores = self._scores(prompt, batch, self.verbalizer)
         return scores.log_softmax(-1) if self.normalise == "labels" else scores
 
     def _scores(self, prompt: Tensor, batch: PromptBatch, words: Any) -> Tensor:
