@@ -74,14 +74,20 @@ class FusedLayers:
 
 
 class _Pieces(NamedTuple):
-    """Functions of lists of tensors, and the numbers of weights that are cast; `result` is a nest with places."""
+    """Functions of lists of tensors. `kept` is what the backward needs, `more` what lies between the derivatives.
 
-    forward: Callable[..., Any]  # values: output, kept
-    backward: Callable[..., Any]  # values, kept, gradient: gradients of the asked, kept
-    last: Callable[..., Any]  # as backward, for when it is not differentiated: keeps nothing
-    double: Callable[..., Any]  # values, kept, gradient, kept, directions: gradients of the asked, and of the gradient
+    The gradients of what is kept go back through the layer together with those of the output.
+    """
+
+    forward: Callable[..., Any]  # values: output, kept, also
+    last: Callable[..., Any]  # values, kept, gradient: gradients of the asked
+    backward: Callable[..., Any]  # the same: gradients of the asked, more
+    double: Callable[..., Any]  # values, kept, gradient, more, directions: gradients of the asked, gradient, moving
+    merged: Callable[..., Any]  # values, kept, also, gradient, gradients of the moving: gradients of the asked
+    kept: int
+    moving: list[int]  # which of the kept have a gradient
     asked: list[int]
-    casts: list[int]
+    casts: list[int]  # weights that are cast before
     result: Callable[[Tensor, Tensors], Any]
 
 
@@ -115,16 +121,16 @@ class _Call:
         return [*self.inputs, *weights]
 
     def run(self, pieces: _Pieces) -> Any:
-        found: Tensor = _Forward.apply(pieces, *self.values(pieces.casts, self.dtype))  # type: ignore[no-untyped-call]
-        return pieces.result(found, self.inputs)
+        found: Any = _Forward.apply(pieces, *self.values(pieces.casts, self.dtype))
+        return pieces.result(found[0], self.inputs)
 
     def compiled(self, backend: str) -> _Pieces:
         begin = time.perf_counter()
-        with Ahead(4 if backend == "inductor" else 0, self.inputs[0].device) as ahead:
+        with Ahead(5 if backend == "inductor" else 0, self.inputs[0].device) as ahead:
             graph, result = self._traced()
             count = len(self.inputs)
             casts = _without_casts(graph, count, count + len(self.named), self.dtype)
-            parts = _parted(graph, count + len(self.named), len(self.asked))
+            parts, kept, moving = _parted(graph, count + len(self.named), self.asked)
             ahead.compile(parts)
         found: list[Callable[..., Any]] = []
 
@@ -137,21 +143,18 @@ class _Call:
         with torch.no_grad():
             values = [tensor.detach() for tensor in self.values(casts, self.dtype)]
             asked = [values[i].contiguous() for i in self.asked]
-            out, *kept = call(*values)
-            gradient = out.contiguous()
-            more = call(*values, *kept, gradient)[len(asked) :]
-            call(*values, *kept, gradient)
-            call(*values, *kept, gradient, *more, *asked)
+            out, *rest = call(*values)
+            given = *values, *rest[:kept], out.contiguous()
+            call(*given)
+            more = call(*given)[len(asked) :]
+            gradients = call(*given, *more, *asked)[len(asked) + 1 :]
+            call(*values, *rest, out.contiguous(), *gradients)
         sizes, seconds = [len(part.graph.nodes) for part in parts], time.perf_counter() - begin
         logger.info("compiled a %s in %.0f s: %s operations", type(self.layer).__name__, seconds, sizes)
-        return _Pieces(*found, self.asked, casts, result)
+        return _Pieces(found[0], found[1], found[2], found[3], found[4], kept, moving, self.asked, casts, result)
 
     def _traced(self) -> tuple[fx.GraphModule, Callable[[Tensor, Tensors], Any]]:
-        """The graph of values, gradient and directions, and what the layer returns."""
-        from torch._decomp import get_decompositions
-        from torch._functorch.compile_utils import fx_graph_cse
-        from torch.fx.experimental.proxy_tensor import make_fx
-
+        """The graph of values and gradient, to output and gradients of the asked; what the layer returns."""
         count, places = len(self.inputs), list[Any]()
         asked = self.asked
 
@@ -168,32 +171,20 @@ class _Call:
             several = found if isinstance(found, tuple) else (found,)
             numbers = {id(x): i for i, x in enumerate(flat[:count])}
             places[:] = [isinstance(found, tuple), *(None if x is None else numbers[id(x)] for x in several[1:])]
-            return several[0]
+            out: Tensor = several[0]
+            return out
 
-        def joint(*flat: Tensor) -> list[Tensor | None]:
-            values, (gradient, *directions) = list(flat[: -1 - len(asked)]), flat[-1 - len(asked) :]
-            for i in asked:
-                values[i] = values[i].detach().requires_grad_()
-            inputs, gradient = [values[i] for i in asked], gradient.detach().requires_grad_()
+        def joint(*flat: Tensor) -> Tensors:
+            *values, gradient = _leaves(flat, asked)
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 out = plain(values)
-                first = torch.autograd.grad(out, inputs, gradient, create_graph=True, materialize_grads=True)
-                pairs = [(f, u) for f, u in zip(first, directions, strict=True) if f.requires_grad]
-                given, by = zip(*pairs, strict=True)
-                second = torch.autograd.grad(given, [*inputs, gradient], by, allow_unused=True)
-            return [out, *first, *second]
+                inputs = [values[i] for i in asked]
+                return [out, *torch.autograd.grad(out, inputs, gradient, create_graph=True, materialize_grads=True)]
 
         values = [tensor.detach() for tensor in (*self.inputs, *self.named.values())]
-        gradients = [torch.zeros_like(values[i], memory_format=torch.contiguous_format) for i in (0, *asked)]
-        aten, fake = torch.ops.aten, {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
-        table = get_decompositions([aten._softmax, aten._softmax_backward_data])
-        # Each token sees some token, so that the plain one, in two passes over the scores, is as safe.
-        table[aten._safe_softmax.default] = lambda scores, dim, dtype=None: torch.softmax(scores, dim, dtype=dtype)
+        gradient = torch.zeros_like(values[0], memory_format=torch.contiguous_format)
         with _bf16_attention():
-            graph = make_fx(joint, **fake)(*values, *gradients)
-        graph = make_fx(torch.func.functionalize(graph), decomposition_table=table, **fake)(*values, *gradients)
-        _without_zeros(graph)
-        graph = fx.GraphModule(graph, fx_graph_cse(graph.graph))
+            graph = _graph(joint, [*values, gradient])
         several, *others = places
 
         def result(out: Tensor, inputs: Tensors) -> Any:
@@ -204,41 +195,72 @@ class _Call:
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pieces: _Pieces, *values: Tensor) -> Tensor:
-        out, *kept = pieces.forward(*values)
+    def forward(ctx: Any, pieces: _Pieces, *values: Tensor) -> tuple[Tensor, ...]:
+        out, *rest = pieces.forward(*values)
+        kept = rest[: pieces.kept]
         ctx.pieces, ctx.count = pieces, len(values)
-        ctx.save_for_backward(*values, *kept)
-        return out
+        ctx.save_for_backward(*values, *rest)
+        ctx.mark_non_differentiable(*(tensor for i, tensor in enumerate(kept) if i not in pieces.moving))
+        ctx.set_materialize_grads(False)
+        return out, *kept
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = gradient.contiguous()
+    def backward(ctx: Any, gradient: Tensor | None, *of_kept: Tensor | None) -> tuple[Tensor | None, ...]:
+        pieces, saved = ctx.pieces, ctx.saved_tensors
+        if gradient is None:
+            gradient = torch.zeros_like(saved[0])  # of the hidden states, whose form the output has
+        gradient, given = gradient.contiguous(), saved[: ctx.count + pieces.kept]
+        inner = [of_kept[i] for i in pieces.moving]
+        second = any(tensor is not None for tensor in inner)
+        if torch.is_grad_enabled() and second:
+            raise RuntimeError("compiled layers have no third derivative; leave compile out")
         if torch.is_grad_enabled():
-            found = _Backward.apply(ctx.pieces, ctx.count, gradient, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+            found = _Backward.apply(pieces, ctx.count, gradient, *given)
+        elif second:
+            found = pieces.merged(*saved, gradient, *inner)
         else:
-            found = ctx.pieces.last(*ctx.saved_tensors, gradient)
-        return None, *_at(ctx.pieces.asked, found, ctx.count)
+            found = pieces.last(*given, gradient)
+        return None, *_at(pieces.asked, found, ctx.count)
 
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pieces: _Pieces, count: int, gradient: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        found = pieces.backward(*saved, gradient)
+    def forward(ctx: Any, pieces: _Pieces, count: int, gradient: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        found = pieces.backward(*given, gradient)
         ctx.pieces, ctx.count, asked = pieces, count, len(pieces.asked)
-        ctx.save_for_backward(*saved, gradient, *found[asked:])
-        ctx.rest = len(saved) - count
+        ctx.save_for_backward(*given, gradient, *found[asked:])
         return tuple(found[:asked])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, gradient = ctx.pieces.double(*ctx.saved_tensors, *(u.contiguous() for u in directions))
-        return None, None, gradient, *_at(ctx.pieces.asked, inputs, ctx.count), *[None] * ctx.rest
+        pieces, asked = ctx.pieces, len(ctx.pieces.asked)
+        found = pieces.double(*ctx.saved_tensors, *(u.contiguous() for u in directions))
+        of_values, of_kept = _at(pieces.asked, found, ctx.count), _at(pieces.moving, found[asked + 1 :], pieces.kept)
+        return None, None, found[asked], *of_values, *of_kept
 
 
 def _at(places: Sequence[int], found: Sequence[Tensor | None], count: int) -> list[Tensor | None]:
     by_place = dict(zip(places, found, strict=False))
     return [by_place.get(i) for i in range(count)]
+
+
+def _leaves(flat: Sequence[Tensor], asked: Sequence[int]) -> Tensors:
+    return [x.detach().requires_grad_() if i in asked else x for i, x in enumerate(flat)]
+
+
+def _graph(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
+    """The graph of a function of tensors, without what is done in place or twice, and zeros."""
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    options: dict[str, Any] = {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
+    # Each token sees some token, so that the plain one is as safe.
+    table = {torch.ops.aten._safe_softmax.default: lambda x, dim, dtype=None: torch.softmax(x, dim, dtype=dtype)}
+    graph = make_fx(function, **options)(*given)
+    graph = make_fx(torch.func.functionalize(graph), decomposition_table=table, **options)(*given)
+    _simplified(graph)
+    return fx.GraphModule(graph, fx_graph_cse(graph.graph))
 
 
 @contextmanager
@@ -267,29 +289,71 @@ def _without_casts(graph: fx.GraphModule, first: int, end: int, dtype: torch.dty
     return found
 
 
-def _parted(graph: fx.GraphModule, count: int, asked: int) -> list[fx.GraphModule]:
-    """The layer, its derivative with and without what the next one needs, and that one, as parts of the graph."""
+def _parted(graph: fx.GraphModule, count: int, asked: Sequence[int]) -> tuple[list[fx.GraphModule], int, list[int]]:
+    """The parts of :class:`_Pieces` from the graph of values and gradient; how many are kept, and which are moving.
+
+    The derivatives of the backward, by values and kept apart, and of the forward are traced from these two.
+    """
+    given, (out, *first) = _ends(graph)
+    kept = list(_needed(first, _after(given[count:])))
+    forward = _part(graph, given[:count], [out, *kept])
+    last = _part(graph, [*given[:count], *kept, given[count]], first)
+    size, ways, of_asked = count + len(kept) + 1, len(asked), _after([given[i] for i in asked])
+    places = [i for i, node in enumerate(kept) if node in of_asked]
+    ends = [*asked, size - 1, *(count + i for i in places)]
+    values = [node.meta["val"] for node in (*given[:count], *kept, given[count])]
+    like = [torch.empty_like(values[i], memory_format=torch.contiguous_format) for i in asked]
+
+    def derived(*flat: Tensor) -> list[Tensor | None]:
+        leaves = _leaves(flat[:size], ends)
+        with torch.enable_grad():
+            found = last(*leaves)
+            pairs = [(f, u) for f, u in zip(found, flat[size:], strict=True) if f.requires_grad]
+            of, by = zip(*pairs, strict=True)
+            return [*found, *torch.autograd.grad(of, [leaves[i] for i in ends], by, allow_unused=True)]
+
+    second = _graph(derived, [*values, *like])
+    given, outputs = _ends(second)
+    wanted = outputs[ways:]
+    more = list(_needed(wanted, _after(given[size:])))
+    backward = _part(second, given[:size], [*outputs[:ways], *more])
+    moving = [i for i, node in zip(places, wanted[ways + 1 :], strict=True) if node is not None]
+    wanted = [*wanted[: ways + 1], *(node for node in wanted[ways + 1 :] if node is not None)]
+    double = _part(second, [*given[:size], *more, *given[size:]], wanted)
+
+    def pulled(*flat: Tensor) -> Tensors:
+        leaves = _leaves(flat[:count], asked)
+        with torch.enable_grad():
+            out, *inner = forward(*leaves)
+            pairs = zip([out, *(inner[i] for i in moving)], flat[count:], strict=True)
+            of, by = zip(*((f, u) for f, u in pairs if f.requires_grad), strict=True)
+            return [out, *inner, *torch.autograd.grad(of, [leaves[i] for i in asked], by, materialize_grads=True)]
+
+    whole = _graph(pulled, [*values[:count], values[-1], *(torch.empty_like(values[count + i]) for i in moving)])
+    given, (out, *inner) = _ends(whole)
+    inner, first = inner[: len(kept)], inner[len(kept) :]
+    inner += [node for node in _needed(first, _after(given[count:])) if node not in inner]
+    forward, merged = _part(whole, given[:count], [out, *inner]), [*given[:count], *inner, *given[count:]]
+    return [forward, last, backward, double, _part(whole, merged, first)], len(kept), moving
+
+
+def _ends(graph: fx.GraphModule) -> tuple[list[fx.Node], list[fx.Node]]:
     *nodes, last = graph.graph.nodes
-    given = [node for node in nodes if node.op == "placeholder"]
-    values, gradient, directions = given[:count], given[count], given[count + 1 :]
-    late = {gradient: 1, **dict.fromkeys(directions, 2)}
-    for node in nodes:  # in the order in which they are computed
-        late.setdefault(node, max((late[other] for other in node.all_input_nodes), default=0))
-    out, first, second = last.args[0][:1], last.args[0][1 : 1 + asked], last.args[0][1 + asked :]
-    of_second = _needed(second, late, 2)
-    early = [node for node in of_second if late[node] == 0]
-    of_first = [node for node in of_second if late[node] == 1]
-    kept = _needed([*first, *of_first], late, 1) | dict.fromkeys(early)
-    return [
-        _part(graph, values, [*out, *kept]),
-        _part(graph, [*values, *kept, gradient], [*first, *of_first]),
-        _part(graph, [*values, *kept, gradient], first),
-        _part(graph, [*values, *kept, gradient, *of_first, *directions], second),
-    ]
+    return [node for node in nodes if node.op == "placeholder"], list(last.args[0])
 
 
-def _needed(wanted: Sequence[fx.Node | None], late: dict[fx.Node, int], stage: int) -> dict[fx.Node, None]:
-    """What the nodes need that earlier stages compute: what lies in memory there, or is not cheap to compute again."""
+def _after(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The nodes and all that depends on them."""
+    found, waiting = set(nodes), list(nodes)
+    while waiting:
+        new = [user for user in waiting.pop().users if user not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def _needed(wanted: Sequence[fx.Node | None], late: set[fx.Node]) -> dict[fx.Node, None]:
+    """What the nodes need of those that are not `late`: what lies in memory then, or is not cheap to compute again."""
     found, seen = dict[fx.Node, None](), set[fx.Node]()
     waiting = [node for node in wanted if node is not None]
     while waiting:
@@ -297,37 +361,51 @@ def _needed(wanted: Sequence[fx.Node | None], late: dict[fx.Node, int], stage: i
         if node in seen or node.op == "placeholder":
             continue
         seen.add(node)
-        if late[node] >= stage or _is_view(node) or (_is_cheap(node) and not _is_read(node, late, stage)):
+        if node in late or _is_view(node) or (_is_cheap(node) and not _is_read(node, late)):
             waiting += node.all_input_nodes
         else:
             found[node] = None
     return found
 
 
-def _is_read(node: fx.Node, late: dict[fx.Node, int], stage: int) -> bool:
-    """Whether a product of an earlier stage reads it, as it is."""
-    users = [user for user in node.users if late[user] < stage]
-    return any(_name(user) in PRODUCTS or (_is_view(user) and _is_read(user, late, stage)) for user in users)
+def _is_read(node: fx.Node, late: set[fx.Node]) -> bool:
+    """Whether a product that is not `late` reads it, as it is."""
+    users = [user for user in node.users if user not in late]
+    return any(_name(user) in PRODUCTS or (_is_view(user) and _is_read(user, late)) for user in users)
 
 
-def _without_zeros(graph: fx.GraphModule) -> None:
-    """Leave out what zeros are multiplied with or added to: the second derivative of a ReLU goes through all layers."""
+def _simplified(graph: fx.GraphModule) -> None:
+    """Leave out copies in name, and what zeros are multiplied with or added to, such as a ReLU's second derivative."""
     zeros = set[fx.Node]()
     for node in graph.graph.nodes:
         name, inputs = _name(node), node.all_input_nodes
         zero = [other in zeros for other in inputs]
-        if name == "zeros_like" or (any(zero) and (name in LINEAR or _is_view(node))):
+        if name in ("alias", "detach"):  # derivatives are those of the graph: nothing is cut off in it
+            node.replace_all_uses_with(inputs[0])
+        elif name == "zeros_like" or (any(zero) and (name in LINEAR or _is_view(node))):
             zeros.add(node)
         elif name == "add" and zero in ([True, False], [False, True]) and not node.kwargs:
             other = inputs[zero.index(False)]
             if _form(other) == _form(node):
                 node.replace_all_uses_with(other)
+    last = next(iter(reversed(graph.graph.nodes)))
+    last.args = ([None if node in zeros else node for node in last.args[0]],)
     graph.graph.eliminate_dead_code()
 
 
 PRODUCTS = ("addmm", "baddbmm", "bmm", "mm")
 LINEAR = (*PRODUCTS[2:], "_to_copy", "clone", "mul", "neg", "sum", "threshold_backward")
-CHEAP = ("constant_pad_nd", "full", "full_like", "scalar_tensor", "_to_copy", "zeros_like", "ones_like", "arange")
+CHEAP = (
+    "constant_pad_nd",
+    "fill",
+    "full",
+    "full_like",
+    "scalar_tensor",
+    "_to_copy",
+    "zeros_like",
+    "ones_like",
+    "arange",
+)
 
 
 def _name(node: fx.Node) -> str:
@@ -366,6 +444,8 @@ def _part(graph: fx.GraphModule, given: Sequence[fx.Node], wanted: Sequence[fx.N
             waiting += node.all_input_nodes
     for node in graph.graph.nodes:
         if node in needed and node not in known:
-            known[node] = part.node_copy(node, known.__getitem__)
+            known[node] = copy = part.node_copy(node, known.__getitem__)
+            if _name(node) in ("view", "_unsafe_view"):  # what it is given may lie otherwise in a derivative's graph
+                copy.target = torch.ops.aten.reshape.default
     part.output([None if node is None else known[node] for node in wanted])
     return fx.GraphModule(graph, part)

@@ -91,7 +91,8 @@ def test_no_product_is_computed_twice(name: str) -> None:
         with Counted() as counted:
             step(maml)
         found.append(sum(counted.counts[product] for product in ("mm", "bmm", "addmm", "baddbmm")))
-    assert found[1] <= 1.5 * found[0]
+    # Plain attention of query rows is one operation, and T5's first decoder layer is taken back to what needs no gradient.
+    assert found[1] <= 1.3 * found[0]
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
