@@ -110,7 +110,7 @@ class _Call:
         return type(self.layer), tuple(self.named), repr(known), repr(others), tuple(self.asked), self.dtype
 
     def values(self, casts: Sequence[int], dtype: torch.dtype | None) -> Tensors:
-        """What the pieces take, these weights cast: by few kernels, and in each pass, since weights may have changed."""
+        """What the pieces take, these weights cast: by few kernels, in each pass, since weights may have changed."""
         weights = list(self.named.values())
         cast = [torch.empty_like(weights[i], dtype=dtype) for i in casts]
         if cast:
