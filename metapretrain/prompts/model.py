@@ -129,6 +129,9 @@ def encoder_decoder(model: Any, prompts: Tensor, batch: PromptBatch, words: Verb
         begin = torch.cat([begin, ids[:, :-1].repeat(rows, 1)], 1)
         encoded.last_hidden_state = states
     given = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": begin}
+    if model.config.model_type in TAKE_READY_MASKS:  # transformers would make one in a CUDA graph's capture alone
+        form, least = (len(begin), 1, begin.shape[1], begin.shape[1]), torch.finfo(embeds.dtype).min
+        given["decoder_attention_mask"] = embeds.new_full(form, least).triu(1)
     with _without_keys(model):
         logits = model(**given, use_cache=False).logits[:, 1:]
     if longest == 1:

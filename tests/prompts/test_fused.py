@@ -106,6 +106,16 @@ def test_what_cannot_be_compiled_runs_as_it_is(caplog: pytest.LogCaptureFixture)
     assert len([record for record in caplog.records if "layers are not compiled" in record.message]) == 1
 
 
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_a_capture_has_the_forms_of_other_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, fused = pair(name)
+    check(plain, fused)
+    pieces, wanted = len(fused.prompted.fused.pieces), step(plain, 1)
+    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)  # as in a capture
+    torch.testing.assert_close(step(fused, 1), wanted, rtol=1e-10, atol=1e-12)
+    assert fused.prompted.fused.possible and len(fused.prompted.fused.pieces) == pieces
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5", "llama"])
 def test_compiled_by_inductor(name: str) -> None:
