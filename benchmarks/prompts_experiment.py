@@ -202,6 +202,8 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             raise InputError(f"{name} is pretrained, and there are no rows for that; leave it out, or give --data-dir")
         if method.only_fair and not self._fair:
             raise InputError(f"{name} is a row of budget fair: give --recipe fair, or leave it out")
+        if self._fair and self.machine.compile:
+            raise InputError("--compile is of recipes equal and paper: prompts of recipe fair are tuned side by side")
         if method.objective is not None:
             self.recipe.steps(method.objective, clusters)
         if method.grouping == "label" and clusters < len(SENTIMENT):
@@ -327,6 +329,9 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         steps = r.meta.inner_steps if method.objective == "meta" else 0
         options: dict[str, Any] = {name: getattr(r.meta, name) for name in ("order", "inner_clip", "reduction")}
         options |= {"chunk": self.tasks_per_pass, "max_length": r.max_length, "normalise": r.normalise}
+        if self.machine.compile:  # all rows as wide as the widest: each width would be compiled for itself
+            options["compile"] = True
+            pool = replace(pool, lengths=torch.full_like(pool.lengths, pool.batch.input_ids.shape[1]))
         parts = model.model, soft, model.template, model.verbalizer
         learner = PromptMAML(*parts, inner_lr=rate, inner_steps=steps, **options)
         precision = partial(mixed_precision, device, self.machine.precision)

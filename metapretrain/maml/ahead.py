@@ -1,4 +1,4 @@
-"""Graphs compiled by inductor, side by side in processes of their own, which fill torch's cache on disk."""
+"""Traced graphs: cut into parts, and compiled by inductor in processes that fill torch's cache on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def forms_of(given: Iterable[Tensor]) -> list[Form]:
     return [(tuple(x.shape), x.stride(), x.dtype, x.device) for x in given]
 
 
-def by_inductor(graph: torch.fx.GraphModule, forms: Sequence[Form]) -> Callable[..., Any]:
+def by_inductor(graph: fx.GraphModule, forms: Sequence[Form]) -> Callable[..., Any]:
     """The graph compiled for inputs of these forms, of which alone its key in torch's cache is then made."""
     from torch import _inductor
     from torch._guards import TracingContext, tracing
@@ -40,6 +40,92 @@ def by_inductor(graph: torch.fx.GraphModule, forms: Sequence[Form]) -> Callable[
     plain = torch.autocast(inputs[0].device.type, enabled=False)  # the graph holds its casts
     with tracing(TracingContext(_fake_mode(allow_non_fake_inputs=True))), torch.no_grad(), plain, _formats_by_name():
         return _inductor.compile(graph, inputs, options=INDUCTOR)  # type: ignore[no-any-return]
+
+
+# Operations that are as cheap to repeat as those number by number, which torch tags as pointwise.
+CHEAP = (
+    "constant_pad_nd",
+    "fill",
+    "full",
+    "full_like",
+    "scalar_tensor",
+    "_to_copy",
+    "zeros_like",
+    "ones_like",
+    "arange",
+)
+
+
+def name_of(node: fx.Node) -> str:
+    """The operation of torch that a node calls, such as "mm"; "" if it calls none."""
+    target: Any = node.target
+    return target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node gives its input's own memory in another shape."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target._schema.name == "aten::_unsafe_view" or any(r.alias_info is not None for r in target._schema.returns)
+
+
+def is_cheap(node: fx.Node) -> bool:
+    """Inputs, views and what is computed number by number."""
+    if node.op in ("placeholder", "get_attr") or is_view(node):
+        return True
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or name_of(node) in CHEAP
+
+
+def ends_of(graph: fx.GraphModule) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Inputs and outputs."""
+    *nodes, last = graph.graph.nodes
+    return [node for node in nodes if node.op == "placeholder"], list(last.args[0])
+
+
+def later_than(given: Sequence[fx.Node]) -> set[fx.Node]:
+    """These nodes, and all that depend on them."""
+    found, waiting = set(given), list(given)
+    while waiting:
+        new = [user for user in waiting.pop().users if user not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def needed(
+    wanted: Iterable[fx.Node | None], late: set[fx.Node], cheap: Callable[[fx.Node], bool] = is_cheap
+) -> list[fx.Node]:
+    """What the wanted nodes need of those that are not `late`, but for inputs and for what is `cheap` to repeat."""
+    found, seen = dict[fx.Node, None](), set[fx.Node]()
+    waiting = [node for node in wanted if node is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node.op == "placeholder":
+            continue
+        seen.add(node)
+        if node in late or cheap(node):
+            waiting += node.all_input_nodes
+        else:
+            found[node] = None
+    return list(found)
+
+
+def part_of(graph: fx.GraphModule, given: Sequence[fx.Node], wanted: Sequence[fx.Node | None]) -> fx.GraphModule:
+    """The part of a graph that computes the wanted nodes from those that are given."""
+    needs, waiting, part = set(given), [node for node in wanted if node is not None], fx.Graph()
+    known = {node: part.placeholder(node.name) for node in given}
+    for node, own in known.items():
+        own.meta = dict(node.meta)
+    while waiting:
+        if (node := waiting.pop()) not in needs:
+            needs.add(node)
+            waiting += node.all_input_nodes
+    for node in graph.graph.nodes:
+        if node in needs and node not in known:
+            known[node] = part.node_copy(node, known.__getitem__)
+    part.output([None if node is None else known[node] for node in wanted])
+    return fx.GraphModule(graph, part)
 
 
 class Ahead:
@@ -69,7 +155,7 @@ class Ahead:
             if process.stdin:
                 process.stdin.close()
 
-    def compile(self, graphs: Sequence[torch.fx.GraphModule]) -> None:
+    def compile(self, graphs: Sequence[fx.GraphModule]) -> None:
         """Have each graph compiled by a process, for inputs as those of its tracing, and wait for all."""
         if not self.processes:
             return
@@ -113,7 +199,7 @@ def _fake_mode(**options: bool) -> Any:
     return FakeTensorMode(shape_env=ShapeEnv(), **options)
 
 
-def _mark(graphs: Sequence[torch.fx.GraphModule]) -> Path:
+def _mark(graphs: Sequence[fx.GraphModule]) -> Path:
     """A file that is in torch's cache once these graphs are: with it there is nothing to wait for."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -122,7 +208,7 @@ def _mark(graphs: Sequence[torch.fx.GraphModule]) -> Path:
     return Path(cache_dir()) / f"metapretrain-{sha256(repr(told).encode()).hexdigest()}"
 
 
-def _packed(graph: torch.fx.GraphModule) -> bytes:
+def _packed(graph: fx.GraphModule) -> bytes:
     """The graph, the form of its inputs, and the settings that are part of a graph's key in the cache."""
     from torch._inductor import config
     from torch.fx._graph_pickler import GraphPickler, Options

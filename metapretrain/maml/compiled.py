@@ -6,7 +6,6 @@ of the inner gradient along one direction (Pearlmutter, 1994). Images lie channe
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from metapretrain.errors import InputError, one_of
 from metapretrain.graphs import MOST
 from metapretrain.maml import engines
 from metapretrain.maml.adapt import Options, build, exact_products, state_of
-from metapretrain.maml.ahead import Ahead, by_inductor, forms_of
+from metapretrain.maml.ahead import Ahead, by_inductor, ends_of, forms_of, later_than, needed, part_of
 from metapretrain.maml.inner import Inner, Rates, any_step, at_step, differentiable_twice, leaves_of
 from metapretrain.maml.learner import COMPILERS, MAML, RecordedBackward, Reptile, eagerly, learned_by, pair
 from metapretrain.maml.meta import check_step_weights, meta_loss
@@ -403,56 +402,9 @@ def _parted(
 
     The first also returns what the second needs of it, as its last inputs; cheaper operations are done in both.
     """
-    *nodes, last = graph.graph.nodes
-    late = set([node for node in nodes if node.op == "placeholder"][inputs:])
-    for node in nodes:  # in the order in which they are computed
-        if not late.isdisjoint(node.all_input_nodes):
-            late.add(node)
-    kept, seen, waiting = [], set(), list(last.args[0][outputs:])
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node in late or _is_cheap(node):
-            waiting += node.all_input_nodes
-        else:
-            kept.append(node.name)
-    kept = [node.name for node in nodes if node.name in set(kept)]
-    halves = []
-    for second in (False, True):
-        half = copy.deepcopy(graph)
-        by_name = {node.name: node for node in half.graph.nodes}
-        end = by_name[last.name]
-        found = list(end.args[0])
-        end.args = (found[outputs:],) if second else ([*found[:outputs], *(by_name[name] for name in kept)],)
-        if second:
-            place = next(node for node in half.graph.nodes if node.op != "placeholder")
-            for name in kept:
-                with half.graph.inserting_before(place):
-                    given = half.graph.placeholder(f"kept_{name}")
-                    given.meta = by_name[name].meta
-                    by_name[name].replace_all_uses_with(given)
-        half.graph.eliminate_dead_code()
-        for node in [node for node in half.graph.nodes if node.op == "placeholder"][inputs:] * (not second):
-            half.graph.erase_node(node)
-        half.recompile()
-        halves.append(half)
-    return halves[0], halves[1]
-
-
-CHEAP = ("constant_pad_nd", "full", "full_like", "scalar_tensor", "_to_copy", "zeros_like", "ones_like", "arange")
-
-
-def _is_cheap(node: torch.fx.Node) -> bool:
-    """Inputs, views and what is computed number by number."""
-    if node.op in ("placeholder", "get_attr"):
-        return True
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    views = any(returned.alias_info is not None for returned in target._schema.returns)
-    return views or torch.Tag.pointwise in target.tags or target.overloadpacket.__name__ in CHEAP
+    given, wanted = ends_of(graph)
+    kept = needed(wanted[outputs:], later_than(given[inputs:]))
+    return part_of(graph, given[:inputs], [*wanted[:outputs], *kept]), part_of(graph, [*given, *kept], wanted[outputs:])
 
 
 class _Sources(NamedTuple):

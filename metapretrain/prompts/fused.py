@@ -1,7 +1,7 @@
-"""Layers of a frozen language model, fused by inductor: a layer, its derivative and that one's derivative.
+"""Layers of a frozen language model, compiled by inductor with their first and second derivatives.
 
-torch.compile has no second order, so the three are traced as one graph of the layer's inputs, the gradient of its
-output and a direction, and parted by what needs which. Weights are inputs: layers alike are compiled once.
+torch.compile has no second order. So a layer is traced together with its derivative, and what comes of that with its
+own; the graphs are cut into the five :class:`Pieces`. Weights are inputs of these: layers alike are compiled once.
 """
 
 from __future__ import annotations
@@ -17,32 +17,55 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from metapretrain.maml.ahead import Ahead, by_inductor, forms_of
+from metapretrain.errors import InputError
+from metapretrain.maml import ahead
 from metapretrain.nests import map_tensors, rebuild, tensors
 
 logger = logging.getLogger(__name__)
 
 LAYERS = ("LlamaDecoderLayer", "MT5Block", "T5Block")
-BIAS = "relative_attention_bias"  # of T5's first layer, which then gives it to the others
-MOST = 16  # forms of rows that are compiled; others run as they are
+BIAS = "relative_attention_bias"  # of T5's first layer, which hands what it makes of it to the others
+MOST = 16  # forms that are compiled
 Tensors = list[Tensor]
 
 
 class FusedLayers:
-    """Within `with fused:`, layers of `model` that are in :data:`LAYERS` run as compiled where gradients are asked for.
+    """Within `with fused(form):`, the layers of `model` named in :data:`LAYERS` run compiled.
 
-    Only inputs of the layers have gradients: weights are frozen. Compiling takes a minute, and is done anew for other
-    shapes, types and autocasts. What cannot be compiled runs as it is, with one warning.
+    Each form (shapes and types of a layer's inputs, autocast, the `form` given) is compiled at its first pass, which
+    takes 20 to 60 seconds on a GPU, and compared with the plain layer. T5 has two kinds of layers, its encoder's and
+    its decoder's, and Llama one. On a CPU, with 20 to 40 seconds, steps gain less than a tenth: it does not pay there.
+
+    Plain layers run in passes without gradients, where a layer has hooks, a forward of its own or weights that take
+    gradients, and, with one warning each, for more forms than :data:`MOST` and after anything has failed.
+
+    `model` is of transformers; `backend` is "inductor", or "eager" to run the pieces as they are traced.
+    Raises InputError: no layer of the model is of a known kind; in a backward pass: a third derivative is asked for.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 9}
+        >>> model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).requires_grad_(False)
+        >>> fused, x = FusedLayers(model, backend="eager"), torch.ones(1, 3, 8, requires_grad=True)
+        >>> with fused():
+        ...     logits = model(inputs_embeds=x, use_cache=False).logits
+        >>> logits.shape, len(fused.pieces)  # both layers are alike
+        (torch.Size([1, 3, 9]), 1)
     """
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
         self.layers = [part for part in model.modules() if type(part).__name__ in LAYERS]
-        self.backend, self.pieces, self.possible = backend, dict[Any, _Pieces](), True
+        if not self.layers:
+            told = f"layers of a {type(model).__name__} cannot be compiled, only those of Llama, T5 and MT5"
+            raise InputError(f"{told}; leave compile out")
+        self.backend, self.pieces, self.form = backend, dict[Any, Pieces](), None
+        self.possible, self.full = True, False
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Layers whose forward has been replaced by others stay as they are."""
-        own = [layer for layer in self.layers if "forward" not in vars(layer)] if self.possible else []
+    def __call__(self, form: Any = None) -> Iterator[None]:
+        """`form` is what the model's attention depends on beside the inputs of its layers."""
+        own = [layer for layer in self.layers if _is_plain(layer)] if self.possible else []
+        self.form = form
         try:
             for layer in own:
                 layer.forward = partial(self._forward, layer)
@@ -52,47 +75,76 @@ class FusedLayers:
                 vars(layer).pop("forward", None)
 
     def _forward(self, layer: nn.Module, hidden: Tensor, *given: Any, **named: Any) -> Any:
-        plain = type(layer).forward
-        if not (self.possible and torch.is_grad_enabled()):
-            return plain(layer, hidden, *given, **named)
-        if not any(x.requires_grad for x in tensors((hidden, given, named))):
-            return plain(layer, hidden, *given, **named)
+        plain = partial(type(layer).forward, layer, hidden, *given, **named)
+        asked = torch.is_grad_enabled() and any(x.requires_grad for x in tensors((hidden, given, named)))
+        if not (self.possible and asked):
+            return plain()
         try:
-            if "T5" in type(layer).__name__ and len(given) > 1 and given[1] is None:
-                attention, length = layer.layer[0].SelfAttention, hidden.shape[1]  # type: ignore[union-attr, index]
-                given = given[0], attention.compute_bias(length, length, hidden.device).contiguous(), *given[2:]
-            call = _Call(layer, hidden, (given, named))
-            if (key := call.key()) not in self.pieces:
-                if len(self.pieces) >= MOST:
-                    return plain(layer, hidden, *given, **named)
-                self.pieces[key] = call.compiled(self.backend)
-            return call.run(self.pieces[key])
+            call = _Call(layer, hidden, (_with_bias(layer, hidden, given), named))
+            if (key := (self.form, *call.key())) in self.pieces:
+                return call.run(self.pieces[key])
+            if len(self.pieces) < MOST:
+                pieces = call.compiled(self.backend)
+                found = call.run(pieces)
+                _check_same(hidden, found, plain, call.dtype)
+                self.pieces[key] = pieces
+                return found
         except Exception as error:  # of any kind: it comes from the layer, the compiler or what the latter calls
             self.possible = False
             logger.warning("layers are not compiled: %s", str(error).strip().partition("\n")[0])
-            return plain(layer, hidden, *given, **named)
+            return plain()
+        if not self.full:
+            self.full = True
+            logger.warning("%d forms of rows are compiled: others run as they are; give all rows one width", MOST)
+        return plain()
 
 
-class _Pieces(NamedTuple):
-    """Functions of lists of tensors. `kept` is what the backward needs, `more` what lies between the derivatives.
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer does what its class says, with weights that take no gradient."""
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules())
+    return "forward" not in vars(layer) and not hooked and not any(p.requires_grad for p in layer.parameters())
 
-    The gradients of what is kept go back through the layer together with those of the output.
+
+def _with_bias(layer: Any, hidden: Tensor, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a layer is given; T5's first one with the bias that it would make itself, so that it is like the others."""
+    if "T5" not in type(layer).__name__ or len(given) < 2 or given[1] is not None:
+        return given
+    attention, length = layer.layer[0].SelfAttention, hidden.shape[1]
+    return given[0], attention.compute_bias(length, length, hidden.device).contiguous(), *given[2:]
+
+
+@torch.no_grad()
+def _check_same(hidden: Tensor, found: Any, plain: Callable[[], Any], cast: torch.dtype | None) -> None:
+    """Refuse results that are not the plain layer's, such as those of a transformers that adds masks to T5's bias."""
+    (out, *others), (expected, *wanted) = tensors(found), tensors(plain())
+    gap, size = (float((x - y).double().norm()) for x, y in ((out, expected), (expected, hidden)))
+    exact = cast is None and expected.dtype in (torch.float32, torch.float64)
+    same = all(torch.allclose(x, y, rtol=1e-3) for x, y in zip(others, wanted, strict=True))
+    if not (same and gap <= (2e-2 if exact else 0.5) * size):
+        raise InputError(f"compiled, a layer's results differ by {gap:.0e} from its own, of norm {size:.0e}")
+
+
+class Pieces(NamedTuple):
+    """Functions of lists of tensors: what a layer is given and its weights (`values`), what its forward `kept`, others.
+
+    What is kept for the backward has gradients of its own once that is derived. They go back through the layer
+    together with those of its output, so that no product is computed twice.
     """
 
-    forward: Callable[..., Any]  # values: output, kept, also
-    last: Callable[..., Any]  # values, kept, gradient: gradients of the asked
-    backward: Callable[..., Any]  # the same: gradients of the asked, more
-    double: Callable[..., Any]  # values, kept, gradient, more, directions: gradients of the asked, gradient, moving
-    merged: Callable[..., Any]  # values, kept, also, gradient, gradients of the moving: gradients of the asked
-    kept: int
-    moving: list[int]  # which of the kept have a gradient
-    asked: list[int]
-    casts: list[int]  # weights that are cast before
-    result: Callable[[Tensor, Tensors], Any]
+    forward: Callable[..., Any]  # values: output, kept, more for `merged`
+    once: Callable[..., Any]  # values, kept, the output's gradient: gradients of the asked, not to be derived
+    backward: Callable[..., Any]  # the same: gradients of the asked, and what `double` needs of it
+    double: Callable[..., Any]  # all these, gradients of the asked's: those of the asked, the gradient, the moving
+    merged: Callable[..., Any]  # values, kept, more, gradients of output and moving: gradients of the asked
+    kept: int  # how many
+    moving: list[int]  # which of the kept have gradients
+    asked: list[int]  # which of the values have
+    casts: list[int]  # which weights are cast before, by autocast
+    result: Callable[[Tensor, Tensors], Any]  # what the layer returns, of its output and what it is given
 
 
 class _Call:
-    """A layer with what it is given; `values` are tensors among these, then the layer's weights."""
+    """A layer with what it is given; `values` are the tensors among these, then the layer's weights."""
 
     def __init__(self, layer: nn.Module, hidden: Tensor, given: Any) -> None:
         self.layer, self.given = layer, (hidden, given)
@@ -104,13 +156,13 @@ class _Call:
         device = hidden.device.type
         self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
-    def key(self) -> Any:
+    def key(self) -> tuple[Any, ...]:
         """All that the pieces keep of a call."""
-        known, others = forms_of([*self.inputs, *self.named.values()]), map_tensors(lambda _: None, self.given)
+        known, others = ahead.forms_of([*self.inputs, *self.named.values()]), map_tensors(lambda _: None, self.given)
         return type(self.layer), tuple(self.named), repr(known), repr(others), tuple(self.asked), self.dtype
 
     def values(self, casts: Sequence[int], dtype: torch.dtype | None) -> Tensors:
-        """What the pieces take, these weights cast: by few kernels, in each pass, since weights may have changed."""
+        """What the pieces take. Casts are few kernels for all weights, in each pass, as weights may have changed."""
         weights = list(self.named.values())
         cast = [torch.empty_like(weights[i], dtype=dtype) for i in casts]
         if cast:
@@ -120,24 +172,23 @@ class _Call:
             weights[i] = tensor
         return [*self.inputs, *weights]
 
-    def run(self, pieces: _Pieces) -> Any:
+    def run(self, pieces: Pieces) -> Any:
         found: Any = _Forward.apply(pieces, *self.values(pieces.casts, self.dtype))
         return pieces.result(found[0], self.inputs)
 
-    def compiled(self, backend: str) -> _Pieces:
-        begin = time.perf_counter()
-        with Ahead(5 if backend == "inductor" else 0, self.inputs[0].device) as ahead:
+    def compiled(self, backend: str) -> Pieces:
+        begin, count = time.perf_counter(), len(self.inputs)
+        with ahead.Ahead(5 if backend == "inductor" else 0, self.inputs[0].device) as processes:
             graph, result = self._traced()
-            count = len(self.inputs)
             casts = _without_casts(graph, count, count + len(self.named), self.dtype)
-            parts, kept, moving = _parted(graph, count + len(self.named), self.asked)
-            ahead.compile(parts)
-        found: list[Callable[..., Any]] = []
+            parts, kept, moving = _cut(graph, count + len(self.named), self.asked)
+            processes.compile(parts)
+        found = list[Any]()
 
         def call(*given: Tensor) -> Tensors:
             """The next part compiled for these tensors, and what it gives: what comes later takes it as it lies."""
             part = parts[len(found)]
-            found.append(part if backend == "eager" else by_inductor(part, forms_of(given)))
+            found.append(part if backend == "eager" else ahead.by_inductor(part, ahead.forms_of(given)))
             return list(found[-1](*given))
 
         with torch.no_grad():
@@ -150,24 +201,22 @@ class _Call:
             gradients = call(*given, *more, *asked)[len(asked) + 1 :]
             call(*values, *rest, out.contiguous(), *gradients)
         sizes, seconds = [len(part.graph.nodes) for part in parts], time.perf_counter() - begin
-        logger.info("compiled a %s in %.0f s: %s operations", type(self.layer).__name__, seconds, sizes)
-        return _Pieces(found[0], found[1], found[2], found[3], found[4], kept, moving, self.asked, casts, result)
+        logger.info("compiled a %s in %.0f s: pieces of %s operations", type(self.layer).__name__, seconds, sizes)
+        return Pieces(*found, kept, moving, self.asked, casts, result)
 
     def _traced(self) -> tuple[fx.GraphModule, Callable[[Tensor, Tensors], Any]]:
-        """The graph of values and gradient, to output and gradients of the asked; what the layer returns."""
-        count, places = len(self.inputs), list[Any]()
-        asked = self.asked
+        """The graph of values and gradient, to output and gradients of the asked; `result` of the pieces."""
+        count, places, asked = len(self.inputs), list[Any](), self.asked
 
         def plain(flat: Sequence[Tensor]) -> Tensor:
             """The layer's output; its other results must be inputs that it hands on."""
             (hidden, (given, named)), weights = rebuild(self.given, iter(flat[:count])), flat[count:]
             own = dict(zip(self.named, weights, strict=True))
-            forward = vars(self.layer).pop("forward", None)
+            forward = vars(self.layer).pop("forward")
             try:
                 found = torch.func.functional_call(self.layer, own, (hidden, *given), named, strict=False)
             finally:
-                if forward is not None:
-                    self.layer.forward = forward
+                self.layer.forward = forward
             several = found if isinstance(found, tuple) else (found,)
             numbers = {id(x): i for i, x in enumerate(flat[:count])}
             places[:] = [isinstance(found, tuple), *(None if x is None else numbers[id(x)] for x in several[1:])]
@@ -195,7 +244,7 @@ class _Call:
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pieces: _Pieces, *values: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, pieces: Pieces, *values: Tensor) -> tuple[Tensor, ...]:
         out, *rest = pieces.forward(*values)
         kept = rest[: pieces.kept]
         ctx.pieces, ctx.count = pieces, len(values)
@@ -213,19 +262,19 @@ class _Forward(torch.autograd.Function):
         inner = [of_kept[i] for i in pieces.moving]
         second = any(tensor is not None for tensor in inner)
         if torch.is_grad_enabled() and second:
-            raise RuntimeError("compiled layers have no third derivative; leave compile out")
+            raise InputError("compiled layers have no third derivative; leave compile out")
         if torch.is_grad_enabled():
             found = _Backward.apply(pieces, ctx.count, gradient, *given)
         elif second:
             found = pieces.merged(*saved, gradient, *inner)
         else:
-            found = pieces.last(*given, gradient)
+            found = pieces.once(*given, gradient)
         return None, *_at(pieces.asked, found, ctx.count)
 
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pieces: _Pieces, count: int, gradient: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, pieces: Pieces, count: int, gradient: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         found = pieces.backward(*given, gradient)
         ctx.pieces, ctx.count, asked = pieces, count, len(pieces.asked)
         ctx.save_for_backward(*given, gradient, *found[asked:])
@@ -250,7 +299,7 @@ def _leaves(flat: Sequence[Tensor], asked: Sequence[int]) -> Tensors:
 
 
 def _graph(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
-    """The graph of a function of tensors, without what is done in place or twice, and zeros."""
+    """The graph of a function of tensors, with nothing done in place or twice, and without products of zeros."""
     from torch._functorch.compile_utils import fx_graph_cse
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -259,7 +308,7 @@ def _graph(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphMod
     table = {torch.ops.aten._safe_softmax.default: lambda x, dim, dtype=None: torch.softmax(x, dim, dtype=dtype)}
     graph = make_fx(function, **options)(*given)
     graph = make_fx(torch.func.functionalize(graph), decomposition_table=table, **options)(*given)
-    _simplified(graph)
+    _simplify(graph)
     return fx.GraphModule(graph, fx_graph_cse(graph.graph))
 
 
@@ -276,10 +325,10 @@ def _bf16_attention() -> Iterator[None]:
 
 def _without_casts(graph: fx.GraphModule, first: int, end: int, dtype: torch.dtype | None) -> list[int]:
     """Take the casts of these inputs to `dtype` out of the graph, where it uses nothing else of them; from `first`."""
-    given, found = [node for node in graph.graph.nodes if node.op == "placeholder"], []
+    given, found = ahead.ends_of(graph)[0], []
     for number in range(first, end if dtype is not None else first):
         weight, uses = given[number], list(given[number].users)
-        same = all(_name(use) == "_to_copy" and use.kwargs["dtype"] == dtype for use in uses)
+        same = all(ahead.name_of(use) == "_to_copy" and use.kwargs["dtype"] == dtype for use in uses)
         if uses and same and weight.meta["val"].dtype != dtype:
             weight.meta["val"] = weight.meta["val"].to(dtype)
             for use in uses:
@@ -289,16 +338,16 @@ def _without_casts(graph: fx.GraphModule, first: int, end: int, dtype: torch.dty
     return found
 
 
-def _parted(graph: fx.GraphModule, count: int, asked: Sequence[int]) -> tuple[list[fx.GraphModule], int, list[int]]:
-    """The parts of :class:`_Pieces` from the graph of values and gradient; how many are kept, and which are moving.
+def _cut(graph: fx.GraphModule, count: int, asked: Sequence[int]) -> tuple[list[fx.GraphModule], int, list[int]]:
+    """Graphs of the pieces from that of `count` values and the gradient; how many are kept, and which are moving.
 
     The derivatives of the backward, by values and kept apart, and of the forward are traced from these two.
     """
-    given, (out, *first) = _ends(graph)
-    kept = list(_needed(first, _after(given[count:])))
-    forward = _part(graph, given[:count], [out, *kept])
-    last = _part(graph, [*given[:count], *kept, given[count]], first)
-    size, ways, of_asked = count + len(kept) + 1, len(asked), _after([given[i] for i in asked])
+    given, (out, *first) = ahead.ends_of(graph)
+    kept = _kept(first, ahead.later_than(given[count:]))
+    forward = ahead.part_of(graph, given[:count], [out, *kept])
+    once = ahead.part_of(graph, [*given[:count], *kept, given[count]], first)
+    size, ways, of_asked = count + len(kept) + 1, len(asked), ahead.later_than([given[i] for i in asked])
     places = [i for i, node in enumerate(kept) if node in of_asked]
     ends = [*asked, size - 1, *(count + i for i in places)]
     values = [node.meta["val"] for node in (*given[:count], *kept, given[count])]
@@ -307,19 +356,19 @@ def _parted(graph: fx.GraphModule, count: int, asked: Sequence[int]) -> tuple[li
     def derived(*flat: Tensor) -> list[Tensor | None]:
         leaves = _leaves(flat[:size], ends)
         with torch.enable_grad():
-            found = last(*leaves)
+            found = once(*leaves)
             pairs = [(f, u) for f, u in zip(found, flat[size:], strict=True) if f.requires_grad]
             of, by = zip(*pairs, strict=True)
             return [*found, *torch.autograd.grad(of, [leaves[i] for i in ends], by, allow_unused=True)]
 
     second = _graph(derived, [*values, *like])
-    given, outputs = _ends(second)
+    given, outputs = ahead.ends_of(second)
     wanted = outputs[ways:]
-    more = list(_needed(wanted, _after(given[size:])))
-    backward = _part(second, given[:size], [*outputs[:ways], *more])
+    more = _kept(wanted, ahead.later_than(given[size:]))
+    backward = ahead.part_of(second, given[:size], [*outputs[:ways], *more])
     moving = [i for i, node in zip(places, wanted[ways + 1 :], strict=True) if node is not None]
     wanted = [*wanted[: ways + 1], *(node for node in wanted[ways + 1 :] if node is not None)]
-    double = _part(second, [*given[:size], *more, *given[size:]], wanted)
+    double = ahead.part_of(second, [*given[:size], *more, *given[size:]], wanted)
 
     def pulled(*flat: Tensor) -> Tensors:
         leaves = _leaves(flat[:count], asked)
@@ -330,122 +379,49 @@ def _parted(graph: fx.GraphModule, count: int, asked: Sequence[int]) -> tuple[li
             return [out, *inner, *torch.autograd.grad(of, [leaves[i] for i in asked], by, materialize_grads=True)]
 
     whole = _graph(pulled, [*values[:count], values[-1], *(torch.empty_like(values[count + i]) for i in moving)])
-    given, (out, *inner) = _ends(whole)
+    given, (out, *inner) = ahead.ends_of(whole)
     inner, first = inner[: len(kept)], inner[len(kept) :]
-    inner += [node for node in _needed(first, _after(given[count:])) if node not in inner]
-    forward, merged = _part(whole, given[:count], [out, *inner]), [*given[:count], *inner, *given[count:]]
-    return [forward, last, backward, double, _part(whole, merged, first)], len(kept), moving
+    inner += [node for node in _kept(first, ahead.later_than(given[count:])) if node not in inner]
+    forward = ahead.part_of(whole, given[:count], [out, *inner])
+    merged = ahead.part_of(whole, [*given[:count], *inner, *given[count:]], first)
+    return [forward, once, backward, double, merged], len(kept), moving
 
 
-def _ends(graph: fx.GraphModule) -> tuple[list[fx.Node], list[fx.Node]]:
-    *nodes, last = graph.graph.nodes
-    return [node for node in nodes if node.op == "placeholder"], list(last.args[0])
+def _kept(wanted: Sequence[fx.Node | None], late: set[fx.Node]) -> list[fx.Node]:
+    """What the wanted nodes need of those before: what lies in memory for a product, or is not cheap to repeat."""
+
+    def is_read(node: fx.Node) -> bool:
+        users = [user for user in node.users if user not in late]
+        return any(ahead.name_of(user) in PRODUCTS or (ahead.is_view(user) and is_read(user)) for user in users)
+
+    return ahead.needed(wanted, late, lambda node: ahead.is_view(node) or (ahead.is_cheap(node) and not is_read(node)))
 
 
-def _after(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes and all that depends on them."""
-    found, waiting = set(nodes), list(nodes)
-    while waiting:
-        new = [user for user in waiting.pop().users if user not in found]
-        found.update(new)
-        waiting += new
-    return found
+PRODUCTS = ("addmm", "baddbmm", "bmm", "mm")
+LINEAR = ("bmm", "mm", "_to_copy", "clone", "mul", "neg", "sum", "threshold_backward")
 
 
-def _needed(wanted: Sequence[fx.Node | None], late: set[fx.Node]) -> dict[fx.Node, None]:
-    """What the nodes need of those that are not `late`: what lies in memory then, or is not cheap to compute again."""
-    found, seen = dict[fx.Node, None](), set[fx.Node]()
-    waiting = [node for node in wanted if node is not None]
-    while waiting:
-        node = waiting.pop()
-        if node in seen or node.op == "placeholder":
-            continue
-        seen.add(node)
-        if node in late or _is_view(node) or (_is_cheap(node) and not _is_read(node, late)):
-            waiting += node.all_input_nodes
-        else:
-            found[node] = None
-    return found
-
-
-def _is_read(node: fx.Node, late: set[fx.Node]) -> bool:
-    """Whether a product that is not `late` reads it, as it is."""
-    users = [user for user in node.users if user not in late]
-    return any(_name(user) in PRODUCTS or (_is_view(user) and _is_read(user, late)) for user in users)
-
-
-def _simplified(graph: fx.GraphModule) -> None:
+def _simplify(graph: fx.GraphModule) -> None:
     """Leave out copies in name, and what zeros are multiplied with or added to, such as a ReLU's second derivative."""
     zeros = set[fx.Node]()
     for node in graph.graph.nodes:
-        name, inputs = _name(node), node.all_input_nodes
+        name, inputs = ahead.name_of(node), node.all_input_nodes
         zero = [other in zeros for other in inputs]
+        if name in ("view", "_unsafe_view"):  # what it is given may lie otherwise in a derivative's graph
+            node.target = torch.ops.aten.reshape.default
         if name in ("alias", "detach"):  # derivatives are those of the graph: nothing is cut off in it
             node.replace_all_uses_with(inputs[0])
-        elif name == "zeros_like" or (any(zero) and (name in LINEAR or _is_view(node))):
+        elif name == "zeros_like" or (any(zero) and (name in LINEAR or ahead.is_view(node))):
             zeros.add(node)
         elif name == "add" and zero in ([True, False], [False, True]) and not node.kwargs:
             other = inputs[zero.index(False)]
             if _form(other) == _form(node):
                 node.replace_all_uses_with(other)
-    last = next(iter(reversed(graph.graph.nodes)))
-    last.args = ([None if node in zeros else node for node in last.args[0]],)
+    outputs = next(iter(reversed(graph.graph.nodes)))
+    outputs.args = ([None if node in zeros else node for node in outputs.args[0]],)
     graph.graph.eliminate_dead_code()
-
-
-PRODUCTS = ("addmm", "baddbmm", "bmm", "mm")
-LINEAR = (*PRODUCTS[2:], "_to_copy", "clone", "mul", "neg", "sum", "threshold_backward")
-CHEAP = (
-    "constant_pad_nd",
-    "fill",
-    "full",
-    "full_like",
-    "scalar_tensor",
-    "_to_copy",
-    "zeros_like",
-    "ones_like",
-    "arange",
-)
-
-
-def _name(node: fx.Node) -> str:
-    target: Any = node.target
-    return target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
 
 
 def _form(node: fx.Node) -> tuple[Any, ...]:
     value = node.meta.get("val")
     return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else ()
-
-
-def _is_view(node: fx.Node) -> bool:
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return target._schema.name == "aten::_unsafe_view" or any(r.alias_info is not None for r in target._schema.returns)
-
-
-def _is_cheap(node: fx.Node) -> bool:
-    """Inputs, views and what is computed number by number."""
-    if node.op in ("placeholder", "get_attr") or _is_view(node):
-        return True
-    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or _name(node) in CHEAP
-
-
-def _part(graph: fx.GraphModule, given: Sequence[fx.Node], wanted: Sequence[fx.Node | None]) -> fx.GraphModule:
-    """The graph from `given` to `wanted`."""
-    needed, waiting, part = set(given), [node for node in wanted if node is not None], fx.Graph()
-    known = {node: part.placeholder(node.name) for node in given}
-    for node, own in known.items():
-        own.meta = dict(node.meta)
-    while waiting:
-        if (node := waiting.pop()) not in needed:
-            needed.add(node)
-            waiting += node.all_input_nodes
-    for node in graph.graph.nodes:
-        if node in needed and node not in known:
-            known[node] = copy = part.node_copy(node, known.__getitem__)
-            if _name(node) in ("view", "_unsafe_view"):  # what it is given may lie otherwise in a derivative's graph
-                copy.target = torch.ops.aten.reshape.default
-    part.output([None if node is None else known[node] for node in wanted])
-    return fx.GraphModule(graph, part)

@@ -181,7 +181,7 @@ class PromptMAML(nn.Module):
         chunk: tasks computed at a time; None: all.
         reduction: the outer loss is the "sum" over tasks (equation 6) or their "mean".
         checkpoint: compute inner steps again in the backward pass, for less memory.
-        options: `max_length` and `normalise` of :class:`PromptedModel`.
+        options: `max_length`, `normalise` and `compile` of :class:`PromptedModel`.
 
     Raises InputError: a value that is not allowed, `checkpoint` with `inner_clip`, or a prompt of another model.
 

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from metapretrain.checks import whole
 from metapretrain.errors import InputError, one_of
+from metapretrain.prompts.fused import FusedLayers
 from metapretrain.prompts.soft_prompt import read_notes, write_adapter
 from metapretrain.prompts.template import WHOLE, PromptBatch, PromptTemplate, Verbalizer, check_batch, right_padded
 
@@ -266,7 +267,8 @@ class PromptedModel(nn.Module):
 
     `model`, a causal, sequence-to-sequence or masked one of transformers, is put into evaluation mode and frozen.
     `max_length`: tokens of a row at most, without the soft prompt. `normalise`: log-probabilities among all tokens
-    ("vocabulary", section 3.2) or among the label words ("labels"). `compile` fuses the layers of T5 and Llama.
+    ("vocabulary", section 3.2) or among the label words ("labels"). `compile`: on a GPU, layers of T5, MT5 and Llama
+    run compiled where gradients are asked for: :class:`metapretrain.prompts.fused.FusedLayers` says what that takes.
     Raises InputError: the model is of no such kind, its answers change with padding or are not those of a plain pass
     over the tokens, or a value is not allowed.
 
@@ -299,12 +301,8 @@ class PromptedModel(nn.Module):
         self.normalise = one_of("normalise", normalise, ["labels", "vocabulary"])
         self.tokens, self.features = (int(size) for size in model.get_input_embeddings().weight.shape)
         self.max_length = max_length
-        self.fused: Any = nullcontext
+        self.fused: Any = FusedLayers(self.model) if compile else nullcontext
         self._check_answers()
-        if compile:
-            from metapretrain.prompts.fused import FusedLayers
-
-            self.fused = FusedLayers(self.model)
 
     def train(self, mode: bool = True) -> PromptedModel:
         """Set the mode of this wrapper; the model inside stays in evaluation mode."""
@@ -343,7 +341,7 @@ class PromptedModel(nn.Module):
         if not prompt.device == batch.answer.device == device:
             told = f"the prompt is on {prompt.device} and the rows on {batch.answer.device}, but the model on {device}"
             raise InputError(f"{told}; move them with .to(device)")
-        with self.fused():
+        with self.fused((prompt.shape[-2], batch.input_ids.shape[-1])):  # shared_prompt's
             scores = self._scores(prompt, batch, self.verbalizer)
         return scores.log_softmax(-1) if self.normalise == "labels" else scores
 
