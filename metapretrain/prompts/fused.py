@@ -202,7 +202,7 @@ class _Call:
             call(*values, *rest, out.contiguous(), *gradients)
         sizes, seconds = [len(part.graph.nodes) for part in parts], time.perf_counter() - begin
         logger.info("compiled a %s in %.0f s: pieces of %s operations", type(self.layer).__name__, seconds, sizes)
-        return Pieces(*found, kept, moving, self.asked, casts, result)
+        return Pieces(*found, kept, moving, self.asked, casts, result)  # type: ignore[call-arg]
 
     def _traced(self) -> tuple[fx.GraphModule, Callable[[Tensor, Tensors], Any]]:
         """The graph of values and gradient, to output and gradients of the asked; `result` of the pieces."""
