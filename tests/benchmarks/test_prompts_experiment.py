@@ -24,6 +24,7 @@ from metapretrain.experiments.prompts.data import PromptData
 from metapretrain.experiments.saved import predict_files
 from metapretrain.models.language_models import load_language_model
 from metapretrain.prompts import PromptedModel, PromptTemplate, SoftPrompt, Verbalizer
+from metapretrain.prompts.fused import FusedLayers
 
 SETS = ("sst2", "semeval-laptop", "rte")
 ROWS = ("pt", "ppt", "metapt-kmeans")
@@ -59,6 +60,40 @@ def test_rows_do_not_depend_on_what_runs_beside_them(tmp_path: Path) -> None:
             assert alone["budget"] == together[name, seed]["budget"]
     assert together["pt", 0]["metrics"] != together["pt", 3]["metrics"]
     assert together["ppt", 0]["budget"]["pretrain_reads"] == together["metapt-kmeans", 0]["budget"]["pretrain_reads"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-4), ("bf16", 0.05)])
+def test_compiled_layers_pretrain_as_plain_ones_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, close: float
+) -> None:
+    """In runs that take each other's place; rows are padded to one width, so that there is one form."""
+    compiled_layers, found = [], []
+
+    def traced(model: Any) -> FusedLayers:
+        compiled_layers.append(FusedLayers(model, backend="eager"))
+        return compiled_layers[-1]
+
+    monkeypatch.setattr("metapretrain.prompts.model.FusedLayers", traced)
+    for compiled in (False, True):
+        out = tmp_path / str(compiled)
+        one = replace(experiment(out), machine=Machine(precision=precision, compile=compiled))
+        list(one.rows({"metapt-kmeans": METHODS["metapt-kmeans"]}, [0]))
+        folder = out / "prompts/made-trial/pretrain-metapt-kmeans-s0"
+        logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        config = json.loads((folder / "config.json").read_text())["config"]
+        found.append((config, [row for row in logged if row["name"] in ("query_loss_after", "inner_gradient_norm")]))
+    (layers,) = compiled_layers
+    assert layers.possible and len(layers.pieces) == 1
+    assert found[0][0] == found[1][0] and len(found[0][1]) >= 2
+    for row, other in zip(found[0][1], found[1][1], strict=True):
+        assert other["name"] == row["name"] and other["value"] == pytest.approx(row["value"], rel=close)
+
+
+def test_what_compiles_nothing_refuses_to_compile(tmp_path: Path) -> None:
+    fair = replace(experiment(tmp_path), machine=Machine(compile=True), recipe=replace(TRIAL, budget="fair"))
+    with pytest.raises(InputError, match="--compile is of recipes equal and paper"):
+        fair.check({"pt": METHODS["pt"]}, [0])
 
 
 def test_a_table_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,9 @@ def test_no_product_is_computed_twice(name: str) -> None:
         found.append(sum(counted.counts[product] for product in ("mm", "bmm", "addmm", "baddbmm")))
     # Plain attention of query rows is one operation; T5's first decoder layer asks for one gradient less.
     assert found[1] <= 1.3 * found[0]
+    for pieces in fused.prompted.fused.pieces.values():  # nor is a zero, such as a ReLU's second derivative
+        graphs: list[Any] = [pieces.double, pieces.merged]
+        assert not [node for graph in graphs for node in graph.graph.nodes if "zeros_like" in node.name]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
