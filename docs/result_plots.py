@@ -118,7 +118,7 @@ def speed() -> list[Panel]:
     titles = {
         "one CPU thread": ("speed-cpu",),
         "one H200, other peers than JAX": ("speed-h200",),
-        "one H200, beside JAX": ("speed-h200-jax", "speed-h200-84", "speed-h200-t5-jax"),
+        "one H200, beside JAX": ("speed-h200-jax", "speed-h200-84", "speed-h200-t5-jax", "speed-h200-prompts-compiled"),
     }
     panels = []
     for title, files in titles.items():

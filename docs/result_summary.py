@@ -162,6 +162,7 @@ def median(name: str, row: str, begin: str, ours: bool) -> float | None:
 
 # File, row, ours, peer, question (without ": times the speed of"), what the peer is, aim.
 GRAPHS = {"recorded": "one CUDA", "compiled and recorded": "compiled, one"}
+ONE_PASS, JITTED = "one pass as a CUDA graph", "jax, one jitted function"
 AS_WRITTEN, PADDED = "Algorithm 1 as written", "padded to the longest row"
 UTILITIES = {"exact utilities": ("exact, target_losses:", 1.5), "Taylor utilities": ("taylor, loss_many:", 2.0)}
 SPEEDS: list[tuple[str, str, str, str, str, str, float | None]] = [
@@ -194,19 +195,17 @@ SPEEDS: list[tuple[str, str, str, str, str, str, float | None]] = [
     ),
     ("speed-h200-text", "text-train", "TextStream, C", PADDED, "training on texts", "padding to the longest text", 3.0),
     *(
-        (f"speed-h200-{name}", f"prompts-{name}", f"one pass as a CUDA graph{half}", f"task by task{half}", *told, 10)
+        (f"speed-h200-{name}", f"prompts-{name}", f"{ONE_PASS}{half}", f"task by task{half}", *told, 10)
         for name in ("t5-base", "smollm2")
         for half, kind in ((", bf16", "bf16"), ("", "float32"))
         for told in ((f"prompt MAML, shape of {name}, {kind}, recorded", "a loop over tasks"),)
     ),
-    (
-        "speed-h200-t5-jax",
-        "prompts-t5-base",
-        "one pass as a CUDA graph",
-        "jax",
-        "prompt MAML, shape of t5-base, float32, recorded",
-        "JAX",
-        1.2,
+    *(
+        ("speed-h200-prompts-compiled", f"prompts-{name}", f"{ours}{half}", f"{JITTED}{half}", told, "JAX", 1.2)
+        for name in ("t5-base", "smollm2")
+        for half, precision in ((", bf16", "bf16"), ("", "float32"))
+        for kind, ours in {"recorded": ONE_PASS, "compiled and recorded": f"{ONE_PASS}, compiled"}.items()
+        for told in (f"prompt MAML, shape of {name}, {precision}, {kind}",)
     ),
     *(
         ("speed-h200-x2", f"scale-{what}", "2 processes", "1 process", f"two GPUs, {what}", "one process", 1.7)
