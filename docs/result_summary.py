@@ -76,8 +76,9 @@ def _few_shot() -> Iterator[Line]:
         verdict = "at or above" if round(ours, 1) >= round(published, 1) else f"below by {published - ours:.1f}"
         told = f"{published:.1f} (published{', ' * bool(row.published.source)}{row.published.source})"
         verdict = "another test set" if row.other_data else verdict
+        page = "conv4" if recipe == "conv4" and method in ("r2d2", "maml-transductive") else "few-shot"
         yield (
-            "[Omniglot](omniglot.md)" if name.startswith("omniglot") else "[Few-shot](few-shot.md)",
+            "[Omniglot](omniglot.md)" if name.startswith("omniglot") else f"[Few-shot]({page}.md)",
             f"{name}, {shots(setting)}: {method} ({recipe}), test %",
             shown(test),
             told,

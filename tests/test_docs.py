@@ -300,11 +300,16 @@ def test_p_values_are_those_of_scipy(builder: ModuleType) -> None:
 
 def test_few_shot_lines_of_the_summary_link_the_page_that_has_their_table() -> None:
     results = ROOT / "docs" / "results"
-    line = re.compile(r"\| \[[^]]+\]\(([a-z-]+\.md)\) \| ([a-z0-9-]+), (?:\d+-way \d+-shot|lake): \S+ \(([a-z0-9-]+)\)")
+    line = re.compile(
+        r"\| \[[^]]+\]\(([a-z0-9-]+\.md)\) \| ([a-z0-9-]+), (?:\d+-way \d+-shot|lake): (\S+) \(([a-z0-9-]+)\)"
+        r", test % \| ([^|]+) \|"
+    )
     found = line.findall((results / "index.md").read_text(encoding="utf-8"))
-    assert {"cifar-fs", "omniglot", "omniglot-lake"} <= {dataset for _, dataset, _ in found}
-    for page, dataset, recipe in found:
-        assert f"**{dataset}, {recipe}**" in (results / page).read_text(encoding="utf-8"), (page, dataset, recipe)
+    assert {"cifar-fs", "omniglot", "omniglot-lake"} <= {dataset for _, dataset, *_ in found}
+    for page, dataset, method, recipe, value in found:
+        text = (results / page).read_text(encoding="utf-8")
+        assert f"**{dataset}, {recipe}**" in text, (page, dataset, recipe)
+        assert re.search(rf"(?m)^\| {re.escape(method)} \|.* {re.escape(value)} \|", text), (page, method, value)
 
 
 def test_the_table_of_few_shot_methods_is_that_of_the_result_files() -> None:
