@@ -286,7 +286,7 @@ class FewShotExperiment(Experiment[FewShotRecipe, FewShotData, FewShotRow, Train
                 try:
                     EpisodeStacks(labels, spec, method.tasks, seed=0, world_size=self.machine.world, groups=groups)
                 except InputError as error:
-                    more = " (--set queries=N is of training episodes, --queries of the scored ones)"
+                    more = " (--set shots=N queries=N are of training episodes, --queries of the scored ones)"
                     told = f"training episodes of {name}: {error}{more * ('queries' in str(error))}"
                     raise InputError(told) from None
 

@@ -153,10 +153,9 @@ def test_a_dry_run_refuses_episodes_that_a_run_refuses(
 
 def test_queries_of_training_and_of_the_test_are_told_apart(refuse: Callable[..., str]) -> None:
     told = refuse("--methods", "maml", "--set", "queries=40")
-    assert (
-        "training episodes of maml: shots + queries = 41 is above" in told and "--set queries=N is of training" in told
-    )
-    assert "--set queries" not in refuse("--methods", "maml", "--queries", "40")
+    assert "training episodes of maml: shots + queries = 41 is above" in told
+    assert "--set shots=N queries=N are of training" in told
+    assert "--set shots" not in refuse("--methods", "maml", "--queries", "40")
 
 
 def test_more_batches_than_steps_or_images_are_refused_before_a_run(refuse: Callable[..., str]) -> None:
