@@ -37,7 +37,8 @@ class FusedLayers:
     its decoder's, and Llama one. On a CPU, with 20 to 40 seconds, steps gain less than a tenth: it does not pay there.
 
     Plain layers run in passes without gradients, where a layer has hooks, a forward of its own or weights that take
-    gradients, and, with one warning each, for more forms than :data:`MOST` and after anything has failed.
+    gradients, and, with a warning, after anything has failed, and for forms beyond :data:`MOST` or that are new when a
+    CUDA graph is recorded.
 
     `model` is of transformers; `backend` is "inductor", or "eager" to run the pieces as they are traced.
     Raises InputError: no layer of the model is of a known kind; in a backward pass: a third derivative is asked for.
@@ -59,7 +60,7 @@ class FusedLayers:
             told = f"layers of a {type(model).__name__} cannot be compiled, only those of Llama, T5 and MT5"
             raise InputError(f"{told}; leave compile out")
         self.backend, self.pieces, self.form = backend, dict[Any, Pieces](), None
-        self.possible, self.full = True, False
+        self.possible, self.told = True, False
 
     @contextmanager
     def __call__(self, form: Any = None) -> Iterator[None]:
@@ -83,7 +84,7 @@ class FusedLayers:
             call = _Call(layer, hidden, (_with_bias(layer, hidden, given), named))
             if (key := (self.form, *call.key())) in self.pieces:
                 return call.run(self.pieces[key])
-            if len(self.pieces) < MOST:
+            if len(self.pieces) < MOST and not _is_recorded(hidden):
                 pieces = call.compiled(self.backend)
                 found = call.run(pieces)
                 _check_same(hidden, found, plain, call.dtype)
@@ -93,10 +94,15 @@ class FusedLayers:
             self.possible = False
             logger.warning("layers are not compiled: %s", str(error).strip().partition("\n")[0])
             return plain()
-        if not self.full:
-            self.full = True
-            logger.warning("%d forms of rows are compiled: others run as they are; give all rows one width", MOST)
+        if not self.told:
+            self.told, most = True, f"there are {MOST} compiled ones: give all rows one width"
+            why = most if len(self.pieces) >= MOST else "they are new when a CUDA graph is recorded"
+            logger.warning("layers are not compiled for some shapes, since %s", why)
         return plain()
+
+
+def _is_recorded(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _is_plain(layer: nn.Module) -> bool:
