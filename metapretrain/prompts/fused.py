@@ -131,22 +131,24 @@ def _check_same(hidden: Tensor, found: Any, plain: Callable[[], Any], cast: torc
 
 
 class Pieces(NamedTuple):
-    """Functions of lists of tensors: what a layer is given and its weights (`values`), what its forward `kept`, others.
+    """What a layer does in an outer step, as functions of tensors, one after the other, that return lists of them.
 
-    What is kept for the backward has gradients of its own once that is derived. They go back through the layer
-    together with those of its output, so that no product is computed twice.
+    The support rows' loss takes `forward`, and its gradient, the inner step, `backward`; the query rows' loss takes
+    `forward` and `once`. That gradient goes back through the inner step by `double`, then through the support rows'
+    pass by `merged`: what `forward` kept for `backward` has got gradients in `double`, which go on together with those
+    of the output, so that no product is computed twice.
     """
 
-    forward: Callable[..., Any]  # values: output, kept, more for `merged`
+    forward: Callable[..., Any]  # values (what the layer is given, its weights): output, kept, more for `merged`
     once: Callable[..., Any]  # values, kept, the output's gradient: gradients of the asked, not to be derived
     backward: Callable[..., Any]  # the same: gradients of the asked, and what `double` needs of it
-    double: Callable[..., Any]  # all these, gradients of the asked's: those of the asked, the gradient, the moving
-    merged: Callable[..., Any]  # values, kept, more, gradients of output and moving: gradients of the asked
-    kept: int  # how many
+    double: Callable[..., Any]  # all these, directions: derivatives by the asked, the output's gradient, the moving
+    merged: Callable[..., Any]  # values, kept, more, gradients of the output and the moving: gradients of the asked
+    kept: int  # how many are kept
     moving: list[int]  # which of the kept have gradients
-    asked: list[int]  # which of the values have
-    casts: list[int]  # which weights are cast before, by autocast
-    result: Callable[[Tensor, Tensors], Any]  # what the layer returns, of its output and what it is given
+    asked: list[int]  # which of the values have gradients
+    casts: list[int]  # which weights autocast casts: they are given in its type
+    result: Callable[[Tensor, Tensors], Any]  # what the layer returns, from its output and what it is given
 
 
 class _Call:
@@ -224,8 +226,10 @@ class _Call:
             finally:
                 self.layer.forward = forward
             several = found if isinstance(found, tuple) else (found,)
-            numbers = {id(x): i for i, x in enumerate(flat[:count])}
-            places[:] = [isinstance(found, tuple), *(None if x is None else numbers[id(x)] for x in several[1:])]
+            numbers = {id(x): i for i, x in enumerate(flat[:count])} | {id(None): None}
+            if any(id(x) not in numbers for x in several[1:]):
+                raise InputError(f"a {type(self.layer).__name__} returns more than hidden states and what it is given")
+            places[:] = [isinstance(found, tuple), *(numbers[id(x)] for x in several[1:])]
             out: Tensor = several[0]
             return out
 

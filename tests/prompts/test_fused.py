@@ -114,6 +114,17 @@ def test_what_cannot_be_compiled_runs_as_it_is(caplog: pytest.LogCaptureFixture)
     assert len([told for told in warnings_of(caplog) if "layers are not compiled" in told]) == 1
 
 
+def test_a_layer_that_returns_more_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, fused = pair("t5")
+    kind = type(plain.prompted.model.encoder.block[0])
+    own = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda *given, **named: (*own(*given, **named)[:2], torch.ones(1)))
+    torch.testing.assert_close(step(fused), step(plain))
+    assert not fused.prompted.fused.possible and "returns more than hidden states" in warnings_of(caplog)[-1]
+
+
 def test_a_layer_that_gives_something_else_when_compiled_runs_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,3 +225,24 @@ def test_a_capture_has_the_forms_of_other_steps(name: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["t5", "llama"])
 def test_compiled_by_inductor(name: str) -> None:
     check(*pair(name, "inductor"))
+
+
+@pytest.mark.slow
+def test_mt5() -> None:
+    """Its layers are gated, unlike those of T5."""
+    from transformers import MT5Config, MT5ForConditionalGeneration
+
+    sizes = {"vocab_size": 100, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}
+    found = []
+    for compiled in (False, True):
+        base = learner("t5")
+        torch.manual_seed(0)
+        net = MT5ForConditionalGeneration(MT5Config(**sizes)).double()
+        net.config.decoder_start_token_id = 0
+        words = base.prompted.verbalizer
+        maml = PromptMAML(net, base.prompt, base.prompted.template, words, inner_lr=0.5, compile=compiled)
+        if compiled:
+            maml.prompted.fused.backend = "eager"
+        found.append(step(maml))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)  # norms round to float32
+    assert maml.prompted.fused.possible and len(maml.prompted.fused.pieces) == 2
