@@ -202,8 +202,6 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
             raise InputError(f"{name} is pretrained, and there are no rows for that; leave it out, or give --data-dir")
         if method.only_fair and not self._fair:
             raise InputError(f"{name} is a row of budget fair: give --recipe fair, or leave it out")
-        if self._fair and self.machine.compile:
-            raise InputError("--compile is of recipes equal and paper: prompts of recipe fair are tuned side by side")
         if method.objective is not None:
             self.recipe.steps(method.objective, clusters)
         if method.grouping == "label" and clusters < len(SENTIMENT):
@@ -282,7 +280,12 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         objective, source, counts = method.objective or "", method.source, method.labels
         starts = {one.seed: self._start(one) for one in contexts}
         runs = {one.seed: one.folder for one in contexts}
-        make = partial(self.stack, self.inputs.pretraining(source, counts), tuning=self._tuning_of(objective))
+        model, p = self.inputs.prompted, self.inputs.prompted
+        if self.machine.compile:
+            limits: dict[str, Any] = {"max_length": p.max_length, "normalise": p.normalise}
+            model = PromptedModel(p.model, p.template, p.verbalizer, **limits, compile=True)
+        pool = self._of_one_width(self.inputs.pretraining(source, counts))
+        make = partial(self.stack, pool, model=model, tuning=self._tuning_of(objective))
         words = self.data.numbers_of(None)
         if objective != "mixed":
             tasks = {seed: self._meta_rows(method, seed) for seed in runs}
@@ -325,18 +328,22 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         rate: Any = r.meta.inner_lr
         if r.meta.learned and method.objective == "meta":
             rate = nn.Parameter(torch.full((r.length, 1), rate, device=device))
-        model, pool = inputs.of_set(), inputs.pretraining(source)
+        model, pool = inputs.of_set(), self._of_one_width(inputs.pretraining(source))
         steps = r.meta.inner_steps if method.objective == "meta" else 0
         options: dict[str, Any] = {name: getattr(r.meta, name) for name in ("order", "inner_clip", "reduction")}
         options |= {"chunk": self.tasks_per_pass, "max_length": r.max_length, "normalise": r.normalise}
-        if self.machine.compile:  # all rows as wide as the widest: each width would be compiled for itself
-            options["compile"] = True
-            pool = replace(pool, lengths=torch.full_like(pool.lengths, pool.batch.input_ids.shape[1]))
+        options["compile"] = self.machine.compile
         parts = model.model, soft, model.template, model.verbalizer
         learner = PromptMAML(*parts, inner_lr=rate, inner_steps=steps, **options)
         precision = partial(mixed_precision, device, self.machine.precision)
         trained = train_meta(learner, rows, pool, r, run, precision, objective=method.objective or "")
         return PromptRun(pretrained=trained, about={**self._about(context, rows, trained.steps), **trained.about})
+
+    def _of_one_width(self, pool: Pool) -> Pool:
+        """The pool; for compiled layers all rows are as wide as the widest: each width would be compiled for itself."""
+        if not self.machine.compile:
+            return pool
+        return replace(pool, lengths=torch.full_like(pool.lengths, pool.batch.input_ids.shape[1]))
 
     def _draw(self, run: RunFolder, method: PromptMethod, groups: Tensor, step: int) -> None:
         """A map of sentence embeddings, coloured by meta task: figure 4."""
@@ -365,10 +372,12 @@ class PromptExperiment(Experiment[PromptRecipe, PromptData, PromptMethod, Prompt
         extra = {"encoder": self._model_name, "wall_s": round(trained.seconds, 3), "data": self.files_of(method)}
         return Outcome(metrics, budget, {**extra, **about})
 
-    def stack(self, pool: Pool, jobs: Sequence[Job], *, tuning: Tuning, **options: Any) -> Stack:
+    def stack(
+        self, pool: Pool, jobs: Sequence[Job], *, tuning: Tuning, model: PromptedModel | None = None, **options: Any
+    ) -> Stack:
         """Prompts to tune side by side."""
         options |= {"normalise": self.recipe.normalise, "rows_per_pass": self.rows_per_pass}
-        return Stack(self.inputs.prompted, pool, jobs, tuning, **self._where, **options)
+        return Stack(model or self.inputs.prompted, pool, jobs, tuning, **self._where, **options)
 
     @property
     def _model_name(self) -> str:

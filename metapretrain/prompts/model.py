@@ -310,6 +310,15 @@ class PromptedModel(nn.Module):
         self.model.eval()
         return self
 
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Within it, layers run as they are, for a few passes of forms that do not pay to be compiled."""
+        fused, self.fused = self.fused, nullcontext
+        try:
+            yield
+        finally:
+            self.fused = fused
+
     def encode(
         self, first: Sequence[str], second: Sequence[str] | None = None, labels: Sequence[int] | Tensor | None = None
     ) -> PromptBatch:

@@ -90,10 +90,28 @@ def test_compiled_layers_pretrain_as_plain_ones_do(
         assert other["name"] == row["name"] and other["value"] == pytest.approx(row["value"], rel=close)
 
 
-def test_what_compiles_nothing_refuses_to_compile(tmp_path: Path) -> None:
-    fair = replace(experiment(tmp_path), machine=Machine(compile=True), recipe=replace(TRIAL, budget="fair"))
-    with pytest.raises(InputError, match="--compile is of recipes equal and paper"):
-        fair.check({"pt": METHODS["pt"]}, [0])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["metapt-kmeans", "multitask", "ppt"])
+def test_stacks_of_prompts_are_pretrained_by_compiled_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With the prompts that plain layers give; validation, whose passes are of other forms, compiles none."""
+    layers, found = [], []
+
+    def traced(model: Any) -> FusedLayers:
+        layers.append(FusedLayers(model, backend="eager"))
+        return layers[-1]
+
+    monkeypatch.setattr("metapretrain.prompts.model.FusedLayers", traced)
+    for compiled in (False, True):
+        out = tmp_path / str(compiled)
+        one = replace(experiment(out), machine=Machine(compile=compiled), recipe=replace(TRIAL, budget="fair"))
+        list(one.rows({name: METHODS[name]}, [0, 1]))
+        folders = [out / f"prompts/made-trial/pretrain-{METHODS[name].pretraining}-s{seed}" for seed in (0, 1)]
+        found.append([SoftPrompt.from_adapter(folder / "prompt").weight.detach() for folder in folders])
+    assert layers[-1].possible and len(layers[-1].pieces) == 1
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)
 
 
 def test_a_table_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

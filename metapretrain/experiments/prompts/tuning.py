@@ -266,6 +266,10 @@ class Stack:
     @torch.no_grad()
     def _judged(self, jobs: list[Job]) -> Tensor:
         """Validation accuracy of each prompt, whether all its scores are finite, and whether it is, (R, 3)."""
+        with self.model.uncompiled():
+            return self._accuracies(jobs)
+
+    def _accuracies(self, jobs: list[Job]) -> Tensor:
         found: dict[str, Tensor] = {}
         most = max(1, 4 * self.rows_per_pass)
         if self.meta is not None:  # whole tasks, and the inner steps keep a graph
