@@ -202,8 +202,8 @@ SPEEDS: list[tuple[str, str, str, str, str, str, float | None]] = [
         for told in ((f"prompt MAML, shape of {name}, {kind}, recorded", "a loop over tasks"),)
     ),
     *(
-        ("speed-h200-prompts-compiled", f"prompts-{name}", f"{ours}{half}", f"{JITTED}{half}", told, "JAX", 1.2)
-        for name in ("t5-base", "smollm2")
+        ("speed-h200-prompts-compiled", f"prompts-{name}", f"{ours}{half}", f"{JITTED}{half}", told, other, 1.2)
+        for name, other in (("t5-base", "JAX on another H200"), ("smollm2", "JAX"))
         for half, precision in ((", bf16", "bf16"), ("", "float32"))
         for kind, ours in {"recorded": ONE_PASS, "compiled and recorded": f"{ONE_PASS}, compiled"}.items()
         for told in (f"prompt MAML, shape of {name}, {precision}, {kind}",)
