@@ -24,6 +24,7 @@ from metapretrain.nests import map_tensors, rebuild, tensors
 logger = logging.getLogger(__name__)
 
 LAYERS = ("LlamaDecoderLayer", "MT5Block", "T5Block")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 BIAS = "relative_attention_bias"  # of T5's first layer, which hands what it makes of it to the others
 MOST = 16  # forms that are compiled
 Tensors = list[Tensor]
@@ -36,9 +37,10 @@ class FusedLayers:
     takes 20 to 60 seconds on a GPU, and compared with the plain layer. T5 has two kinds of layers, its encoder's and
     its decoder's, and Llama one. On a CPU, with 20 to 40 seconds, steps gain less than a tenth: it does not pay there.
 
-    Plain layers run in passes without gradients, where a layer has hooks, a forward of its own or weights that take
-    gradients, and, with a warning, after anything has failed, and for forms beyond :data:`MOST` or that are new when a
-    CUDA graph is recorded.
+    Plain layers run in passes without gradients, where a layer is in training mode or has hooks, a forward of its own,
+    parts that are not of torch or transformers (such as PEFT's) or weights that take gradients, and, with a warning,
+    after anything has failed, and for forms beyond :data:`MOST` or that are new when a CUDA graph is recorded.
+    Copies and pickles compile anew.
 
     `model` is of transformers; `backend` is "inductor", or "eager" to run the pieces as they are traced.
     Raises InputError: no layer of the model is of a known kind; in a backward pass: a third derivative is asked for.
@@ -61,6 +63,9 @@ class FusedLayers:
             raise InputError(f"{told}; leave compile out")
         self.backend, self.pieces, self.form = backend, dict[Any, Pieces](), None
         self.possible, self.told = True, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "pieces": {}}  # compiled functions cannot be pickled
 
     @contextmanager
     def __call__(self, form: Any = None) -> Iterator[None]:
@@ -106,9 +111,12 @@ def _is_recorded(x: Tensor) -> bool:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer does what its class says, with weights that take no gradient."""
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules())
-    return "forward" not in vars(layer) and not hooked and not any(p.requires_grad for p in layer.parameters())
+    """Whether a layer does in evaluation mode what its parts' classes say, with weights that take no gradient."""
+    for part in layer.modules():
+        known = type(part).__module__.startswith(("torch.", "transformers."))
+        if not known or part.training or "forward" in vars(part) or any(vars(part)[hooks] for hooks in HOOKS):
+            return False
+    return not any(p.requires_grad or type(p) is not nn.Parameter for p in layer.parameters())  # as of quantised ones
 
 
 def _with_bias(layer: Any, hidden: Tensor, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -166,8 +174,9 @@ class _Call:
 
     def key(self) -> tuple[Any, ...]:
         """All that the pieces keep of a call."""
-        known, others = ahead.forms_of([*self.inputs, *self.named.values()]), map_tensors(lambda _: None, self.given)
-        return type(self.layer), tuple(self.named), repr(known), repr(others), tuple(self.asked), self.dtype
+        known, others = ahead.forms_of([*self.inputs, *self.named.values()]), map_tensors(lambda _: Tensor, self.given)
+        kinds = tuple(map(type, self.layer.modules()))
+        return kinds, tuple(self.named), repr(known), repr(others), tuple(self.asked), self.dtype
 
     def values(self, casts: Sequence[int], dtype: torch.dtype | None) -> Tensors:
         """What the pieces take. Casts are few kernels for all weights, in each pass, as weights may have changed."""

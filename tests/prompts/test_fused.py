@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -26,7 +28,7 @@ def pair(name: str, backend: str = "eager", dtype: torch.dtype = torch.float64, 
         for part in list(maml.prompted.model.modules()):
             for own, norm in list(part.named_children()):
                 if type(norm).__name__ == "T5LayerNorm":
-                    other = nn.RMSNorm(16, eps=1e-6, dtype=dtype).requires_grad_(False)
+                    other = nn.RMSNorm(16, eps=1e-6, dtype=dtype).requires_grad_(False).eval()
                     other.weight.copy_(norm.weight)
                     setattr(part, own, other)
     found[1].prompted.fused.backend = backend
@@ -103,12 +105,13 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.name == module.__name__]
 
 
-def test_what_cannot_be_compiled_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_compiled_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     plain, fused = pair("llama")
-    for maml in (plain, fused):
-        layer = maml.prompted.model.model.layers[0]
-        hidden = layer.mlp.forward
-        layer.mlp.forward = lambda x, hidden=hidden: hidden(x) * float(x.detach().sum() > -1e9)  # reads a value
+    kind = type(plain.prompted.model.model.layers[0].mlp)
+    hidden = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: hidden(self, x) * float(x.detach().sum() > -1e9))  # reads it
     torch.testing.assert_close(step(fused), step(plain))
     assert not fused.prompted.fused.possible
     assert len([told for told in warnings_of(caplog) if "layers are not compiled" in told]) == 1
@@ -184,6 +187,57 @@ def test_a_layer_whose_weights_learn_or_that_has_hooks_is_plain(what: str) -> No
     else:
         grads = [[p.grad for p in maml.prompted.model.model.layers[0].parameters()] for maml in (plain, fused)]
         torch.testing.assert_close(grads[1], grads[0], rtol=1e-10, atol=1e-12)
+
+
+class Twice(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def twice(mlp: Any) -> None:
+    other = mlp.down_proj
+    mlp.down_proj = Twice(other.in_features, other.out_features, bias=False, dtype=other.weight.dtype).eval()
+    mlp.down_proj.weight = other.weight
+
+
+CHANGES: dict[str, Any] = {
+    "activation": lambda mlp: setattr(mlp, "act_fn", nn.Tanh()),
+    "forward": lambda mlp: setattr(mlp, "forward", lambda x, plain=mlp.forward: 2 * plain(x)),
+    "class": twice,
+    "hook": lambda mlp: mlp.register_full_backward_hook(lambda _mlp, gradients, _: tuple(2 * g for g in gradients)),
+    "training": lambda mlp: mlp.register_module("act_fn", nn.Sequential(mlp.act_fn, nn.Dropout(0.5)).train()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_layer_that_was_changed_is_not_taken_for_those_like_it(change: str) -> None:
+    plain, fused = pair("llama")
+    fused.prompted.fused.pieces = KEPT.setdefault("llama", {})
+    before = step(fused)
+    for maml in (plain, fused):
+        CHANGES[change](maml.prompted.model.model.layers[1].mlp)
+    found = []
+    for maml in (plain, fused):
+        torch.manual_seed(0)
+        found.append(step(maml))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(found[1][1], before[1], rtol=1e-2)
+
+
+def test_a_tensor_that_is_given_in_another_place_is_another_form() -> None:
+    layer, x = pair("llama")[1].prompted.fused.layers[0], torch.zeros(1, 2, 16)
+    keys = [module._Call(layer, x, (given, {})).key() for given in ((x, None), (None, x))]
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda maml: pickle.loads(pickle.dumps(maml))])
+def test_copies_and_pickles(copied: Any) -> None:
+    fused = pair("llama")[1]
+    wanted = step(fused)
+    other = copied(fused)
+    assert not other.prompted.fused.pieces
+    torch.testing.assert_close(step(other), wanted, rtol=0, atol=0)
+    assert len(other.prompted.fused.pieces) == 1
 
 
 @pytest.mark.parametrize(
