@@ -40,8 +40,8 @@ def f1(targets: ArrayLike, predictions: ArrayLike, classes: int = 2, *, macro: b
         raise InputError(f"F1 needs 2 classes or more; got {classes}")
     scored = np.arange(classes) if macro or classes > 2 else np.array([1])
     y, predicted = _pair(targets, predictions)
-    if (y % 1).any() or (predicted % 1).any() or (y < 0).any():
-        raise InputError("F1 is of classes, which are whole numbers from 0 on; a target or a prediction is not")
+    if (predicted % 1).any() or not np.isin(y, np.arange(classes)).all():
+        raise InputError(f"F1 is of classes, which are whole numbers 0..{classes - 1}; a target or a prediction is not")
     there, said = y[:, None] == scored, predicted[:, None] == scored
     return float((2 * (there & said).sum(0) / np.maximum(there.sum(0) + said.sum(0), 1)).mean())
 
@@ -76,7 +76,8 @@ def reliability(probabilities: ArrayLike, targets: ArrayLike, bins: int = 15) ->
     Probabilities are (N, C), targets classes (N,): a reliability diagram's numbers (Guo et al., 2017, section 2).
     """
     p, y = np.asarray(probabilities, np.float64), np.asarray(targets, np.float64)
-    if p.ndim != 2 or p.shape[:1] != y.shape or p.size == 0 or not (abs(p.sum(1) - 1) < 1e-3).all() or (y < 0).any():
+    fits = p.ndim == 2 and p.shape[:1] == y.shape and p.size > 0 and (abs(p.sum(1) - 1) < 1e-3).all()
+    if not fits or not np.isin(y, np.arange(p.shape[1])).all():
         told = f"got {p.shape} and {y.shape}"
         raise InputError(f"calibration needs probabilities (N, C), each row of sum 1, and classes 0..C-1 (N,); {told}")
     confidence, right = p.max(axis=1), p.argmax(axis=1) == y

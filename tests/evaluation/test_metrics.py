@@ -48,8 +48,8 @@ def test_f1_is_that_of_its_equation(count: int, n: int) -> None:
 def test_f1_is_of_class_1() -> None:
     assert f1([0, 0, 1], [0, 0, 0]) == 0
     assert f1([1, 1, 0], [1, 1, 1]) == pytest.approx(0.8)
-    for wrong in ([0.5, 1], [-100, 1], [-1, 1]):
-        with pytest.raises(InputError, match="classes, which are whole numbers from 0 on"):
+    for wrong in ([0.5, 1], [-100, 1], [-1, 1], [2, 1]):
+        with pytest.raises(InputError, match=r"classes, which are whole numbers 0\.\.1"):
             f1(wrong, [0, 1])
 
 
@@ -178,6 +178,7 @@ def test_a_temperature_of_rows_that_are_all_right_stays_in_its_range() -> None:
         (lambda: calibration_error([[0.5, 0.2]], [0]), "each row of sum 1"),
         (lambda: calibration_error([[0.5, 0.5]], [0, 1]), r"got \(1, 2\)"),
         (lambda: calibration_error([[0.5, 0.5]], [-100]), r"classes 0..C-1 \(N,\)"),
+        (lambda: calibration_error([[0.5, 0.5]], [2]), r"classes 0..C-1 \(N,\)"),
         (lambda: calibration_error(np.zeros((0, 2)), []), r"got \(0, 2\)"),
         (lambda: temperature([[0.0, 1.0]], [2]), "classes 0..C-1"),
         (lambda: temperature([0.0, 1.0], [1]), r"got \(2,\)"),
